@@ -1,0 +1,1 @@
+"""Exactly-once, checkpointed data pipelines on Spark."""

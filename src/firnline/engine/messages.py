@@ -1,0 +1,260 @@
+"""What the epoch's decisions are told (events) and what they ask for (actions); values without behaviour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+# -- events: what happened ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The run begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinksRead:
+    """What every sink holds: `(name, epoch)` of the decided chain, and the tip's attempt."""
+
+    tip: str
+    epochs: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A slice for `epoch` was planned on the epoch whose attempt is `base`."""
+
+    epoch: int
+    attempt: str
+    base: str
+
+
+@dataclass(frozen=True, slots=True)
+class NothingToPlan:
+    """The sources have nothing (more) to read now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """Our claim stands; under it the deciding sink holds `epoch` with the attempt `tip`."""
+
+    epoch: int
+    tip: str
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Our generation is registered in a further sink, which holds `epoch`."""
+
+    sink: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """The Spark job of an epoch ended; its outputs are complete and invisible."""
+
+    epoch: int
+    attempt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """The ledger entry of an epoch is durable."""
+
+    epoch: int
+    attempt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A sink holds an epoch: it answered a commit, or was asked and found the receipt."""
+
+    sink: str
+    epoch: int
+    attempt: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitUnclear:
+    """A commit failed or its answer was lost; the sink knows which."""
+
+    sink: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptAbsent:
+    """The sink was asked and does not hold the epoch."""
+
+    sink: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochLost:
+    """An epoch cannot be committed as it was made (a job failed, the table changed under it)."""
+
+    epoch: int
+    attempt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """Another run claimed a newer generation, or authored our epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A step that belongs to no epoch failed: reading, claiming, planning, or joining `sink`."""
+
+    retry: bool
+    exit_code: int = 3
+    sink: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Everything up to `epoch` is recorded."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """Sources may have forgotten what lies up to `epoch`."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """A poll interval or a back-off has passed: the whole run's, or that of one sink."""
+
+    sink: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """Finish what is in flight, plan no more."""
+
+
+Event: TypeAlias = (
+    Started | SinksRead | Planned | NothingToPlan | Claimed | Joined | Ran | Staged | Committed | CommitUnclear
+    | ReceiptAbsent | EpochLost | Fenced | Failed | Recorded | Acknowledged | TimerFired | StopRequested
+)  # fmt: skip
+
+
+# -- actions: what the runner does --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSinks:
+    """Ask every sink what it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Plan `epoch` on the epoch before it, whose attempt is `base`."""
+
+    epoch: int
+    base: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Claim a new generation in the deciding sink."""
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Register our generation in a further sink, then read what it holds."""
+
+    sink: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Start the Spark job of a planned epoch."""
+
+    epoch: int
+    attempt: str
+
+
+@dataclass(frozen=True, slots=True)
+class StageEntry:
+    """Write the ledger entry of an epoch whose job has ended."""
+
+    epoch: int
+    attempt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Commit an epoch to one sink; for a decided epoch the slice and attempt of its ledger entry."""
+
+    sink: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class FindReceipt:
+    """Ask a sink whether it holds the epoch."""
+
+    sink: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Forget an epoch in flight; cancel its job. Its files are never deleted on doubt."""
+
+    epoch: int
+    attempt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Record everything up to `epoch` (run history, stores)."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """Let sources forget what lies up to `epoch`; prune."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Fire TimerFired later: after the poll interval, or a back-off that grows with `failures`."""
+
+    failures: int = 0
+    sink: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the run."""
+
+    exit_code: int
+
+
+Action: TypeAlias = (
+    ReadSinks
+    | Plan
+    | Claim
+    | Join
+    | Run
+    | StageEntry
+    | Commit
+    | FindReceipt
+    | Drop
+    | Record
+    | Acknowledge
+    | Wait
+    | Stop
+)

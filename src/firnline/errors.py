@@ -1,0 +1,205 @@
+"""The whole error tree.
+
+    FirnlineError
+    |- ConfigError                 you wrote something wrong; nothing ran             (exit 2)
+    |  |- SpecError                the spec file: names file, line and key path
+    |  `- MissingExtraError        an optional library is not installed
+    |- SourceError                 input could not be read                            (exit 3)
+    |  |- SourceMovedError         the checkpoint was made on another root            (exit 1)
+    |  |- LateFileError            a late file under `late_files: fail`               (exit 1)
+    |  `- BadRecordsError          a bad record under `fail`, or too many of them     (exit 1)
+    |- SchemaError                 data or table does not fit the schema              (exit 1)
+    |- SinkError                   a sink could not be read or written                (exit 3)
+    |  |- CommitConflictError      nothing was written; retry is safe
+    |  |- CommitUnknownError       may or may not be written; ask, never guess        (exit 4)
+    |  `- StoreUnsafeError         the storage has no put-if-absent                   (exit 1)
+    |- FencedError                 a newer generation owns this pipeline              (exit 5)
+    |- EngineError                 Spark could not do the work                        (exit 3)
+    `- CheckpointError             what is stored cannot be trusted                   (exit 1)
+       |- CheckpointLostError      no intact copy tells the newest epoch
+       |- LedgerHoleError          an entry of the ledger chain is missing or damaged
+       `- NewerFormatError         written by a newer Firnline
+
+Every error has a stable `code`, says whether a retry is safe, and hints at the next step. Errors
+survive pickling, because Spark workers raise them too.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class FirnlineError(Exception):
+    """Root of all errors that Firnline raises on purpose.
+
+    Args:
+        message: What happened, for a person, in one sentence.
+        hint: What to do next; the class default is used when it is omitted.
+        fields: Facts about the failure, for logs and `--json`.
+    """
+
+    code: ClassVar[str] = "error"
+    retryable: ClassVar[bool] = False
+    exit_code: ClassVar[int] = 1
+    default_hint: ClassVar[str] = "Run again with --debug for the full traceback."
+
+    def __init__(self, message: str, *, hint: str | None = None, **fields: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint or self.default_hint
+        self.fields = fields
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.message, self.hint, self.fields))
+
+
+def _rebuild(cls: type[FirnlineError], message: str, hint: str, fields: dict[str, object]) -> FirnlineError:
+    return cls(message, hint=hint, **fields)
+
+
+class ConfigError(FirnlineError):
+    """A setting is wrong; nothing ran."""
+
+    code = "config"
+    exit_code = 2
+    default_hint = "Correct the setting and run again; `firnline dry-run` checks without writing."
+
+
+class SpecError(ConfigError):
+    """The spec file is wrong; the message names file, line and key path."""
+
+    code = "spec"
+
+
+class MissingExtraError(ConfigError):
+    """An optional library is not installed."""
+
+    code = "missing-extra"
+
+    def __init__(self, message: str = "", *, hint: str | None = None, extra: str = "", **fields: object) -> None:
+        super().__init__(
+            message or f"this needs the optional part {extra!r}, which is not installed",
+            hint=hint or f"pip install 'firnline[{extra}]'",
+            extra=extra,
+            **fields,
+        )
+
+
+class SourceError(FirnlineError):
+    """Input could not be listed or read."""
+
+    code = "source"
+    retryable = True
+    exit_code = 3
+    default_hint = "Check that the source path exists and can be read, then run again; nothing was lost."
+
+
+class SourceMovedError(SourceError):
+    """The checkpoint was made on another source root."""
+
+    code = "source-moved"
+    retryable = False
+    exit_code = 1
+    default_hint = "If the same files moved, run once with --source-moved OLD=NEW."
+
+
+class LateFileError(SourceError):
+    """A file appeared below the high-water mark and the policy is `fail`."""
+
+    code = "late-file"
+    retryable = False
+    exit_code = 1
+    default_hint = "See `firnline files --status late`; set late_files: ingest or ignore to go on."
+
+
+class BadRecordsError(SourceError):
+    """Bad records under `on_bad_record: fail`, or more of them than `max_bad_ratio` allows."""
+
+    code = "bad-records"
+    retryable = False
+    exit_code = 1
+    default_hint = "Look at the named file and line; raise max_bad_ratio or set on_bad_record: quarantine to go on."
+
+
+class SchemaError(FirnlineError):
+    """Records or an existing table do not fit the schema."""
+
+    code = "schema"
+    default_hint = "See `firnline dry-run`; set schema.evolution to add or rescue, or change the declared fields."
+
+
+class SinkError(FirnlineError):
+    """A sink could not be read or written."""
+
+    code = "sink"
+    retryable = True
+    exit_code = 3
+    default_hint = "Check that the table can be reached and written, then run again; nothing was lost."
+
+
+class CommitConflictError(SinkError):
+    """The table moved under a commit; nothing was written."""
+
+    code = "commit-conflict"
+
+
+class CommitUnknownError(SinkError):
+    """The answer to a commit was lost; it may or may not stand."""
+
+    code = "commit-unknown"
+    exit_code = 4
+    default_hint = "Run again: the next run reads the table and finds out; nothing is written twice."
+
+
+class StoreUnsafeError(SinkError):
+    """The storage cannot create an object only if it is absent, so commits could overwrite each other."""
+
+    code = "store-unsafe"
+    retryable = False
+    exit_code = 1
+    default_hint = "Use a store with conditional put (local disk, S3, GCS, Azure)."
+
+
+class FencedError(FirnlineError):
+    """A newer generation owns this pipeline; this run must not write any more."""
+
+    code = "fenced"
+    exit_code = 5
+    default_hint = "Another run of this pipeline took over; see `firnline status`."
+
+
+class EngineError(FirnlineError):
+    """Spark could not start or a job failed."""
+
+    code = "engine"
+    retryable = True
+    exit_code = 3
+    default_hint = "Run again; the epoch is repeated from the last checkpoint. --debug shows Spark's own words."
+
+
+class CheckpointError(FirnlineError):
+    """What is stored cannot be trusted or used."""
+
+    code = "checkpoint"
+    default_hint = "See `firnline checkpoints`."
+
+
+class CheckpointLostError(CheckpointError):
+    """No intact copy tells the newest epoch."""
+
+    code = "checkpoint-lost"
+    default_hint = "Restore the table's _delta_log or _firnline folder from a backup; Firnline does not guess."
+
+
+class LedgerHoleError(CheckpointError):
+    """An entry of the ledger chain is missing or damaged."""
+
+    code = "ledger-hole"
+    default_hint = "Late files cannot be told from processed ones; restore the entry, or set late_files: ignore."
+
+
+class NewerFormatError(CheckpointError):
+    """Written by a newer Firnline than this one."""
+
+    code = "newer-format"
+    default_hint = "Upgrade Firnline on this machine: pip install -U firnline."

@@ -1,0 +1,56 @@
+"""Named fault points: places where a test may kill, break or hold the process.
+
+A point is a no-op unless the environment variable `FIRNLINE_FAULT` names it, as
+`point:count:action`, e.g. `delta.commit.before:2:kill` (the second time that point is reached).
+Actions: `kill` (SIGKILL to this process), `raise` (InjectedFault), `hang` (sleep until killed).
+The variable is read by the process that starts; it can never be set over a network interface.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+
+VARIABLE = "FIRNLINE_FAULT"
+
+# Every durable call stands between its `.before` and `.after` point; tests try each of them.
+DURABLE_CALLS = (
+    "delta.create",
+    "delta.claim",
+    "delta.evolve",
+    "delta.commit",
+    "delta.sync",
+    "delta.checkpoint",
+    "storage.put",
+    "storage.delete",
+    "stage.file",
+    "stage.quarantine",
+)
+# Steps of the epoch (DESIGN: plan -> run -> stage -> commit -> record -> acknowledge).
+STEPS = ("epoch.plan", "epoch.run", "epoch.stage", "epoch.commit", "epoch.record", "epoch.acknowledge")
+POINTS = tuple(f"{call}.{side}" for call in (*DURABLE_CALLS, *STEPS) for side in ("before", "after"))
+
+_seen: Counter[str] = Counter()
+
+
+class InjectedFault(OSError):
+    """Raised at a fault point by a test; looks like an I/O error to everyone else."""
+
+
+def fault_point(name: str) -> None:
+    """Do what `FIRNLINE_FAULT` asks for at this point; nothing when it names another one."""
+    wanted = os.environ.get(VARIABLE)
+    if not wanted or not wanted.startswith(name + ":"):
+        return
+    _, count, action = wanted.rsplit(":", 2)
+    _seen[name] += 1
+    if _seen[name] != int(count):
+        return
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif action == "hang":
+        while True:
+            time.sleep(3600)
+    raise InjectedFault(f"injected fault at {name}")

@@ -1,0 +1,80 @@
+"""Values that every part speaks of: references, receipts, guarantees."""
+
+from __future__ import annotations
+
+import enum
+import secrets
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+Json = Any  # a value that json can write: a foreign shape enters here and is checked where it is used
+
+
+class Delivery(enum.Enum):
+    """What a sink guarantees, checked before a run starts."""
+
+    EXACTLY_ONCE = "exactly-once"  # the checkpoint lives inside the sink's own transaction
+    AT_LEAST_ONCE = "at-least-once"  # repeats carry a deterministic idempotency key
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRef:
+    """Names one ledger entry: what a commit makes true, and what the next entry stands on."""
+
+    epoch: int
+    name: str
+    checksum: str
+
+    def to_json(self) -> dict[str, Json]:
+        return {"epoch": self.epoch, "name": self.name, "checksum": self.checksum}
+
+    @classmethod
+    def from_json(cls, value: Json) -> EntryRef:
+        return cls(int(value["epoch"]), str(value["name"]), str(value["checksum"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a sink answers to a commit. Only a receipt with our attempt id is ours."""
+
+    sink: str
+    epoch: int
+    generation: int
+    run: str
+    attempt: str
+    checkpoint_checksum: str
+    version: int
+    rows: int
+    size_bytes: int
+
+
+class Clock(Protocol):
+    """Where time comes from; tests inject their own."""
+
+    def now(self) -> datetime:
+        """The time, aware, UTC."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that never go back, for durations."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        ...
+
+
+class Ids(Protocol):
+    """Where randomness comes from; tests inject their own."""
+
+    def new(self) -> str:
+        """A fresh id of lower-case hex digits."""
+        ...
+
+
+class RandomIds:
+    """Ids from the system's entropy: 16 hex digits."""
+
+    def new(self) -> str:
+        return secrets.token_hex(8)
