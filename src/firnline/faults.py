@@ -2,7 +2,7 @@
 
 A point is a no-op unless the environment variable `FIRNLINE_FAULT` names it, as
 `point:count:action`, e.g. `delta.commit.before:2:kill` (the second time that point is reached).
-Actions: `kill` (SIGKILL to this process), `raise` (InjectedFault), `hang` (sleep until killed).
+Actions: `kill` (SIGKILL to this process), `raise` (InjectedFaultError), `hang` (sleep until killed).
 The variable is read by the process that starts; it can never be set over a network interface.
 """
 
@@ -35,7 +35,7 @@ POINTS = tuple(f"{call}.{side}" for call in (*DURABLE_CALLS, *STEPS) for side in
 _seen: Counter[str] = Counter()
 
 
-class InjectedFault(OSError):
+class InjectedFaultError(OSError):
     """Raised at a fault point by a test; looks like an I/O error to everyone else."""
 
 
@@ -53,4 +53,4 @@ def fault_point(name: str) -> None:
     elif action == "hang":
         while True:
             time.sleep(3600)
-    raise InjectedFault(f"injected fault at {name}")
+    raise InjectedFaultError(f"injected fault at {name}")

@@ -1,0 +1,112 @@
+"""What a pipeline is told to do, as plain values: the core's side of the spec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+MEBIBYTE = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class FieldOptions:
+    """One declared column. `type` is written as in the spec, e.g. `decimal(18,2)` or `list<string>`."""
+
+    name: str
+    type: str
+    nullable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaOptions:
+    """Where columns come from and what happens to what does not fit them."""
+
+    fields: tuple[FieldOptions, ...] = ()  # empty: inferred
+    evolution: Literal["add", "rescue", "fail"] = "add"
+
+
+@dataclass(frozen=True, slots=True)
+class FileSourceOptions:
+    """A source of files, read in byte order of their names."""
+
+    name: str
+    path: str  # absolute folder, glob or URI
+    format: Literal["ndjson"] = "ndjson"
+    poll_interval_secs: float = 10
+    reconcile_interval_secs: float = 3600
+    start_after: str | None = None  # a file name, or an RFC 3339 time
+    late_files: Literal["ingest", "ignore", "fail"] = "ingest"
+    file_attempts: int = 3
+    on_bad_record: Literal["quarantine", "fail"] = "quarantine"
+    max_bad_ratio: float = 1.0  # of the records of an epoch; 1.0 never stops
+    max_record_bytes: int = 16 * MEBIBYTE
+    schema: SchemaOptions = SchemaOptions()
+    lineage: bool = False
+    storage_options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSinkOptions:
+    """A Delta table."""
+
+    name: str
+    table: str  # absolute path or URI
+    required: bool = True
+    partition_by: tuple[str, ...] = ()
+    file_size_mb: int = 128
+    interop: Literal["auto", "blizzard", "none"] = "auto"  # auto: on tables that Firnline created
+    storage_options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """How much one epoch takes, and how epochs follow each other."""
+
+    max_events: int = 5_000_000
+    max_bytes: int = 1024 * MEBIBYTE
+    max_files: int = 1000
+    max_output_files: int = 10
+    max_ms: int = 60_000
+    max_inflight: int = 2
+    commit_policy: Literal["all", "required", "quorum"] = "all"
+    quorum: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RestartOptions:
+    """What happens after a failure."""
+
+    attempts: int = 5
+    backoff_secs: float = 1.0
+    max_backoff_secs: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointOptions:
+    """How checkpoints are found and how long the way back is kept."""
+
+    recovery_scan_commits: int = 100
+    rollback_window: int = 64  # epochs; the floor lags the newest epoch by as many
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineOptions:
+    """One pipeline: a file source into Delta tables. The first required sink decides."""
+
+    name: str
+    source: FileSourceOptions
+    sinks: tuple[DeltaSinkOptions, ...]
+    batch: BatchOptions = BatchOptions()
+    restart: RestartOptions = RestartOptions()
+    checkpoint: CheckpointOptions = CheckpointOptions()
+    spark: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def deciding(self) -> DeltaSinkOptions:
+        """The sink that commits first and so fixes an epoch's boundaries."""
+        return next((s for s in self.sinks if s.required), self.sinks[0])
+
+    def describe(self) -> dict[str, Any]:
+        """Facts for logs and `--json`, without secrets."""
+        return {"pipeline": self.name, "source": self.source.path, "sinks": [s.table for s in self.sinks]}
