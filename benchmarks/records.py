@@ -9,11 +9,51 @@ from pathlib import Path
 
 from zlib_ng import zlib_ng
 
-_WORDS = (
-    "amber brisk cedar delta ember fjord glint harbor island juniper kestrel lumen meadow nectar onyx pine "
-    "quartz ridge slate timber umber velvet willow yonder zephyr"
-).split()
-_NAMES = "Ada Björn Chloé Dmitri Elif Farah Gustav Hana Igor José Kaja Lars Mina Noor Oskar Pia".split()
+_WORDS = [
+    "amber",
+    "brisk",
+    "cedar",
+    "delta",
+    "ember",
+    "fjord",
+    "glint",
+    "harbor",
+    "island",
+    "juniper",
+    "kestrel",
+    "lumen",
+    "meadow",
+    "nectar",
+    "onyx",
+    "pine",
+    "quartz",
+    "ridge",
+    "slate",
+    "timber",
+    "umber",
+    "velvet",
+    "willow",
+    "yonder",
+    "zephyr",
+]
+_NAMES = [
+    "Ada",
+    "Björn",
+    "Chloé",
+    "Dmitri",
+    "Elif",
+    "Farah",
+    "Gustav",
+    "Hana",
+    "Igor",
+    "José",
+    "Kaja",
+    "Lars",
+    "Mina",
+    "Noor",
+    "Oskar",
+    "Pia",
+]
 
 
 def lines(records: int, seed: int, first_id: int = 0) -> Iterator[str]:
@@ -29,8 +69,9 @@ def lines(records: int, seed: int, first_id: int = 0) -> Iterator[str]:
         tags = '","'.join([pick(_WORDS) for _ in range(1 + int(unit() * 2))])
         items = ",".join(
             [
-                f'{{"sku":"{pick(_WORDS)}-{int(unit() * 9999)}","qty":{1 + int(unit() * 9)},"price":{int(unit() * 99999) / 100}}}'
-                for _ in range(int(unit() * 2.2))
+                f'{{"sku":"{pick(_WORDS)}-{int(unit() * 9999)}","qty":{1 + int(unit() * 9)},'
+                f'"price":{int(unit() * 99999) / 100}}}'
+                for _ in range(int(unit() * 3))
             ]
         )
         note = f'"{pick(_WORDS)} {pick(_WORDS)} {pick(_WORDS)}"' if unit() < 0.5 else "null"

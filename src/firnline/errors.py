@@ -16,6 +16,7 @@
     |- FencedError                 a newer generation owns this pipeline              (exit 5)
     |- EngineError                 Spark could not do the work                        (exit 3)
     `- CheckpointError             what is stored cannot be trusted                   (exit 1)
+       |- DamagedError             a stored value does not match its checksum or shape
        |- CheckpointLostError      no intact copy tells the newest epoch
        |- LedgerHoleError          an entry of the ledger chain is missing or damaged
        `- NewerFormatError         written by a newer Firnline
@@ -182,6 +183,13 @@ class CheckpointError(FirnlineError):
 
     code = "checkpoint"
     default_hint = "See `firnline checkpoints`."
+
+
+class DamagedError(CheckpointError):
+    """A stored value does not match its checksum or its shape."""
+
+    code = "damaged"
+    default_hint = "Another copy is used where there is one; see `firnline checkpoints`."
 
 
 class CheckpointLostError(CheckpointError):

@@ -1,0 +1,1 @@
+"""Checkpoints: the model, its durable form, and the ledger."""

@@ -1,0 +1,1 @@
+"""Decides (`epoch`) and acts (`runner`)."""

@@ -1,164 +1,34 @@
 """The epoch's decisions: a pure state machine, `step(state, event) -> (state, actions)`.
 
-Nothing here does I/O or reads a clock. The runner performs the actions and feeds back what happened;
-the search under `tests/` explores every interleaving of the same function with crashes, zombies and
-lost answers.
+Nothing here does I/O or reads a clock. The runner performs the actions and feeds back what happened: one event
+for every action except Drop and Stop (a dropped epoch's job may stay silent). The search under `tests/`
+explores every interleaving of the same function with crashes, zombies and lost answers.
 
 The order that `step` keeps, per epoch:
 
     plan -> claim (once a run) -> run -> stage -> commit deciding sink -> commit others -> record -> acknowledge
 
-1. Plan before claim: a run that finds nothing to do writes nothing, not even a claim. What was planned
+1. Plan before claim: a run that finds nothing to do writes nothing to a sink, not even a claim. What was planned
    counts only if the claim stands on the very entry that it was planned on; else it is planned again.
 2. Epoch n+1 is planned when n's job has ended and runs while n commits; commits are in order.
 3. After any error of a commit the sink is asked for a receipt before anything else. In the deciding
    sink only a receipt with our attempt id is ours; in the others one that names the decided entry.
-4. When an epoch is lost, every later one that was planned on it is dropped and planned again.
+4. When an epoch is lost, every later one that was planned on it is dropped and planned again, and a plan
+   that was under way on it counts for nothing, not even for "nothing left".
 5. The commit policy says when an epoch is settled; only then is it recorded and the next one committed.
 6. Acknowledge last: epoch n-1 is acknowledged after epoch n is recorded, and only what every sink holds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from enum import Enum
 
-from firnline.engine.messages import (
-    Acknowledge,
-    Acknowledged,
-    Action,
-    Claim,
-    Claimed,
-    Commit,
-    Committed,
-    CommitUnclear,
-    Drop,
-    EpochLost,
-    Event,
-    Failed,
-    Fenced,
-    FindReceipt,
-    Join,
-    Joined,
-    NothingToPlan,
-    Plan,
-    Planned,
-    Ran,
-    ReadSinks,
-    ReceiptAbsent,
-    Record,
-    Recorded,
-    Run,
-    SinksRead,
-    Staged,
-    StageEntry,
-    Started,
-    Stop,
-    StopRequested,
-    TimerFired,
-    Wait,
-)
+from firnline.engine import messages as m
+from firnline.engine.epoch_state import EpochState, Phase, Policy, Settings, SinkState, Slot, Stage, initial
+from firnline.engine.messages import Action, Event
 
-
-class Policy(Enum):
-    """Which sinks must hold an epoch before the checkpoint advances."""
-
-    ALL = "all"
-    REQUIRED = "required"
-    QUORUM = "quorum"
-
-
-class Phase(Enum):
-    """Where a run stands."""
-
-    READING = "reading"  # asks every sink what it holds
-    OPEN = "open"  # plans, but has not claimed: there was nothing to do yet
-    CLAIMING = "claiming"
-    LEVELLING = "levelling"  # brings sinks that lag level with the decided epoch
-    RUNNING = "running"
-    STOPPED = "stopped"
-
-
-class Stage(Enum):
-    """Where one epoch in flight stands."""
-
-    PLANNED = "planned"
-    RUNNING = "running"
-    RAN = "ran"
-    STAGED = "staged"
-    COMMITTING = "committing"
-    ASKING = "asking"  # a commit failed or its answer was lost: the sink is asked for the receipt
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One epoch in flight. `base` is the attempt of the epoch that it was planned on."""
-
-    epoch: int
-    attempt: str
-    base: str
-    stage: Stage = Stage.PLANNED
-
-
-@dataclass(frozen=True, slots=True)
-class SinkState:
-    """What is known of one sink: the newest epoch of the decided chain that it holds."""
-
-    name: str
-    required: bool = True
-    epoch: int = 0
-    busy: bool = False  # a commit, a question or a registration is under way there
-    joined: bool = False  # our generation is registered there (the deciding sink: claimed)
-    resting: bool = False  # a back-off timer of its own runs
-    failures: int = 0  # in a row
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How a run decides; fixed for its life. The first sink is the deciding one."""
-
-    policy: Policy = Policy.ALL
-    quorum: int = 1
-    max_inflight: int = 2
-    restart_attempts: int = 5
-    once: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class EpochState:
-    """Everything the decisions depend on."""
-
-    settings: Settings
-    sinks: tuple[SinkState, ...]
-    phase: Phase = Phase.READING
-    decided: int = 0  # the newest epoch that the deciding sink holds
-    tip: str = ""  # its attempt id: what the next epoch is planned on
-    settled: int = 0  # the newest epoch that satisfies the commit policy
-    recorded: int = 0
-    acknowledged: int = 0
-    slots: tuple[Slot, ...] = ()
-    planning: bool = False
-    polling: bool = False  # the poll timer runs: nothing is planned until it fires
-    resting: bool = False  # a back-off timer of the whole run runs: nothing new begins
-    exhausted: bool = False  # the sources had nothing more, and this run does not wait for more
-    failures: int = 0  # in a row
-    stopping: bool = False
-    exit_code: int | None = None
-
-    @property
-    def deciding(self) -> SinkState:
-        return self.sinks[0]
-
-    @property
-    def planned_on(self) -> tuple[int, str]:
-        """Epoch and attempt that the next plan stands on."""
-        last = self.slots[-1] if self.slots else None
-        return (last.epoch, last.attempt) if last else (self.decided, self.tip)
-
-
-def initial(settings: Settings, sinks: list[tuple[str, bool]]) -> EpochState:
-    """The state of a run that has seen nothing. `sinks` are (name, required), the deciding one first."""
-    return EpochState(settings, tuple(SinkState(name, required) for name, required in sinks))
+__all__ = ["EpochState", "Phase", "Policy", "Settings", "SinkState", "Slot", "Stage", "initial", "step"]
 
 
 @dataclass(slots=True)
@@ -196,147 +66,135 @@ def step(state: EpochState, event: Event) -> tuple[EpochState, list[Action]]:
     return turn.state, turn.actions
 
 
+# -- what happened ------------------------------------------------------------------------------------
+
+
 def _take(turn: _Turn, event: Event) -> None:
     """Note what happened."""
     state = turn.state
     match event:
-        case Started():
-            turn.do(ReadSinks())
-        case SinksRead(tip, epochs):
-            held = dict(epochs)
-            sinks = tuple(replace(s, epoch=held[s.name], busy=False) for s in state.sinks)
-            decided = held[state.deciding.name]
-            turn.set(sinks=sinks, decided=decided, tip=tip, phase=Phase.OPEN, planning=False)
-            _resettle(turn)
-        case Planned(epoch, attempt, base):
-            turn.set(planning=False)
-            if (epoch - 1, base) == turn.state.planned_on:
-                turn.set(slots=(*turn.state.slots, Slot(epoch, attempt, base)))
-        case NothingToPlan():
-            turn.set(planning=False)
+        case m.Started():
+            turn.do(m.ReadSinks())
+        case m.SinksRead():
+            if state.phase is Phase.READING:
+                _take_reading(turn, event)
+        case m.Claimed(epoch, tip):
+            if state.phase is Phase.CLAIMING:
+                if (epoch, tip) != (state.decided, state.tip):
+                    _drop_from(turn, 0)
+                turn.set(decided=epoch, tip=tip, phase=Phase.LEVELLING)
+                turn.sink(state.deciding.name, joined=True, epoch=epoch)
+        case m.Fenced():
+            _stop(turn, 5)
+        case m.Failed(retry, exit_code, sink) if sink:
+            _fail_sink(turn, sink, retry=retry, exit_code=exit_code)
+        case m.Failed(retry, exit_code):
+            turn.set(planning=None, phase=Phase.OPEN if state.phase is Phase.CLAIMING else state.phase)
+            _fail(turn, retry=retry, exit_code=exit_code)
+        case m.RecordFailed(retry, exit_code):
+            turn.set(recording=False, acknowledging=False)
+            _fail(turn, retry=retry, exit_code=exit_code)
+        case m.Recorded(epoch):
+            turn.set(recording=False, recorded=max(state.recorded, epoch))
+        case m.Acknowledged(epoch):
+            turn.set(acknowledging=False, acknowledged=max(state.acknowledged, epoch))
+        case m.TimerFired(sink) if sink:
+            turn.sink(sink, resting=False)
+        case m.TimerFired():
+            if state.phase is Phase.READING and state.resting:
+                turn.do(m.ReadSinks())
+            turn.set(polling=False, resting=False)
+        case m.StopRequested():
+            turn.set(stopping=True)
+        case m.Joined() | m.Committed() | m.CommitUnclear() | m.ReceiptAbsent():
+            _take_answer(turn, event)
+        case _:
+            _take_work(turn, event)
+
+
+def _take_reading(turn: _Turn, read: m.SinksRead) -> None:
+    """Start from what the sinks hold, and from what is recorded and acknowledged where that is known."""
+    held = dict(read.epochs)  # without a sink that could not be read: it counts as lagging
+    turn.set(sinks=tuple(replace(s, epoch=held.get(s.name, 0)) for s in turn.state.sinks))
+    turn.set(decided=held[turn.state.deciding.name], tip=read.tip, phase=Phase.OPEN)
+    _settle(turn)
+    turn.set(recorded=turn.state.settled if read.recorded is None else read.recorded)
+    turn.set(acknowledged=_safe(turn.state) if read.acknowledged is None else read.acknowledged)
+
+
+def _take_answer(turn: _Turn, event: m.Joined | m.Committed | m.CommitUnclear | m.ReceiptAbsent) -> None:
+    """Note what a sink answered."""
+    state = turn.state
+    known = next(s for s in state.sinks if s.name == event.sink)
+    ours = event.sink == state.deciding.name
+    match event:
+        case m.Joined(sink, epoch) if not known.joined:
+            turn.sink(sink, joined=True, busy=False, epoch=epoch, failures=0)
+        case m.CommitUnclear(sink, epoch):
+            if known.asking:
+                _fail_sink(turn, sink, retry=True, exit_code=4)  # the question failed too
+            else:
+                turn.sink(sink, busy=False, asking=epoch)
+        case m.ReceiptAbsent(sink, epoch) if known.asking == epoch:
+            turn.sink(sink, asking=0)
+            if ours:
+                turn.slot(epoch, Stage.STAGED)
+            _fail_sink(turn, sink, retry=True, exit_code=3)
+        case m.Committed(sink, epoch, attempt) if epoch == known.epoch + 1:
+            turn.sink(sink, busy=False, asking=0, failures=0, epoch=epoch)
+            if ours and _stage_of(state, epoch, attempt) is None:
+                _stop(turn, 5)  # somebody else authored our epoch
+            elif ours:
+                turn.set(slots=state.slots[1:], decided=epoch, tip=attempt, failures=0)
+
+
+def _take_work(turn: _Turn, event: Event) -> None:
+    """Note what became of a plan, a job or a ledger entry; what was dropped meanwhile counts no more."""
+    state = turn.state
+    match event:
+        case m.Planned(epoch, attempt, base):
+            turn.set(planning=None)
+            if (epoch - 1, base) == state.planned_on and not state.stopping:
+                turn.set(slots=(*state.slots, Slot(epoch, attempt, base)))
+            else:
+                turn.do(m.Drop(epoch, attempt))
+        case m.NothingToPlan():
+            turn.set(planning=None)
+            if state.planning != state.planned_on:
+                return
+            if not state.slots:
+                turn.set(failures=0)
             if state.settings.once:
                 turn.set(exhausted=True)
             elif not (state.polling or state.resting):
                 turn.set(polling=True)
-                turn.do(Wait())
-        case Claimed(epoch, tip):
-            _take_claim(turn, epoch, tip)
-        case Joined(sink, epoch):
-            turn.sink(sink, joined=True, busy=False, epoch=epoch, failures=0)
-            _resettle(turn)
-        case Ran(epoch, attempt):
-            if _is(state, epoch, attempt, Stage.RUNNING):
+                turn.do(m.Wait())
+        case m.Ran(epoch, attempt):
+            if _stage_of(state, epoch, attempt) is Stage.RUNNING:
                 turn.slot(epoch, Stage.RAN)
-                turn.do(StageEntry(epoch, attempt))
-        case Staged(epoch, attempt):
-            if _is(state, epoch, attempt, Stage.RAN):
+                turn.do(m.StageEntry(epoch, attempt))
+        case m.Staged(epoch, attempt):
+            if _stage_of(state, epoch, attempt) is Stage.RAN:
                 turn.slot(epoch, Stage.STAGED)
-        case Committed(sink, epoch, attempt):
-            _take_commit(turn, sink, epoch, attempt)
-        case CommitUnclear(sink, epoch):
-            if sink == state.deciding.name:
-                turn.slot(epoch, Stage.ASKING)
-            turn.do(FindReceipt(sink, epoch))
-        case ReceiptAbsent(sink, epoch):
-            _take_absence(turn, sink, epoch)
-        case EpochLost(epoch, attempt):
-            lost = next((s for s in state.slots if (s.epoch, s.attempt) == (epoch, attempt)), None)
-            if lost is not None:
-                if lost.stage in (Stage.COMMITTING, Stage.ASKING):
-                    turn.sink(state.deciding.name, busy=False)
+        case m.EpochLost(epoch, attempt):
+            stage = _stage_of(state, epoch, attempt)
+            if stage is Stage.COMMITTING:
+                turn.sink(state.deciding.name, busy=False, asking=0)
+            if stage is not None:
                 _drop_from(turn, epoch)
                 _fail(turn, retry=True, exit_code=3)
-        case Fenced():
-            _stop(turn, 5)
-        case Failed(retry, exit_code, sink):
-            if sink:
-                _fail_sink(turn, sink, retry=retry, exit_code=exit_code)
-            else:
-                turn.set(planning=False)
-                if state.phase is Phase.CLAIMING:
-                    turn.set(phase=Phase.OPEN)
-                _fail(turn, retry=retry, exit_code=exit_code)
-        case Recorded(epoch):
-            turn.set(recorded=max(state.recorded, epoch))
-            # Epoch n-1 only: the newest one may still be needed by whoever recovers from it.
-            safe = min(epoch - 1, *(s.epoch for s in state.sinks))
-            if safe > state.acknowledged:
-                turn.do(Acknowledge(safe))
-        case Acknowledged(epoch):
-            turn.set(acknowledged=max(state.acknowledged, epoch))
-        case TimerFired(""):
-            turn.set(polling=False, resting=False)
-            if turn.state.phase is Phase.READING:
-                turn.do(ReadSinks())
-        case TimerFired(sink):
-            turn.sink(sink, resting=False)
-        case StopRequested():
-            turn.set(stopping=True)
 
 
-def _take_claim(turn: _Turn, epoch: int, tip: str) -> None:
-    """Adopt what stands under the claim; what was planned on anything else is planned again."""
-    state = turn.state
-    if (epoch, tip) != (state.decided, state.tip):
-        _drop_from(turn, 0)
-    turn.set(decided=epoch, tip=tip, phase=Phase.LEVELLING)
-    turn.sink(state.deciding.name, joined=True, busy=False, epoch=epoch)
-    _resettle(turn)
-    if turn.state.recorded < turn.state.settled == state.settled:
-        turn.do(Record(turn.state.settled))  # the run before may have died between commit and record
-
-
-def _take_commit(turn: _Turn, sink: str, epoch: int, attempt: str) -> None:
-    state = turn.state
-    turn.sink(sink, busy=False)
-    if sink != state.deciding.name:
-        held = next(s.epoch for s in state.sinks if s.name == sink)
-        turn.sink(sink, epoch=max(held, epoch), failures=0)
-        _resettle(turn)
-        return
-    first = state.slots[0] if state.slots else None
-    if first is None or first.epoch != epoch or epoch <= state.decided:
-        return
-    if first.attempt != attempt:
-        _stop(turn, 5)  # somebody else authored our epoch
-        return
-    turn.set(slots=state.slots[1:], decided=epoch, tip=attempt, failures=0)
-    turn.sink(sink, epoch=epoch)
-    _resettle(turn)
-
-
-def _take_absence(turn: _Turn, sink: str, epoch: int) -> None:
-    """The commit did not happen: try the same staged epoch again after a back-off."""
-    if sink != turn.state.deciding.name:
-        _fail_sink(turn, sink, retry=True, exit_code=3)
-        return
-    turn.sink(sink, busy=False)
-    turn.slot(epoch, Stage.STAGED)
-    _fail(turn, retry=True, exit_code=3)
-
-
-def _resettle(turn: _Turn) -> None:
-    """Work out the newest epoch that satisfies the commit policy."""
-    state = turn.state
-    settings = state.settings
-    if settings.policy is Policy.QUORUM:
-        epochs = sorted((s.epoch for s in state.sinks), reverse=True)
-        settled = min(epochs[settings.quorum - 1], state.decided)
-    else:
-        settled = min([state.decided, *(s.epoch for s in state.sinks if _counts(state, s))])
-    if settled > state.settled:
-        turn.set(settled=settled)
-        if state.phase in (Phase.LEVELLING, Phase.RUNNING):
-            turn.do(Record(settled))
+def _stage_of(state: EpochState, epoch: int, attempt: str) -> Stage | None:
+    return next((s.stage for s in state.slots if (s.epoch, s.attempt) == (epoch, attempt)), None)
 
 
 def _drop_from(turn: _Turn, epoch: int) -> None:
     """An epoch is lost: drop it and every later one in flight, since they were planned on it."""
     for slot in turn.state.slots:
         if slot.epoch >= epoch:
-            turn.do(Drop(slot.epoch, slot.attempt))
-    kept = tuple(s for s in turn.state.slots if s.epoch < epoch)
-    turn.set(slots=kept, planning=False, exhausted=False)
+            turn.do(m.Drop(slot.epoch, slot.attempt))
+    turn.set(slots=tuple(s for s in turn.state.slots if s.epoch < epoch), exhausted=False, polling=False)
 
 
 def _fail(turn: _Turn, *, retry: bool, exit_code: int) -> None:
@@ -346,119 +204,138 @@ def _fail(turn: _Turn, *, retry: bool, exit_code: int) -> None:
         _stop(turn, exit_code)
     elif not turn.state.resting:
         turn.set(resting=True)
-        turn.do(Wait(failures))
+        turn.do(m.Wait(failures))
 
 
 def _fail_sink(turn: _Turn, name: str, *, retry: bool, exit_code: int) -> None:
-    """A further sink failed: it rests alone, unless the commit policy cannot do without it."""
-    sink = next(s for s in turn.state.sinks if s.name == name)
-    failures = sink.failures + 1
-    if _counts(turn.state, sink) and (not retry or failures > turn.state.settings.restart_attempts):
-        _stop(turn, exit_code)
-        return
+    """A sink failed: it rests alone, unless the commit policy cannot do without it any more."""
+    most = turn.state.settings.restart_attempts + 1
+    failures = next(min(s.failures + 1, most) if retry else most for s in turn.state.sinks if s.name == name)
     turn.sink(name, busy=False, resting=True, failures=failures)
-    turn.do(Wait(failures, name))
+    if _reached(turn.state, lambda s: int(s.failures < most)):
+        turn.do(m.Wait(failures, name))
+    else:
+        _stop(turn, exit_code)
 
 
-def _counts(state: EpochState, sink: SinkState) -> bool:
-    """Whether the commit policy waits for this sink."""
-    return sink.required or state.settings.policy is Policy.ALL or sink is state.deciding
+def _reached(state: EpochState, measure: Callable[[SinkState], int]) -> int:
+    """What all those sinks have reached that the commit policy waits for."""
+    deciding, *others = (measure(s) for s in state.sinks)
+    match state.settings.policy:
+        case Policy.QUORUM:
+            others = sorted(others, reverse=True)[: state.settings.quorum - 1]
+        case Policy.REQUIRED:
+            others = [measure(s) for s in state.sinks[1:] if s.required]
+    return min([deciding, *others])
 
 
 def _stop(turn: _Turn, exit_code: int) -> None:
     turn.set(phase=Phase.STOPPED, exit_code=exit_code)
-    turn.do(Stop(exit_code))
+    turn.do(m.Stop(exit_code))
 
 
-def _is(state: EpochState, epoch: int, attempt: str, stage: Stage) -> bool:
-    return any(s.epoch == epoch and s.attempt == attempt and s.stage is stage for s in state.slots)
+# -- what begins now ----------------------------------------------------------------------------------
 
 
 def _advance(turn: _Turn) -> None:
     """Begin whatever may begin now."""
-    if turn.state.resting or turn.state.phase in (Phase.READING, Phase.CLAIMING):
+    _settle(turn)
+    phase = turn.state.phase
+    if turn.state.stopping and phase in (Phase.READING, Phase.OPEN):
+        _stop(turn, 0)
+    elif turn.state.resting or phase in (Phase.READING, Phase.CLAIMING):
         return
-    if turn.state.phase is Phase.OPEN and _has_work(turn.state):
+    elif phase is Phase.OPEN and _has_work(turn.state):
         turn.set(phase=Phase.CLAIMING)
-        turn.do(Claim())
-        return
-    if turn.state.phase in (Phase.LEVELLING, Phase.RUNNING):
-        _join(turn)
-        _commit_others(turn)
-    if turn.state.phase is Phase.RUNNING:
-        _run(turn)
-        _commit_deciding(turn)
-    _plan(turn)
-    _finish(turn)
+        turn.do(m.Claim())
+    else:
+        if phase is not Phase.OPEN:
+            _run(turn)
+            _serve_sinks(turn)
+            _record(turn)
+        _plan(turn)
+        _finish(turn)
+
+
+def _settle(turn: _Turn) -> None:
+    """Work out the newest epoch that satisfies the commit policy."""
+    decided = turn.state.decided
+    turn.set(settled=max(turn.state.settled, _reached(turn.state, lambda s: min(s.epoch, decided))))
+
+
+def _safe(state: EpochState) -> int:
+    """What sources may forget: not the newest epoch, which a recovery may need, and nothing that a sink lacks."""
+    return min(state.recorded - 1, *(s.epoch for s in state.sinks))
 
 
 def _has_work(state: EpochState) -> bool:
-    return bool(state.slots) or any(s.epoch < state.decided for s in state.sinks)
-
-
-def _join(turn: _Turn) -> None:
-    """Register in every other sink before anything is written there; then run."""
-    for sink in turn.state.sinks:
-        if not (sink.joined or sink.busy or sink.resting):
-            turn.sink(sink.name, busy=True)
-            turn.do(Join(sink.name))
-    if all(s.joined or not _counts(turn.state, s) for s in turn.state.sinks):
-        turn.set(phase=Phase.RUNNING)
+    lags = any(s.epoch < state.decided for s in state.sinks)
+    return bool(state.slots) or lags or state.recorded < state.settled or state.acknowledged < _safe(state)
 
 
 def _run(turn: _Turn) -> None:
-    """Start the first planned epoch when no other job runs."""
-    if any(s.stage is Stage.RUNNING for s in turn.state.slots):
-        return
-    for slot in turn.state.slots:
-        if slot.stage is Stage.PLANNED:
-            turn.slot(slot.epoch, Stage.RUNNING)
-            turn.do(Run(slot.epoch, slot.attempt))
-            return
+    """Start the first planned epoch when the sinks are joined and no other job runs."""
+    if turn.state.phase is Phase.LEVELLING and _reached(turn.state, lambda s: int(s.joined)):
+        turn.set(phase=Phase.RUNNING)
+    slot = next((s for s in turn.state.slots if s.stage in (Stage.PLANNED, Stage.RUNNING)), None)
+    if turn.state.phase is Phase.RUNNING and slot is not None and slot.stage is Stage.PLANNED:
+        turn.slot(slot.epoch, Stage.RUNNING)
+        turn.do(m.Run(slot.epoch, slot.attempt))
 
 
-def _commit_deciding(turn: _Turn) -> None:
-    """Commit the first slot once it is staged and everything before it is settled."""
-    state = turn.state
-    first = state.slots[0] if state.slots else None
-    if first is None or first.stage is not Stage.STAGED or state.deciding.busy:
-        return
-    if first.base != state.tip or state.settled < state.decided:
-        return
-    turn.sink(state.deciding.name, busy=True)
-    turn.slot(first.epoch, Stage.COMMITTING)
-    turn.do(Commit(state.deciding.name, first.epoch))
-
-
-def _commit_others(turn: _Turn) -> None:
-    """Give each further sink the next decided epoch that it lacks; a slow one holds up no other."""
-    for sink in turn.state.sinks[1:]:
-        if sink.joined and not (sink.busy or sink.resting) and sink.epoch < turn.state.decided:
+def _serve_sinks(turn: _Turn) -> None:
+    """Give each idle sink the one thing that is due there; a slow one holds up no other."""
+    for sink in turn.state.sinks:
+        action = None if sink.busy or sink.resting else _due(turn.state, sink)
+        if action is not None:
             turn.sink(sink.name, busy=True)
-            turn.do(Commit(sink.name, sink.epoch + 1))
+            turn.do(action)
+            if sink.name == turn.state.deciding.name and isinstance(action, m.Commit):
+                turn.slot(action.epoch, Stage.COMMITTING)
+
+
+def _due(state: EpochState, sink: SinkState) -> Action | None:
+    if sink.asking:
+        return m.FindReceipt(sink.name, sink.asking)
+    if not sink.joined:  # before anything is written there
+        return m.Join(sink.name)
+    level = state.settled == state.decided
+    if sink.epoch < state.decided:  # a stop does not wait for one that the commit policy can do without
+        return None if state.stopping and level else m.Commit(sink.name, sink.epoch + 1)
+    if sink.name == state.deciding.name and level and state.slots and state.slots[0].stage is Stage.STAGED:
+        return m.Commit(sink.name, state.slots[0].epoch)
+    return None
+
+
+def _record(turn: _Turn) -> None:
+    """Record what is settled, acknowledge what is safe; each of them once at a time, and both repeatable."""
+    state = turn.state
+    if state.recorded < state.settled and not state.recording:
+        turn.set(recording=True)
+        turn.do(m.Record(state.settled))
+    if state.acknowledged < _safe(state) and not state.acknowledging:
+        turn.set(acknowledging=True)
+        turn.do(m.Acknowledge(_safe(state)))
 
 
 def _plan(turn: _Turn) -> None:
     """Plan the next epoch once the job of the one before has ended."""
     state = turn.state
-    if state.stopping or state.exhausted or state.polling or state.planning:
+    if state.stopping or state.exhausted or state.polling or state.planning is not None:
         return
-    if len(state.slots) >= state.settings.max_inflight:
-        return
-    if any(s.stage in (Stage.PLANNED, Stage.RUNNING) for s in state.slots):
-        return
-    epoch, base = state.planned_on
-    turn.set(planning=True)
-    turn.do(Plan(epoch + 1, base))
+    jobs = any(s.stage in (Stage.PLANNED, Stage.RUNNING) for s in state.slots)
+    if not jobs and len(state.slots) < state.settings.max_inflight:
+        epoch, base = state.planned_on
+        turn.set(planning=(epoch, base))
+        turn.do(m.Plan(epoch + 1, base))
 
 
 def _finish(turn: _Turn) -> None:
     """Stop once told to, when nothing is in flight and no sink lags but one that rests after a failure."""
     state = turn.state
-    if not (state.stopping or state.exhausted) or state.slots or state.planning:
+    if not (state.stopping or state.exhausted) or state.slots or state.planning is not None:
         return
-    if state.phase in (Phase.LEVELLING, Phase.RUNNING):
-        lagging = [s for s in state.sinks if s.busy or not s.joined or s.epoch < state.decided]
-        if any(_counts(state, s) or not s.resting for s in lagging) or state.recorded < state.settled:
-            return
-    _stop(turn, 0)
+    if state.recorded < state.settled or state.settled < state.decided or state.acknowledging:
+        return
+    if not any(s.busy for s in state.sinks):
+        _stop(turn, 0)

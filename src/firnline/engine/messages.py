@@ -15,10 +15,16 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class SinksRead:
-    """What every sink holds: `(name, epoch)` of the decided chain, and the tip's attempt."""
+    """What every sink holds: `(name, epoch)` of the decided chain, and the tip's attempt.
+
+    A further sink that could not be read is left out. `recorded` and `acknowledged` are the epochs up to
+    which that was done, where somebody can tell; None counts as done.
+    """
 
     tip: str
     epochs: tuple[tuple[str, int], ...]
+    recorded: int | None = None
+    acknowledged: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class CommitUnclear:
-    """A commit failed or its answer was lost; the sink knows which."""
+    """A commit failed or its answer was lost, or the question for the receipt failed; the sink knows which."""
 
     sink: str
     epoch: int
@@ -94,7 +100,10 @@ class ReceiptAbsent:
 
 @dataclass(frozen=True, slots=True)
 class EpochLost:
-    """An epoch cannot be committed as it was made (a job failed, the table changed under it)."""
+    """An epoch cannot be committed as it was made (a job failed, the table changed under it).
+
+    Said of a commit only when the sink was read after the refusal and does not hold this attempt.
+    """
 
     epoch: int
     attempt: str
@@ -122,6 +131,14 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordFailed:
+    """Recording or acknowledging failed; both are repeatable."""
+
+    retry: bool = True
+    exit_code: int = 3
+
+
+@dataclass(frozen=True, slots=True)
 class Acknowledged:
     """Sources may have forgotten what lies up to `epoch`."""
 
@@ -142,7 +159,7 @@ class StopRequested:
 
 Event: TypeAlias = (
     Started | SinksRead | Planned | NothingToPlan | Claimed | Joined | Ran | Staged | Committed | CommitUnclear
-    | ReceiptAbsent | EpochLost | Fenced | Failed | Recorded | Acknowledged | TimerFired | StopRequested
+    | ReceiptAbsent | EpochLost | Fenced | Failed | Recorded | RecordFailed | Acknowledged | TimerFired | StopRequested
 )  # fmt: skip
 
 

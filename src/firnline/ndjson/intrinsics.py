@@ -3,6 +3,10 @@
 Every function trusts its caller about bounds: sixteen (or eight) bytes must exist from the given index on.
 """
 
+# numba checks the types of compiled code, and fixes the parameters of what describes it.
+# mypy: ignore-errors
+# ruff: noqa: ARG001
+
 from __future__ import annotations
 
 from typing import Any
@@ -39,7 +43,7 @@ def _special(builder: Any, chunk: Any) -> Any:
     return builder.or_(flags, builder.icmp_signed("<", chunk, _splat(0x20)))
 
 
-@intrinsic  # type: ignore[untyped-decorator]  # numba ships no types
+@intrinsic
 def special16(_typing: Any, data: Any, index: Any) -> Any:
     """Return a bit for each of 16 bytes that is a quote, a backslash, a control or not ASCII."""
 
@@ -50,7 +54,7 @@ def special16(_typing: Any, data: Any, index: Any) -> Any:
     return types.uint64(data, types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]  # numba ships no types
+@intrinsic
 def copy16(_typing: Any, data: Any, index: Any, target: Any, place: Any) -> Any:
     """Copy 16 bytes to `target[place:]` and return `special16` of them."""
 
@@ -62,7 +66,7 @@ def copy16(_typing: Any, data: Any, index: Any, target: Any, place: Any) -> Any:
     return types.uint64(data, types.int64, target, types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]  # numba ships no types
+@intrinsic
 def newlines16(_typing: Any, data: Any, index: Any) -> Any:
     """Return a bit for each of 16 bytes that is a line feed."""
 
@@ -73,7 +77,7 @@ def newlines16(_typing: Any, data: Any, index: Any) -> Any:
     return types.uint64(data, types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]  # numba ships no types
+@intrinsic
 def load8(_typing: Any, data: Any, index: Any) -> Any:
     """Return eight bytes as one little-endian number."""
 
@@ -83,7 +87,7 @@ def load8(_typing: Any, data: Any, index: Any) -> Any:
     return types.uint64(data, types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]  # numba ships no types
+@intrinsic
 def trailing_zeros(_typing: Any, value: Any) -> Any:
     """Count the zero bits below the lowest one bit; the value must not be zero."""
 
@@ -93,7 +97,7 @@ def trailing_zeros(_typing: Any, value: Any) -> Any:
     return types.int64(types.uint64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]  # numba ships no types
+@intrinsic
 def leading_zeros(_typing: Any, value: Any) -> Any:
     """Count the zero bits above the highest one bit; the value must not be zero."""
 
@@ -103,7 +107,7 @@ def leading_zeros(_typing: Any, value: Any) -> Any:
     return types.int64(types.uint64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]  # numba ships no types
+@intrinsic
 def high_product(_typing: Any, a: Any, b: Any) -> Any:
     """Return the upper 64 bits of the 128-bit product."""
 

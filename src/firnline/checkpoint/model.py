@@ -1,0 +1,86 @@
+"""The checkpoint: State + Position after an epoch, and how it is written down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from firnline.checkpoint.codec import seal, unseal
+from firnline.errors import DamagedError
+from firnline.types import Json
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Where a pipeline stands after an epoch. Either half alone, positions or state, is refused.
+
+    `floor` is an epoch no newer than any sink's: the oldest one that a pipeline may still go back to.
+    """
+
+    pipeline: str
+    epoch: int
+    generation: int
+    run: str
+    attempt: str
+    created_at: str
+    positions: dict[str, Json]
+    state: dict[str, Json] = field(default_factory=dict)  # operator -> snapshot references
+    watermarks: dict[str, Json] = field(default_factory=dict)
+    schema_fingerprint: str = ""
+    schema_version: int = 0
+    floor: int = 0
+
+    def to_json(self) -> dict[str, Json]:
+        """The sealed form: with format number and checksum."""
+        return seal(
+            {
+                "pipeline": self.pipeline,
+                "epoch": self.epoch,
+                "generation": self.generation,
+                "run": self.run,
+                "attempt": self.attempt,
+                "created_at": self.created_at,
+                "positions": self.positions,
+                "state": self.state,
+                "watermarks": self.watermarks,
+                "schema": {"fingerprint": self.schema_fingerprint, "version": self.schema_version},
+                "floor": self.floor,
+            }
+        )
+
+    @property
+    def checksum(self) -> str:
+        return str(self.to_json()["checksum"])
+
+    @classmethod
+    def from_json(cls, value: Json, what: str = "checkpoint") -> Checkpoint:
+        """Read the sealed form.
+
+        Raises:
+            DamagedError: the checksum is wrong, or a half is missing.
+            NewerFormatError: a newer Firnline wrote it.
+        """
+        body = unseal(value, what)
+        for half in ("positions", "state"):
+            if not isinstance(body.get(half), dict):
+                raise DamagedError(f"{what} has no {half}: half a checkpoint is none", what=what)
+        try:
+            return cls(
+                pipeline=str(body["pipeline"]),
+                epoch=int(body["epoch"]),
+                generation=int(body["generation"]),
+                run=str(body["run"]),
+                attempt=str(body["attempt"]),
+                created_at=str(body["created_at"]),
+                positions=body["positions"],
+                state=body["state"],
+                watermarks=body.get("watermarks", {}),
+                schema_fingerprint=str(body["schema"]["fingerprint"]),
+                schema_version=int(body["schema"]["version"]),
+                floor=int(body["floor"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedError(f"{what} lacks {error}", what=what) from error
+
+    def with_position(self, source: str, position: Json) -> Checkpoint:
+        """The same checkpoint with one source standing elsewhere."""
+        return replace(self, positions={**self.positions, source: position})

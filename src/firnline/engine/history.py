@@ -1,0 +1,85 @@
+"""The durable history of runs: who ran, when, what went wrong, how it ended. For people and `status`."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from typing import Any
+
+from firnline.checkpoint.codec import canonical, parse, seal, unseal
+from firnline.errors import DamagedError
+from firnline.storage import Storage
+from firnline.types import Clock, Json
+
+KEPT_RUNS = 50
+KEPT_RESTARTS = 20
+
+
+class RunHistory:
+    """The record of one run, below `<table>/_firnline/<pipeline>/runs/`; nothing is decided from it."""
+
+    def __init__(self, storage: Storage, pipeline: str, run: str, clock: Clock) -> None:
+        self._storage = storage
+        self._folder = f"_firnline/{pipeline}/runs"
+        self._clock = clock
+        self._written_at = -1e9
+        started = clock.now()
+        self._name = f"{started.strftime('%Y%m%dT%H%M%S')}-{run}.json"
+        self._body: dict[str, Json] = {
+            "run": run,
+            "pipeline": pipeline,
+            "user": _user(),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "started_at": started.isoformat(),
+            "ended_at": None,
+            "status": "running",
+            "generation": None,
+            "epoch": None,
+            "exit_code": None,
+            "restarts": 0,
+            "last_restarts": [],
+        }
+
+    def note(self, *, now: bool = False, **facts: Any) -> None:
+        """Change facts; written at once when `now`, else every few seconds."""
+        self._body.update(facts)
+        if now or self._clock.monotonic() - self._written_at > 5:
+            self._written_at = self._clock.monotonic()
+            self._body["updated_at"] = self._clock.now().isoformat()
+            self._storage.put(f"{self._folder}/{self._name}", canonical(seal(self._body)))
+
+    def restarted(self, reason: str, code: str) -> None:
+        """Count a restart, durably."""
+        entry = {"at": self._clock.now().isoformat(), "code": code, "reason": reason}
+        kept = [*self._body["last_restarts"], entry][-KEPT_RESTARTS:]
+        self.note(now=True, restarts=self._body["restarts"] + 1, last_restarts=kept)
+
+    def prune(self) -> None:
+        """Keep the newest runs."""
+        names = sorted(s.name.rsplit("/", 1)[-1] for s in self._storage.list(self._folder))
+        for name in names[:-KEPT_RUNS]:
+            self._storage.delete(f"{self._folder}/{name}")
+
+
+def load_runs(storage: Storage, pipeline: str) -> list[dict[str, Json]]:
+    """The runs that are on record, newest first; unreadable ones are left out."""
+    found = []
+    for stat in storage.list(f"_firnline/{pipeline}/runs"):
+        name = stat.name.rsplit("/", 1)[-1]
+        if name.startswith("."):
+            continue
+        try:
+            data = storage.get(f"_firnline/{pipeline}/runs/{name}")
+            found.append(unseal(parse(data, name), name))
+        except (DamagedError, FileNotFoundError):
+            continue
+    return sorted(found, key=lambda r: str(r["started_at"]), reverse=True)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

@@ -1,0 +1,120 @@
+"""What a run tells about itself while it runs: the progress display, log lines and metrics listen here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from firnline.errors import FirnlineError
+from firnline.sinks.base import Held
+from firnline.sources.base import Backlog, SourcePlan
+
+
+@dataclass(frozen=True, slots=True)
+class EpochFacts:
+    """One epoch, committed to one sink."""
+
+    epoch: int
+    attempt: str
+    sink: str
+    version: int
+    files: int
+    records: int  # read, bad ones included
+    rows: int
+    bad: dict[str, int]  # reason -> records
+    bytes_read: int
+    raw_bytes: int
+    staged_files: int
+    staged_bytes: int
+    late_files: int
+    checkpoint_bytes: int
+    state_files: int  # entries in the source's position
+    set_aside: int
+    durations_ms: dict[str, int] = field(default_factory=dict)  # plan, run, stage, commit
+
+
+class Observer:
+    """Override what you want to hear of. Calls come from the run's main thread, and must not block."""
+
+    def started(self, run: str, held: Held) -> None:
+        """The sinks have been read; `held` is what the deciding one holds."""
+
+    def claimed(self, generation: int) -> None:
+        """The run owns the pipeline now."""
+
+    def planned(self, epoch: int, plan: SourcePlan) -> None:
+        """A slice is fixed; its job starts when the one before has ended."""
+
+    def running(self, epoch: int) -> None:
+        """The Spark job of an epoch has started."""
+
+    def ran(self, epoch: int, seconds: float) -> None:
+        """The Spark job of an epoch has ended."""
+
+    def committed(self, facts: EpochFacts) -> None:
+        """An epoch is true in a sink."""
+
+    def backlog(self, backlog: Backlog) -> None:
+        """What waits to be read, counted now and then."""
+
+    def reconciled(self, late: int, changed: list[str], listed: int) -> None:
+        """A full listing was compared with the ledger."""
+
+    def idle(self) -> None:
+        """Nothing to read; waits for the next poll."""
+
+    def trouble(self, error: FirnlineError, failures: int) -> None:
+        """Something failed and is tried again after a back-off."""
+
+    def stopped(self, exit_code: int) -> None:
+        """The run is over."""
+
+
+class Observers(Observer):
+    """Several observers as one."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def started(self, run: str, held: Held) -> None:
+        for o in self._observers:
+            o.started(run, held)
+
+    def claimed(self, generation: int) -> None:
+        for o in self._observers:
+            o.claimed(generation)
+
+    def planned(self, epoch: int, plan: SourcePlan) -> None:
+        for o in self._observers:
+            o.planned(epoch, plan)
+
+    def running(self, epoch: int) -> None:
+        for o in self._observers:
+            o.running(epoch)
+
+    def ran(self, epoch: int, seconds: float) -> None:
+        for o in self._observers:
+            o.ran(epoch, seconds)
+
+    def committed(self, facts: EpochFacts) -> None:
+        for o in self._observers:
+            o.committed(facts)
+
+    def backlog(self, backlog: Backlog) -> None:
+        for o in self._observers:
+            o.backlog(backlog)
+
+    def reconciled(self, late: int, changed: list[str], listed: int) -> None:
+        for o in self._observers:
+            o.reconciled(late, changed, listed)
+
+    def idle(self) -> None:
+        for o in self._observers:
+            o.idle()
+
+    def trouble(self, error: FirnlineError, failures: int) -> None:
+        for o in self._observers:
+            o.trouble(error, failures)
+
+    def stopped(self, exit_code: int) -> None:
+        for o in self._observers:
+            o.stopped(exit_code)

@@ -1,0 +1,158 @@
+"""Turns a plan into orders for tasks, and their reports into what an epoch produced. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from firnline.engine.task import LINEAGE, folder_values, retyped
+from firnline.options import FileSourceOptions
+from firnline.schema import merge, schema_from_json, schema_from_spec, schema_to_json, type_to_text
+from firnline.sources.base import SourcePlan
+from firnline.types import Json
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the orders of one epoch have in common."""
+
+    epoch: int
+    attempt: str
+    options: FileSourceOptions
+    root: str  # of the source
+    targets: list[dict[str, Json]]  # one per sink, from `Sink.stage_target`
+    quarantine: dict[str, Json]
+    base: pa.Schema | None  # the table's columns, None before it exists
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Where the columns of an epoch come from."""
+
+    decoded: pa.Schema  # from records
+    frozen: frozenset[str]  # their types are fixed: the table has them, or the spec declares them
+    folder: dict[str, str]  # from `name=value` folders, with their types
+    reserved: frozenset[str] = frozenset()  # never taken from records: such values are rescued
+
+
+@dataclass(slots=True)
+class Produced:
+    """What the tasks of an epoch staged, added up."""
+
+    outcomes: list[Json] = field(default_factory=list)
+    staged: dict[str, list[dict[str, Json]]] = field(default_factory=dict)
+    quarantine: list[dict[str, Json]] = field(default_factory=list)
+    records: int = 0
+    bad: Counter[str] = field(default_factory=Counter)
+    bytes_read: int = 0
+    raw_bytes: int = 0
+    schema: pa.Schema = field(default_factory=lambda: pa.schema([]))  # all columns of the staged files
+
+
+def declared(options: FileSourceOptions) -> pa.Schema:
+    """The columns that the spec declares."""
+    fields = options.schema.fields
+    return schema_from_spec([{"name": f.name, "type": f.type, "nullable": f.nullable} for f in fields])
+
+
+def columns_of(context: Context, plan: SourcePlan) -> Columns:
+    """Decide which columns come from records and which from folders."""
+    spec = declared(context.options)
+    known = merge(context.base, spec, frozen=context.base.names) if context.base is not None else spec
+    folders: dict[str, str] = {}
+    for item in (item for task in plan.tasks for item in task.inputs):
+        for name in folder_values(item["path"], context.root):
+            index = known.get_field_index(name)
+            folders[name] = type_to_text(known.field(index)) if index >= 0 else "string"
+    foreign = {f.name for f in known if not _is_supported(f)}  # columns that only another writer can fill
+    taken = {*folders, *LINEAGE, *foreign}
+    decoded = pa.schema([f for f in known if f.name not in taken])
+    return Columns(decoded, frozenset(decoded.names), dict(sorted(folders.items())), frozenset({*folders, *foreign}))
+
+
+def _is_supported(field: pa.Field) -> bool:
+    try:
+        schema_to_json(pa.schema([field]))
+    except ValueError:
+        return False
+    return True
+
+
+def make_orders(context: Context, plan: SourcePlan, columns: Columns, only: Collection[int]) -> list[dict[str, Json]]:
+    """One order per task, for the tasks whose numbers are in `only`. Plain JSON, since it travels to workers."""
+    options = context.options
+    common = {
+        "epoch": context.epoch,
+        "attempt": context.attempt,
+        "source": {"root": context.root, "storage_options": dict(options.storage_options)},
+        "targets": context.targets,
+        "quarantine": context.quarantine,
+        "schema": schema_to_json(columns.decoded),
+        "frozen": sorted(columns.frozen),
+        "reserved": sorted(columns.reserved),
+        "folder_types": columns.folder,
+        "evolution": options.schema.evolution,
+        "on_bad_record": options.on_bad_record,
+        "max_record_bytes": options.max_record_bytes,
+        "lineage": options.lineage,
+    }
+    return [
+        {
+            **common,
+            "inputs": task.inputs,
+            "max_records": task.max_records,
+            "max_bytes": task.max_bytes,
+            "max_output_files": task.max_output_files,
+        }
+        for number, task in enumerate(plan.tasks)
+        if number in only
+    ]
+
+
+def agree(columns: Columns, reports: Sequence[dict[str, Json]]) -> tuple[Columns, set[int]]:
+    """Merge the schemas that the tasks ended with; tasks that wrote a column with another type must run again."""
+    found = [schema_from_json(report["schema"]) for report in reports]
+    merged = columns.decoded
+    for schema in found:
+        merged = merge(merged, schema, frozen=columns.frozen)
+    again = {number for number, schema in enumerate(found) if retyped(schema, merged)}
+    return replace(columns, decoded=merged), again
+
+
+def collect(context: Context, columns: Columns, reports: Sequence[dict[str, Json]]) -> Produced:
+    """Add the reports up."""
+    out = Produced()
+    for report in reports:
+        out.outcomes += report["outcomes"]
+        out.quarantine += report["quarantine"]
+        out.records += report["records"]
+        out.bytes_read += report["bytes_read"]
+        out.raw_bytes += report["raw_bytes"]
+        for sink, files in report["staged"].items():
+            out.staged.setdefault(sink, []).extend(files)
+        for file in report["quarantine"]:
+            out.bad.update(file["reasons"])
+    out.schema = _staged_schema(context, columns)
+    return out
+
+
+def _staged_schema(context: Context, columns: Columns) -> pa.Schema:
+    """Every column that the staged files may have: what the table must have when they are committed."""
+    fields = list(columns.decoded)
+    folder_specs = [{"name": n, "type": t, "nullable": True} for n, t in columns.folder.items()]
+    fields += list(schema_from_json(folder_specs))
+    names = {f.name for f in fields}
+    for target in context.targets:
+        for name in target["partition_by"]:
+            if name not in names:
+                fields.append(pa.field(name, pa.string()))
+                names.add(name)
+    if not fields:
+        fields.append(pa.field("_rescued_data", pa.string()))
+    if context.options.lineage:
+        kinds = (pa.string(), pa.int64(), pa.int64())
+        fields += [pa.field(n, k) for n, k in zip(LINEAGE, kinds, strict=True)]
+    return pa.schema(fields)

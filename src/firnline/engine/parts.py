@@ -1,0 +1,77 @@
+"""Assembles the parts that a run, or a command that only looks, works with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from firnline.checkpoint.ledger import Fold, Ledger, LedgerEntry
+from firnline.engine.clock import SystemClock
+from firnline.engine.requests import Requests
+from firnline.options import PipelineOptions
+from firnline.sinks.base import Held
+from firnline.sinks.delta import DeltaSink
+from firnline.sources.files.source import FileSource
+from firnline.storage import Storage, open_storage
+from firnline.types import Clock, EntryRef, Ids, Json, RandomIds
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Source, sinks and ledger of one pipeline. The deciding sink is the first of `sinks`."""
+
+    options: PipelineOptions
+    source: FileSource
+    sinks: tuple[DeltaSink, ...]
+    ledger: Ledger
+    storage: Storage  # the deciding sink's table
+    requests: Requests
+    clock: Clock
+    ids: Ids
+
+    @property
+    def deciding(self) -> DeltaSink:
+        return self.sinks[0]
+
+    def known_files(self, tip: EntryRef | None) -> dict[str, str]:
+        """Every file that the ledger knows, with its etag. LedgerHoleError when the chain is broken."""
+        return {str(f["path"]): str(f.get("etag", "")) for f in self.ledger_files(tip)}
+
+    def ledger_files(self, tip: EntryRef | None) -> Iterator[dict[str, Json]]:
+        """What the ledger says of every file, newest epoch first."""
+        for link in self.ledger.chain(tip):
+            epoch = {} if isinstance(link, Fold) else {"epoch": link.epoch}
+            for record in link.inputs.get(self.source.name, []):
+                yield {**record, **epoch}
+
+    def entries(self, tip: EntryRef | None) -> Iterator[LedgerEntry]:
+        """The entries that are not folded yet, newest first."""
+        return (link for link in self.ledger.chain(tip) if isinstance(link, LedgerEntry))
+
+    def load(self) -> Held:
+        """What the deciding sink holds."""
+        return self.deciding.load()
+
+
+def assemble(
+    options: PipelineOptions,
+    *,
+    once: bool = False,
+    moved: tuple[str, str] | None = None,
+    clock: Clock | None = None,
+    ids: Ids | None = None,
+) -> Parts:
+    """Make the parts of a pipeline; nothing is read or written yet."""
+    clock = clock or SystemClock()
+    deciding = options.deciding
+    storage = open_storage(deciding.table, deciding.storage_options)
+    ledger = Ledger(storage, options.name)
+    source = FileSource(options.source, once=once, moved=moved)
+
+    def replay(positions: dict[str, Json], inputs: dict[str, list[dict[str, Json]]]) -> dict[str, Json]:
+        records = inputs.get(source.name, [])
+        return {**positions, source.name: source.replay(positions[source.name], records)}
+
+    ordered = [deciding, *(s for s in options.sinks if s is not deciding)]
+    sinks = tuple(DeltaSink(s, options.name, ledger, clock, replay) for s in ordered)
+    return Parts(options, source, sinks, ledger, storage, Requests(storage, options.name), clock, ids or RandomIds())

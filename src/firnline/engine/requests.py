@@ -1,0 +1,54 @@
+"""What a person asks of a pipeline that may be running: left in a folder, taken up by the next plan.
+
+A request is a file of its own; it is deleted only after the commit of the epoch that took it up, and taking
+one up twice changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from firnline.checkpoint.codec import canonical, parse, seal, unseal
+from firnline.errors import DamagedError
+from firnline.storage import Storage
+from firnline.types import Ids
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRequest:
+    """Take a file that was set aside up again; `changed` accepts that it was replaced."""
+
+    path: str
+    changed: bool
+    key: str = ""
+
+
+class Requests:
+    """The requests of one pipeline, below `<table>/_firnline/<pipeline>/requests/`."""
+
+    def __init__(self, storage: Storage, pipeline: str) -> None:
+        self._storage = storage
+        self._folder = f"_firnline/{pipeline}/requests"
+
+    def ask_retry(self, path: str, *, changed: bool, ids: Ids) -> None:
+        body = {"kind": "retry", "path": path, "changed": changed}
+        self._storage.put(f"{self._folder}/{ids.new()}.json", canonical(seal(body)))
+
+    def load(self) -> list[RetryRequest]:
+        """What is asked for; an unreadable request is left alone."""
+        found = []
+        for stat in self._storage.list(self._folder):
+            name = stat.name.rsplit("/", 1)[-1]
+            if name.startswith("."):
+                continue
+            key = f"{self._folder}/{name}"
+            try:
+                body = unseal(parse(self._storage.get(key), name), name)
+            except (DamagedError, FileNotFoundError):
+                continue
+            found.append(RetryRequest(str(body["path"]), bool(body["changed"]), key))
+        return found
+
+    def done(self, requests: list[RetryRequest]) -> None:
+        for request in requests:
+            self._storage.delete(request.key)

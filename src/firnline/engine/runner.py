@@ -1,0 +1,316 @@
+"""Runs a pipeline: feeds events to the decisions and has the actions they ask for performed.
+
+The main thread holds the state and never blocks on I/O. Actions run on lanes, one thread each, so that an
+epoch runs on Spark while the one before it commits.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import queue
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+
+from firnline.engine import messages as m
+from firnline.engine.epoch import EpochState, Policy, Settings, initial, step
+from firnline.engine.history import RunHistory
+from firnline.engine.observer import Observer
+from firnline.engine.parts import Parts
+from firnline.engine.spark import SparkEngine
+from firnline.engine.steps import Steps, failure_event
+from firnline.errors import FirnlineError, SinkError, SourceError
+from firnline.faults import fault_point
+from firnline.sources.base import Backlog, SourcePlan
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How a run ended."""
+
+    run: str
+    exit_code: int
+    epochs: int
+    records: int
+    rows: int
+    error: FirnlineError | None = None
+
+
+@dataclass(slots=True)
+class _Totals:
+    epochs: int = 0
+    records: int = 0
+    rows: int = 0
+
+
+@dataclass(slots=True)
+class _Note:
+    """Something for the observer, told from the main thread."""
+
+    tell: Callable[[], None]
+
+
+@dataclass(slots=True)
+class _Timers:
+    """When to fire which timer; looked at by the main loop."""
+
+    heap: list[tuple[float, int, str]] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, at: float, sink: str) -> None:
+        self.count += 1
+        heapq.heappush(self.heap, (at, self.count, sink))
+
+
+class Runner:
+    """One run of one pipeline."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        engine: SparkEngine,
+        observer: Observer | None = None,
+        *,
+        once: bool = False,
+        accept_duplicates: bool = False,
+    ) -> None:
+        self.run_id = parts.ids.new()
+        self._parts = parts
+        self._engine = engine
+        self._observer = observer or Observer()
+        self._once = once
+        self._steps = Steps(parts, engine, self.run_id, once=once, accept_duplicates=accept_duplicates)
+        self._inbox: queue.Queue[m.Event | _Note] = queue.Queue()
+        self._lanes: dict[str, ThreadPoolExecutor] = {}
+        self._timers = _Timers()
+        self._history: RunHistory | None = None
+        self._totals = _Totals()
+        self._error: FirnlineError | None = None
+        self._state = self._initial()
+
+    def _initial(self) -> EpochState:
+        batch = self._parts.options.batch
+        settings = Settings(
+            policy=Policy(batch.commit_policy),
+            quorum=batch.quorum,
+            max_inflight=batch.max_inflight,
+            restart_attempts=self._parts.options.restart.attempts,
+            once=self._once,
+        )
+        return initial(settings, [(s.name, s.required) for s in self._parts.sinks])
+
+    def stop(self) -> None:
+        """Finish what is in flight and end. May be called from a signal handler."""
+        self._inbox.put(m.StopRequested())
+
+    def run(self) -> RunResult:
+        """Run until stopped, fenced, failed, or, with `once`, until the input is exhausted."""
+        exit_code = 1
+        try:
+            self._feed(m.Started())
+            while self._state.exit_code is None:
+                item = self._next()
+                if isinstance(item, _Note):
+                    item.tell()
+                else:
+                    self._feed(item)
+            exit_code = self._state.exit_code
+        finally:
+            for lane in self._lanes.values():
+                lane.shutdown(wait=exit_code == 0, cancel_futures=True)
+            self._close_history(exit_code)
+            self._observer.stopped(exit_code)
+        error = self._error if exit_code else None
+        return RunResult(self.run_id, exit_code, self._totals.epochs, self._totals.records, self._totals.rows, error)
+
+    # -- the loop -------------------------------------------------------------------------------------
+
+    def _next(self) -> m.Event | _Note:
+        """The next event: what a lane answered, or a timer that is due."""
+        while True:
+            wait = None
+            if self._timers.heap:
+                at, _, sink = self._timers.heap[0]
+                wait = at - self._parts.clock.monotonic()
+                if wait <= 0:
+                    heapq.heappop(self._timers.heap)
+                    return m.TimerFired(sink)
+            try:
+                return self._inbox.get(timeout=wait)
+            except queue.Empty:
+                continue
+
+    def _feed(self, event: m.Event) -> None:
+        self._tell(event)
+        before = self._state.decided
+        self._state, actions = step(self._state, event)
+        if isinstance(event, m.Committed) and self._state.decided > before:
+            self._settled(event)
+        for action in actions:
+            self._perform(action)
+
+    def _perform(self, action: m.Action) -> None:
+        steps = self._steps
+        match action:
+            case m.ReadSinks():
+                self._on(self._deciding_lane, action, self._read)
+            case m.Claim():
+                self._on(self._deciding_lane, action, steps.claim)
+            case m.Join(sink):
+                self._on(f"sink {sink}", action, lambda: steps.join(sink))
+            case m.Plan(epoch, base):
+                self._on("source", action, lambda: self._plan(epoch, base))
+            case m.Run(_, attempt):
+                self._observer.running(action.epoch)
+                self._on("spark", action, lambda: steps.run(attempt))
+            case m.StageEntry(_, attempt):
+                self._on("stage", action, lambda: steps.stage(attempt))
+            case m.Commit(sink, epoch):
+                self._on(f"sink {sink}", action, lambda: steps.commit(sink, epoch))
+            case m.FindReceipt(sink, epoch):
+                self._on(f"sink {sink}", action, lambda: steps.find_receipt(sink, epoch))
+            case m.Drop(_, attempt):
+                steps.drop(attempt)
+            case m.Record(epoch):
+                self._on("stage", action, lambda: self._record(epoch))
+            case m.Acknowledge(epoch):
+                self._on("stage", action, lambda: steps.acknowledge(epoch))
+                for each in self._parts.sinks:
+                    self._on(f"sink {each.name}", action, partial(self._maintain, each.name))
+            case m.Wait(failures, sink):
+                self._timers.add(self._parts.clock.monotonic() + self._delay(failures), sink)
+                if not failures:
+                    self._observer.idle()
+            case m.Stop():
+                pass
+
+    @property
+    def _deciding_lane(self) -> str:
+        return f"sink {self._parts.deciding.name}"
+
+    def _delay(self, failures: int) -> float:
+        if not failures:
+            return self._parts.options.source.poll_interval_secs
+        restart = self._parts.options.restart
+        delay = min(restart.backoff_secs * 2.0 ** (failures - 1), restart.max_backoff_secs)
+        return delay * random.uniform(0.8, 1.2)
+
+    def _on(self, lane: str, action: m.Action, work: Callable[[], m.Event | None]) -> None:
+        """Perform an action on its lane; its answer, or what its failure means, comes back as an event."""
+        if lane not in self._lanes:
+            self._lanes[lane] = ThreadPoolExecutor(1, thread_name_prefix=f"firnline {lane}")
+
+        def perform() -> None:
+            try:
+                event = work()
+            except FirnlineError as error:
+                event = self._failed(error, action)
+            except OSError as error:
+                wrapped = SinkError(f"storage failed: {error}")
+                wrapped.__cause__ = error
+                event = self._failed(wrapped, action)
+            except Exception as error:  # a bug of ours: stop, safely, and show it
+                logger.exception("unexpected failure")
+                event = self._failed(_UnexpectedError(f"{type(error).__name__}: {error}"), action)
+            if event is not None:
+                self._inbox.put(event)
+
+        self._lanes[lane].submit(perform)
+
+    def _failed(self, error: FirnlineError, action: m.Action) -> m.Event:
+        self._error = error
+        logger.debug("step failed", exc_info=error, extra={"action": type(action).__name__})
+        event = failure_event(error, action)
+
+        def tell() -> None:
+            self._observer.trouble(error, self._state.failures + 1)
+            if self._history is not None and error.retryable:
+                self._on("stage", m.Record(0), lambda: self._restarted(error))
+
+        self._inbox.put(_Note(tell))
+        return event
+
+    # -- what steps need from the runner --------------------------------------------------------------
+
+    def _read(self) -> m.Event:
+        event = self._steps.read_sinks()
+        held = self._steps.held
+        self._inbox.put(_Note(lambda: self._observer.started(self.run_id, held)))
+        return event
+
+    def _plan(self, epoch: int, base: str) -> m.Event:
+        if self._steps.reconcile_due():
+            found = self._steps.reconcile(base)
+            if found is not None:
+                self._inbox.put(_Note(lambda: self._observer.reconciled(*found)))
+        event, plan = self._steps.plan(epoch, base)
+        if plan is not None:
+            self._inbox.put(_Note(lambda: self._observer.planned(epoch, plan)))
+        self._report_backlog(base, plan)
+        return event
+
+    def _report_backlog(self, base: str, plan: SourcePlan | None) -> None:
+        if plan is None:
+            self._inbox.put(_Note(lambda: self._observer.backlog(Backlog(0, 0))))
+
+    def _record(self, epoch: int) -> m.Event:
+        fault_point("epoch.record.before")
+        self._ensure_history().note(epoch=epoch, generation=self._steps.held.generation)
+        fault_point("epoch.record.after")
+        return m.Recorded(epoch)
+
+    def _restarted(self, error: FirnlineError) -> None:
+        self._ensure_history().restarted(error.message, error.code)
+
+    def _maintain(self, sink: str) -> None:
+        try:
+            self._steps.maintain(sink)
+        except (SinkError, SourceError) as error:
+            logger.warning("housekeeping failed", extra={"sink": sink, "reason": error.message})
+
+    def _ensure_history(self) -> RunHistory:
+        if self._history is None:
+            self._history = RunHistory(self._parts.storage, self._parts.options.name, self.run_id, self._parts.clock)
+            self._history.prune()
+        return self._history
+
+    def _close_history(self, exit_code: int) -> None:
+        if self._history is None:
+            return
+        status = {0: "done", 5: "fenced"}.get(exit_code, "failed")
+        try:
+            ended = self._parts.clock.now().isoformat()
+            self._history.note(now=True, status=status, exit_code=exit_code, ended_at=ended)
+        except OSError as error:
+            logger.warning("run history not written", extra={"reason": str(error)})
+
+    # -- telling --------------------------------------------------------------------------------------
+
+    def _tell(self, event: m.Event) -> None:
+        match event:
+            case m.Claimed():
+                self._observer.claimed(self._steps.held.generation)
+            case m.Ran(epoch, attempt):
+                self._observer.ran(epoch, self._steps.run_seconds(attempt))
+
+    def _settled(self, event: m.Committed) -> None:
+        """The deciding sink holds a new epoch."""
+        made, receipt = self._steps.settle(event.epoch, event.attempt)
+        if made is None or receipt is None:
+            return
+        if made.requests:
+            self._on("stage", m.Record(event.epoch), lambda: self._steps.finish_requests(made))
+        self._totals.epochs += 1
+        self._totals.records += made.produced.records
+        self._totals.rows += receipt.rows
+        self._observer.committed(self._steps.facts(made, receipt))
+
+
+class _UnexpectedError(FirnlineError):
+    code = "internal"
+    default_hint = "This is a bug in Firnline. Run again with --debug and report the traceback; your data is safe."

@@ -1,0 +1,198 @@
+"""Spark: one session that works at once, and jobs that run orders in Python workers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from firnline.errors import EngineError, FirnlineError
+from firnline.types import Json
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+DEFAULTS = {
+    "spark.master": "local[*]",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "OFF",
+    "spark.driver.memory": "1g",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.python.worker.reuse": "true",
+}
+LOCAL_DEFAULTS = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+
+
+def open_session(name: str, settings: Mapping[str, str]) -> SparkSession:
+    """Start Spark, or join the session that the caller has already.
+
+    Raises:
+        EngineError: there is no Java, or Spark does not start.
+    """
+    # Workers must see the driver's packages; the variable also reaches executors on other hosts.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    from pyspark.sql import SparkSession
+
+    config = {**DEFAULTS, **settings}
+    if config["spark.master"].startswith("local"):
+        config = {**LOCAL_DEFAULTS, **config}
+    builder = SparkSession.builder.appName(f"firnline {name}")
+    for key, value in config.items():
+        builder = builder.config(key, value)
+    try:
+        with _quiet_stderr():
+            return builder.getOrCreate()
+    except Exception as error:  # py4j and pyspark raise many classes here
+        raise EngineError(
+            f"Spark does not start: {error}",
+            hint="Firnline needs Java 17 or newer: check `java -version` and JAVA_HOME.",
+        ) from error
+
+
+@contextlib.contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """Keep the JVM's greeting off the terminal; its own log level takes over once it is up."""
+    saved = os.dup(2)
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)
+
+
+class SparkEngine:
+    """Runs orders on Spark, one task each. The session starts with the first job."""
+
+    def __init__(self, name: str, settings: Mapping[str, str]) -> None:
+        self._name = name
+        self._settings = settings
+        self._session: SparkSession | None = None
+
+    @property
+    def session(self) -> SparkSession:
+        if self._session is None:
+            self._session = open_session(self._name, self._settings)
+        return self._session
+
+    @property
+    def parallelism(self) -> int:
+        """Tasks that run at once, without starting Spark."""
+        master = self._settings.get("spark.master", DEFAULTS["spark.master"])
+        if master.startswith("local["):
+            cores = master[6:].split(",")[0].rstrip("]")
+            return os.cpu_count() or 1 if cores == "*" else int(cores)
+        if master == "local":
+            return 1
+        if master.startswith("local-cluster["):
+            workers, cores, _ = master[14:].rstrip("]").split(",")
+            return int(workers) * int(cores)
+        instances = int(self._settings.get("spark.executor.instances", "2"))
+        return instances * int(self._settings.get("spark.executor.cores", "2"))
+
+    def run(self, tag: str, orders: list[dict[str, Json]]) -> list[dict[str, Json]]:
+        """Run every order in a task of its own and return their reports in order.
+
+        Raises:
+            EngineError: Spark failed; repeating is safe.
+            FirnlineError: what a task itself raised.
+        """
+        if not orders:
+            return []
+        session = self.session
+        try:
+            session.addTag(tag)
+            frame = session.range(0, len(orders), 1, len(orders)).mapInArrow(_runner_of(orders), "report string")
+            reports = [json.loads(row.report) for row in frame.collect()]
+        except Exception as error:  # py4j, pyspark and socket errors alike
+            if not self._is_alive():
+                self.abandon()
+            raise EngineError(f"a Spark job failed: {_first_line(error)}") from error
+        finally:
+            with contextlib.suppress(Exception):
+                session.removeTag(tag)
+        for report in reports:
+            if "error" in report:
+                raise _rebuild_error(report["error"])
+        return sorted(reports, key=lambda r: int(r["task"]))
+
+    def cancel(self, tag: str) -> None:
+        """Stop a job that is no longer wanted."""
+        if self._session is not None:
+            with contextlib.suppress(Exception):
+                self._session.interruptTag(tag)
+
+    def _is_alive(self) -> bool:
+        try:
+            assert self._session is not None
+            return bool(self._session.version)
+        except Exception:  # any answer but a version means that the JVM is gone
+            return False
+
+    def abandon(self) -> None:
+        """Forget a session whose JVM has died, so that the next job starts a new one."""
+        from pyspark import SparkContext
+        from pyspark.sql import SparkSession
+
+        logger.warning("spark is gone; a new session starts with the next job")
+        self._session = None
+        SparkSession._instantiatedSession = None
+        SparkContext._active_spark_context = None
+        SparkContext._gateway = None
+        SparkContext._jvm = None
+
+    def stop(self) -> None:
+        if self._session is not None:
+            with contextlib.suppress(Exception):
+                self._session.stop()
+            self._session = None
+
+
+def _runner_of(orders: list[dict[str, Json]]) -> Any:
+    """What a worker calls: it picks its order by the number of its partition."""
+    texts = [json.dumps(order) for order in orders]
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow
+
+        from firnline.engine.task import run_task
+
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                try:
+                    report = run_task(json.loads(texts[number]))
+                except FirnlineError as error:
+                    report = {"error": {"code": error.code, "message": error.message, "hint": error.hint}}
+                report["task"] = number
+                yield pyarrow.RecordBatch.from_pydict({"report": [json.dumps(report)]})
+
+    return run
+
+
+def _rebuild_error(value: dict[str, Json]) -> FirnlineError:
+    """The error that a task reported, as the class that has its code."""
+    found = {cls.code: cls for cls in _all_errors(FirnlineError)}
+    return found.get(value["code"], EngineError)(value["message"], hint=value["hint"])
+
+
+def _all_errors(root: type[FirnlineError]) -> Iterator[type[FirnlineError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _all_errors(child)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__

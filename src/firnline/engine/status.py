@@ -1,0 +1,167 @@
+"""Where a pipeline stands, read from its sinks, ledger and run history; starts no JVM and writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from firnline.checkpoint.codec import canonical
+from firnline.checkpoint.ledger import LedgerEntry
+from firnline.engine.history import load_runs
+from firnline.engine.parts import Parts
+from firnline.errors import LedgerHoleError
+from firnline.sources.files.state import FileState
+from firnline.types import Json
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStatus:
+    """What `firnline status` shows; the field names are the same in JSON."""
+
+    pipeline: str
+    state: str  # new, running, done, failed, fenced
+    epoch: int
+    generation: int
+    table: str
+    table_version: int | None
+    sinks: list[dict[str, Json]]
+    last_committed_file: str | None
+    files_in_progress: int
+    files_set_aside: int
+    files_outstanding: int
+    bytes_outstanding: int
+    checkpoint_bytes: int
+    repairs: list[str]
+    restarts: int
+    runs: list[dict[str, Json]] = field(default_factory=list)
+
+
+def load_status(parts: Parts) -> PipelineStatus:
+    """Read everything that `status` shows."""
+    held = parts.load()
+    stored = held.checkpoint.positions.get(parts.source.name) if held.checkpoint else None
+    state = FileState.from_json(stored) if stored else None
+    backlog = parts.source.backlog(stored or parts.source.start(None))
+    runs = load_runs(parts.storage, parts.options.name)
+    sinks = [{"name": s.name, "epoch": s.load().epoch, "required": s.required} for s in parts.sinks]
+    return PipelineStatus(
+        pipeline=parts.options.name,
+        state=str(runs[0]["status"]) if runs else "new",
+        epoch=held.epoch,
+        generation=held.generation,
+        table=parts.storage.root,
+        table_version=held.version if held.exists else None,
+        sinks=sinks,
+        last_committed_file=state.mark if state else None,
+        files_in_progress=sum(1 for p in state.files.values() if not p.finished) if state else 0,
+        files_set_aside=len(state.set_aside) if state else 0,
+        files_outstanding=backlog.files_outstanding,
+        bytes_outstanding=backlog.bytes_outstanding,
+        checkpoint_bytes=len(canonical(held.checkpoint.to_json())) if held.checkpoint else 0,
+        repairs=list(held.repairs),
+        restarts=sum(int(r["restarts"]) for r in runs),
+        runs=runs,
+    )
+
+
+def load_checkpoints(parts: Parts, limit: int) -> list[dict[str, Json]]:
+    """The newest checkpoints, in the order and words of CONVENTIONS; older ones are folded away."""
+    found = []
+    for entry in parts.entries(parts.load().entry):
+        found.append(_checkpoint_row(parts, entry))
+        if len(found) >= limit:
+            break
+    return found
+
+
+def _checkpoint_row(parts: Parts, entry: LedgerEntry) -> dict[str, Json]:
+    files = [f for files in entry.staged.values() for f in files]
+    return {
+        "id": entry.checkpoint.attempt,
+        "epoch": entry.epoch,
+        "status": "COMPLETED",
+        "is_savepoint": False,
+        "trigger_timestamp": entry.checkpoint.created_at,
+        "end_to_end_duration_ms": sum(entry.durations_ms.values()),
+        "checkpointed_size_bytes": len(canonical(entry.checkpoint.to_json())),
+        "state_size_bytes": 0,
+        "acknowledged": f"{len(parts.sinks)}/{len(parts.sinks)}",
+        "kind": entry.kind,
+        "generation": entry.checkpoint.generation,
+        "run": entry.checkpoint.run,
+        "files": len(entry.inputs.get(parts.source.name, [])),
+        "rows": sum(int(f["rows"]) for f in files),
+        "quarantined": sum(int(q["rows"]) for q in entry.quarantine),
+        "last_committed_file": entry.checkpoint.positions[parts.source.name]["last_committed_file"],
+    }
+
+
+def load_files(parts: Parts) -> Iterator[dict[str, Json]]:
+    """Every file that is known, in progress, set aside, late or still to be read, as CONVENTIONS names the fields."""
+    held = parts.load()
+    stored = held.checkpoint.positions.get(parts.source.name) if held.checkpoint else None
+    position = stored or parts.source.start(None)
+    state = FileState.from_json(position)
+    seen: set[str] = set()
+    for record in parts.ledger_files(held.entry):
+        path = str(record["path"])
+        if path in seen or record["status"] == "pending":
+            continue
+        seen.add(path)
+        if path in state.set_aside:
+            yield _file_row(record, "set_aside", state.set_aside[path].reason)
+        else:
+            yield _file_row(record, "committed" if path not in state.files else "in_progress", record.get("reason"))
+    for path, item in state.set_aside.items():
+        if path not in seen:
+            seen.add(path)
+            yield _file_row({"path": path, "size_bytes": item.size_bytes, "to": item.records}, "set_aside", item.reason)
+    late = {s.name for s in parts.source.reconcile_only(position, seen)}
+    for stat in parts.source.list_all():
+        if stat.name in seen:
+            continue
+        row = {"path": stat.name, "size_bytes": stat.size_bytes, "create_time": stat.modified_at.isoformat()}
+        if stat.name in late:
+            yield _file_row(row, "late", None)
+        elif not state.knows(stat.name):
+            yield _file_row(row, "pending", None)
+        else:
+            yield _file_row(row, "ignored", None)
+
+
+def _file_row(record: dict[str, Json], status: str, reason: Any) -> dict[str, Json]:
+    return {
+        "path": record["path"],
+        "size_bytes": record.get("size_bytes"),
+        "create_time": record.get("create_time"),
+        "discovery_time": record.get("discovery_time"),
+        "processed_time": record.get("processed_time"),
+        "commit_time": record.get("commit_time"),
+        "status": status,
+        "epoch": record.get("epoch"),
+        "table_version": record.get("table_version"),
+        "records": record.get("to"),
+        "reason": reason,
+    }
+
+
+def load_quarantine(parts: Parts) -> Iterator[dict[str, Json]]:
+    """Bad records of committed epochs, newest epoch first: only what a commit's ledger entry names."""
+    for entry in parts.entries(parts.load().entry):
+        for file in entry.quarantine:
+            data = parts.storage.get(f"_firnline/{parts.options.name}/quarantine/{file['name']}")
+            yield from pq.read_table(pa.BufferReader(data)).to_pylist()
+
+
+__all__ = [
+    "LedgerHoleError",
+    "PipelineStatus",
+    "load_checkpoints",
+    "load_files",
+    "load_quarantine",
+    "load_status",
+]

@@ -1,0 +1,477 @@
+"""Performs what the decisions ask for: one method per action, each answers with events.
+
+Lanes, one thread each, keep order where it matters: `source` plans, `spark` runs jobs, `stage` writes ledger
+entries, and each sink has its own. What one step leaves for another lies in `EpochInFlight`, reached by attempt.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from firnline.checkpoint.codec import canonical
+from firnline.checkpoint.ledger import LedgerEntry
+from firnline.checkpoint.model import Checkpoint
+from firnline.engine import messages as m
+from firnline.engine.observer import EpochFacts
+from firnline.engine.orders import Context, Produced, agree, collect, columns_of, make_orders
+from firnline.engine.parts import Parts
+from firnline.engine.requests import RetryRequest
+from firnline.engine.spark import SparkEngine
+from firnline.errors import (
+    BadRecordsError,
+    CommitUnknownError,
+    ConfigError,
+    FencedError,
+    FirnlineError,
+    LedgerHoleError,
+    SchemaError,
+    SinkError,
+)
+from firnline.faults import fault_point
+from firnline.schema import fingerprint, merge, schema_from_json, schema_to_json
+from firnline.sinks.base import EpochCommit, Held
+from firnline.sinks.delta import DeltaSink
+from firnline.sinks.delta.adopt import find_foreign
+from firnline.sources.base import Limits, SourcePlan
+from firnline.sources.files.state import FileState
+from firnline.types import EntryRef, Json, Receipt
+
+logger = logging.getLogger(__name__)
+
+JUDGED_RECORDS = 100  # below this, a ratio of bad records says little
+SCHEMA_ROUNDS = 8  # types only widen, so this is never reached; it keeps a bug from looping
+FOLD_EVERY = 64
+
+
+@dataclass(slots=True)
+class _Base:
+    """What an epoch is planned on: an epoch that is committed or in flight."""
+
+    epoch: int
+    entry: EntryRef | None
+    checkpoint: Checkpoint | None
+    position: Json
+    schema: pa.Schema | None
+
+
+@dataclass(slots=True)
+class EpochInFlight:
+    """One epoch on its way from plan to commit."""
+
+    epoch: int
+    attempt: str
+    base: str
+    plan: SourcePlan
+    requests: list[RetryRequest]
+    produced: Produced = field(default_factory=Produced)
+    records: list[dict[str, Json]] = field(default_factory=list)
+    entry: LedgerEntry | None = None
+    ref: EntryRef | None = None
+    durations_ms: dict[str, int] = field(default_factory=dict)
+
+
+class Steps:
+    """The I/O of one run."""
+
+    def __init__(self, parts: Parts, engine: SparkEngine, run: str, *, once: bool, accept_duplicates: bool) -> None:
+        self._parts = parts
+        self._engine = engine
+        self._run = run
+        self._once = once
+        self._accept_duplicates = accept_duplicates
+        self._bases: dict[str, _Base] = {}
+        self._epochs: dict[str, EpochInFlight] = {}
+        self._generation = 0
+        self._baseline: LedgerEntry | None = None
+        self._reconciled_at: float | None = None
+        self.held: Held = Held(exists=False, version=-1)
+        self.receipts: list[Receipt] = []
+
+    # -- reading and claiming -------------------------------------------------------------------------
+
+    def read_sinks(self) -> m.Event:
+        held = self._parts.deciding.load()
+        if held.exists and held.checkpoint is None:
+            self._baseline = self._find_baseline()
+        self._set_tip(held)
+        tip = self._baseline.checkpoint.attempt if self._baseline else held.attempt
+        epochs = {self._parts.deciding.name: held.epoch}
+        for sink in self._parts.sinks[1:]:
+            epochs[sink.name] = sink.load().epoch
+        self._check_new_sinks(held.epoch, epochs)
+        return m.SinksRead(tip, tuple(epochs.items()))
+
+    def _find_baseline(self) -> LedgerEntry | None:
+        """Another tool's progress in this table's log, as the entry that the first claim will name."""
+        found = find_foreign(
+            self._parts.storage,
+            self._parts.deciding.load().version,
+            self._parts.options.checkpoint.recovery_scan_commits,
+            accept_older=self._accept_duplicates,
+        )
+        if found is None:
+            return None
+        position, records = self._parts.source.adopt(found)
+        name = self._parts.source.name
+        checkpoint = self._checkpoint(0, self._parts.ids.new(), {name: position}, None, floor=0)
+        return LedgerEntry(checkpoint, None, {name: records}, kind="baseline")
+
+    def _check_new_sinks(self, decided: int, epochs: dict[str, int]) -> None:
+        for name, epoch in epochs.items():
+            if decided and not epoch and name != self._parts.deciding.name:
+                first = next((e for e in self._parts.entries(self.held.entry) if e.epoch == 1), None)
+                if first is None or name not in first.staged:
+                    raise ConfigError(
+                        f"sink {name!r} was added to a pipeline that has history, which this version cannot replay",
+                        hint="Give the pipeline a new name, or take the sink out of the spec.",
+                    )
+
+    def claim(self) -> m.Event:
+        sink = self._parts.deciding
+        baseline = self._parts.ledger.stage(self._baseline) if self._baseline else None
+        held = sink.claim(self._run, baseline=baseline)
+        self._generation = held.generation
+        self._set_tip(held)
+        return m.Claimed(held.epoch, held.attempt)
+
+    def join(self, name: str) -> m.Event:
+        held = self._sink(name).claim(self._run, generation=self._generation)
+        return m.Joined(name, held.epoch)
+
+    def _set_tip(self, held: Held) -> None:
+        """Take what the deciding sink holds as the base of the next plan."""
+        self.held = held
+        checkpoint = held.checkpoint or (self._baseline.checkpoint if self._baseline else None)
+        stored = checkpoint.positions.get(self._parts.source.name) if checkpoint else None
+        self._bases[checkpoint.attempt if checkpoint else ""] = _Base(
+            epoch=held.epoch,
+            entry=held.entry,
+            checkpoint=checkpoint,
+            position=self._parts.source.start(stored),
+            schema=self._parts.deciding.find_schema() if held.exists else None,
+        )
+
+    # -- plan -----------------------------------------------------------------------------------------
+
+    def plan(self, epoch: int, base: str) -> tuple[m.Event, SourcePlan | None]:
+        fault_point("epoch.plan.before")
+        began = self._parts.clock.monotonic()
+        position = self._bases[base].position
+        requests = self._parts.requests.load()
+        for request in requests:
+            self._parts.source.retry(request.path, changed=request.changed)
+        plan = self._parts.source.plan(position, self._limits())
+        if plan is None:
+            return m.NothingToPlan(), None
+        attempt = self._parts.ids.new()
+        made = EpochInFlight(epoch, attempt, base, plan, requests)
+        made.durations_ms["plan"] = self._ms_since(began)
+        self._epochs[attempt] = made
+        fault_point("epoch.plan.after")
+        return m.Planned(epoch, attempt, base), plan
+
+    def reconcile_due(self) -> bool:
+        interval = self._parts.options.source.reconcile_interval_secs
+        if self._reconciled_at is None:
+            return self._once or interval > 0
+        return not self._once and self._parts.clock.monotonic() - self._reconciled_at >= interval
+
+    def reconcile(self, base: str) -> tuple[int, list[str], int] | None:
+        """Compare a full listing with the ledger; None when the ledger has a hole and nothing can be told."""
+        self._reconciled_at = self._parts.clock.monotonic()
+        try:
+            known = self._parts.known_files(self.held.entry)
+        except LedgerHoleError as error:
+            logger.error("reconcile stopped: the ledger has a hole", extra={"reason": error.message})
+            return None
+        if self._baseline is not None:
+            for record in self._baseline.inputs[self._parts.source.name]:
+                known[str(record["path"])] = str(record["etag"])
+        for flying in list(self._epochs.values()):
+            known.update({str(i["path"]): "" for task in flying.plan.tasks for i in task.inputs})
+        found = self._parts.source.reconcile(self._bases[base].position, known)
+        return len(found.late), found.changed, found.listed
+
+    def _limits(self) -> Limits:
+        batch = self._parts.options.batch
+        return Limits(
+            max_files=batch.max_files,
+            max_bytes=batch.max_bytes,
+            max_events=batch.max_events,
+            max_ms=batch.max_ms,
+            max_output_files=batch.max_output_files,
+            parallelism=self._engine.parallelism,
+        )
+
+    # -- run ------------------------------------------------------------------------------------------
+
+    def run(self, attempt: str) -> m.Event:
+        fault_point("epoch.run.before")
+        began = self._parts.clock.monotonic()
+        made = self._epochs[attempt]
+        base = self._bases[made.base]
+        context = self._context(made, base)
+        columns = columns_of(context, made.plan)
+        reports: dict[int, dict[str, Json]] = {}
+        wanted = set(range(len(made.plan.tasks)))
+        for _ in range(SCHEMA_ROUNDS):
+            if not wanted:
+                break
+            done = self._engine.run(attempt, make_orders(context, made.plan, columns, wanted))
+            reports.update(zip(sorted(wanted), done, strict=True))
+            columns, again = agree(columns, [reports[n] for n in sorted(reports)])
+            wanted = {sorted(reports)[n] for n in again}
+        made.produced = collect(context, columns, [reports[n] for n in sorted(reports)])
+        self._judge(made.produced)
+        position, made.records = self._parts.source.advance(made.plan, made.produced.outcomes, made.epoch)
+        made.durations_ms["run"] = self._ms_since(began)
+        self._bases[attempt] = _Base(made.epoch, None, None, position, _widen(base.schema, made.produced.schema))
+        fault_point("epoch.run.after")
+        return m.Ran(made.epoch, attempt)
+
+    def _context(self, made: EpochInFlight, base: _Base) -> Context:
+        deciding = self._parts.options.deciding
+        return Context(
+            epoch=made.epoch,
+            attempt=made.attempt,
+            options=self._parts.options.source,
+            root=self._parts.source.root,
+            targets=[sink.stage_target() for sink in self._parts.sinks],
+            quarantine={
+                "root": self._parts.storage.root,
+                "storage_options": dict(deciding.storage_options),
+                "folder": f"_firnline/{self._parts.options.name}/quarantine",
+            },
+            base=base.schema,
+        )
+
+    def _judge(self, produced: Produced) -> None:
+        """Refuse an epoch that is mostly bad records: more likely the wrong format than bad luck."""
+        limit = self._parts.options.source.max_bad_ratio
+        bad = produced.bad.total()
+        if produced.records >= JUDGED_RECORDS and bad > limit * produced.records:
+            raise BadRecordsError(
+                f"{bad} of {produced.records} records are bad ({dict(produced.bad)}); max_bad_ratio is {limit}"
+            )
+
+    def drop(self, attempt: str) -> None:
+        """Forget an epoch in flight. Its files stay until a sweep finds that no commit names them."""
+        self._engine.cancel(attempt)
+        self._epochs.pop(attempt, None)
+
+    # -- stage and commit -----------------------------------------------------------------------------
+
+    def stage(self, attempt: str) -> m.Event:
+        fault_point("epoch.stage.before")
+        began = self._parts.clock.monotonic()
+        made = self._epochs[attempt]
+        base, after = self._bases[made.base], self._bases[attempt]
+        positions = {self._parts.source.name: after.position}
+        floor = max(base.checkpoint.floor if base.checkpoint else 0, made.epoch - self._window())
+        checkpoint = self._checkpoint(made.epoch, attempt, positions, after.schema, floor)
+        made.entry = LedgerEntry(
+            checkpoint=checkpoint,
+            previous=base.entry,
+            inputs={self._parts.source.name: made.records},
+            staged=made.produced.staged,
+            quarantine=made.produced.quarantine,
+            schema=schema_to_json(made.produced.schema) if made.plan.tasks else [],
+            durations_ms=dict(made.durations_ms),
+        )
+        made.ref = self._parts.ledger.stage(made.entry)
+        after.entry, after.checkpoint = made.ref, checkpoint
+        made.durations_ms["stage"] = self._ms_since(began)
+        fault_point("epoch.stage.after")
+        return m.Staged(made.epoch, attempt)
+
+    def _checkpoint(
+        self, epoch: int, attempt: str, positions: dict[str, Json], schema: pa.Schema | None, floor: int
+    ) -> Checkpoint:
+        return Checkpoint(
+            pipeline=self._parts.options.name,
+            epoch=epoch,
+            generation=self._generation,
+            run=self._run,
+            attempt=attempt,
+            created_at=self._parts.clock.now().isoformat(),
+            positions=positions,
+            schema_fingerprint=fingerprint(schema) if schema is not None else "",
+            schema_version=len(schema.names) if schema is not None else 0,
+            floor=floor,
+        )
+
+    def _window(self) -> int:
+        return self._parts.options.checkpoint.rollback_window
+
+    def commit(self, name: str, epoch: int) -> m.Event:
+        """Commit to one sink: an epoch in flight to the deciding one, a decided epoch to the others."""
+        fault_point("epoch.commit.before")
+        sink = self._sink(name)
+        began = self._parts.clock.monotonic()
+        made = self._flying(epoch) if sink is self._parts.deciding else None
+        entry, ref = (made.entry, made.ref) if made is not None else self._decided_entry(epoch)
+        assert entry is not None and ref is not None
+        try:
+            receipt = sink.commit(self._epoch_commit(sink, entry, ref, made))
+        except CommitUnknownError as error:
+            logger.warning("commit unclear, asking the sink", extra={"sink": name, "reason": error.message})
+            return m.CommitUnclear(name, epoch)
+        except SchemaError as error:
+            if made is None:
+                raise
+            logger.warning("the table changed under the epoch", extra={"reason": error.message})
+            self._bases[made.base].schema = sink.find_schema()
+            return m.EpochLost(epoch, made.attempt)
+        if made is not None:
+            made.durations_ms["commit"] = self._ms_since(began)
+        self.receipts.append(receipt)
+        fault_point("epoch.commit.after")
+        return m.Committed(name, epoch, receipt.attempt)
+
+    def _epoch_commit(
+        self, sink: DeltaSink, entry: LedgerEntry, ref: EntryRef, made: EpochInFlight | None
+    ) -> EpochCommit:
+        position = entry.checkpoint.positions[self._parts.source.name]
+        schema = made.produced.schema if made is not None else schema_from_json(entry.schema)
+        return EpochCommit(
+            checkpoint=entry.checkpoint,
+            entry=ref,
+            previous=entry.previous,
+            files=entry.staged.get(sink.name, []),
+            schema=schema,
+            source_state=FileState.from_json(position).interchange(),
+            facts={"files": len(entry.inputs[self._parts.source.name])},
+        )
+
+    def _decided_entry(self, epoch: int) -> tuple[LedgerEntry, EntryRef]:
+        """The ledger entry of a decided epoch: what every further sink is given, and nothing else."""
+        ref = self.held.entry
+        for entry in self._parts.entries(self.held.entry):
+            assert ref is not None
+            if entry.epoch == epoch:
+                return entry, ref
+            if entry.previous is None:
+                break
+            ref = entry.previous
+        raise LedgerHoleError(f"the ledger entry of epoch {epoch} is needed by a sink that lags", epoch=epoch)
+
+    def find_receipt(self, name: str, epoch: int) -> m.Event:
+        """Ask until the sink answers: while the outcome is unknown nothing else may be done with this epoch."""
+        restart = self._parts.options.restart
+        for failures in range(restart.attempts + 1):
+            try:
+                receipt = self._sink(name).find_receipt(epoch)
+                break
+            except SinkError as error:
+                logger.warning("sink does not answer", extra={"sink": name, "reason": error.message})
+                self._parts.clock.sleep(min(restart.backoff_secs * 2**failures, restart.max_backoff_secs))
+        else:
+            raise CommitUnknownError(f"{name} does not tell whether epoch {epoch} was committed", epoch=epoch)
+        if receipt is None:
+            return m.ReceiptAbsent(name, epoch)
+        self.receipts.append(receipt)
+        return m.Committed(name, epoch, receipt.attempt)
+
+    def settle(self, epoch: int, attempt: str) -> tuple[EpochInFlight | None, Receipt | None]:
+        """The deciding sink holds an epoch: it is the tip now."""
+        made = self._epochs.pop(attempt, None)
+        receipt = next((r for r in reversed(self.receipts) if r.epoch == epoch), None)
+        base = self._bases.get(attempt)
+        if base is not None and base.entry is not None:
+            self.held = Held(
+                exists=True,
+                version=receipt.version if receipt else self.held.version,
+                generation=self._generation,
+                epoch=epoch,
+                entry=base.entry,
+                checkpoint=base.checkpoint,
+            )
+        self._bases = {a: b for a, b in self._bases.items() if b.epoch >= epoch - 1}
+        del self.receipts[:-8]
+        return made, receipt
+
+    # -- after the commit -----------------------------------------------------------------------------
+
+    def acknowledge(self, epoch: int) -> m.Event:
+        fault_point("epoch.acknowledge.before")
+        tip = self.held
+        if tip.entry is not None and tip.checkpoint is not None and epoch % FOLD_EVERY == 0:
+            try:
+                self._parts.ledger.fold(tip.entry, tip.checkpoint.floor)
+            except LedgerHoleError as error:
+                logger.error("ledger not folded", extra={"reason": error.message})
+        fault_point("epoch.acknowledge.after")
+        return m.Acknowledged(epoch)
+
+    def finish_requests(self, made: EpochInFlight) -> None:
+        """The epoch that took these requests up is committed."""
+        if made.requests:
+            self._parts.requests.done(made.requests)
+            self._parts.source.forget_retries(r.path for r in made.requests)
+
+    def maintain(self, name: str) -> None:
+        self._sink(name).maintain()
+
+    def run_seconds(self, attempt: str) -> float:
+        made = self._epochs.get(attempt)
+        return made.durations_ms.get("run", 0) / 1000 if made else 0.0
+
+    def facts(self, made: EpochInFlight, receipt: Receipt) -> EpochFacts:
+        """An epoch that was just committed, for observers."""
+        assert made.entry is not None
+        checkpoint = made.entry.checkpoint
+        position = checkpoint.positions[self._parts.source.name]
+        staged = made.entry.staged.get(receipt.sink, [])
+        return EpochFacts(
+            epoch=made.epoch,
+            attempt=made.attempt,
+            sink=receipt.sink,
+            version=receipt.version,
+            files=made.plan.files,
+            records=made.produced.records,
+            rows=receipt.rows,
+            bad=dict(made.produced.bad),
+            bytes_read=made.produced.bytes_read,
+            raw_bytes=made.produced.raw_bytes,
+            staged_files=len(staged),
+            staged_bytes=receipt.size_bytes,
+            late_files=int(made.plan.notes.get("late", 0)),
+            checkpoint_bytes=len(canonical(checkpoint.to_json())),
+            state_files=len(position["files"]),
+            set_aside=len(position["set_aside"]),
+            durations_ms=dict(made.durations_ms),
+        )
+
+    def _flying(self, epoch: int) -> EpochInFlight:
+        return next(e for e in self._epochs.values() if e.epoch == epoch)
+
+    def _sink(self, name: str) -> DeltaSink:
+        return next(s for s in self._parts.sinks if s.name == name)
+
+    def _ms_since(self, began: float) -> int:
+        return round((self._parts.clock.monotonic() - began) * 1000)
+
+
+def _widen(base: pa.Schema | None, produced: pa.Schema) -> pa.Schema:
+    return produced if base is None else merge(base, produced, frozen=base.names)
+
+
+def failure_event(error: FirnlineError, action: Any) -> m.Event:
+    """What an error of a step means to the decisions."""
+    if isinstance(error, FencedError):
+        return m.Fenced()
+    match action:
+        case m.Run(epoch, attempt) | m.StageEntry(epoch, attempt) if error.retryable:
+            return m.EpochLost(epoch, attempt)
+        case m.Commit(sink, epoch) if error.retryable:
+            return m.CommitUnclear(sink, epoch)
+        case m.FindReceipt():
+            return m.Failed(False, error.exit_code)
+        case m.Join(sink):
+            return m.Failed(error.retryable, error.exit_code, sink)
+        case _:
+            return m.Failed(error.retryable, error.exit_code)

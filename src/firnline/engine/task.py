@@ -1,0 +1,304 @@
+"""The fused task: from a run of files to staged Parquet in one Python worker, on Arrow buffers.
+
+Runs inside Spark's workers, in bounded memory. What comes back is a manifest; rows never do.
+
+A file's rows reach the writer only when the file is known to be whole, or when it is too large to hold; a
+large file that then turns out broken, and a column whose type widens after rows were written, make the task
+discard its own output and begin again, knowing better.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+import urllib.parse
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from firnline.engine.quarantine import QuarantineWriter
+from firnline.errors import BadRecordsError, SchemaError
+from firnline.ndjson import (
+    Block,
+    BlockReader,
+    BrokenFileError,
+    Decoded,
+    DecodeOptions,
+    Decoder,
+    MismatchError,
+    UnexpectedFieldError,
+    compression_of,
+    open_blocks,
+)
+from firnline.schema import RESCUED_COLUMN, schema_from_json, schema_to_json
+from firnline.sinks.delta.stage import ParquetStager
+from firnline.storage import Storage, open_storage
+from firnline.types import Json
+
+HOLD_BYTES = 48 * 1024 * 1024  # decoded rows of one file that wait until the file is known to be whole
+READ_TRIES = 4
+LINEAGE = ("_firnline_file", "_firnline_record", "_firnline_epoch")
+
+
+class _RestartError(Exception):
+    """The task begins again, with what it has learned."""
+
+
+@dataclass(slots=True)
+class _Learned:
+    """What survives a restart of the task."""
+
+    schema: pa.Schema
+    failed: dict[str, str] = field(default_factory=dict)  # path -> reason
+
+
+@dataclass(slots=True)
+class _Counts:
+    records: int = 0
+    bad: int = 0
+    bytes_read: int = 0
+    raw_bytes: int = 0
+
+
+def run_task(order: dict[str, Json]) -> dict[str, Json]:
+    """Read the files of `order`, stage what they hold, and report. `order` comes from `engine.orders`."""
+    began = time.monotonic()
+    learned = _Learned(schema_from_json(order["schema"]))
+    while True:
+        attempt = _Attempt(order, learned)
+        try:
+            report = attempt.run()
+        except _RestartError:
+            attempt.discard()
+            continue
+        except BaseException:
+            attempt.discard()
+            raise
+        report["seconds"] = round(time.monotonic() - began, 3)
+        report["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return report
+
+
+class _Attempt:
+    """One pass over the files of a task."""
+
+    def __init__(self, order: dict[str, Json], learned: _Learned) -> None:
+        self._order = order
+        self._learned = learned
+        self._source: Storage = open_storage(order["source"]["root"], order["source"]["storage_options"])
+        self._stagers = {t["sink"]: ParquetStager(t, order["attempt"]) for t in order["targets"]}
+        self._quarantine = QuarantineWriter(order["quarantine"], order["epoch"], order["attempt"])
+        self._options = DecodeOptions(
+            evolution=order["evolution"],
+            on_mismatch="fail" if order["evolution"] == "fail" else "rescue",
+            reserved=frozenset(order["reserved"]),
+        )
+        self._decoder = Decoder(learned.schema, order["frozen"], self._options)
+        self._written: pa.Schema | None = None
+        self._counts = _Counts()
+
+    def run(self) -> dict[str, Json]:
+        outcomes: list[dict[str, Json]] = []
+        for item in self._order["inputs"]:
+            if self._is_full():
+                break
+            path = item["path"]
+            if path not in self._learned.failed:
+                outcome = self._read_file(item)
+                if outcome is not None:
+                    outcomes.append(outcome)
+                    continue
+            outcomes.append({"path": path, "failed": self._learned.failed[path]})
+        staged = {name: stager.close() for name, stager in self._stagers.items()}
+        return {
+            "outcomes": outcomes,
+            "staged": staged,
+            "quarantine": self._quarantine.close(),
+            "schema": schema_to_json(self._decoder.schema),
+            "records": self._counts.records,
+            "bad": self._counts.bad,
+            "bytes_read": self._counts.bytes_read,
+            "raw_bytes": self._counts.raw_bytes,
+        }
+
+    def discard(self) -> None:
+        for stager in self._stagers.values():
+            stager.discard()
+        self._quarantine.discard()
+
+    def _is_full(self) -> bool:
+        """The task's share of the epoch is used up. By counts only: a repeat would end at the same place."""
+        order, counts = self._order, self._counts
+        if counts.records >= order["max_records"] or counts.bytes_read >= order["max_bytes"]:
+            return True
+        return any(s.full_files >= order["max_output_files"] for s in self._stagers.values())
+
+    # -- one file -------------------------------------------------------------------------------------
+
+    def _read_file(self, item: dict[str, Json]) -> dict[str, Json] | None:
+        """Read one file as far as the limits allow; None when it failed."""
+        before = self._decoder.schema
+        held: list[tuple[Block, Decoded]] = []
+        held_bytes = 0
+        spilled = False
+        try:
+            reader = self._open(item)
+            read_before = 0
+            for block in reader:
+                decoded = self._decode(item, block)
+                self._counts.raw_bytes += len(block.data)
+                self._counts.records += block.records
+                self._counts.bytes_read += block.consumed_bytes - read_before
+                read_before = block.consumed_bytes
+                held.append((block, decoded))
+                held_bytes += decoded.batch.nbytes
+                if held_bytes > HOLD_BYTES:
+                    self._write(item, held)
+                    held, held_bytes, spilled = [], 0, True
+                if self._is_full():
+                    break
+        except (BrokenFileError, OSError) as error:
+            self._learned.failed[item["path"]] = _reason(error)
+            if spilled:
+                self._learned.schema = before if self._written is None else self._learned.schema
+                raise _RestartError from error
+            self._decoder = Decoder(before, self._order["frozen"], self._options)
+            self._counts.records -= sum(block.records for block, _ in held)
+            return None
+        self._write(item, held)
+        return {
+            "path": item["path"],
+            "to": reader.records_read,
+            "offset": reader.end_offset if compression_of(item["path"]) is None else 0,
+            "line": reader.lines_read,
+            "finished": reader.finished,
+        }
+
+    def _open(self, item: dict[str, Json]) -> BlockReader:
+        """Open a file where it was left, as it was planned."""
+        key = item["path"].removeprefix(self._order["source"]["root"]).lstrip("/")
+        last: OSError | None = None
+        for attempt in range(READ_TRIES):
+            try:
+                stat = self._source.stat(key)
+                if stat.etag != item["etag"]:
+                    raise BrokenFileError(item["path"], "changed after it was planned")
+                compression = compression_of(item["path"])
+                offset = 0 if compression else int(item["offset"])
+                return open_blocks(
+                    self._source.open_read(key, offset),
+                    path=item["path"],
+                    compression=compression,
+                    start_offset=offset,
+                    start_record=int(item["from"]) if offset else 0,
+                    start_line=int(item["line"]) if offset else 0,
+                    skip_records=0 if offset else int(item["from"]),
+                    max_records=self._order["max_records"] - self._counts.records,
+                    max_record_bytes=self._order["max_record_bytes"],
+                )
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                last = error
+                time.sleep(0.1 * 2**attempt)
+        assert last is not None
+        raise last
+
+    def _decode(self, item: dict[str, Json], block: Block) -> Decoded:
+        try:
+            decoded = self._decoder.decode(block)
+        except (UnexpectedFieldError, MismatchError) as error:
+            raise SchemaError(f"{item['path']}: {error}", file=item["path"]) from error
+        if decoded.bad and self._order["on_bad_record"] == "fail":
+            first = decoded.bad[0]
+            raise BadRecordsError(f"{item['path']}, line {first.line}: {first.reason}", file=item["path"])
+        return decoded
+
+    # -- rows -----------------------------------------------------------------------------------------
+
+    def _write(self, item: dict[str, Json], held: list[tuple[Block, Decoded]]) -> None:
+        for _, decoded in held:
+            if decoded.bad:
+                self._counts.bad += len(decoded.bad)
+                self._quarantine.add(item["path"], decoded.bad)
+            if decoded.batch.num_rows == 0:
+                continue
+            self._check_types(decoded.batch.schema)
+            batch = self._complete(item, decoded)
+            for stager in self._stagers.values():
+                stager.write(batch)
+
+    def _check_types(self, schema: pa.Schema) -> None:
+        """Files of one task must agree on types: begin again when a column widened after rows were written."""
+        if self._written is not None and retyped(self._written, schema):
+            self._learned.schema = schema
+            raise _RestartError
+        self._written = schema
+
+    def _complete(self, item: dict[str, Json], decoded: Decoded) -> pa.RecordBatch:
+        """Add what does not come from the record: folder columns, partitions that no record has, lineage."""
+        batch, rows = decoded.batch, decoded.batch.num_rows
+        columns, fields = list(batch.columns), list(batch.schema)
+        folder = folder_values(item["path"], self._order["source"]["root"])
+        for name, kind in self._order["folder_types"].items():
+            value = pa.array([folder.get(name)], pa.string()).cast(_arrow_type(kind))
+            columns.append(pa.repeat(value[0], rows))
+            fields.append(pa.field(name, value.type))
+        names = {f.name for f in fields}
+        missing = [n for t in self._order["targets"] for n in t["partition_by"] if n not in names]
+        for name in dict.fromkeys(missing):
+            columns.append(pa.nulls(rows, pa.string()))
+            fields.append(pa.field(name, pa.string()))
+        if not fields:
+            columns.append(pa.nulls(rows, pa.string()))
+            fields.append(pa.field(RESCUED_COLUMN, pa.string()))
+        if self._order["lineage"]:
+            columns += [
+                pa.repeat(pa.scalar(item["path"]), rows),
+                decoded.record_numbers,
+                pa.repeat(pa.scalar(self._order["epoch"], pa.int64()), rows),
+            ]
+            kinds = (pa.string(), pa.int64(), pa.int64())
+            fields += [pa.field(name, kind) for name, kind in zip(LINEAGE, kinds, strict=True)]
+        return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+def folder_values(path: str, root: str) -> dict[str, str | None]:
+    """The `name=value` folders between the root and the file."""
+    found: dict[str, str | None] = {}
+    for part in path.removeprefix(root).split("/")[:-1]:
+        name, equals, value = part.partition("=")
+        if equals and name:
+            found[name] = None if value == "__HIVE_DEFAULT_PARTITION__" else urllib.parse.unquote(value)
+    return found
+
+
+def retyped(old: pa.Schema, new: pa.Schema) -> bool:
+    """Whether a column of `old` has another type in `new`; new columns and new nested fields do not count."""
+    return any(new.get_field_index(f.name) < 0 or _type_differs(f.type, new.field(f.name).type) for f in old)
+
+
+def _type_differs(old: pa.DataType, new: pa.DataType) -> bool:
+    if pa.types.is_struct(old) and pa.types.is_struct(new):
+        return retyped(pa.schema(list(_children(old))), pa.schema(list(_children(new))))
+    if pa.types.is_list(old) and pa.types.is_list(new):
+        return _type_differs(old.value_type, new.value_type)
+    return bool(old != new)
+
+
+def _children(kind: Any) -> Iterator[pa.Field]:
+    return (kind.field(i) for i in range(kind.num_fields))
+
+
+def _arrow_type(kind: str) -> pa.DataType:
+    return schema_from_json([{"name": "x", "type": kind, "nullable": True}]).field(0).type
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, BrokenFileError):
+        return error.reason
+    if isinstance(error, FileNotFoundError):
+        return "missing"
+    return f"unreadable: {error}"

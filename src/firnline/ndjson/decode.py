@@ -1,0 +1,337 @@
+"""Blocks of lines to Arrow batches: the compiled walk for the many, the exact path for the odd ones.
+
+What never depends on luck or order: every field of every record ends up in a column or in `_rescued_data`, or
+the record is reported as bad. Of duplicate keys the last wins. An unknown field that is null counts as absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from firnline.ndjson import kernel, slow
+from firnline.ndjson import nodes as k
+from firnline.ndjson.fit import MisfitError, fit
+from firnline.ndjson.infer import Learner, kind_of
+from firnline.ndjson.layout import Array, Layout
+from firnline.ndjson.reader import Block
+from firnline.ndjson.slow import BadRecordError, Object, dump
+from firnline.ndjson.text import FULL
+from firnline.ndjson.tree import Node, build_tree
+from firnline.schema import RESCUED_COLUMN
+
+BadReason = Literal["not-json", "not-an-object", "invalid-utf8", "too-long", "missing-required"]
+
+_FIRST_ODD = 200  # odd records to look at before the schema is learned and the walk tried again
+_FEW_RUNS = 64  # up to here rows are put together from slices, beyond by index
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeOptions:
+    """How records that the schema does not expect are treated.
+
+    Attributes:
+        evolution: what an unknown field becomes: a column, a part of `_rescued_data`, or an error.
+        on_mismatch: what a value becomes that does not fit a column whose type is fixed.
+        reserved: top-level names that are never taken from records as columns; such fields are rescued.
+        max_fields: fields at all levels beyond which unknown fields are rescued under `add`, so that records
+            with generated keys cannot exhaust the memory.
+    """
+
+    evolution: Literal["add", "rescue", "fail"] = "add"
+    on_mismatch: Literal["rescue", "fail"] = "rescue"
+    reserved: frozenset[str] = frozenset()
+    max_fields: int = 1_000
+
+
+class _FieldError(Exception):
+    def __init__(self, field: str, record: int, kind: str) -> None:
+        super().__init__(field, record, kind)
+        self.field = field
+        self.record = record
+        self.kind = kind
+
+
+class UnexpectedFieldError(_FieldError):
+    """A record has a field that the schema does not know, and `evolution` is `fail`."""
+
+    def __str__(self) -> str:
+        return f"record {self.record}: unknown field {self.field!r} ({self.kind})"
+
+
+class MismatchError(_FieldError):
+    """A value does not fit its column, and `on_mismatch` is `fail`."""
+
+    def __str__(self) -> str:
+        return f"record {self.record}: field {self.field!r} holds a value ({self.kind}) that does not fit its type"
+
+
+@dataclass(frozen=True, slots=True)
+class BadRecord:
+    """A record that cannot become a row."""
+
+    record: int
+    line: int
+    raw: bytes
+    reason: BadReason
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The rows of one block in record order, their record numbers, and the records that are no rows."""
+
+    batch: pa.RecordBatch
+    record_numbers: pa.Array
+    bad: list[BadRecord]
+
+
+@dataclass(slots=True)
+class _Odd:
+    """A record for the exact path."""
+
+    raw: bytes
+    parsed: Object | BadRecordError
+    rows_before: int
+    record: int
+    line: int
+
+
+class Decoder:
+    """Turns the blocks of files into batches, learning new fields as they come.
+
+    Columns in `frozen` keep their type (a struct among them may gain fields); every other column widens when a
+    value does not fit (see `firnline.schema.merge`), so that earlier batches may have an older schema.
+
+    Attributes:
+        schema: the schema of the newest batch.
+    """
+
+    def __init__(self, schema: pa.Schema, frozen: Collection[str], options: DecodeOptions | None = None) -> None:
+        self.schema = schema
+        self.options = options or DecodeOptions()
+        self._base = schema
+        self._frozen = frozenset(frozen)
+        self._build()
+
+    def _build(self) -> None:
+        self._root = build_tree(self.schema, self._base, self._frozen, self.options.reserved)
+        self._layout = Layout(self._root)
+
+    def decode(self, block: Block) -> Decoded:
+        """Decode one block.
+
+        Raises:
+            UnexpectedFieldError: under `evolution="fail"`, for the first such field.
+            MismatchError: under `on_mismatch="fail"`, for the first such value.
+        """
+        places = _Places(block)
+        data = _as_array(block.data)
+        odd = self._walk(data, places)
+        columns = self._layout.finish()
+        count = int(self._layout.table[0, k.LENGTH])
+        rows, kept, bad = self._convert(odd)
+        if rows and RESCUED_COLUMN not in self.schema.names and any(RESCUED_COLUMN in row for row in rows):
+            self.schema = self.schema.append(pa.field(RESCUED_COLUMN, pa.string()))
+            columns.append(pa.nulls(count, pa.string()))
+            self._build()
+        fast = pa.RecordBatch.from_arrays(columns, schema=self.schema) if columns else _empty_rows(count)
+        batch = fast
+        if rows:
+            batch = _interleave(fast, rows, [item.rows_before for item in kept], self.schema)
+        bad += [BadRecord(big.record, big.line, big.head, "too-long") for big in block.oversized]
+        bad.sort(key=lambda item: item.record)
+        numbers = places.records
+        if bad:
+            numbers = numbers[~np.isin(numbers, [item.record for item in bad])]
+        return Decoded(batch, pa.array(numbers), bad)
+
+    # --- the compiled walk -----------------------------------------------------------------------------
+
+    def _walk(self, data: Array, places: _Places) -> list[_Odd]:
+        """Read all records into the layout; return the odd ones, once no more can be learned from them."""
+        seen: dict[int, _Odd] = {}  # by their place in the data; each is parsed once
+        room = _FIRST_ODD
+        while True:
+            table = np.zeros((room, 5), np.int64)
+            control = np.zeros(k.CONTROL_SIZE, np.int64)
+            self._layout.start(places.records.size)
+            odd: list[_Odd] = []
+            while True:
+                status = self._scan(data, table, control)
+                fresh = [
+                    seen.get(int(row[k.ODD_START]))
+                    or seen.setdefault(int(row[k.ODD_START]), _odd_record(data, row, places))
+                    for row in table[len(odd) : control[k.ODD_COUNT]]
+                ]
+                for item, row in zip(fresh, table[len(odd) :], strict=False):
+                    item.rows_before = int(row[k.ODD_ROW])
+                if self._learn(fresh):
+                    break
+                odd += fresh
+                if status == 0:
+                    return odd
+                table = np.vstack([table, np.zeros_like(table)])
+            # Twice the room each time: however many new fields come, few walks are needed.
+            room = max(2 * room, table.shape[0])
+
+    def _scan(self, data: Array, odd: Array, control: Array) -> int:
+        layout = self._layout
+        while True:
+            status = int(
+                kernel.scan(
+                    data, layout.table, layout.keys, layout.slots, layout.valid, layout.words, layout.offsets,
+                    layout.text, layout.stack, odd, control,
+                )
+            )  # fmt: skip
+            if status != FULL:
+                return status
+            layout.grow(int(control[k.FULL_NODE]), bool(control[k.FULL_TEXT]))
+
+    def _learn(self, odd: list[_Odd]) -> bool:
+        """Widen the schema by what these records hold; True when it changed."""
+        options = self.options
+        room = options.max_fields - len(self._layout.nodes)
+        learner = Learner(self._root, options.evolution == "add", options.reserved, room)
+        for item in odd:
+            if isinstance(item.parsed, Object):
+                learner.watch(item.parsed)
+        schema = learner.schema(self.schema)
+        if schema is self.schema:
+            return False
+        self.schema = schema
+        self._build()
+        return True
+
+    # --- the exact path --------------------------------------------------------------------------------
+
+    def _convert(self, odd: list[_Odd]) -> tuple[list[dict[str, Any]], list[_Odd], list[BadRecord]]:
+        rows, kept, bad = [], [], []
+        for item in odd:
+            rescued: list[tuple[str, Any]] = []
+            try:
+                if isinstance(item.parsed, BadRecordError):
+                    raise item.parsed
+                row = self._struct(item.parsed, self._root, rescued, "", item.record)
+            except BadRecordError as exc:
+                reason: Any = str(exc)
+                bad.append(BadRecord(item.record, item.line, item.raw, reason))
+                continue
+            if rescued:
+                row[RESCUED_COLUMN] = dump(Object(rescued))
+            rows.append(row)
+            kept.append(item)
+        return rows, kept, bad
+
+    def _struct(
+        self, value: Object, node: Node, rescued: list[tuple[str, Any]], path: str, record: int
+    ) -> dict[str, Any]:
+        """Return the fields that fit; append the others to `rescued`."""
+        row: dict[str, Any] = {}
+        for name, item in value.last().items():
+            if item is None:
+                continue
+            child = node.by_name.get(name)
+            if child is None:
+                if self.options.evolution == "fail" and not (node is self._root and name in self.options.reserved):
+                    raise UnexpectedFieldError(path + name, record, kind_of(item))
+                rescued.append((name, item))
+            elif child.kind == k.STRUCT and type(item) is Object:
+                inner: list[tuple[str, Any]] = []
+                row[name] = self._struct(item, child, inner, f"{path}{name}.", record)
+                if inner:
+                    rescued.append((name, Object(inner)))
+            else:
+                try:
+                    row[name] = fit(item, child)
+                except MisfitError:
+                    if self.options.on_mismatch == "fail":
+                        raise MismatchError(path + name, record, kind_of(item)) from None
+                    rescued.append((name, item))
+        for child in node.children:
+            if child.required and row.get(child.field.name) is None:
+                raise BadRecordError("missing-required")
+        return row
+
+
+class _Places:
+    """Where the records of a block's data stand in the file, oversized ones left out."""
+
+    def __init__(self, block: Block) -> None:
+        records = np.arange(block.first_record, block.end_record, dtype=np.int64)
+        if block.oversized:
+            records = records[~np.isin(records, [big.record for big in block.oversized])]
+        self.records = records
+        self._first_line = block.first_line
+        self._long_lines = sorted(big.line for big in block.oversized)
+
+    def line(self, index: int) -> int:
+        """Return the line in the file of a line in the data."""
+        line = self._first_line + index
+        for long_line in self._long_lines:
+            if line >= long_line:
+                line += 1
+        return line
+
+
+def _as_array(data: bytes | memoryview) -> Array:
+    """Return the data as a read-only array that ends with a line feed."""
+    if not data or data[-1] != 10:
+        data = bytes(data) + b"\n"
+    array = np.frombuffer(data, np.uint8)
+    array.flags.writeable = False
+    return array
+
+
+def _odd_record(data: Array, row: Array, places: _Places) -> _Odd:
+    raw = data[row[k.ODD_START] : row[k.ODD_END]].tobytes()
+    parsed: Object | BadRecordError
+    try:
+        parsed = slow.parse(raw)
+    except BadRecordError as exc:
+        parsed = exc
+    return _Odd(
+        raw, parsed, int(row[k.ODD_ROW]), int(places.records[row[k.ODD_RECORD]]), places.line(int(row[k.ODD_LINE]))
+    )
+
+
+def _empty_rows(count: int) -> pa.RecordBatch:
+    """Return a batch of rows without columns."""
+    return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
+
+
+def _interleave(
+    fast: pa.RecordBatch, rows: list[dict[str, Any]], before: list[int], schema: pa.Schema
+) -> pa.RecordBatch:
+    """Put each row after as many rows of `fast` as `before` says."""
+    exact = pa.RecordBatch.from_struct_array(pa.array(rows, pa.struct(list(schema))))
+    if not schema.names:
+        return _empty_rows(fast.num_rows + len(rows))
+    # Arrow's builders forget the metadata of nested fields.
+    exact = pa.RecordBatch.from_arrays(exact.columns, schema=schema)
+    if len(set(before)) > _FEW_RUNS:
+        order = np.insert(np.arange(fast.num_rows), before, fast.num_rows + np.arange(len(rows)))
+        joined = pa.concat_batches([fast, exact]).take(pa.array(order))
+    else:
+        pieces, done = [], 0
+        for index, place in enumerate(before):
+            pieces += [fast.slice(done, place - done), exact.slice(index, 1)]
+            done = place
+        joined = pa.concat_batches([*pieces, fast.slice(done)])
+    return pa.RecordBatch.from_arrays(joined.columns, schema=schema)
+
+
+def infer_schema(blocks: Iterable[Block], options: DecodeOptions | None = None) -> pa.Schema:
+    """Return the schema that these blocks need, starting from nothing; for a preview."""
+    decoder = Decoder(pa.schema([]), (), options)
+    for block in blocks:
+        decoder.decode(block)
+    return decoder.schema
+
+
+def warm_up() -> None:
+    """Compile the kernel, or load it from numba's cache; cheap from the second call on."""
+    Decoder(pa.schema([]), ()).decode(Block(b"{}\n", 0, 1, 1, 1, 3, 3))

@@ -1,0 +1,252 @@
+"""The compiled walk over a block: records straight into Arrow-shaped buffers, in one pass.
+
+One compiled function serves every schema: the schema comes in as a table of nodes (see `layout`), numbered
+breadth first so that the children of a node are neighbours. All buffers of one kind live in one arena.
+
+Slots. The slot of a struct's child is the slot of the struct; the slots of a list's element are appended.
+A column may lag behind: nulls are filled in when its next value comes, or at the end. So a record that turns
+out odd half way is undone by cutting every column back to its parent's length (`rollback`).
+
+Odd records (an unknown key, a value of another kind, anything not plainly valid) are only noted, with their
+place, and go through the exact path in Python. The kernel may call a good record odd, never the reverse.
+"""
+
+# numba checks the types of compiled code.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from firnline.ndjson.cells import fill, limit, read_map_key, read_value, rollback
+from firnline.ndjson.nodes import (
+    CAPACITY,
+    COUNT,
+    FIRST,
+    FULL_NODE,
+    FULL_TEXT,
+    KEY,
+    KEY_SIZE,
+    KIND,
+    LENGTH,
+    LINE,
+    LIST,
+    MAP,
+    ODD_COUNT,
+    ODD_END,
+    ODD_LINE,
+    ODD_RECORD,
+    ODD_ROW,
+    ODD_START,
+    POSITION,
+    RECORD,
+    ROW,
+    STRUCT,
+    TABLE,
+    TABLE_MASK,
+    VALID,
+)
+from firnline.ndjson.text import FULL, ODD, key_end, line_end, same_bytes
+
+
+@njit(nogil=True)
+def key_hash(data, p, size):
+    """Return FNV-1a of a key."""
+    value = np.uint32(2166136261)
+    for i in range(size):
+        value = (value ^ np.uint32(data[p + i])) * np.uint32(16777619)
+    return np.int64(value)
+
+
+@njit(nogil=True, forceinline=True)
+def _find_child(data, p, n, size, t, node, expected, keys, table):
+    """Return the child with this key, or -1. Keys mostly come in the order in which they were learned."""
+    if (
+        expected < t[node, FIRST] + t[node, COUNT]
+        and t[expected, KEY_SIZE] == size
+        and same_bytes(data, p, n, keys, t[expected, KEY], size)
+    ):
+        return expected
+    mask = t[node, TABLE_MASK]
+    at = key_hash(data, p, size) & mask
+    while True:
+        child = table[t[node, TABLE] + at]
+        if child == 0:
+            return -1
+        if t[child, KEY_SIZE] == size and same_bytes(data, p, n, keys, t[child, KEY], size):
+            return child
+        at = (at + 1) & mask
+
+
+@njit(nogil=True)
+def _skip_unknown_null(data, p, end):
+    """Return the index after a colon and null, for an unknown ASCII key data[p:end]; otherwise ODD."""
+    for i in range(p, end):
+        if data[i] >= 0x80:
+            return ODD
+    p = end + 1
+    while data[p] == 32 or data[p] == 9 or data[p] == 13:
+        p += 1
+    if data[p] != 58:
+        return ODD
+    p += 1
+    while data[p] == 32 or data[p] == 9 or data[p] == 13:
+        p += 1
+    if data[p] == 110 and data[p + 1] == 117 and data[p + 2] == 108 and data[p + 3] == 108:
+        return p + 4
+    return ODD
+
+
+@njit(nogil=True, forceinline=True)
+def _record(data, p, n, t, keys, table, valid, words, offsets, text, stack, row, control):
+    """Read the object at p into row `row`. Returns the index of the line feed after it, or ODD or FULL."""
+    if data[p] != 123:
+        return ODD
+    p += 1
+    depth, node, slot, kind, expected = 0, 0, row, STRUCT, t[0, FIRST]
+    close = 125
+    fresh = True
+    while True:
+        c = data[p]
+        while c == 32 or c == 9 or c == 13:
+            p += 1
+            c = data[p]
+        if c == close:
+            p += 1
+            if not close(t, node, slot, valid, offsets):
+                return ODD
+            if depth == 0:
+                break
+            depth -= 1
+            node, slot, expected = stack[depth, 0], stack[depth, 1], stack[depth, 2]
+            kind = t[node, KIND]
+            close = 93 if kind == LIST else 125
+            fresh = False
+            continue
+        if not fresh:
+            if c != 44:
+                return ODD
+            p += 1
+            c = data[p]
+            while c == 32 or c == 9 or c == 13:
+                p += 1
+                c = data[p]
+        fresh = False
+        if kind == LIST:
+            target = t[node, FIRST]
+            place = t[target, LENGTH]
+            if place >= t[target, CAPACITY]:
+                control[FULL_NODE], control[FULL_TEXT] = target, 0
+                return FULL
+        else:
+            if c != 34:
+                return ODD
+            if kind == STRUCT:
+                end = key_end(data, p + 1, n)
+                if end < 0:
+                    return ODD
+                target = _find_child(data, p + 1, n, end - p - 1, t, node, expected, keys, table)
+                if target < 0:
+                    p = _skip_unknown_null(data, p + 1, end)
+                    if p < 0:
+                        return ODD
+                    continue
+                expected = target + 1
+                place = slot
+                p = end + 1
+            else:
+                target = t[node, FIRST] + 1
+                place = t[target - 1, LENGTH]
+                p = read_map_key(data, p, n, t, node, slot, valid, offsets, text)
+                if p < 0:
+                    control[FULL_NODE], control[FULL_TEXT] = target - 1, place < t[target - 1, CAPACITY]
+                    return p
+            c = data[p]
+            while c == 32 or c == 9 or c == 13:
+                p += 1
+                c = data[p]
+            if c != 58:
+                return ODD
+            p += 1
+            c = data[p]
+            while c == 32 or c == 9 or c == 13:
+                p += 1
+                c = data[p]
+        inner = t[target, KIND]
+        if inner <= MAP and c == (91 if inner == LIST else 123):
+            if t[target, LENGTH] != place:
+                if t[target, LENGTH] > place:
+                    return ODD
+                fill(t, target, place, valid, words, offsets)
+            if inner == STRUCT:
+                valid[t[target, VALID] + place] = 1
+                t[target, LENGTH] = place + 1
+            stack[depth, 0], stack[depth, 1], stack[depth, 2] = node, slot, expected
+            depth += 1
+            node, slot, kind, expected = target, place, inner, t[target, FIRST]
+            close = 93 if inner == LIST else 125
+            fresh = True
+            p += 1
+            continue
+        p = read_value(data, p, n, t, target, place, valid, words, offsets, text)
+        if p < 0:
+            control[FULL_NODE], control[FULL_TEXT] = target, 1
+            return p
+    while data[p] == 32 or data[p] == 9 or data[p] == 13:
+        p += 1
+    return p if data[p] == 10 else ODD
+
+
+@njit(cache=True, nogil=True)
+def scan(data, t, keys, table, valid, words, offsets, text, stack, odd, control):
+    """Read records until the data, the room for odd records, or the room in a buffer ends.
+
+    The data ends with a line feed. Returns 0 at the end of the data, ODD when `odd` is full, FULL when the
+    buffer named in `control` must grow; a call with the same arguments then goes on.
+    """
+    n = data.size
+    p, row, record = control[POSITION], control[ROW], control[RECORD]
+    line, odds = control[LINE], control[ODD_COUNT]
+    status = 0
+    while True:
+        start = p
+        while p < n and (data[p] == 32 or data[p] == 9 or data[p] == 13 or data[p] == 10):
+            if data[p] == 10:
+                line += 1
+                start = p + 1
+            p += 1
+        if p >= n:
+            break
+        if odds >= odd.shape[0]:
+            p, status = start, ODD
+            break
+        end = _record(data, p, n, t, keys, table, valid, words, offsets, text, stack, row, control)
+        if end == FULL:
+            rollback(t, row, offsets)
+            p, status = start, FULL
+            break
+        if end == ODD:
+            rollback(t, row, offsets)
+            end = line_end(data, p, n)
+            odd[odds, ODD_START], odd[odds, ODD_END], odd[odds, ODD_ROW] = start, end, row
+            odd[odds, ODD_RECORD], odd[odds, ODD_LINE] = record, line
+            odds += 1
+        else:
+            row += 1
+            t[0, LENGTH] = row
+        record += 1
+        line += 1
+        p = end + 1
+    control[POSITION], control[ROW], control[RECORD] = p, row, record
+    control[LINE], control[ODD_COUNT] = line, odds
+    return status
+
+
+@njit(cache=True, nogil=True)
+def finish(t, valid, words, offsets):
+    """Bring every column to its parent's length."""
+    for node in range(1, t.shape[0]):
+        limit = limit(t, node, offsets)
+        if t[node, LENGTH] < limit:
+            fill(t, node, limit, valid, words, offsets)

@@ -1,0 +1,281 @@
+"""Files of lines in blocks of whole lines, in bounded memory, with exact places to stop and to go on.
+
+A record is a line that is not blank; it counts whether or not it can be decoded. Lines end with LF; a CR
+before it, spaces and tabs around a record, blank lines, a missing last LF and a UTF-8 byte order mark at the
+start of the file are all fine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from firnline.ndjson.lines import AT_LIMIT, AT_LONG_LINE, measure
+from firnline.ndjson.streams import (
+    BrokenFileError,
+    ByteStream,
+    Compression,
+    CountingStream,
+    compression_of,
+    open_pieces,
+)
+
+__all__ = ["Block", "BlockReader", "BrokenFileError", "Oversized", "compression_of", "open_blocks"]
+
+BLOCK_BYTES = 4 * 1024 * 1024
+MAX_RECORD_BYTES = 16 * 1024 * 1024
+MAX_BLOCK_RECORDS = 65_536  # keeps the decoded form of tiny records bounded too
+HEAD_BYTES = 64 * 1024
+_BOM = b"\xef\xbb\xbf"
+_BLANK = b" \t\r"
+_NO_LIMIT = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Oversized:
+    """A record longer than allowed: its place, its first bytes and its size without the line feed."""
+
+    record: int
+    line: int
+    head: bytes
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Whole lines of one file.
+
+    Attributes:
+        data: the lines; the last may lack its line feed. UTF-8 is not checked.
+        first_record: number in the file, from 0, of the first record.
+        first_line: number in the file, from 1, of the first line.
+        records: how many records, oversized ones included.
+        lines: how many lines, blank and oversized ones included.
+        end_offset: where in the (unpacked) file this block ends; for a plain file, where to go on reading.
+        consumed_bytes: how many bytes of the file as stored were read so far, read-ahead included.
+        oversized: records that are not in `data`.
+        last: no record follows in the file.
+    """
+
+    data: bytes | memoryview
+    first_record: int
+    first_line: int
+    records: int
+    lines: int
+    end_offset: int
+    consumed_bytes: int
+    oversized: list[Oversized] = field(default_factory=list)
+    last: bool = False
+
+    @property
+    def end_record(self) -> int:
+        """The number of records in the file up to the end of this block: where to go on."""
+        return self.first_record + self.records
+
+    @property
+    def end_line(self) -> int:
+        """The number of lines in the file up to the end of this block."""
+        return self.first_line + self.lines - 1
+
+
+class BlockReader(Iterator[Block]):
+    """The blocks of one file, and where reading stands.
+
+    Attributes:
+        records_read: the number of records in the file up to the end of the last block (or skipped).
+        lines_read: the same in lines.
+        end_offset: the same in (unpacked) bytes.
+        finished: no record follows. Right after each block, also when it was cut by `max_records`.
+    """
+
+    def __init__(
+        self,
+        stream: ByteStream,
+        path: str,
+        compression: Compression | None,
+        block_bytes: int = BLOCK_BYTES,
+        max_record_bytes: int = MAX_RECORD_BYTES,
+    ) -> None:
+        self._stream = CountingStream(stream)
+        self._path = path
+        self._block_bytes = block_bytes
+        self._max_record_bytes = max_record_bytes
+        self._pieces = open_pieces(self._stream, path, compression, block_bytes)
+        self._data = b""  # bytes not yet given out, from _at on
+        self._at = 0
+        self._ended = False  # no piece is left
+        self._first_offset = 0
+        self._records_left = _NO_LIMIT
+        self.records_read = 0
+        self.lines_read = 0
+        self.end_offset = 0
+        self.finished = False
+
+    def start(self, offset: int, record: int, line: int, skip_records: int, max_records: int | None) -> None:
+        """Stand at a place of the file, skip records, and stop `max_records` later."""
+        self._first_offset = offset
+        self.records_read, self.lines_read, self.end_offset = record, line, offset
+        if offset == 0:
+            self._skip_bom()
+        target = record + skip_records
+        while self.records_read < target:
+            block = self._next_block(target - self.records_read)
+            if block is None:
+                raise BrokenFileError(
+                    self._path, f"has {self.records_read} records, but {target} were read from it before"
+                )
+        if max_records is not None:
+            self._records_left = max_records
+        self.finished = not self._has_more()
+
+    def __next__(self) -> Block:
+        if self.finished or self._records_left <= 0:
+            raise StopIteration
+        block = self._next_block(self._records_left)
+        if block is None:
+            raise StopIteration
+        self._records_left -= block.records
+        return block
+
+    # --- bytes -----------------------------------------------------------------------------------------
+
+    def _skip_bom(self) -> None:
+        while len(self._data) < len(_BOM) and self._read_more(1):
+            pass
+        if self._data.startswith(_BOM):
+            self._at = len(_BOM)
+            self.end_offset += len(_BOM)
+
+    def _read_more(self, wanted: int) -> bool:
+        """Append at least `wanted` bytes, or all that is left; False when there was nothing."""
+        if self._ended:
+            return False
+        parts = [self._data[self._at :]] if self._at < len(self._data) else []
+        got = 0
+        while got < wanted:
+            piece = next(self._pieces, None)
+            if piece is None:
+                self._ended = True
+                break
+            parts.append(piece)
+            got += len(piece)
+        self._data = parts[0] if len(parts) == 1 else b"".join(parts)
+        self._at = 0
+        return got > 0
+
+    def _has_more(self) -> bool:
+        """Tell whether a record follows; blank lines before it are passed over."""
+        while True:
+            end, _, lines, why = measure(self._data, self._at, 0, _NO_LIMIT)
+            if why == AT_LIMIT:
+                self._pass(end, 0, lines)
+                return True
+            # Only blanks are left, and the last line may go on.
+            end = self._data.rfind(b"\n", self._at) + 1
+            if end > self._at:
+                _, _, lines, _ = measure(memoryview(self._data)[:end], self._at, 0, _NO_LIMIT)
+                self._pass(end, 0, lines)
+            if len(self._data) - self._at > HEAD_BYTES:
+                self._pass(len(self._data), 0, 0)  # blanks before a record, too many to keep
+            if not self._read_more(1):
+                self._pass(len(self._data), 0, 1 if self._at < len(self._data) else 0)
+                return False
+
+    def _pass(self, end: int, records: int, lines: int) -> None:
+        self.end_offset += end - self._at
+        self._at = end
+        self.records_read += records
+        self.lines_read += lines
+
+    # --- blocks ----------------------------------------------------------------------------------------
+
+    def _next_block(self, max_records: int) -> Block | None:
+        """Return the next block of at most `max_records` records; None at the end of the file."""
+        max_records = min(max_records, MAX_BLOCK_RECORDS)
+        if not self._has_more():
+            self.finished = True
+            return None
+        have = len(self._data) - self._at
+        if have < self._block_bytes:
+            self._read_more(self._block_bytes - have)
+        stop = self._data.rfind(b"\n", self._at) + 1
+        while stop == 0 and not self._ended and len(self._data) - self._at <= self._max_record_bytes:
+            self._read_more(self._block_bytes)
+            stop = self._data.rfind(b"\n", self._at) + 1
+        if self._ended or stop == 0:
+            stop = len(self._data)
+        start = self._at
+        end, records, lines, why = measure(memoryview(self._data)[:stop], start, max_records, self._max_record_bytes)
+        if why == AT_LONG_LINE and records == 0:
+            return self._oversized_block()
+        data = self._data if start == 0 and end == len(self._data) else memoryview(self._data)[start:end]
+        return self._block(data, end, records, lines, [])
+
+    def _block(self, data: bytes | memoryview, end: int, records: int, lines: int, oversized: list[Oversized]) -> Block:
+        first_record, first_line = self.records_read, self.lines_read + 1
+        self._pass(end, records, lines)
+        offset = self.end_offset
+        self.finished = not self._has_more()
+        if self.finished:
+            offset = self.end_offset  # blank lines after the last record belong to it
+        return Block(
+            data=data,
+            first_record=first_record,
+            first_line=first_line,
+            records=records,
+            lines=lines,
+            end_offset=offset,
+            consumed_bytes=self._first_offset + self._stream.count,
+            oversized=oversized,
+            last=self.finished,
+        )
+
+    def _oversized_block(self) -> Block:
+        """Pass over one line that is too long, keeping its head only."""
+        head = self._data[self._at : self._at + HEAD_BYTES]
+        size = 0
+        while (stop := self._data.find(b"\n", self._at)) < 0:
+            size += len(self._data) - self._at
+            self.end_offset += len(self._data) - self._at
+            self._at = len(self._data)
+            if not self._read_more(1):
+                stop = self._at
+                break
+        size += stop - self._at
+        found = Oversized(self.records_read, self.lines_read + 1, head, size)
+        return self._block(b"", min(stop + 1, len(self._data)), 1, 1, [found])
+
+
+def open_blocks(
+    stream: ByteStream,
+    *,
+    path: str,
+    compression: Compression | None,
+    skip_records: int = 0,
+    start_offset: int = 0,
+    start_record: int = 0,
+    start_line: int = 0,
+    max_records: int | None = None,
+    block_bytes: int = BLOCK_BYTES,
+    max_record_bytes: int = MAX_RECORD_BYTES,
+) -> BlockReader:
+    """Read a file in blocks of whole lines.
+
+    To go on after `n` records: for a plain file, position the stream at the `end_offset` of the last block and
+    pass it with its `end_record` and `end_line`; for a compressed file pass `skip_records=n`.
+
+    Args:
+        stream: the file as stored; for a plain file it stands at `start_offset`.
+        skip_records: how many records to pass over, counted from `start_offset`, without decoding them.
+        start_record: how many records lie before `start_offset`.
+        start_line: how many lines lie before `start_offset`.
+        max_records: stop exactly after so many records.
+
+    Raises:
+        BrokenFileError: now or while iterating: damaged data, or fewer records than are to be skipped.
+    """
+    if compression is not None and start_offset:
+        raise ValueError("a compressed file is read from its start; use skip_records")
+    reader = BlockReader(stream, path, compression, block_bytes, max_record_bytes)
+    reader.start(start_offset, start_record, start_line, skip_records, max_records)
+    return reader

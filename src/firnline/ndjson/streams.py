@@ -1,0 +1,149 @@
+"""Bytes from plain, gzip and zstd files in bounded pieces; a damaged file is an error, never a short one."""
+
+from __future__ import annotations
+
+import importlib
+import zlib
+from collections.abc import Iterator
+from typing import Any, Literal, Protocol
+
+import pyarrow as pa
+
+
+def _fastest_zlib() -> Any:
+    """Return the fastest library at hand that unpacks gzip as `zlib` does."""
+    for name in ("isal.isal_zlib", "zlib_ng.zlib_ng"):
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+    return zlib
+
+
+_zlib = _fastest_zlib()
+
+Compression = Literal["gz", "zst"]
+
+_READ_BYTES = 256 * 1024  # compressed bytes a read asks for; small enough to stay in cache while it is unpacked
+_GZIP_WINDOW = 31  # a gzip header and trailer are required, and checked
+
+
+class ByteStream(Protocol):
+    """What a file is read from."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+class BrokenFileError(Exception):
+    """The file cannot be read to its end: truncated, corrupt, or shorter than it was."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+def compression_of(path: str) -> Compression | None:
+    """Return how the file is compressed, by its suffix."""
+    lower = path.lower()
+    if lower.endswith((".gz", ".gzip")):
+        return "gz"
+    if lower.endswith((".zst", ".zstd")):
+        return "zst"
+    return None
+
+
+class CountingStream:
+    """A stream that counts the bytes read from it."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
+        self.count = 0
+        self.closed = False
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = self._stream.read(size if size > 0 else _READ_BYTES)
+        self.count += len(data)
+        return data
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Leave the stream to its owner."""
+
+
+def open_pieces(stream: CountingStream, path: str, compression: Compression | None, size: int) -> Iterator[bytes]:
+    """Yield the unpacked bytes in pieces of at most `size` bytes.
+
+    Raises:
+        BrokenFileError: while iterating, at the point where the damage shows; at the latest at the end.
+    """
+    if compression == "gz":
+        return _gzip_pieces(stream, path, size)
+    if compression == "zst":
+        return _zstd_pieces(stream, path, size)
+    return _plain_pieces(stream, size)
+
+
+def _plain_pieces(stream: CountingStream, size: int) -> Iterator[bytes]:
+    while data := stream.read(size):
+        yield data
+
+
+def _gzip_pieces(stream: CountingStream, path: str, size: int) -> Iterator[bytes]:
+    packed = stream.read(_READ_BYTES)
+    while packed:
+        member = _zlib.decompressobj(_GZIP_WINDOW)
+        while not member.eof:
+            try:
+                data = member.decompress(packed, size)
+            except (_zlib.error, zlib.error) as exc:
+                raise BrokenFileError(path, f"not valid gzip data near byte {stream.count}: {exc}") from exc
+            if data:
+                yield data
+            packed = member.unconsumed_tail
+            if not packed and not member.eof and len(data) < size:
+                packed = stream.read(_READ_BYTES)
+                if not packed:
+                    raise BrokenFileError(path, f"the gzip data ends in the middle, at byte {stream.count}")
+        packed = member.unused_data or stream.read(_READ_BYTES)
+
+
+def _zstd_pieces(stream: CountingStream, path: str, size: int) -> Iterator[bytes]:
+    head = stream.read(_READ_BYTES)
+    if not head:
+        return
+    unpacked = pa.CompressedInputStream(pa.PythonFile(_Rejoined(head, stream), mode="r"), "zstd")
+    while True:
+        try:
+            data = unpacked.read(size)
+        except OSError as exc:
+            raise BrokenFileError(path, f"not valid zstd data near byte {stream.count}: {exc}") from exc
+        if not data:
+            return
+        yield data
+
+
+class _Rejoined(CountingStream):
+    """A stream whose first bytes were already read."""
+
+    def __init__(self, head: bytes, stream: ByteStream) -> None:
+        super().__init__(stream)
+        self._head = head
+
+    def read(self, size: int = -1, /) -> bytes:
+        if self._head:
+            size = size if size > 0 else len(self._head)
+            data, self._head = self._head[:size], self._head[size:]
+            return data
+        return super().read(size)

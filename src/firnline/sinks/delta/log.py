@@ -1,0 +1,113 @@
+"""Reads the Delta log: which commits are ours and what they carry. Writes nothing.
+
+A commit of Firnline carries, beside its Add actions:
+- Txn `firnline:<pipeline>` = epoch, `firnline-gen:<pipeline>` = generation, `firnline-entry:<pipeline>` = the
+  first 63 bits of the ledger entry's checksum; all without lastUpdated, so they never expire;
+- Txn `blizzard:<base64 JSON>` on tables that Firnline created: the interchange format;
+- in commitInfo, the key `firnline`: the checkpoint, and name and checksum of the ledger entry.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from firnline.checkpoint.codec import FORMAT, canonical, check_format, checksum, parse
+from firnline.errors import DamagedError
+from firnline.storage import Storage
+from firnline.types import Json
+
+BLIZZARD = "blizzard:"
+INFO_KEY = "firnline"
+
+
+@dataclass(frozen=True, slots=True)
+class LogCommit:
+    """One commit file, parsed."""
+
+    version: int
+    actions: list[dict[str, Json]]
+
+    def txns(self) -> Iterator[dict[str, Json]]:
+        return (action["txn"] for action in self.actions if "txn" in action)
+
+    def info(self, pipeline: str) -> dict[str, Json] | None:
+        """What this commit says of a pipeline; None when it is not one of its commits. DamagedError when unreadable."""
+        for action in self.actions:
+            raw = action.get("commitInfo", {}).get(INFO_KEY)
+            if raw is not None:
+                value = parse(raw.encode() if isinstance(raw, str) else canonical(raw), f"commit {self.version}")
+                if isinstance(value, dict) and value.get("pipeline") == pipeline:
+                    return value
+        return None
+
+    def blizzard(self) -> str | None:
+        """The interchange payload, still encoded."""
+        return next((str(t["appId"]) for t in self.txns() if str(t["appId"]).startswith(BLIZZARD)), None)
+
+
+class DeltaLog:
+    """The commit files of one table, newest first."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def read(self, version: int) -> LogCommit | None:
+        """One commit; None when it is not there (not yet, or cleaned up)."""
+        try:
+            data = self._storage.get(f"_delta_log/{version:020d}.json")
+        except FileNotFoundError:
+            return None
+        actions = []
+        for line in data.splitlines():
+            try:
+                action = json.loads(line)
+            except ValueError:
+                continue  # one damaged line does not hide the others; what it held has other copies
+            if isinstance(action, dict):
+                actions.append(action)
+        return LogCommit(version, actions)
+
+    def backwards(self, version: int, limit: int | None = None) -> Iterator[LogCommit]:
+        """Commits from `version` down, at most `limit` of them, until the log has been cleaned up."""
+        lowest = -1 if limit is None else max(-1, version - limit)
+        for number in range(version, lowest, -1):
+            commit = self.read(number)
+            if commit is None:
+                return
+            yield commit
+
+
+def encode_blizzard(source_state: Json, delta_version: int, extra: dict[str, Json]) -> str:
+    """The app id that carries the interchange payload. `extra` holds our own added fields."""
+    state = {**extra, "schema_version": FORMAT, "source_state": source_state, "delta_version": delta_version}
+    state["checksum"] = checksum(canonical(state))
+    return BLIZZARD + base64.b64encode(canonical(state)).decode()
+
+
+def decode_blizzard(app_id: str) -> dict[str, Json]:
+    """Read the interchange payload, ours or another tool's; unknown fields are ignored.
+
+    Raises:
+        DamagedError: not base64, not JSON, not the shape, or not what its own checksum says.
+        NewerFormatError: a newer `schema_version`.
+    """
+    what = "a blizzard checkpoint"
+    try:
+        raw = base64.b64decode(app_id.removeprefix(BLIZZARD), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise DamagedError(f"{what} is not base64", what=what) from error
+    value = parse(raw, what)
+    if not isinstance(value, dict):
+        raise DamagedError(f"{what} is not an object", what=what)
+    check_format(value, what, "schema_version")
+    state = value.get("source_state")
+    if not isinstance(state, dict) or not isinstance(state.get("files"), dict) or "last_committed_file" not in state:
+        raise DamagedError(f"{what} has no source state", what=what)
+    named = value.pop("checksum", None)  # only ours carries one
+    if named is not None and checksum(canonical(value)) != named:
+        raise DamagedError(f"{what} does not match its checksum", what=what)
+    return value

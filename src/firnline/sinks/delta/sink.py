@@ -1,0 +1,301 @@
+"""A Delta table as a sink: claim, fence, commit with the checkpoint inside, answer what it holds."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from typing import ClassVar
+
+import pyarrow as pa
+
+from firnline.checkpoint.codec import short_number
+from firnline.checkpoint.ledger import Ledger
+from firnline.errors import (
+    CommitConflictError,
+    CommitUnknownError,
+    FencedError,
+    SchemaError,
+    SinkError,
+    StoreUnsafeError,
+)
+from firnline.options import DeltaSinkOptions
+from firnline.sinks.base import EpochCommit, Held, Sink
+from firnline.sinks.delta.columns import missing_fields
+from firnline.sinks.delta.log import DeltaLog, encode_blizzard
+from firnline.sinks.delta.recovery import Replay, find_checkpoint
+from firnline.sinks.delta.table import CREATED_WITH, Table
+from firnline.storage import Storage, open_storage
+from firnline.types import Clock, Delivery, EntryRef, Json, Receipt
+
+logger = logging.getLogger(__name__)
+
+CONFLICT_TRIES = 100  # each is another writer's commit that landed first
+
+
+class DeltaSink(Sink):
+    """One Delta table. The ledger lies in the deciding sink's table; other sinks get it passed in."""
+
+    delivery: ClassVar[Delivery] = Delivery.EXACTLY_ONCE
+
+    def __init__(self, options: DeltaSinkOptions, pipeline: str, ledger: Ledger, clock: Clock, replay: Replay) -> None:
+        self.name = options.name
+        self.required = options.required
+        self._options = options
+        self._pipeline = pipeline
+        self._ledger = ledger
+        self._clock = clock
+        self._replay = replay
+        self.storage: Storage = open_storage(options.table, options.storage_options)
+        self._table = Table(self.storage.root, options.storage_options)
+        self._log = DeltaLog(self.storage)
+        self._run = ""
+        self._generation = 0
+        self._since_checkpoint = 0
+
+    # -- what it holds --------------------------------------------------------------------------------
+
+    def load(self) -> Held:
+        if not self._table.refresh():
+            return Held(exists=False, version=-1)
+        return self._held()
+
+    def _held(self) -> Held:
+        """What stands under the version that the table handle is at."""
+        table = self._table
+        epoch, generation = table.txn(self._id("")), table.txn(self._id("-gen"))
+        if epoch is None:
+            return Held(exists=True, version=table.version, generation=generation or 0)
+        found = find_checkpoint(
+            self._log, self._ledger, self._pipeline, table.version, epoch, table.txn(self._id("-entry")), self._replay
+        )
+        return Held(
+            exists=True,
+            version=table.version,
+            generation=generation or 0,
+            epoch=epoch,
+            entry=found.entry,
+            checkpoint=found.checkpoint,
+            repairs=found.repairs,
+        )
+
+    def find_schema(self) -> pa.Schema | None:
+        return self._table.schema() if self._table.refresh() else None
+
+    def find_receipt(self, epoch: int) -> Receipt | None:
+        if not self._table.refresh() or (self._table.txn(self._id("")) or 0) < epoch:
+            return None
+        for commit in self._log.backwards(self._table.version):
+            info = commit.info(self._pipeline)
+            if info is None or info.get("kind") != "epoch" or info["epoch"] > epoch:
+                continue
+            return self._receipt(info, commit.version) if info["epoch"] == epoch else None
+        return None
+
+    def _receipt(self, info: dict[str, Json], version: int) -> Receipt:
+        checkpoint = info["checkpoint"]
+        return Receipt(
+            sink=self.name,
+            epoch=int(info["epoch"]),
+            generation=int(checkpoint["generation"]),
+            run=str(checkpoint["run"]),
+            attempt=str(checkpoint["attempt"]),
+            checkpoint_checksum=str(checkpoint["checksum"]),
+            version=version,
+            rows=int(info["rows"]),
+            size_bytes=int(info["size_bytes"]),
+        )
+
+    # -- claim ----------------------------------------------------------------------------------------
+
+    def claim(self, run: str, generation: int | None = None, baseline: EntryRef | None = None) -> Held:
+        self._run = run
+        for _ in range(CONFLICT_TRIES):
+            if not self._table.refresh():
+                self._generation = generation or 1  # the commit that creates the table carries the claim
+                return Held(exists=False, version=-1, generation=self._generation)
+            self._check_joinable()
+            held = self._table.txn(self._id("-gen")) or 0
+            if generation is not None and held > generation:
+                raise FencedError(f"{self.name} is held by generation {held}", generation=held)
+            self._generation = generation if generation is not None else held + 1
+            if held == self._generation and self._claimed_by(run):
+                return self._held()
+            txns = {self._id("-gen"): self._generation}
+            if baseline is not None:
+                txns |= {self._id(""): baseline.epoch, self._id("-entry"): short_number(baseline.checksum)}
+            info = self._info("claim", baseline=baseline.to_json() if baseline else None)
+            try:
+                self._table.append("delta.claim", [], info, txns, {})
+            except (CommitConflictError, CommitUnknownError):
+                self._pause()
+                self._table.refresh()
+                if not self._claimed_by(run):
+                    continue
+            self._table.refresh()
+            if self._table.txn(self._id("-gen")) != self._generation:
+                raise FencedError("another run claimed this pipeline at the same time")
+            return self._held()
+        raise SinkError(f"cannot claim {self._table.uri}: other writers commit all the time", table=self._table.uri)
+
+    def _claimed_by(self, run: str) -> bool:
+        """Whether the newest claim in the log is this run's, of the generation it wants."""
+        for commit in self._log.backwards(self._table.version, CONFLICT_TRIES):
+            info = commit.info(self._pipeline)
+            if info is not None and info.get("kind") in ("claim", "create"):
+                return bool(info["run"] == run and info["generation"] == self._generation)
+        return False
+
+    def _check_joinable(self) -> None:
+        """A table that exists must have the partitions that the spec asks for."""
+        found = self._table.partition_columns()
+        if list(self._options.partition_by) != found:
+            raise SchemaError(
+                f"the table {self._table.uri} is partitioned by {found}, the spec says {list(self._options.partition_by)}",
+                hint="Set partition_by as the table has it, or name another table.",
+            )
+
+    # -- commit ---------------------------------------------------------------------------------------
+
+    def commit(self, commit: EpochCommit) -> Receipt:
+        for _ in range(CONFLICT_TRIES):
+            if not self._table.refresh():
+                self._create(commit)
+                continue
+            repeated = self._check_fence(commit)
+            if repeated is not None:
+                return repeated
+            try:
+                self._evolve(commit.schema)
+                version = self._append(commit)
+            except CommitConflictError:
+                # A retried request may meet its own first write: only the log tells whose it is.
+                receipt = self.find_receipt(commit.checkpoint.epoch)
+                if receipt is not None and receipt.attempt == commit.checkpoint.attempt:
+                    return receipt
+                self._pause()
+                continue
+            self._since_checkpoint += 1
+            return self._receipt(json.loads(self._commit_info(commit)), version)
+        raise SinkError(f"cannot commit to {self._table.uri}: other writers commit all the time")
+
+    def _create(self, commit: EpochCommit) -> None:
+        if commit.previous is not None:
+            raise SinkError(
+                f"the table {self._table.uri} is gone", hint="Restore it, or start a pipeline of another name."
+            )
+        self._probe()
+        txns = {self._id("-gen"): self._generation}
+        try:
+            self._table.create(commit.schema, list(self._options.partition_by), self._info("create"), txns)
+        except (CommitConflictError, CommitUnknownError) as error:
+            if not self._table.refresh():
+                raise SinkError(f"cannot create the table {self._table.uri}: {error}") from error
+            if not self._claimed_by(self._run):
+                raise FencedError("another run created this table at the same time") from error
+
+    def _probe(self) -> None:
+        """Refuse a store on which two writers could both create the same log file."""
+        key = f"_firnline/{self._pipeline}/probe"
+        try:
+            self.storage.put(key, b"probe")
+            self.storage.put_new(key, b"probe again")
+        except FileExistsError:
+            return
+        except OSError as error:
+            raise SinkError(f"cannot write to {self._table.uri}: {error}", table=self._table.uri) from error
+        finally:
+            self.storage.delete(key)
+        raise StoreUnsafeError(f"{self._table.uri} lies on a store without put-if-absent")
+
+    def _check_fence(self, commit: EpochCommit) -> Receipt | None:
+        """Under the version read: our generation and the entry before; or the epoch itself, already committed."""
+        table, checkpoint = self._table, commit.checkpoint
+        held = table.txn(self._id("-gen")) or 0
+        epoch = table.txn(self._id("")) or 0
+        if epoch >= checkpoint.epoch:
+            receipt = self.find_receipt(checkpoint.epoch)
+            if receipt is not None and receipt.checkpoint_checksum == checkpoint.checksum:
+                return receipt
+            raise FencedError(f"epoch {checkpoint.epoch} of {self.name} has another author", epoch=checkpoint.epoch)
+        if held != self._generation:
+            raise FencedError(f"generation {held} took over from {self._generation}", generation=held)
+        entry = table.txn(self._id("-entry"))
+        expected = short_number(commit.previous.checksum) if commit.previous else None
+        if epoch != (commit.previous.epoch if commit.previous else 0) or entry != expected:
+            raise FencedError(f"{self.name} stands at epoch {epoch}, not at the one before {checkpoint.epoch}")
+        return None
+
+    def _evolve(self, wanted: pa.Schema) -> None:
+        """Add the columns that the files have and the table lacks, in a commit of its own just before the data."""
+        table = self._table.schema()
+        missing = missing_fields(table, wanted)
+        if missing:
+            self._table.add_columns(pa.schema(missing))
+            self._table.refresh()
+
+    def _append(self, commit: EpochCommit) -> int:
+        checkpoint = commit.checkpoint
+        txns = {
+            self._id(""): checkpoint.epoch,
+            self._id("-gen"): checkpoint.generation,
+            self._id("-entry"): short_number(commit.entry.checksum),
+        }
+        expiring: dict[str, int] = {}
+        if commit.source_state is not None and self._writes_interchange():
+            extra = {
+                "pipeline": self._pipeline,
+                "epoch": checkpoint.epoch,
+                "generation": checkpoint.generation,
+                "entry": commit.entry.to_json(),
+            }
+            app_id = encode_blizzard(commit.source_state, self._table.version, extra)
+            expiring[app_id] = int(self._clock.now().timestamp() * 1000)
+        return self._table.append("delta.commit", commit.files, self._commit_info(commit), txns, expiring)
+
+    def _writes_interchange(self) -> bool:
+        if self._options.interop != "auto":
+            return self._options.interop == "blizzard"
+        key = "delta.setTransactionRetentionDuration"  # other people's tables would grow for ever
+        return self._table.setting(key) == CREATED_WITH[key]
+
+    def _commit_info(self, commit: EpochCommit) -> str:
+        return self._info(
+            "epoch",
+            epoch=commit.checkpoint.epoch,
+            checkpoint=commit.checkpoint.to_json(),
+            entry=commit.entry.to_json(),
+            delta_version=self._table.version,
+            rows=commit.rows,
+            size_bytes=commit.size_bytes,
+            **commit.facts,
+        )
+
+    def _info(self, kind: str, **fields: Json) -> str:
+        body = {"kind": kind, "pipeline": self._pipeline, "run": self._run, "generation": self._generation, **fields}
+        return json.dumps(body, separators=(",", ":"), ensure_ascii=False)
+
+    # -- the rest -------------------------------------------------------------------------------------
+
+    def stage_target(self) -> dict[str, Json]:
+        return {
+            "sink": self.name,
+            "table": self.storage.root,
+            "storage_options": dict(self._options.storage_options),
+            "partition_by": list(self._options.partition_by),
+            "file_size_mb": self._options.file_size_mb,
+        }
+
+    def maintain(self) -> None:
+        """Write Delta's own checkpoint when it is due, off the commit path."""
+        interval = int(self._table.setting("delta.checkpointInterval") or 100)
+        if self._since_checkpoint >= interval:
+            self._table.refresh()
+            self._table.checkpoint()
+            self._since_checkpoint = 0
+
+    def _id(self, part: str) -> str:
+        return f"firnline{part}:{self._pipeline}"
+
+    def _pause(self) -> None:
+        self._clock.sleep(random.uniform(0.005, 0.05))

@@ -1,0 +1,235 @@
+"""Stages Parquet at its final path: complete, durable, and visible to no reader until a commit names it.
+
+Runs inside Spark tasks. Rows are gathered per partition and written as row groups; a file rolls when it
+reaches its size or when the columns change. Names bear the attempt and are used once, so a zombie's late
+write can damage nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from firnline.faults import fault_point
+from firnline.sinks.delta.stats import file_stats
+from firnline.storage import Storage, Writable, open_storage
+from firnline.types import Json
+
+ROW_GROUP_BYTES = 48 * 1024 * 1024  # Arrow bytes gathered before a row group is encoded
+MAX_GATHERED_BYTES = 128 * 1024 * 1024  # over all partitions of one task
+MAX_OPEN_FILES = 64
+PARQUET: dict[str, Any] = {"compression": "snappy", "write_statistics": True, "version": "2.6"}
+_SAFE_VALUE = re.compile(r"[A-Za-z0-9_.~-]{1,100}")
+
+
+@dataclass(slots=True)
+class _Partition:
+    """Rows and the open file of one partition."""
+
+    values: dict[str, str | None]
+    folder: str
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    size_bytes: int = 0
+    file: _OpenFile | None = None
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    key: str
+    stream: _Counted
+    writer: pq.ParquetWriter
+    schema: pa.Schema
+
+
+class ParquetStager:
+    """Writes the rows of one task for one sink. `target` comes from `DeltaSink.stage_target`."""
+
+    def __init__(self, target: dict[str, Json], attempt: str, storage: Storage | None = None) -> None:
+        self._storage = storage or open_storage(target["table"], target["storage_options"])
+        self._partition_by = list(target["partition_by"])
+        self._file_bytes = int(target["file_size_mb"]) * 1024 * 1024
+        self._attempt = attempt
+        self._partitions: dict[tuple[str | None, ...], _Partition] = {}
+        self._staged: list[dict[str, Json]] = []
+        self.full_files = 0  # files that reached their size
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take rows; they are complete in a file only after `close`."""
+        if not self._partition_by:
+            self._gather((), batch, {})
+        else:
+            for key, rows in _split(batch, self._partition_by):
+                self._gather(key, rows, dict(zip(self._partition_by, key, strict=True)))
+        self._relieve()
+
+    def close(self) -> list[dict[str, Json]]:
+        """Write what is gathered, make everything durable, and say what each file holds."""
+        for partition in self._partitions.values():
+            self._flush(partition)
+            self._finish(partition)
+        self._partitions.clear()
+        return self._staged
+
+    def discard(self) -> None:
+        """Delete what this stager wrote; only ever its own files, which no other attempt can name."""
+        for partition in self._partitions.values():
+            if partition.file is not None:
+                partition.file.writer.close()
+                partition.file.stream.close()
+                self._storage.delete(partition.file.key)
+        for file in self._staged:
+            self._storage.delete(file["path"])
+        self._partitions.clear()
+        self._staged.clear()
+
+    def _gather(self, key: tuple[str | None, ...], rows: pa.RecordBatch, values: dict[str, str | None]) -> None:
+        partition = self._partitions.get(key)
+        if partition is None:
+            partition = _Partition(values, "/".join(_folder(n, v) for n, v in values.items()))
+            self._partitions[key] = partition
+        if partition.batches and not partition.batches[0].schema.equals(rows.schema):
+            self._flush(partition)
+        partition.batches.append(rows)
+        partition.size_bytes += rows.nbytes
+        if partition.size_bytes >= ROW_GROUP_BYTES:
+            self._flush(partition)
+
+    def _relieve(self) -> None:
+        """Keep memory and open files bounded, whatever the number of partitions."""
+        if len(self._partitions) <= 1:
+            return
+        while sum(p.size_bytes for p in self._partitions.values()) > MAX_GATHERED_BYTES:
+            self._flush(max(self._partitions.values(), key=lambda p: p.size_bytes))
+        open_files = [p for p in self._partitions.values() if p.file is not None]
+        for partition in open_files[: max(0, len(open_files) - MAX_OPEN_FILES)]:
+            self._flush(partition)
+            self._finish(partition)
+
+    def _flush(self, partition: _Partition) -> None:
+        """Encode the gathered rows as one row group."""
+        if not partition.batches:
+            return
+        table = pa.Table.from_batches(partition.batches)
+        partition.batches, partition.size_bytes = [], 0
+        if partition.file is not None and not partition.file.schema.equals(table.schema):
+            self._finish(partition)
+        if partition.file is None:
+            partition.file = self._open(partition, table.schema)
+        partition.file.writer.write_table(table, row_group_size=table.num_rows)
+        if partition.file.stream.tell() >= self._file_bytes:
+            self.full_files += 1
+            self._finish(partition)
+
+    def _open(self, partition: _Partition, schema: pa.Schema) -> _OpenFile:
+        name = f"{self._attempt}-{uuid.uuid4().hex}.parquet"
+        key = f"{partition.folder}/{name}" if partition.folder else name
+        fault_point("stage.file.before")
+        stream = _Counted(self._storage.create(key))
+        writer = pq.ParquetWriter(stream, schema, **PARQUET)
+        return _OpenFile(key, stream, writer, schema)
+
+    def _finish(self, partition: _Partition) -> None:
+        """Close the partition's file; from here on it is durable."""
+        file = partition.file
+        if file is None:
+            return
+        file.writer.close()
+        metadata = file.writer.writer.metadata
+        file.stream.close()
+        fault_point("stage.file.after")
+        self._staged.append(
+            {
+                "path": file.key,
+                "size_bytes": file.stream.tell(),
+                "rows": metadata.num_rows,
+                "partition_values": partition.values,
+                "modification_time": int(time.time() * 1000),
+                "stats": file_stats(metadata, file.schema),
+            }
+        )
+        partition.file = None
+
+
+class _Counted:
+    """A stream that knows how much was written to it; the part of a file that ParquetWriter asks for."""
+
+    def __init__(self, stream: Writable) -> None:
+        self._stream = stream
+        self._written = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        self._stream.write(data)
+        self._written += len(data) if isinstance(data, bytes) else memoryview(data).nbytes
+        return self._written
+
+    def tell(self) -> int:
+        return self._written
+
+    def flush(self) -> None:
+        """Nothing: durable on close."""
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._stream.close()
+
+
+def _split(batch: pa.RecordBatch, names: list[str]) -> list[tuple[tuple[str | None, ...], pa.RecordBatch]]:
+    """The rows of each partition, without the partition columns, in their order."""
+    keys = [_as_text(batch.column(batch.schema.get_field_index(name))) for name in names]
+    rest = batch.drop_columns(names)
+    if batch.num_rows == 0:
+        return []
+    code = None
+    for key in keys:
+        part = pc.fill_null(key.dictionary_encode(null_encoding="encode").indices.cast(pa.int64()), 0)
+        size = len(pc.unique(key)) + 1
+        code = part if code is None else pc.add(pc.multiply(code, size), part)
+    assert code is not None
+    groups = pc.unique(code)
+    if len(groups) == 1:
+        return [(tuple(key[0].as_py() for key in keys), rest)]
+    out = []
+    for group in groups:
+        chosen = pc.indices_nonzero(pc.equal(code, group))
+        first = chosen[0].as_py()
+        out.append((tuple(key[first].as_py() for key in keys), rest.take(chosen)))
+    return out
+
+
+def _as_text(column: pa.Array) -> pa.Array:
+    """Partition values as Delta writes them: text."""
+    kind = column.type
+    if pa.types.is_string(kind):
+        return pc.if_else(pc.equal(column, ""), None, column)  # Delta knows no empty partition value
+    if pa.types.is_timestamp(kind):
+        return pc.strftime(column, format="%Y-%m-%d %H:%M:%S")
+    return column.cast(pa.string())
+
+
+def _folder(name: str, value: str | None) -> str:
+    """A folder name for people; the log holds the true value, so odd characters need no escaping."""
+    if value is None:
+        return f"{name}=__HIVE_DEFAULT_PARTITION__"
+    if _SAFE_VALUE.fullmatch(value):
+        return f"{name}={value}"
+    readable = re.sub(r"[^A-Za-z0-9_.~-]+", "-", value)[:60]
+    return f"{name}={readable}-{hashlib.sha256(value.encode()).hexdigest()[:8]}"

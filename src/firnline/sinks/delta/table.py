@@ -1,0 +1,189 @@
+"""One Delta table through delta-rs: conditional commits, durable on return, errors told apart.
+
+Every commit is made onto exactly the version that was read (`max_commit_retries=0`): delta-rs would rebase
+a commit over another writer's without asking us, and it accepts a transaction version older than the one
+it holds, so the caller checks its fence under that version and repeats after a conflict.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake import Schema as DeltaSchema
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from firnline.errors import CommitConflictError, CommitUnknownError, SinkError
+from firnline.faults import InjectedFaultError, fault_point
+from firnline.sinks.delta.log import INFO_KEY
+from firnline.storage import fsync_path, is_remote, make_folders
+from firnline.types import Json
+
+_NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+# What a table of ours is created with. Interchange ids differ in every commit, so they must expire.
+CREATED_WITH = {
+    "delta.setTransactionRetentionDuration": "interval 7 days",
+    "delta.checkpointInterval": "20",  # reading a snapshot replays what came after its checkpoint
+}
+
+
+class Table:
+    """A handle that follows the newest version. Used by one thread."""
+
+    def __init__(self, uri: str, storage_options: Mapping[str, str]) -> None:
+        self.uri = uri
+        self._options = dict(storage_options)
+        self._delta: DeltaTable | None = None
+
+    def refresh(self) -> bool:
+        """Move to the newest version; False when there is no table."""
+        try:
+            if self._delta is None:
+                self._delta = DeltaTable(self.uri, storage_options=self._options or None)
+            else:
+                self._delta.update_incremental()
+        except TableNotFoundError:
+            self._delta = None
+            return False
+        except (DeltaError, OSError) as error:
+            self._delta = None
+            raise SinkError(f"cannot read the table {self.uri}: {error}", table=self.uri) from error
+        return True
+
+    @property
+    def delta(self) -> DeltaTable:
+        assert self._delta is not None, "refresh() said that there is no table"
+        return self._delta
+
+    @property
+    def version(self) -> int:
+        return int(self.delta.version())
+
+    def txn(self, app_id: str) -> int | None:
+        """The newest transaction version of an application; None when it has none."""
+        found = self.delta.transaction_version(app_id)
+        return None if found is None else int(found)
+
+    def schema(self) -> pa.Schema:
+        return pa.schema(self.delta.schema().to_arrow())
+
+    def partition_columns(self) -> list[str]:
+        return list(self.delta.metadata().partition_columns)
+
+    def create(self, schema: pa.Schema, partition_by: list[str], info: Json, txns: Mapping[str, int]) -> None:
+        """Create the table as version 0; CommitConflictError when somebody else did."""
+        if not is_remote(self.uri):
+            make_folders(self.uri)
+
+        def write() -> None:
+            DeltaTable.create(
+                self.uri,
+                DeltaSchema.from_arrow(schema),
+                mode="error",
+                partition_by=partition_by or None,
+                configuration=dict(CREATED_WITH),
+                storage_options=self._options or None,
+                commit_properties=_properties(info, txns),
+                post_commithook_properties=_NO_HOOKS,
+            )
+
+        self._write("delta.create", write, 0)
+        self._delta = None
+        self.refresh()
+
+    def add_columns(self, fields: pa.Schema) -> None:
+        """Widen the schema by new columns or new nested fields."""
+        version = self.version + 1
+
+        def write() -> None:
+            self.delta.alter.add_columns(
+                DeltaSchema.from_arrow(fields).fields,
+                commit_properties=CommitProperties(max_commit_retries=0),
+                post_commithook_properties=_NO_HOOKS,
+            )
+
+        self._write("delta.evolve", write, version)
+
+    def append(
+        self, point: str, files: list[dict[str, Json]], info: Json, txns: Mapping[str, int], expiring: Mapping[str, int]
+    ) -> int:
+        """Commit files and transaction ids onto the version that was read; returns the new version."""
+        version = self.version + 1
+        actions: list[AddAction | RemoveAction] = [
+            AddAction(
+                path=str(f["path"]),
+                size=int(f["size_bytes"]),
+                partition_values=dict(f["partition_values"]),
+                modification_time=int(f["modification_time"]),
+                data_change=True,
+                stats=str(f["stats"]),
+            )
+            for f in files
+        ]
+
+        def write() -> None:
+            self.delta.create_write_transaction(
+                actions,
+                "append",
+                self.delta.schema(),
+                partition_by=self.partition_columns() or None,
+                commit_properties=_properties(info, txns, expiring),
+                post_commithook_properties=_NO_HOOKS,
+            )
+
+        self._write(point, write, version)
+        return version
+
+    def _write(self, point: str, write: Callable[[], None], version: int) -> None:
+        """Call delta-rs between the fault points, make the commit file durable, tell errors apart."""
+        try:
+            fault_point(f"{point}.before")
+            write()
+            fault_point(f"{point}.after")
+            self._sync(version)
+        except CommitFailedError as error:
+            raise CommitConflictError(f"version {version} of {self.uri} was taken", version=version) from error
+        except InjectedFaultError as error:
+            raise CommitUnknownError(f"the answer to a commit was lost: {error}", version=version) from error
+        except (DeltaError, OSError) as error:
+            if "already exists" in str(error):
+                raise CommitConflictError(f"version {version} of {self.uri} was taken", version=version) from error
+            raise CommitUnknownError(f"a commit to {self.uri} failed: {error}", version=version) from error
+
+    def _sync(self, version: int) -> None:
+        """delta-rs does not fsync: without this a power cut could take a commit back."""
+        if is_remote(self.uri):
+            return
+        fault_point("delta.sync.before")
+        folder = os.path.join(self.uri, "_delta_log")
+        fsync_path(os.path.join(folder, f"{version:020d}.json"))
+        fsync_path(folder)
+        if version == 0:
+            fsync_path(self.uri)
+        fault_point("delta.sync.after")
+
+    def checkpoint(self) -> None:
+        """Write Delta's own checkpoint and let go of expired log files."""
+        try:
+            fault_point("delta.checkpoint.before")
+            self.delta.create_checkpoint()
+            self.delta.cleanup_metadata()
+            fault_point("delta.checkpoint.after")
+        except (DeltaError, OSError) as error:
+            raise SinkError(f"cannot write a checkpoint of {self.uri}: {error}", table=self.uri) from error
+
+    def setting(self, key: str) -> str | None:
+        """A table property."""
+        found: Any = self.delta.metadata().configuration.get(key)
+        return None if found is None else str(found)
+
+
+def _properties(info: Json, txns: Mapping[str, int], expiring: Mapping[str, int] | None = None) -> CommitProperties:
+    transactions = [Transaction(app_id, version) for app_id, version in txns.items()]
+    for app_id, at_ms in (expiring or {}).items():
+        transactions.append(Transaction(app_id, txns[next(iter(txns))], at_ms))
+    return CommitProperties(custom_metadata={INFO_KEY: info}, max_commit_retries=0, app_transactions=transactions)

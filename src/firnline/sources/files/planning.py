@@ -1,0 +1,213 @@
+"""Which files the next epoch reads, and how they are dealt out to tasks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from firnline.sources.base import Limits, Task
+from firnline.sources.files.state import FileState, Progress, SetAside
+from firnline.storage import FileStat
+from firnline.types import Json
+
+TASK_BYTES = 32 * 1024 * 1024  # beyond one task per core, another task must be worth its start
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Files to read now, in byte order of their names, and the state that they stand on."""
+
+    base: FileState
+    files: list[FileStat] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)  # half read and then changed: set aside
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(f.size_bytes for f in self.files)
+
+
+def choose(state: FileState, in_progress: Sequence[FileStat], listed: Iterable[FileStat], limits: Limits) -> Slice:
+    """Take files in progress first, then a contiguous run of what is listed after the mark.
+
+    Args:
+        state: Where the source stands.
+        in_progress: The files that `state` has begun, late ones to begin included, as they are stored now.
+        listed: Files in byte order; what the state knows is skipped.
+        limits: The first one reached ends the slice; one file is always taken.
+    """
+    base, begun, changed = _set_changed_aside(state, in_progress)
+    chosen: list[FileStat] = []
+    size_bytes = 0
+    seen = set()
+
+    def full(file: FileStat) -> bool:
+        return bool(chosen) and (len(chosen) >= limits.max_files or size_bytes + _rest(base, file) > limits.max_bytes)
+
+    for file in sorted(begun, key=lambda f: f.name.encode()):
+        if full(file):
+            break
+        chosen.append(file)
+        seen.add(file.name)
+        size_bytes += _rest(base, file)
+    else:
+        for file in listed:
+            if file.name in base.files or base.knows(file.name) or file.name in seen:
+                continue
+            if full(file):
+                break
+            chosen.append(file)
+            size_bytes += _rest(base, file)
+    chosen.sort(key=lambda f: f.name.encode())
+    return Slice(base, chosen, changed)
+
+
+def _rest(state: FileState, file: FileStat) -> int:
+    progress = state.files.get(file.name)
+    return file.size_bytes - (progress.offset if progress else 0)
+
+
+def _set_changed_aside(
+    state: FileState, in_progress: Sequence[FileStat]
+) -> tuple[FileState, list[FileStat], list[str]]:
+    """A file half read that is no longer the same cannot be continued: its record numbers mean nothing now."""
+    files, aside = dict(state.files), dict(state.set_aside)
+    begun, changed = [], []
+    for file in in_progress:
+        progress = files.get(file.name)
+        same = progress is None or not progress.etag or progress.etag == file.etag
+        if same or (progress is not None and progress.records == 0):
+            begun.append(file)
+            continue
+        assert progress is not None
+        del files[file.name]
+        aside[file.name] = _aside(progress, "changed while it was half read")
+        changed.append(file.name)
+    return replace(state, files=files, set_aside=aside), begun, changed
+
+
+def _aside(progress: Progress, reason: str) -> SetAside:
+    return SetAside(reason, progress.records, progress.offset, progress.line, progress.size_bytes, progress.etag)
+
+
+def deal(chosen: Slice, limits: Limits) -> list[Task]:
+    """Deal the slice out as contiguous runs of about equal size, one per task."""
+    if not chosen.files:
+        return []
+    total = chosen.size_bytes
+    wanted = max(limits.parallelism, min(limits.max_output_files, total // TASK_BYTES))
+    count = max(1, min(len(chosen.files), wanted))
+    runs: list[list[FileStat]] = [[] for _ in range(count)]
+    done = 0
+    for index, file in enumerate(chosen.files):
+        # By the middle of the file's bytes; with nothing but empty files, by number.
+        place = (done + file.size_bytes / 2) / total if total else index / len(chosen.files)
+        runs[min(int(place * count), count - 1)].append(file)
+        done += file.size_bytes
+    used = [run for run in runs if run]
+    share = len(used)
+    return [
+        Task(
+            inputs=[_input(chosen.base, file) for file in run],
+            max_records=max(1, limits.max_events // share),
+            max_bytes=max(1, limits.max_bytes // share),
+            max_output_files=max(1, limits.max_output_files // share),
+        )
+        for run in used
+    ]
+
+
+def _input(state: FileState, file: FileStat) -> dict[str, Json]:
+    progress = state.files.get(file.name, Progress())
+    return {
+        "path": file.name,
+        "size_bytes": file.size_bytes,
+        "etag": file.etag,
+        "create_time": file.modified_at.isoformat(),
+        "from": progress.records,
+        "offset": progress.offset,
+        "line": progress.line,
+    }
+
+
+def advance(
+    base: FileState, tasks: Sequence[Task], outcomes: Sequence[Json], file_attempts: int, epoch: int
+) -> tuple[FileState, list[dict[str, Json]]]:
+    """The state after the tasks ended as they report, and what the ledger says of every file they touched.
+
+    An outcome is `{path, to, offset, line, finished}` or `{path, failed: reason}`. A planned file without one
+    was not reached: it stays in the state, so that the mark cannot pass it.
+    """
+    ended = {str(outcome["path"]): outcome for outcome in outcomes}
+    files, aside = dict(base.files), dict(base.set_aside)
+    records: list[dict[str, Json]] = []
+    for item in (item for task in tasks for item in task.inputs):
+        path = str(item["path"])
+        before = files.get(path, Progress())
+        outcome = ended.get(path)
+        if outcome is None:
+            files[path] = replace(before, size_bytes=item["size_bytes"], etag=item["etag"])
+            records.append({**_record(item, before.records), "status": "pending"})
+            continue
+        if "failed" in outcome:
+            _fail(files, aside, path, before, item, str(outcome["failed"]), file_attempts, epoch)
+            status = "set_aside" if path in aside else "in_progress"
+            records.append({**_record(item, before.records), "status": status, "reason": outcome["failed"]})
+            continue
+        files[path] = Progress(
+            records=int(outcome["to"]),
+            finished=bool(outcome["finished"]),
+            offset=int(outcome["offset"]),
+            line=int(outcome["line"]),
+            size_bytes=int(item["size_bytes"]),
+            etag=str(item["etag"]),
+        )
+        status = "committed" if outcome["finished"] else "in_progress"
+        late = {"late": True} if not base.is_after_mark(path) and before.records == 0 else {}
+        records.append({**_record(item, int(outcome["to"])), "status": status, **late})
+    return replace(base, files=files, set_aside=aside).prune_finished(), records
+
+
+def replay(base: FileState, records: Sequence[dict[str, Json]]) -> FileState:
+    """The state after an epoch, from the ledger's records of it: how a lost checkpoint is found again."""
+    files, aside = dict(base.files), dict(base.set_aside)
+    for record in records:
+        path, status = str(record["path"]), record["status"]
+        progress = Progress(
+            records=int(record["to"]),
+            finished=status == "committed",
+            size_bytes=int(record["size_bytes"]),
+            etag=str(record["etag"]),
+        )
+        if status == "set_aside":
+            files.pop(path, None)
+            aside[path] = _aside(progress, str(record["reason"]))
+        else:
+            aside.pop(path, None)
+            files[path] = progress
+    return replace(base, files=files, set_aside=aside).prune_finished()
+
+
+def _record(item: dict[str, Json], to: int) -> dict[str, Json]:
+    kept = {key: item[key] for key in ("path", "size_bytes", "etag", "create_time", "from")}
+    return {**kept, "to": to}
+
+
+def _fail(
+    files: dict[str, Progress],
+    aside: dict[str, SetAside],
+    path: str,
+    before: Progress,
+    item: dict[str, Json],
+    reason: str,
+    file_attempts: int,
+    epoch: int,
+) -> None:
+    attempts = before.attempts + 1
+    if attempts < file_attempts:
+        files[path] = replace(
+            before, attempts=attempts, reason=reason, size_bytes=item["size_bytes"], etag=item["etag"]
+        )
+        return
+    files.pop(path, None)
+    known = replace(before, size_bytes=item["size_bytes"], etag=item["etag"])
+    aside[path] = replace(_aside(known, reason), epoch=epoch)

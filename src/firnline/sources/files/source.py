@@ -1,0 +1,254 @@
+"""Files as a source: lists, plans, finds late files, sets broken ones aside."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from firnline.errors import LateFileError, SourceError, SourceMovedError
+from firnline.options import FileSourceOptions
+from firnline.sources.base import Backlog, Limits, Source, SourcePlan
+from firnline.sources.files import planning
+from firnline.sources.files.listing import Scope, list_files
+from firnline.sources.files.state import FileState, Progress
+from firnline.storage import FileStat, Storage, normalise, open_storage
+from firnline.types import Json
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciled:
+    """What a full listing against the complete ledger found."""
+
+    late: list[FileStat] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)  # processed files that are no longer the same
+    listed: int = 0
+
+
+class FileSource(Source):
+    """One folder, glob or bucket prefix.
+
+    What it knows beyond the position (late files found, retries asked for) is a proposal: it becomes true
+    in the position of the epoch that takes it up, and is found again after a crash.
+    """
+
+    def __init__(
+        self, options: FileSourceOptions, *, once: bool = False, moved: tuple[str, str] | None = None,
+        storage: Storage | None = None,
+    ) -> None:  # fmt: skip
+        self.name = options.name
+        self._options = options
+        self._once = once
+        self._moved = moved
+        self._scope = Scope.of(normalise(options.path))
+        self._storage = storage or open_storage(self._scope.root, options.storage_options)
+        self._start_name, self._start_time = _start_after(options.start_after, self._scope.root)
+        self._late: dict[str, FileStat] = {}
+        self._retries: dict[str, bool] = {}
+        self._retry_at: dict[str, float] = {}
+
+    @property
+    def root(self) -> str:
+        return self._scope.root
+
+    # -- positions ------------------------------------------------------------------------------------
+
+    def start(self, position: Json | None) -> Json:
+        if position is None:
+            return FileState(self.root, mark=self._start_name, start_after=self._start_name).to_json()
+        state = FileState.from_json(position)
+        if self._moved is not None and state.root == normalise(self._moved[0]) != self.root:
+            state = state.moved(state.root, self.root)
+        if state.root != self.root:
+            raise SourceMovedError(
+                f"the checkpoint was made on {state.root}, the spec says {self.root}",
+                hint=f"If the same files moved, run once with --source-moved {state.root}={self.root}",
+            )
+        return state.to_json()
+
+    def adopt(self, source_state: Json) -> tuple[Json, list[dict[str, Json]]]:
+        """Take over another tool's position; what is listed at or below its mark becomes the baseline."""
+        state = FileState.from_interchange(source_state, self.root)
+        baseline = [
+            {**_identity(stat), "from": 0, "to": 0, "status": "committed", "baseline": True}
+            for stat in list_files(self._storage, self._scope)
+            if not state.is_after_mark(stat.name) and stat.name not in state.files
+        ]
+        return state.to_json(), baseline
+
+    def replay(self, position: Json, records: Sequence[dict[str, Json]]) -> Json:
+        """The position after an epoch, from the ledger's records of it."""
+        return planning.replay(FileState.from_json(position), records).to_json()
+
+    # -- planning -------------------------------------------------------------------------------------
+
+    def plan(self, position: Json, limits: Limits) -> SourcePlan | None:
+        state = self._apply_retries(FileState.from_json(position))
+        chosen = planning.choose(state, self._in_progress(state), self._listed(state, limits), limits)
+        if not chosen.files and chosen.base == FileState.from_json(position):
+            return None
+        for path in chosen.changed:
+            logger.warning("file set aside", extra={"file": path, "reason": "changed while it was half read"})
+        return SourcePlan(
+            source=self.name,
+            base=chosen.base.to_json(),
+            tasks=planning.deal(chosen, limits),
+            files=len(chosen.files),
+            size_bytes=chosen.size_bytes,
+            notes={"late": sum(1 for f in chosen.files if f.name in self._late)},
+        )
+
+    def _listed(self, state: FileState, limits: Limits) -> Iterator[FileStat]:
+        """New files after the mark, gathered for at most `max_ms`."""
+        deadline = time.monotonic() + limits.max_ms / 1000
+        try:
+            for stat in list_files(self._storage, self._scope, state.mark):
+                if self._start_time is None or stat.modified_at > self._start_time:
+                    yield stat
+                if time.monotonic() > deadline:
+                    return
+        except OSError as error:
+            raise SourceError(f"cannot list {self.root}: {error}", path=self.root) from error
+
+    def _in_progress(self, state: FileState) -> list[FileStat]:
+        """Files that are begun, or late and waiting to begin, as they are stored now."""
+        now = time.monotonic()
+        found = []
+        for path, progress in state.files.items():
+            if progress.finished or (not self._once and now < self._retry_at.get(path, 0)):
+                continue
+            try:
+                found.append(self._storage.stat(self._key(path)))
+            except FileNotFoundError:
+                # Planned as it was: the task fails on it, and after enough tries it is set aside by name.
+                gone = datetime.fromtimestamp(0, UTC)
+                found.append(FileStat(path, progress.size_bytes, progress.etag, gone))
+            except OSError as error:
+                raise SourceError(f"cannot look at {path}: {error}", path=path) from error
+        late = (s for s in self._late.values() if s.name not in state.files and s.name not in state.set_aside)
+        return [*found, *late]
+
+    def _key(self, path: str) -> str:
+        return path.removeprefix(self.root).lstrip("/")
+
+    def advance(self, plan: SourcePlan, outcomes: Sequence[Json], epoch: int) -> tuple[Json, list[dict[str, Json]]]:
+        base = FileState.from_json(plan.base)
+        state, records = planning.advance(base, plan.tasks, outcomes, self._options.file_attempts, epoch)
+        for record in records:
+            path = str(record["path"])
+            if record["status"] in ("committed", "in_progress"):
+                self._late.pop(path, None)
+            if "reason" in record:
+                self._retry_at[path] = time.monotonic() + self._options.poll_interval_secs
+                logger.warning("file failed", extra={"file": path, "reason": record["reason"]})
+        return state.to_json(), records
+
+    def acknowledge(self, position: Json) -> None:
+        """Nothing to forget: files stay where they are."""
+
+    def backlog(self, position: Json) -> Backlog:
+        state = FileState.from_json(position)
+        files = size = 0
+        for stat in list_files(self._storage, self._scope, state.mark):
+            late = self._start_time is not None and stat.modified_at <= self._start_time
+            if not late and not state.knows(stat.name):
+                progress = state.files.get(stat.name, Progress())
+                files += 1
+                size += stat.size_bytes - progress.offset
+        for path, progress in state.files.items():
+            if not progress.finished and not state.is_after_mark(path):
+                files += 1
+                size += progress.size_bytes
+        return Backlog(files, size)
+
+    # -- late files and retries -----------------------------------------------------------------------
+
+    def reconcile(self, position: Json, known: Mapping[str, str]) -> Reconciled:
+        """Compare a full listing with every file that the ledger knows (path -> etag); apply the late policy.
+
+        Raises:
+            LateFileError: a late file under `late_files: fail`.
+        """
+        state = FileState.from_json(position)
+        found = Reconciled()
+        listed = 0
+        for stat in list_files(self._storage, self._scope):
+            listed += 1
+            etag = known.get(stat.name)
+            if etag is not None:
+                in_progress = stat.name in state.files or stat.name in state.set_aside
+                if etag and etag != stat.etag and not in_progress:
+                    found.changed.append(stat.name)
+            elif self._is_late(state, stat):
+                found.late.append(stat)
+        if found.late and self._options.late_files == "fail":
+            names = ", ".join(s.name for s in found.late[:3])
+            raise LateFileError(f"{len(found.late)} late file(s): {names}", files=len(found.late))
+        if self._options.late_files == "ingest":
+            self._late = {stat.name: stat for stat in found.late}
+        return replace(found, listed=listed)
+
+    def _is_late(self, state: FileState, stat: FileStat) -> bool:
+        if state.is_after_mark(stat.name) or stat.name in state.files or stat.name in state.set_aside:
+            return False
+        if self._start_time is not None and stat.modified_at <= self._start_time:
+            return False
+        return state.start_after is None or stat.name.encode() > state.start_after.encode()
+
+    def retry(self, path: str, *, changed: bool) -> None:
+        """Take a file that was set aside up again with the next plan."""
+        self._retries[path] = changed
+
+    def _apply_retries(self, state: FileState) -> FileState:
+        files, aside = dict(state.files), dict(state.set_aside)
+        for path, accept_changed in self._retries.items():
+            item = aside.get(path)
+            if item is None:
+                continue
+            try:
+                now = self._storage.stat(self._key(path))
+            except FileNotFoundError:
+                logger.warning("retry refused: the file is gone", extra={"file": path})
+                continue
+            if now.etag != item.etag and item.records and not accept_changed:
+                logger.warning("retry refused: the file changed; use --changed", extra={"file": path})
+                continue
+            same = now.etag == item.etag
+            files[path] = Progress(
+                records=item.records,
+                offset=item.offset if same else 0,  # a replaced file is skipped by record count
+                line=item.line if same else 0,
+                size_bytes=now.size_bytes,
+                etag=now.etag,
+            )
+            del aside[path]
+        return replace(state, files=files, set_aside=aside)
+
+    def forget_retries(self, paths: Iterable[str]) -> None:
+        """The epoch that took these up is committed."""
+        for path in paths:
+            self._retries.pop(path, None)
+
+
+def _identity(stat: FileStat) -> dict[str, Json]:
+    return {
+        "path": stat.name,
+        "size_bytes": stat.size_bytes,
+        "etag": stat.etag,
+        "create_time": stat.modified_at.isoformat(),
+    }
+
+
+def _start_after(value: str | None, root: str) -> tuple[str | None, datetime | None]:
+    """`start_after` is a time when it reads as one, else a file name."""
+    if value is None:
+        return None, None
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        return value if "://" in value or value.startswith("/") else f"{root}/{value}", None
+    return None, moment if moment.tzinfo else moment.replace(tzinfo=UTC)

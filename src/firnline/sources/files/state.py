@@ -1,0 +1,177 @@
+"""Where a file source stands: a high-water mark and the few files in progress. Pure.
+
+The mark, `last_committed_file`, passes no file that is not finished, except late files in progress and files
+set aside, both of which are named here; an entry in `files` overrides the mark. So the size of a position
+follows the files in progress, not the files ever read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from firnline.errors import DamagedError
+from firnline.types import Json
+
+FINISHED = "Finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far one file is read. A record is a non-blank line, bad ones included."""
+
+    records: int = 0
+    finished: bool = False
+    offset: int = 0  # plain files: the byte after the last record read
+    line: int = 0  # lines before that byte
+    size_bytes: int = 0
+    etag: str = ""
+    attempts: int = 0  # tries in a row that failed
+    reason: str = ""  # of the last failed try
+
+    def to_json(self) -> Json:
+        """The interchange shape: `{"RecordsRead": n}` or `"Finished"`."""
+        return FINISHED if self.finished else {"RecordsRead": self.records}
+
+    def details(self) -> dict[str, Json]:
+        """What the interchange shape has no room for."""
+        found = {
+            "offset": self.offset,
+            "line": self.line,
+            "size_bytes": self.size_bytes,
+            "etag": self.etag,
+            "attempts": self.attempts,
+            "reason": self.reason,
+        }
+        return {key: value for key, value in found.items() if value}
+
+    @classmethod
+    def from_json(cls, value: Json, details: Json) -> Progress:
+        if value == FINISHED:
+            return cls(finished=True)
+        try:
+            return cls(records=int(value["RecordsRead"]), **(details or {}))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedError(f"a file's progress is unreadable: {value!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A file that cannot be taken now, with the records already read of it."""
+
+    reason: str
+    records: int = 0
+    offset: int = 0
+    line: int = 0
+    size_bytes: int = 0
+    etag: str = ""
+    epoch: int = 0
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "reason": self.reason,
+            "records": self.records,
+            "offset": self.offset,
+            "line": self.line,
+            "size_bytes": self.size_bytes,
+            "etag": self.etag,
+            "epoch": self.epoch,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """The position of a file source."""
+
+    root: str
+    mark: str | None = None
+    files: dict[str, Progress] = field(default_factory=dict)
+    set_aside: dict[str, SetAside] = field(default_factory=dict)
+    start_after: str | None = None
+
+    def to_json(self) -> dict[str, Json]:
+        """The position as the checkpoint holds it."""
+        details = {path: progress.details() for path, progress in self.files.items()}
+        return {
+            "root": self.root,
+            **self.interchange(),
+            "details": {path: found for path, found in details.items() if found},
+            "set_aside": {path: item.to_json() for path, item in sorted(self.set_aside.items())},
+            "start_after": self.start_after,
+        }
+
+    def interchange(self) -> dict[str, Json]:
+        """`source_state` of the other tool's format."""
+        files = {path: progress.to_json() for path, progress in sorted(self.files.items())}
+        return {"files": files, "last_committed_file": self.mark}
+
+    @classmethod
+    def from_json(cls, value: Json) -> FileState:
+        try:
+            details = value.get("details", {})
+            return cls(
+                root=str(value["root"]),
+                mark=value["last_committed_file"],
+                files={p: Progress.from_json(v, details.get(p)) for p, v in value["files"].items()},
+                set_aside={p: SetAside(**v) for p, v in value.get("set_aside", {}).items()},
+                start_after=value.get("start_after"),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DamagedError(f"a file position is unreadable: {error}") from error
+
+    @classmethod
+    def from_interchange(cls, value: Json, root: str) -> FileState:
+        """A position from another tool's log; names may be full, `file://` URIs, or relative to the root."""
+        try:
+            files = {full_name(p, root): Progress.from_json(v, None) for p, v in value["files"].items()}
+            mark = value["last_committed_file"]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DamagedError(f"a source state is unreadable: {error}") from error
+        return cls(root=root, mark=full_name(mark, root) if mark else None, files=files).prune_finished()
+
+    def knows(self, path: str) -> bool:
+        """Whether a listed file needs no new plan: passed by the mark, finished, or set aside."""
+        progress = self.files.get(path)
+        if progress is not None:
+            return progress.finished
+        return path in self.set_aside or not self.is_after_mark(path)
+
+    def is_after_mark(self, path: str) -> bool:
+        return self.mark is None or path.encode() > self.mark.encode()
+
+    def prune_finished(self) -> FileState:
+        """Move the mark up to the last file before which everything is finished; drop what it passes."""
+        mark = self.mark
+        files = dict(self.files)
+        for path in sorted(self.files, key=str.encode):
+            after = mark is None or path.encode() > mark.encode()
+            if files[path].finished:
+                if after:
+                    mark = path
+                del files[path]
+            elif after:
+                break
+        return replace(self, mark=mark, files=files)
+
+    def moved(self, old: str, new: str) -> FileState:
+        """The same position on another root."""
+
+        def move(path: str) -> str:
+            return new + path[len(old) :] if path == old or path.startswith(old + "/") else path
+
+        return replace(
+            self,
+            root=new,
+            mark=move(self.mark) if self.mark else None,
+            files={move(p): v for p, v in self.files.items()},
+            set_aside={move(p): v for p, v in self.set_aside.items()},
+            start_after=move(self.start_after) if self.start_after else None,
+        )
+
+
+def full_name(path: str, root: str) -> str:
+    """The full name of a file: `s3://bucket/key`, or the absolute path."""
+    if path.startswith("file://"):
+        return path.removeprefix("file://")
+    if "://" in path or path.startswith("/"):
+        return path
+    return f"{root}/{path}"

@@ -1,0 +1,81 @@
+"""The building blocks of the spec's models: names, numbers, locations, and errors that say where."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic_core import PydanticCustomError
+
+from firnline.spec.locations import absolute_location
+
+__all__ = ["ColumnName", "Config", "Count", "Flag", "Location", "Name", "Ratio", "Seconds", "fail"]
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
+RESERVED_PREFIX = "_firnline"
+RESCUED_COLUMN = "_rescued_data"
+SECONDS_PER_YEAR = 366 * 24 * 3600
+_BAD_COLUMN_CHARACTERS = re.compile(r"[ ,;{}()\n\t=]")
+
+
+def fail(message: str, *at: str | int, hint: str | None = None) -> PydanticCustomError:
+    """Return an error with our own words; `at` leads from the validated value to the culprit."""
+    context: dict[str, Any] = {"message": message, "at": at, "hint": hint}
+    return PydanticCustomError("spec", "{message}", context)
+
+
+class Config(BaseModel):
+    """What all models of the spec share: frozen, unknown keys refused, inputs never shown in errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_by_name=True)
+    other_words: ClassVar[dict[str, str]] = {}  # what people write, and what the key is called here
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_means_default(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        return {key: value for key, value in data.items() if value is not None or key not in known}
+
+
+def _no_boolean(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise fail(f"must be a number, not {str(value).lower()}")
+    return value
+
+
+def _no_number(value: Any) -> Any:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise fail(f"must be true or false, not {value}")
+    return value
+
+
+def _location(value: str, info: ValidationInfo) -> str:
+    folder = (info.context or {}).get("folder") or os.getcwd()
+    try:
+        return absolute_location(value, str(folder))
+    except ValueError as exc:
+        raise fail(str(exc)) from None
+
+
+def _column_name(value: str) -> str:
+    if value.startswith(RESERVED_PREFIX):
+        raise fail(f'names that start with "{RESERVED_PREFIX}" are reserved')
+    if value == RESCUED_COLUMN:
+        raise fail(f'the name "{RESCUED_COLUMN}" is reserved')
+    if not value or _BAD_COLUMN_CHARACTERS.search(value):
+        raise fail(f'"{value}" cannot be a column name (no spaces, and none of , ; {{ }} ( ) =)')
+    return value
+
+
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+Count = Annotated[int, Field(ge=1), BeforeValidator(_no_boolean)]
+Retries = Annotated[int, Field(ge=0), BeforeValidator(_no_boolean)]
+Seconds = Annotated[float, Field(gt=0, le=SECONDS_PER_YEAR, allow_inf_nan=False), BeforeValidator(_no_boolean)]
+Ratio = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), BeforeValidator(_no_boolean)]
+Flag = Annotated[bool, BeforeValidator(_no_number)]
+Location = Annotated[str, AfterValidator(_location)]
+ColumnName = Annotated[str, AfterValidator(_column_name)]

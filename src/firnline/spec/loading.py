@@ -1,0 +1,155 @@
+"""Find a pipeline file, read it, and tell everything that is wrong with it at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from firnline.errors import SpecError
+from firnline.spec.models import PipelineSpec
+from firnline.spec.overrides import apply_overrides
+from firnline.spec.problems import KeyPath, Origin, Problem, problems_of, spec_error
+from firnline.spec.yamltree import Tree, parse_yaml
+
+__all__ = ["FILE_NAMES", "LoadedSpec", "find_spec", "load_spec", "parse_spec"]
+
+FILE_NAMES = ("firnline.yml", "firnline.yaml")
+MAX_SPEC_BYTES = 1024 * 1024
+_INIT_HINT = "`firnline init` writes one; or name the file."
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSpec:
+    """A valid spec and where it came from.
+
+    Attributes:
+        spec: The validated model; local paths in it are absolute.
+        folder: What relative paths, those of secret files too, start at.
+        path: The file, or None when the spec was made in Python.
+        origins: Where each key was written, for messages about values that fail later.
+    """
+
+    spec: PipelineSpec
+    folder: Path
+    path: Path | None = None
+    origins: Mapping[KeyPath, Origin] = field(default_factory=dict, repr=False)
+
+
+def find_spec(path: str | os.PathLike[str] | None = None, *, cwd: str | os.PathLike[str] | None = None) -> Path:
+    """Return the pipeline file: the given one, or the nearest from `cwd` (the current folder) upwards.
+
+    Args:
+        path: A file, or a folder that holds `firnline.yml` or `firnline.yaml`.
+        cwd: Where the search starts, and what a relative `path` is relative to.
+
+    Raises:
+        SpecError: there is none, or one folder holds both names.
+    """
+    start = Path(os.path.abspath(cwd or os.getcwd()))
+    if path is None:
+        for folder in (start, *start.parents):
+            found = _find_in(folder)
+            if found is not None:
+                return found
+        raise SpecError(f"no {FILE_NAMES[0]} in {start} or the folders above it", hint=_INIT_HINT)
+    given = Path(os.path.abspath(start / os.path.expanduser(path)))
+    if given.is_dir():
+        found = _find_in(given)
+        if found is None:
+            raise SpecError(f"no {FILE_NAMES[0]} in {given}", hint=_INIT_HINT)
+        return found
+    if not given.exists():
+        raise SpecError(f"{os.fspath(path)}: no such file", hint=_INIT_HINT, file=str(given))
+    return given
+
+
+def _find_in(folder: Path) -> Path | None:
+    found = [folder / name for name in FILE_NAMES if (folder / name).is_file()]
+    if len(found) > 1:
+        raise SpecError(
+            f"{folder} holds both {FILE_NAMES[0]} and {FILE_NAMES[1]}", hint="Delete or rename one, or name the file."
+        )
+    return found[0] if found else None
+
+
+def load_spec(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    environ: Mapping[str, str],
+    cwd: str | os.PathLike[str] | None = None,
+) -> LoadedSpec:
+    """Find, read and check a pipeline file; `FIRNLINE__A__B` in `environ` overrides its keys.
+
+    Args:
+        path: A file or folder; by default the file is looked for as in `find_spec`.
+        environ: Where variables are looked up; callers at the edge pass `os.environ`.
+        cwd: Where the search starts.
+
+    Raises:
+        SpecError: names file, line and key path of every problem.
+    """
+    file = find_spec(path, cwd=cwd)
+    place = _display(file, Path(os.path.abspath(cwd or os.getcwd())))
+    tree = parse_yaml(_read(file, place), place=place, environ=environ)
+    apply_overrides(tree, environ)
+    spec = _validate(tree, folder=file.parent, place=place)
+    return LoadedSpec(spec, file.parent, file, tree.origins)
+
+
+def parse_spec(
+    data: Mapping[str, Any], *, folder: str | os.PathLike[str] | None = None, place: str = "spec"
+) -> LoadedSpec:
+    """Check a spec that is already a mapping, e.g. one made in Python; no variables, no overrides.
+
+    Raises:
+        SpecError: names `place` and key path of every problem.
+    """
+    base = Path(os.path.abspath(folder or os.getcwd()))
+    tree = Tree(dict(data), {(): Origin(place)})
+    return LoadedSpec(_validate(tree, folder=base, place=place), base, None, tree.origins)
+
+
+def _display(file: Path, cwd: Path) -> str:
+    return str(file.relative_to(cwd)) if file.is_relative_to(cwd) else str(file)
+
+
+def _read(file: Path, place: str) -> str:
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(MAX_SPEC_BYTES + 1)
+    except OSError as exc:
+        raise SpecError(f"{place}: cannot be read: {exc.strerror or exc}", file=place) from None
+    if len(content) > MAX_SPEC_BYTES:
+        raise SpecError(f"{place}: larger than {MAX_SPEC_BYTES} bytes; this is not a pipeline file", file=place)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        line = content.count(b"\n", 0, exc.start) + 1
+        raise spec_error([Problem(Origin(place, line), (), "not UTF-8 text")], file=place) from None
+
+
+def _validate(tree: Tree, *, folder: Path, place: str) -> PipelineSpec:
+    if tree.data is None and not tree.problems:
+        raise spec_error(
+            [Problem(Origin(place), (), "the file is empty", "`firnline init` writes a spec.")], file=place
+        )
+    if not isinstance(tree.data, dict):
+        if not tree.problems:
+            tree.problems.append(Problem(Origin(place, 1), (), "must be a mapping that starts with `name: ...`"))
+        raise spec_error(tree.problems, file=place)
+    spec: PipelineSpec | None = None
+    found = list(tree.problems)
+    try:
+        spec = PipelineSpec.model_validate(tree.data, context={"folder": str(folder)})
+    except ValidationError as exc:
+        # A value that could not be read is told once, not again for what stands in its place.
+        told = {problem.path for problem in tree.problems}
+        found += [p for p in problems_of(exc, tree.origins, PipelineSpec) if p.path not in told]
+    if found or spec is None:
+        raise spec_error(found, file=place)
+    return spec

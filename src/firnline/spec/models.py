@@ -1,0 +1,304 @@
+"""What may stand in a pipeline file: one model per section, each key with its default and meaning."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, WithJsonSchema, field_validator
+
+from firnline.spec.fieldtypes import ColumnName, Config, Count, Flag, Location, Name, Ratio, Retries, Seconds, fail
+from firnline.spec.locations import is_inside, same_place
+from firnline.spec.secrets import SecretError, check_references, has_reference, is_sensitive
+from firnline.spec.spark_keys import find_refusal
+
+__all__ = [
+    "BatchConfig",
+    "CheckpointConfig",
+    "DeltaSinkConfig",
+    "FieldConfig",
+    "FilesSourceConfig",
+    "PipelineSpec",
+    "RestartConfig",
+    "SchemaConfig",
+]
+
+_TIME_WITHOUT_ZONE = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d+)?)?")
+
+
+def _reference(value: SecretStr) -> SecretStr:
+    try:
+        check_references(value.get_secret_value())
+    except SecretError as exc:
+        raise fail(str(exc)) from None
+    return value
+
+
+def _spark_key(key: str) -> str:
+    refusal = find_refusal(key)
+    if refusal is not None:
+        raise fail(refusal)
+    return key
+
+
+def _spark_value(key: str, value: Any) -> Any:
+    if isinstance(value, bool):
+        value = str(value).lower()
+    elif isinstance(value, int | float):
+        value = str(value)
+    if not isinstance(value, str | SecretStr):
+        raise fail("must be text: Spark settings are written flat, e.g. spark.master: local[2]", key)
+    if isinstance(value, str) and (is_sensitive(key) or has_reference(value)):
+        return SecretStr(value)
+    return value
+
+
+_TEXT_IN_YAML = WithJsonSchema({"type": ["string", "number", "boolean"]})  # numbers are kept as they are written
+Secret = Annotated[SecretStr, AfterValidator(_reference), _TEXT_IN_YAML]
+SparkValue = Annotated[str | Secret, _TEXT_IN_YAML]
+SparkKey = Annotated[str, AfterValidator(_spark_key)]
+
+
+class FieldConfig(Config):
+    """One declared column."""
+
+    name: ColumnName = Field(description="Name of the column, as in the records.")
+    type: str = Field(
+        description="string, int32, int64, float32, float64, decimal(p,s), boolean, timestamp, date, binary, json, "
+        "list<T>, map<T> or struct<name:T,...>."
+    )
+    nullable: Flag = Field(default=True, description="Whether the column may be null.")
+
+    @field_validator("type")
+    @classmethod
+    def _known_type(cls, value: str) -> str:
+        if value.count("(") != value.count(")") or value.count("<") != value.count(">"):
+            raise fail(f'"{value}" is cut off (inside {{ }} put a type that holds a comma in quotes)')
+        from firnline.schema import field_from_spec  # loads Arrow, which a spec without columns does not need
+
+        try:
+            field_from_spec({"name": "c", "type": value})
+        except ValueError as exc:
+            words = str(exc).removeprefix("column 'c': ").removeprefix(f"type {value!r}: ")
+            raise fail(words.removesuffix(f" at {value!r}")) from None
+        return value
+
+
+class SchemaConfig(Config):
+    """Where columns come from and what happens to what does not fit them."""
+
+    fields: tuple[FieldConfig, ...] = Field(
+        default=(), description="Declared columns; none: inferred from the records."
+    )
+    evolution: Literal["add", "rescue", "fail"] = Field(
+        default="add",
+        description="What becomes of a field that is no column yet: add makes it one, rescue keeps it in "
+        "_rescued_data, fail stops the epoch.",
+    )
+
+    @field_validator("fields")
+    @classmethod
+    def _names_differ(cls, fields: tuple[FieldConfig, ...]) -> tuple[FieldConfig, ...]:
+        seen: set[str] = set()
+        for index, field in enumerate(fields):
+            if field.name.lower() in seen:
+                raise fail(f'column "{field.name}" is there twice (upper and lower case are the same)', index, "name")
+            seen.add(field.name.lower())
+        return fields
+
+
+class FilesSourceConfig(Config):
+    """A source of files, read in byte order of their names."""
+
+    other_words: ClassVar[dict[str, str]] = {"uri": "path", "url": "path", "folder": "path", "table": "path"}
+
+    type: Literal["files"] = Field(default="files", description="Kind of source.")
+    path: Location = Field(
+        description="Folder, glob or URI (s3://, gs://, az://, abfs://, file://) of the input; relative to this file."
+    )
+    format: Literal["ndjson"] = Field(
+        default="ndjson", description="Newline-delimited JSON; compression by suffix: .gz, .zst or none."
+    )
+    poll_interval_secs: Seconds = Field(default=10, description="Seconds between two looks for new files.")
+    reconcile_interval_secs: Seconds = Field(
+        default=3600, description="Seconds between two full listings that find late files; --once always makes one."
+    )
+    start_after: str | None = Field(
+        default=None, min_length=1, description="Begin after this file name, or at this time (RFC 3339, with a zone)."
+    )
+    late_files: Literal["ingest", "ignore", "fail"] = Field(
+        default="ingest", description="What becomes of a file that appears below what was already read."
+    )
+    file_attempts: Count = Field(default=3, description="Tries before a broken file is set aside.")
+    on_bad_record: Literal["quarantine", "fail"] = Field(
+        default="quarantine", description="What becomes of a record that can never be decoded."
+    )
+    max_bad_ratio: Ratio = Field(
+        default=1.0, description="Stop when more than this part of an epoch's records is bad; 1.0 never stops."
+    )
+    max_record_bytes: Count = Field(default=16 * 1024 * 1024, description="A longer line is a bad record.")
+    schema_: SchemaConfig = Field(
+        default=SchemaConfig(), alias="schema", description="Columns: inferred by default, or declared."
+    )
+    lineage: Flag = Field(
+        default=False, description="Add the columns _firnline_file, _firnline_record and _firnline_epoch."
+    )
+    storage_options: dict[str, Secret] = Field(
+        default={}, description="Credentials and endpoints of the store; values may be ${env:NAME} or ${file:path}."
+    )
+
+    @field_validator("start_after")
+    @classmethod
+    def _time_has_a_zone(cls, value: str | None) -> str | None:
+        if value is not None and _TIME_WITHOUT_ZONE.fullmatch(value):
+            raise fail(f'the time "{value}" has no zone (write {value.replace(" ", "T")}Z for UTC)')
+        return value
+
+
+class DeltaSinkConfig(Config):
+    """A Delta table."""
+
+    other_words: ClassVar[dict[str, str]] = {
+        "uri": "table",
+        "url": "table",
+        "path": "table",
+        "partitions": "partition_by",
+    }
+
+    type: Literal["delta"] = Field(default="delta", description="Kind of sink.")
+    name: Name | None = Field(
+        default=None, description="Unique name, stored in checkpoints; default: type and number, e.g. delta-1."
+    )
+    table: Location = Field(description="Path or URI of the table, created when missing; relative to this file.")
+    required: Flag = Field(default=True, description="Whether commit_policy: required waits for this sink.")
+    partition_by: tuple[ColumnName, ...] = Field(
+        default=(), description="Columns that partition the table, e.g. [month]."
+    )
+    file_size_mb: Count = Field(default=128, description="Start another Parquet file at about this size.")
+    interop: Literal["auto", "blizzard", "none"] = Field(
+        default="auto", description="Also write the blizzard: checkpoint; auto: on tables that Firnline created."
+    )
+    storage_options: dict[str, Secret] = Field(
+        default={}, description="Credentials and endpoints of the store; values may be ${env:NAME} or ${file:path}."
+    )
+
+    @field_validator("partition_by")
+    @classmethod
+    def _columns_differ(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
+        for index, column in enumerate(columns):
+            if column.lower() in (other.lower() for other in columns[:index]):
+                raise fail(f'column "{column}" is there twice', index)
+        return columns
+
+
+class BatchConfig(Config):
+    """How much one epoch takes, and how epochs follow each other."""
+
+    other_words: ClassVar[dict[str, str]] = {"max_records": "max_events", "max_rows": "max_events"}
+
+    max_events: Count = Field(default=5_000_000, description="Records in one epoch, at most about.")
+    max_bytes: Count = Field(default=1024 * 1024 * 1024, description="Bytes of input in one epoch, at most about.")
+    max_files: Count = Field(default=1000, description="Input files in one epoch, at most.")
+    max_output_files: Count = Field(
+        default=10, description="Close the epoch when about so many Parquet files are staged."
+    )
+    max_ms: Count = Field(
+        default=60_000, description="How long input is gathered, in milliseconds; never cuts inside a task."
+    )
+    max_inflight: Count = Field(default=2, description="Epochs that may be under way at once; commits stay in order.")
+    commit_policy: Literal["all", "required", "quorum"] = Field(
+        default="all", description="Which sinks must hold an epoch before the checkpoint advances."
+    )
+    quorum: Count = Field(default=1, description="How many sinks, with commit_policy: quorum.")
+
+    @field_validator("quorum")
+    @classmethod
+    def _only_with_its_policy(cls, value: int, info: ValidationInfo) -> int:
+        policy = info.data.get("commit_policy", "quorum")
+        if policy != "quorum":
+            raise fail(f"only with commit_policy: quorum (here it is {policy})")
+        return value
+
+
+class RestartConfig(Config):
+    """What happens after a failure."""
+
+    attempts: Retries = Field(default=5, description="How often a failed epoch is tried again; 0: never.")
+    backoff_secs: Seconds = Field(default=1.0, description="Wait before the first new try; doubles with each.")
+    max_backoff_secs: Seconds = Field(
+        default=60.0, validate_default=True, description="The longest wait between two tries."
+    )
+
+    @field_validator("max_backoff_secs")
+    @classmethod
+    def _not_below_the_first(cls, value: float, info: ValidationInfo) -> float:
+        first = info.data.get("backoff_secs", value)
+        if value < first:
+            raise fail(f"must be at least backoff_secs ({first:g}), not {value:g}")
+        return value
+
+
+class CheckpointConfig(Config):
+    """How checkpoints are found and how long the way back is kept."""
+
+    recovery_scan_commits: Count = Field(
+        default=100, description="Commits that recovery reads backwards before the ledger."
+    )
+    rollback_window: Count = Field(default=64, description="Epochs that one can go back.")
+
+
+class PipelineSpec(Config):
+    """One pipeline: a file source into Delta tables."""
+
+    name: Name = Field(description="The pipeline's identity, stored in its sinks; do not change it later.")
+    sources: dict[Name, FilesSourceConfig] = Field(
+        min_length=1, max_length=1, description="The source by its name; one in this version."
+    )
+    sinks: tuple[DeltaSinkConfig, ...] = Field(
+        min_length=1, description="Where epochs are committed; the first required one decides."
+    )
+    batch: BatchConfig = Field(default=BatchConfig(), description="How much one epoch takes.")
+    restart: RestartConfig = Field(default=RestartConfig(), description="What happens after a failure.")
+    checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="How checkpoints are found and kept.")
+    spark: dict[SparkKey, SparkValue] = Field(
+        default={}, description="Spark settings passed through, e.g. spark.master; what loads code is refused."
+    )
+
+    @field_validator("sources", mode="before")
+    @classmethod
+    def _one_source(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > 1:
+            raise fail(f"only one source in this version, not {len(value)}")
+        return value
+
+    @field_validator("sinks")
+    @classmethod
+    def _sinks_differ(cls, sinks: tuple[DeltaSinkConfig, ...], info: ValidationInfo) -> tuple[DeltaSinkConfig, ...]:
+        named = tuple(s if s.name else s.model_copy(update={"name": f"{s.type}-{i}"}) for i, s in enumerate(sinks, 1))
+        for index, sink in enumerate(named):
+            for other in named[:index]:
+                if sink.name == other.name:
+                    raise fail(f'two sinks have the name "{sink.name}"', index, "name")
+                if same_place(sink.table, other.table):
+                    raise fail(f'sink "{other.name}" already writes to this table', index, "table")
+            for name, source in (info.data.get("sources") or {}).items():
+                if is_inside(sink.table, source.path):
+                    raise fail(f'the table lies inside the path of source "{name}"', index, "table")
+        if not any(sink.required for sink in named):
+            raise fail("at least one sink must be required")
+        return named
+
+    @field_validator("batch")
+    @classmethod
+    def _quorum_can_be_met(cls, batch: BatchConfig, info: ValidationInfo) -> BatchConfig:
+        sinks = info.data.get("sinks")
+        if sinks is not None and batch.quorum > len(sinks):
+            raise fail(f"must be at most the number of sinks ({len(sinks)}), not {batch.quorum}", "quorum")
+        return batch
+
+    @field_validator("spark", mode="before")
+    @classmethod
+    def _spark_values(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {key: _spark_value(str(key), item) for key, item in value.items() if item is not None}

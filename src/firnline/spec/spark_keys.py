@@ -1,0 +1,86 @@
+"""Which Spark settings a spec may pass through, and why others are refused."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["ALLOWED_KEYS", "ALLOWED_PREFIXES", "find_refusal"]
+
+ALLOWED_KEYS = frozenset(
+    {
+        "spark.app.name",
+        "spark.authenticate",
+        "spark.authenticate.secret",
+        "spark.cores.max",
+        "spark.default.parallelism",
+        "spark.driver.bindAddress",
+        "spark.driver.blockManager.port",
+        "spark.driver.cores",
+        "spark.driver.host",
+        "spark.driver.maxResultSize",
+        "spark.driver.memory",
+        "spark.driver.memoryOverhead",
+        "spark.driver.memoryOverheadFactor",
+        "spark.driver.port",
+        "spark.io.encryption.enabled",
+        "spark.kubernetes.authenticate.driver.serviceAccountName",
+        "spark.kubernetes.container.image",
+        "spark.kubernetes.container.image.pullPolicy",
+        "spark.kubernetes.executor.limit.cores",
+        "spark.kubernetes.executor.request.cores",
+        "spark.kubernetes.namespace",
+        "spark.local.dir",
+        "spark.log.level",
+        "spark.master",
+        "spark.network.crypto.enabled",
+        "spark.network.timeout",
+        "spark.python.worker.memory",
+        "spark.python.worker.reuse",
+        "spark.remote",
+        "spark.scheduler.mode",
+        "spark.shuffle.compress",
+        "spark.shuffle.service.enabled",
+        "spark.shuffle.service.port",
+        "spark.speculation",
+        "spark.task.cpus",
+        "spark.task.maxFailures",
+        "spark.ui.enabled",
+        "spark.ui.port",
+        "spark.yarn.queue",
+    }
+)
+ALLOWED_PREFIXES = (
+    "spark.dynamicAllocation.",
+    "spark.eventLog.",
+    "spark.executor.",
+    "spark.hadoop.fs.",
+    "spark.locality.",
+    "spark.memory.",
+    "spark.rpc.",
+    "spark.speculation.",
+    "spark.sql.adaptive.",
+    "spark.sql.execution.arrow.",
+    "spark.sql.shuffle.",
+)
+
+# The first that matches says why; these come before the allowlist, so that no prefix lets them in.
+_REFUSED = (
+    (r"JavaOptions$", "it can load any code into the JVM"),
+    (r"extraLibraryPath|(^|\.)jars(\.|$)|^spark\.(files|archives|submit\.)|ClassPath", "it brings code into Spark"),
+    (r"plugins?(\.|$)|listeners?$|spark\.sql\.extensions|registrator", "it names classes that Spark would load"),
+    (r"class(es|name)?$|\.impl$|provider|signers?$|serializer$|filters$", "it names a class that Spark would load"),
+    (r"script$", "it names a script that Spark would run"),
+    (r"^spark\.pyspark\.|^spark\.executorEnv\.", "Firnline sets the workers' Python itself"),
+)
+
+
+def find_refusal(key: str) -> str | None:
+    """Return why this key may not stand under `spark`, or None when it may."""
+    for pattern, reason in _REFUSED:
+        if re.search(pattern, key, re.IGNORECASE):
+            return f"not allowed in a spec: {reason}"
+    if key in ALLOWED_KEYS or (key.startswith(ALLOWED_PREFIXES) and not key.endswith(".")):
+        return None
+    if not key.startswith("spark."):
+        return 'not a Spark setting (they start with "spark.")'
+    return "not among the Spark settings that a spec may pass"

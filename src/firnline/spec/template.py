@@ -1,0 +1,66 @@
+"""The commented pipeline file that `firnline init` writes."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["name_from", "render_template"]
+
+_TEMPLATE = """\
+# A Firnline pipeline: newline-delimited JSON files into a Delta table, every record exactly once.
+# Only name, path and table are needed; the values after "#" are the defaults.
+# `firnline dry-run` checks this file without writing; `firnline run` starts it.
+
+name: {name}                      # the pipeline's identity, stored in the table: do not change it later
+
+sources:
+  {name}:
+    type: files
+    path: in                      # folder, glob or URI (local, s3://, gs://, az://); relative to this file
+    format: ndjson                # compression by suffix: .gz, .zst, none
+    # poll_interval_secs: 10      # how often to look for new files
+    # start_after: 2026-01-01T00:00:00Z   # or a file name: begin there
+    # late_files: ingest          # or ignore, fail: a file that appears below what was already read
+    # on_bad_record: quarantine   # or fail
+    # max_bad_ratio: 1.0          # stop when more than this part of an epoch's records is bad
+    # lineage: false              # true adds _firnline_file, _firnline_record, _firnline_epoch
+    # schema:
+    #   evolution: add            # or rescue, fail: a field that is no column yet
+    #   fields:                   # inferred when left out
+    #     - {{name: id, type: int64, nullable: false}}
+    #     - {{name: price, type: "decimal(18,2)"}}
+    # storage_options:            # credentials are references, never written here
+    #   aws_secret_access_key: ${{env:AWS_SECRET_ACCESS_KEY}}
+
+sinks:
+  - type: delta
+    table: out                    # path or URI, created when missing; relative to this file
+    # partition_by: [month]
+    # file_size_mb: 128
+
+# batch:                          # an epoch, the unit of commit, closes at the first of these
+#   max_files: 1000
+#   max_bytes: 1073741824
+#   max_events: 5000000
+#   max_ms: 60000
+#   max_output_files: 10
+
+# restart:                        # after a failure
+#   attempts: 5
+#   backoff_secs: 1
+
+# spark:                          # passed to Spark; the master alone moves it to a cluster
+#   spark.master: "local[*]"
+#   spark.driver.memory: 2g
+"""
+
+
+def render_template(name: str = "pipeline") -> str:
+    """Return a commented spec for a pipeline of this name; it is valid as it stands."""
+    return _TEMPLATE.format(name=name)
+
+
+def name_from(text: str) -> str:
+    """Return a valid pipeline name that is close to a text, e.g. the name of a folder."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", text).lstrip("_.-").rstrip("-")[:100]
+    return name or "pipeline"

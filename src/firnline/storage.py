@@ -1,0 +1,347 @@
+"""All of Firnline's own storage I/O: one contract for local disk and object stores.
+
+Names are keys below a root. A `put` is atomic and durable when it returns: on local disk it is written,
+fsynced, renamed, and its folder fsynced. delta-rs does its own I/O; everything else passes through here,
+so that tests can count, break and record every call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, cast
+
+from firnline.errors import ConfigError
+from firnline.faults import fault_point
+
+
+@dataclass(frozen=True, slots=True)
+class FileStat:
+    """One stored object. `name` is the full name: an absolute path or a URI."""
+
+    name: str
+    size_bytes: int
+    etag: str
+    modified_at: datetime
+
+
+class Readable(Protocol):
+    """A stream of bytes."""
+
+    def read(self, size: int = -1, /) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+class Writable(Protocol):
+    """A new object that exists, complete and durable, once `close` has returned."""
+
+    def write(self, data: Any, /) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class Storage(Protocol):
+    """Objects below a root. Errors of the machine are OSError; a missing object is FileNotFoundError."""
+
+    root: str
+
+    def get(self, key: str) -> bytes:
+        """The whole object."""
+        ...
+
+    def put(self, key: str, data: bytes) -> None:
+        """Create or replace atomically; durable on return."""
+        ...
+
+    def put_new(self, key: str, data: bytes) -> None:
+        """Create atomically, durable on return; FileExistsError when it is there already."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Remove; a missing object is fine."""
+        ...
+
+    def list(self, prefix: str, after: str = "") -> Iterator[FileStat]:
+        """Objects below the folder `prefix`, in byte order of the whole name, those after `after` (a full name)."""
+        ...
+
+    def stat(self, key: str) -> FileStat:
+        """What is known of one object."""
+        ...
+
+    def open_read(self, key: str, offset: int = 0) -> Readable:
+        """A stream from `offset` on."""
+        ...
+
+    def create(self, key: str) -> Writable:
+        """A new object, for large writes; its name must be one that nobody else uses."""
+        ...
+
+
+def is_remote(uri: str) -> bool:
+    """Whether a path or URI lies on an object store."""
+    return "://" in uri and not uri.startswith("file://")
+
+
+def normalise(uri: str) -> str:
+    """The full name of a folder: an absolute path, or a URI, without a slash at the end."""
+    if is_remote(uri):
+        return uri.rstrip("/")
+    return os.path.abspath(uri.removeprefix("file://"))
+
+
+def open_storage(uri: str, options: Mapping[str, str] | None = None) -> Storage:
+    """The storage whose root is `uri`."""
+    root = normalise(uri)
+    return ObjectStorage(root, options or {}) if is_remote(root) else LocalStorage(root)
+
+
+def fsync_path(path: str) -> None:
+    """Make a file's or a folder's content durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folders(folder: str) -> None:
+    """Create a folder and what is missing above it, each durable in its parent."""
+    missing = []
+    while folder and not os.path.isdir(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    for path in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
+        fsync_path(os.path.dirname(path))
+
+
+class LocalStorage:
+    """A folder on local disk."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def _path(self, key: str) -> str:
+        return os.path.join(self.root, key) if key else self.root
+
+    def get(self, key: str) -> bytes:
+        return Path(self._path(key)).read_bytes()
+
+    def put(self, key: str, data: bytes) -> None:
+        self._put(key, data, os.replace)
+
+    def put_new(self, key: str, data: bytes) -> None:
+        self._put(key, data, _link_new)
+
+    def _put(self, key: str, data: bytes, publish: Any) -> None:
+        path = self._path(key)
+        folder = os.path.dirname(path)
+        make_folders(folder)
+        temporary = os.path.join(folder, f".{uuid.uuid4().hex}.tmp")
+        fault_point("storage.put.before")
+        with open(temporary, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        try:
+            publish(temporary, path)
+        except FileExistsError:
+            os.unlink(temporary)
+            raise
+        fsync_path(folder)
+        fault_point("storage.put.after")
+
+    def delete(self, key: str) -> None:
+        fault_point("storage.delete.before")
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path(key))
+        fault_point("storage.delete.after")
+
+    def list(self, prefix: str, after: str = "") -> Iterator[FileStat]:
+        folder = self._path(prefix.rstrip("/"))
+        if os.path.isdir(folder):
+            yield from _walk(folder, after)
+
+    def stat(self, key: str) -> FileStat:
+        path = self._path(key)
+        return _local_stat(path, os.stat(path))
+
+    def open_read(self, key: str, offset: int = 0) -> Readable:
+        stream = open(self._path(key), "rb", buffering=0)  # noqa: SIM115  # the caller closes it
+        if offset:
+            stream.seek(offset)
+        return stream
+
+    def create(self, key: str) -> Writable:
+        path = self._path(key)
+        make_folders(os.path.dirname(path))
+        return _DurableFile(path)
+
+
+def _link_new(temporary: str, path: str) -> None:
+    os.link(temporary, path)  # unlike rename, this refuses to replace
+    os.unlink(temporary)
+
+
+class _DurableFile:
+    """A new local file, fsynced with its folder when it is closed."""
+
+    def __init__(self, path: str) -> None:
+        self._folder = os.path.dirname(path)
+        self._stream: BinaryIO = open(path, "xb", buffering=1024 * 1024)  # noqa: SIM115  # closed by close()
+        self.closed = False
+
+    def write(self, data: Any, /) -> int:
+        return self._stream.write(data)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        self._stream.close()
+        fsync_path(self._folder)
+        self.closed = True
+
+
+def _walk(folder: str, after: str) -> Iterator[FileStat]:
+    """Files below a folder in byte order of the whole name; folders that lie wholly before `after` are skipped."""
+    names: list[bytes] = []
+    try:
+        with os.scandir(os.fsencode(folder)) as entries:
+            for entry in entries:
+                names.append(entry.name + b"/" if entry.is_dir() else entry.name)
+    except FileNotFoundError:
+        return
+    names.sort()
+    bound = os.fsencode(after)
+    base = os.fsencode(folder) + b"/"
+    for name in names:
+        full = base + name
+        if name.endswith(b"/"):
+            if full <= bound and not bound.startswith(full):
+                continue
+            yield from _walk(os.fsdecode(full[:-1]), after)
+        elif full > bound:
+            path = os.fsdecode(full)
+            with contextlib.suppress(FileNotFoundError):  # gone between listing and stat: as if never seen
+                yield _local_stat(path, os.stat(path))
+
+
+def _local_stat(path: str, stat: os.stat_result) -> FileStat:
+    modified_at = datetime.fromtimestamp(stat.st_mtime, UTC)
+    return FileStat(path, stat.st_size, f"{stat.st_mtime_ns:x}-{stat.st_size:x}", modified_at)
+
+
+class ObjectStorage:
+    """A prefix in a bucket, through obstore: the same code for S3, GCS and Azure."""
+
+    def __init__(self, root: str, options: Mapping[str, str]) -> None:
+        import obstore.store
+
+        self.root = root
+        scheme, _, rest = root.partition("://")
+        bucket, _, self._prefix = rest.partition("/")
+        self._bucket = f"{scheme}://{bucket}"
+        config = {key.lower(): value for key, value in options.items()}
+        client: dict[str, Any] = {}
+        if config.pop("aws_allow_http", config.pop("allow_http", "false")).lower() == "true":
+            client["allow_http"] = True
+        config.pop("conditional_put", None)
+        config.pop("aws_conditional_put", None)
+        try:
+            self._store = obstore.store.from_url(
+                self._bucket, config=cast(Any, config), client_options=cast(Any, client)
+            )
+        except Exception as error:  # obstore raises classes of its own for bad URLs and options
+            raise ConfigError(f"cannot use {root!r} as storage: {error}", uri=root) from error
+
+    def _key(self, key: str) -> str:
+        return "/".join(part for part in (self._prefix, key) if part)
+
+    def get(self, key: str) -> bytes:
+        import obstore
+
+        return bytes(obstore.get(self._store, self._key(key)).bytes())
+
+    def put(self, key: str, data: bytes) -> None:
+        self._put(key, data, "overwrite")
+
+    def put_new(self, key: str, data: bytes) -> None:
+        self._put(key, data, "create")
+
+    def _put(self, key: str, data: bytes, mode: Any) -> None:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        fault_point("storage.put.before")
+        try:
+            obstore.put(self._store, self._key(key), data, mode=mode)
+        except AlreadyExistsError as error:
+            raise FileExistsError(self._key(key)) from error
+        fault_point("storage.put.after")
+
+    def delete(self, key: str) -> None:
+        import obstore
+
+        fault_point("storage.delete.before")
+        with contextlib.suppress(FileNotFoundError):
+            obstore.delete(self._store, self._key(key))
+        fault_point("storage.delete.after")
+
+    def list(self, prefix: str, after: str = "") -> Iterator[FileStat]:
+        import obstore
+
+        offset = after.removeprefix(self._bucket + "/") if after else None
+        folder = self._key(prefix).rstrip("/")
+        for page in obstore.list(self._store, folder + "/" if folder else None, offset=offset):
+            for meta in page:
+                if offset is None or meta["path"] > offset:
+                    yield self._stat_of(meta)
+
+    def stat(self, key: str) -> FileStat:
+        import obstore
+
+        return self._stat_of(obstore.head(self._store, self._key(key)))
+
+    def _stat_of(self, meta: Any) -> FileStat:
+        name = f"{self._bucket}/{meta['path']}"
+        etag = (meta["e_tag"] or "").strip('"') or f"{int(meta['last_modified'].timestamp())}-{meta['size']}"
+        return FileStat(name, int(meta["size"]), etag, meta["last_modified"].astimezone(UTC))
+
+    def open_read(self, key: str, offset: int = 0) -> Readable:
+        import obstore
+
+        reader = obstore.open_reader(self._store, self._key(key), buffer_size=8 * 1024 * 1024)
+        if offset:
+            reader.seek(offset)
+        return cast(Readable, _BytesReader(reader))
+
+    def create(self, key: str) -> Writable:
+        import obstore
+
+        return cast(Writable, obstore.open_writer(self._store, self._key(key)))
+
+
+class _BytesReader:
+    """obstore's reader, giving plain bytes."""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+
+    def read(self, size: int = -1, /) -> bytes:
+        return bytes(self._reader.read(size if size >= 0 else None))
+
+    def close(self) -> None:
+        self._reader.close()
