@@ -84,12 +84,13 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Many old entries as one: the files they read. `last` is the newest of them."""
+    """Many old entries as one: the files they read and their quarantine. `last` is the newest of them."""
 
     first_epoch: int
     last: EntryRef
     previous: EntryRef | None
     inputs: dict[str, list[dict[str, Json]]]
+    quarantine: list[dict[str, Json]] = field(default_factory=list)
 
 
 class Ledger:
@@ -187,6 +188,7 @@ class Ledger:
             "last": refs[0].to_json(),
             "previous": previous.to_json() if previous else None,
             "inputs": inputs,
+            "quarantine": [file for entry in entries for file in entry.quarantine],
         }
         data = zstandard.compress(canonical(seal(body)))
         self._storage.put(f"{self.folder}/fold-{refs[0].epoch:020d}-{refs[0].checksum[:16]}.json.zst", data)
@@ -223,6 +225,7 @@ class Ledger:
                     EntryRef.from_json(body["last"]),
                     EntryRef.from_json(body["previous"]) if body["previous"] else None,
                     body["inputs"],
+                    body["quarantine"],
                 )
             except NewerFormatError:
                 raise

@@ -118,7 +118,8 @@ def _take_reading(turn: _Turn, read: m.SinksRead) -> None:
     turn.set(sinks=tuple(replace(s, epoch=held.get(s.name, 0)) for s in turn.state.sinks))
     turn.set(decided=held[turn.state.deciding.name], tip=read.tip, phase=Phase.OPEN)
     _settle(turn)
-    turn.set(recorded=turn.state.settled if read.recorded is None else read.recorded)
+    settled = turn.state.settled  # while another run goes on, more may be recorded than was read before
+    turn.set(recorded=settled if read.recorded is None else min(settled, read.recorded))
     turn.set(acknowledged=_safe(turn.state) if read.acknowledged is None else read.acknowledged)
 
 

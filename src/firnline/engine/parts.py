@@ -40,9 +40,11 @@ class Parts:
     def ledger_files(self, tip: EntryRef | None) -> Iterator[dict[str, Json]]:
         """What the ledger says of every file, newest epoch first."""
         for link in self.ledger.chain(tip):
-            epoch = {} if isinstance(link, Fold) else {"epoch": link.epoch}
-            for record in link.inputs.get(self.source.name, []):
-                yield {**record, **epoch}
+            records = link.inputs.get(self.source.name, [])
+            if isinstance(link, Fold):
+                yield from reversed(records)
+            else:
+                yield from ({**record, "epoch": link.epoch} for record in records)
 
     def entries(self, tip: EntryRef | None) -> Iterator[LedgerEntry]:
         """The entries that are not folded yet, newest first."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,9 +12,10 @@ from firnline.checkpoint.codec import canonical
 from firnline.checkpoint.ledger import LedgerEntry
 from firnline.engine.history import load_runs
 from firnline.engine.parts import Parts
-from firnline.errors import LedgerHoleError
 from firnline.sources.files.state import FileState
 from firnline.types import Json
+
+COMMITS_READ = 1000  # older commits keep their epoch, but table version and commit time are not looked up
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,44 +106,50 @@ def load_files(parts: Parts) -> Iterator[dict[str, Json]]:
     stored = held.checkpoint.positions.get(parts.source.name) if held.checkpoint else None
     position = stored or parts.source.start(None)
     state = FileState.from_json(position)
-    seen: set[str] = set()
+    commits = parts.deciding.commit_times(held.version, COMMITS_READ) if held.exists else {}
+    seen: dict[str, str] = {}
     for record in parts.ledger_files(held.entry):
         path = str(record["path"])
         if path in seen or record["status"] == "pending":
             continue
-        seen.add(path)
-        if path in state.set_aside:
-            yield _file_row(record, "set_aside", state.set_aside[path].reason)
-        else:
-            yield _file_row(record, "committed" if path not in state.files else "in_progress", record.get("reason"))
-    for path, item in state.set_aside.items():
-        if path not in seen:
-            seen.add(path)
-            yield _file_row({"path": path, "size_bytes": item.size_bytes, "to": item.records}, "set_aside", item.reason)
-    late = {s.name for s in parts.source.reconcile_only(position, seen)}
+        seen[path] = str(record.get("etag", ""))
+        yield _file_row(record, _status_of(state, path), _reason_of(state, path), commits.get(record.get("epoch", -1)))
+    late = {stat.name for stat in parts.source.compare(position, seen).late}
     for stat in parts.source.list_all():
         if stat.name in seen:
             continue
         row = {"path": stat.name, "size_bytes": stat.size_bytes, "create_time": stat.modified_at.isoformat()}
-        if stat.name in late:
-            yield _file_row(row, "late", None)
-        elif not state.knows(stat.name):
-            yield _file_row(row, "pending", None)
-        else:
-            yield _file_row(row, "ignored", None)
+        status = "late" if stat.name in late else _status_of(state, stat.name)
+        yield _file_row(row, status if status != "committed" else "ignored", _reason_of(state, stat.name), None)
 
 
-def _file_row(record: dict[str, Json], status: str, reason: Any) -> dict[str, Json]:
+def _status_of(state: FileState, path: str) -> str:
+    if path in state.set_aside:
+        return "set_aside"
+    if path in state.files:
+        return "committed" if state.files[path].finished else "in_progress"
+    return "pending" if state.is_after_mark(path) else "committed"
+
+
+def _reason_of(state: FileState, path: str) -> str | None:
+    if path in state.set_aside:
+        return state.set_aside[path].reason
+    return state.files[path].reason or None if path in state.files else None
+
+
+def _file_row(
+    record: dict[str, Json], status: str, reason: str | None, commit: tuple[int, str] | None
+) -> dict[str, Json]:
     return {
         "path": record["path"],
         "size_bytes": record.get("size_bytes"),
         "create_time": record.get("create_time"),
         "discovery_time": record.get("discovery_time"),
         "processed_time": record.get("processed_time"),
-        "commit_time": record.get("commit_time"),
+        "commit_time": commit[1] if commit else None,
         "status": status,
         "epoch": record.get("epoch"),
-        "table_version": record.get("table_version"),
+        "table_version": commit[0] if commit else None,
         "records": record.get("to"),
         "reason": reason,
     }
@@ -151,17 +157,7 @@ def _file_row(record: dict[str, Json], status: str, reason: Any) -> dict[str, Js
 
 def load_quarantine(parts: Parts) -> Iterator[dict[str, Json]]:
     """Bad records of committed epochs, newest epoch first: only what a commit's ledger entry names."""
-    for entry in parts.entries(parts.load().entry):
-        for file in entry.quarantine:
+    for link in parts.ledger.chain(parts.load().entry):
+        for file in link.quarantine:
             data = parts.storage.get(f"_firnline/{parts.options.name}/quarantine/{file['name']}")
             yield from pq.read_table(pa.BufferReader(data)).to_pylist()
-
-
-__all__ = [
-    "LedgerHoleError",
-    "PipelineStatus",
-    "load_checkpoints",
-    "load_files",
-    "load_quarantine",
-    "load_status",
-]

@@ -227,7 +227,9 @@ class Steps:
             wanted = {sorted(reports)[n] for n in again}
         made.produced = collect(context, columns, [reports[n] for n in sorted(reports)])
         self._judge(made.produced)
-        position, made.records = self._parts.source.advance(made.plan, made.produced.outcomes, made.epoch)
+        position, records = self._parts.source.advance(made.plan, made.produced.outcomes, made.epoch)
+        processed = self._parts.clock.now().isoformat(timespec="seconds")
+        made.records = [{**record, "processed_time": processed} for record in records]
         made.durations_ms["run"] = self._ms_since(began)
         self._bases[attempt] = _Base(made.epoch, None, None, position, _widen(base.schema, made.produced.schema))
         fault_point("epoch.run.after")

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from firnline.ndjson.jit import compiled, inlined
 from firnline.ndjson.nodes import (
     ANY_STRING,
     BINARY,
@@ -42,7 +42,7 @@ from firnline.ndjson.numbers import decimal_units, double_bits, is_exact, scan_d
 from firnline.ndjson.text import FULL, ODD, copy_base64, copy_json, copy_scalar, copy_string
 
 
-@njit(nogil=True)
+@compiled
 def fill(t, node, upto, valid, words, offsets):
     """Append nulls until the node has `upto` slots."""
     have = t[node, LENGTH]
@@ -60,20 +60,21 @@ def fill(t, node, upto, valid, words, offsets):
     t[node, LENGTH] = upto
 
 
-@njit(nogil=True, forceinline=True)
-def limit(t, node, offsets):
+@inlined
+def length_limit(t, node, offsets):
+    """Return how many slots the node has at its parent's present length."""
     parent = t[node, PARENT]
     if t[parent, KIND] == STRUCT:
         return t[parent, LENGTH]
     return np.int64(offsets[t[parent, OFFSETS] + t[parent, LENGTH]])
 
 
-@njit(nogil=True)
+@compiled
 def rollback(t, row, offsets):
     """Cut every column back to what `row` whole records gave."""
     t[0, LENGTH] = row
     for node in range(1, t.shape[0]):
-        limit = limit(t, node, offsets)
+        limit = length_limit(t, node, offsets)
         if t[node, LENGTH] > limit:
             t[node, LENGTH] = limit
         kind = t[node, KIND]
@@ -81,7 +82,7 @@ def rollback(t, row, offsets):
             t[node, TEXT_LENGTH] = offsets[t[node, OFFSETS] + t[node, LENGTH]]
 
 
-@njit(nogil=True, forceinline=True)
+@inlined
 def _text(data, p, n, t, node, slot, offsets, text):
     """Read a value into a node that holds bytes. Returns the next index, or ODD or FULL."""
     kind = t[node, KIND]
@@ -105,7 +106,7 @@ def _text(data, p, n, t, node, slot, offsets, text):
     return p
 
 
-@njit(nogil=True, forceinline=True)
+@inlined
 def _number(data, p, t, node):
     """Read a value into 64 bits. Returns (next index or ODD, bits)."""
     kind = t[node, KIND]
@@ -138,7 +139,7 @@ def _number(data, p, t, node):
     return (p if fits else ODD), bits
 
 
-@njit(nogil=True, forceinline=True)
+@inlined
 def read_value(data, p, n, t, node, slot, valid, words, offsets, text):
     """Read a value that opens no container into the node's slot. Returns the next index, or ODD or FULL."""
     if t[node, LENGTH] != slot:
@@ -177,7 +178,7 @@ def read_value(data, p, n, t, node, slot, valid, words, offsets, text):
     return p
 
 
-@njit(nogil=True)
+@compiled
 def read_map_key(data, p, n, t, node, slot, valid, offsets, text):
     """Append the key whose quote is at p. Returns the index after it, or ODD or FULL."""
     child = t[node, FIRST]
@@ -208,8 +209,8 @@ def read_map_key(data, p, n, t, node, slot, valid, offsets, text):
     return p
 
 
-@njit(nogil=True, forceinline=True)
-def close(t, node, slot, valid, offsets):
+@inlined
+def close_container(t, node, slot, valid, offsets):
     """End the container in this slot. Returns False when a required field is missing."""
     first = t[node, FIRST]
     if t[node, KIND] != STRUCT:

@@ -17,9 +17,9 @@ place, and go through the exact path in Python. The kernel may call a good recor
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from firnline.ndjson.cells import fill, limit, read_map_key, read_value, rollback
+from firnline.ndjson.cells import close_container, fill, length_limit, read_map_key, read_value, rollback
+from firnline.ndjson.jit import compiled, entry, inlined
 from firnline.ndjson.nodes import (
     CAPACITY,
     COUNT,
@@ -50,7 +50,7 @@ from firnline.ndjson.nodes import (
 from firnline.ndjson.text import FULL, ODD, key_end, line_end, same_bytes
 
 
-@njit(nogil=True)
+@compiled
 def key_hash(data, p, size):
     """Return FNV-1a of a key."""
     value = np.uint32(2166136261)
@@ -59,7 +59,7 @@ def key_hash(data, p, size):
     return np.int64(value)
 
 
-@njit(nogil=True, forceinline=True)
+@inlined
 def _find_child(data, p, n, size, t, node, expected, keys, table):
     """Return the child with this key, or -1. Keys mostly come in the order in which they were learned."""
     if (
@@ -79,7 +79,7 @@ def _find_child(data, p, n, size, t, node, expected, keys, table):
         at = (at + 1) & mask
 
 
-@njit(nogil=True)
+@compiled
 def _skip_unknown_null(data, p, end):
     """Return the index after a colon and null, for an unknown ASCII key data[p:end]; otherwise ODD."""
     for i in range(p, end):
@@ -98,7 +98,7 @@ def _skip_unknown_null(data, p, end):
     return ODD
 
 
-@njit(nogil=True, forceinline=True)
+@inlined
 def _record(data, p, n, t, keys, table, valid, words, offsets, text, stack, row, control):
     """Read the object at p into row `row`. Returns the index of the line feed after it, or ODD or FULL."""
     if data[p] != 123:
@@ -114,7 +114,7 @@ def _record(data, p, n, t, keys, table, valid, words, offsets, text, stack, row,
             c = data[p]
         if c == close:
             p += 1
-            if not close(t, node, slot, valid, offsets):
+            if not close_container(t, node, slot, valid, offsets):
                 return ODD
             if depth == 0:
                 break
@@ -198,7 +198,7 @@ def _record(data, p, n, t, keys, table, valid, words, offsets, text, stack, row,
     return p if data[p] == 10 else ODD
 
 
-@njit(cache=True, nogil=True)
+@entry
 def scan(data, t, keys, table, valid, words, offsets, text, stack, odd, control):
     """Read records until the data, the room for odd records, or the room in a buffer ends.
 
@@ -243,10 +243,10 @@ def scan(data, t, keys, table, valid, words, offsets, text, stack, odd, control)
     return status
 
 
-@njit(cache=True, nogil=True)
+@entry
 def finish(t, valid, words, offsets):
     """Bring every column to its parent's length."""
     for node in range(1, t.shape[0]):
-        limit = limit(t, node, offsets)
+        limit = length_limit(t, node, offsets)
         if t[node, LENGTH] < limit:
             fill(t, node, limit, valid, words, offsets)

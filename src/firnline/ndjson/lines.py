@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from firnline.ndjson.jit import entry
 from firnline.ndjson.text import line_end
 
 TO_END, AT_LIMIT, AT_LONG_LINE = 0, 1, 2
 
 
-@njit(cache=True, nogil=True)
+@entry
 def _measure(data: Any, p: int, n: int, max_records: int, max_line: int) -> tuple[int, int, int, int]:
     records = 0
     lines = 0

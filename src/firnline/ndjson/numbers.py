@@ -10,9 +10,9 @@ nothing here may ever accept a text that is not valid JSON, or give a value that
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from firnline.ndjson.intrinsics import high_product, leading_zeros, trailing_zeros
+from firnline.ndjson.jit import compiled, inlined
 
 _LOWEST, _HIGHEST = -342, 308
 
@@ -39,7 +39,7 @@ POWERS = _power_table()
 TENS = np.array([10**k for k in range(19)], np.int64)
 
 
-@njit(nogil=True, forceinline=True)
+@inlined
 def scan_number(data, p):
     """Read a JSON number at p.
 
@@ -110,7 +110,7 @@ def scan_number(data, p):
     return (p, mantissa, exponent, negative, is_integer)
 
 
-@njit(nogil=True, forceinline=True)
+@inlined
 def double_bits(mantissa, exponent, negative):
     """Return (found, bits) of the double nearest to mantissa * 10**exponent (Eisel and Lemire's method).
 
@@ -153,7 +153,7 @@ def double_bits(mantissa, exponent, negative):
     return True, np.int64(sign | np.uint64(power) << np.uint64(52) | m)
 
 
-@njit(nogil=True, forceinline=True)
+@inlined
 def is_exact(mantissa, bits):
     """Tell whether an integer needs at most `bits` significant bits."""
     if mantissa == 0:
@@ -161,7 +161,7 @@ def is_exact(mantissa, bits):
     return (mantissa >> np.uint64(trailing_zeros(mantissa))) >> np.uint64(bits) == np.uint64(0)
 
 
-@njit(nogil=True)
+@compiled
 def decimal_units(mantissa, exponent, precision, scale):
     """Return (fits, value * 10**scale) of a number that stays below 10**18 in these units."""
     shift = exponent + scale
@@ -175,7 +175,7 @@ def decimal_units(mantissa, exponent, precision, scale):
     return True, units
 
 
-@njit(nogil=True)
+@compiled
 def _digits(data, p, count):
     value = 0
     for i in range(count):
@@ -186,7 +186,7 @@ def _digits(data, p, count):
     return value
 
 
-@njit(nogil=True)
+@compiled
 def scan_date(data, p):
     """Read YYYY-MM-DD at p. Returns (fits, days since 1970-01-01)."""
     year = _digits(data, p, 4)
@@ -212,7 +212,7 @@ def scan_date(data, p):
     return True, era * 146097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719468
 
 
-@njit(nogil=True)
+@compiled
 def scan_timestamp(data, p):
     """Read an RFC 3339 time, a time without offset (UTC) or a date, up to its closing quote.
 

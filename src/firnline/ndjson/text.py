@@ -10,9 +10,9 @@ Functions return an index, or `ODD` for what the exact Python path must see, or 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from firnline.ndjson.intrinsics import copy16, load8, newlines16, special16, trailing_zeros
+from firnline.ndjson.jit import compiled, inlined
 from firnline.ndjson.numbers import scan_number
 
 ODD = -1
@@ -21,7 +21,7 @@ SLACK = 32  # free bytes that every string target keeps, so that whole vectors c
 MAX_RAW_DEPTH = 64  # deeper raw values take the Python path
 
 
-@njit(nogil=True, forceinline=True)
+@inlined
 def line_end(data, p, n):
     """Return the index of the first line feed at or after p, or n."""
     while p + 16 <= n:
@@ -34,7 +34,7 @@ def line_end(data, p, n):
     return p
 
 
-@njit(nogil=True, forceinline=True)
+@inlined
 def key_end(data, p, n):
     """Return the index of the quote that ends the key at p, or ODD for escapes and controls.
 
@@ -55,7 +55,7 @@ def key_end(data, p, n):
         p += 1
 
 
-@njit(nogil=True, forceinline=True)
+@inlined
 def same_bytes(data, p, n, keys, k, size):
     """Tell whether data[p:p+size] equals keys[k:k+size]; keys has eight spare bytes."""
     if p + size + 8 <= n:
@@ -74,7 +74,7 @@ def same_bytes(data, p, n, keys, k, size):
     return True
 
 
-@njit(nogil=True)
+@compiled
 def _hex4(data, p):
     value = 0
     for i in range(4):
@@ -91,7 +91,7 @@ def _hex4(data, p):
     return value
 
 
-@njit(nogil=True)
+@compiled
 def _copy_utf8(data, p, out, q):
     """Copy one multi-byte character. Returns how many bytes it has, or ODD when it is not valid."""
     c = data[p]
@@ -120,7 +120,7 @@ def _copy_utf8(data, p, out, q):
     return size
 
 
-@njit(nogil=True)
+@compiled
 def _put_code_point(out, q, code):
     if code < 0x80:
         out[q] = code
@@ -141,7 +141,7 @@ def _put_code_point(out, q, code):
     return q + 4
 
 
-@njit(nogil=True)
+@compiled
 def _unescape(data, p, out, q):
     """Decode the escape whose backslash is at p. Returns (next p or ODD, next q)."""
     c = data[p + 1]
@@ -173,7 +173,7 @@ def _unescape(data, p, out, q):
     return p + 2, q + 1
 
 
-@njit(nogil=True, forceinline=True)
+@inlined
 def copy_string(data, p, n, out, q, end, raw):
     """Copy the string whose first byte after the quote is at p to out[q:end].
 
@@ -225,7 +225,7 @@ def copy_string(data, p, n, out, q, end, raw):
             q += 1
 
 
-@njit(nogil=True)
+@compiled
 def copy_scalar(data, p, out, q, end):
     """Copy the text of a number, `true`, `false` or `null`. Returns (next p, or ODD or FULL; next q)."""
     c = data[p]
@@ -248,7 +248,7 @@ def copy_scalar(data, p, out, q, end):
     return stop, q
 
 
-@njit(nogil=True)
+@compiled
 def copy_json(data, p, n, out, q, end):
     """Copy one JSON value of any shape, checked, without the spaces between tokens.
 
@@ -327,7 +327,7 @@ def copy_json(data, p, n, out, q, end):
             return p, q
 
 
-@njit(nogil=True)
+@compiled
 def _base64_digit(c):
     if c >= 65 and c <= 90:
         return np.int64(c) - 65
@@ -342,7 +342,7 @@ def _base64_digit(c):
     return np.int64(-1)
 
 
-@njit(nogil=True)
+@compiled
 def copy_base64(data, p, out, q, end):
     """Decode canonical base64 (padded, no spare bits). Returns (index after the quote, or ODD or FULL; next q)."""
     while data[p] != 34:

@@ -92,6 +92,10 @@ class Simulation(Rules):
         """Whether a run has neither died nor stopped."""
         return actor.alive and self.view(actor).exit_code is None
 
+    def heard(self) -> Iterator[tuple[int, m.Event]]:
+        """Every state and event that the decisions were asked about."""
+        return iter(self._steps)
+
     # -- runs ----------------------------------------------------------------------------------------------
 
     def _begin(self, world: World) -> World:

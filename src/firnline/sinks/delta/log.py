@@ -14,6 +14,7 @@ import binascii
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from firnline.checkpoint.codec import FORMAT, canonical, check_format, checksum, parse
 from firnline.errors import DamagedError
@@ -43,6 +44,14 @@ class LogCommit:
                 if isinstance(value, dict) and value.get("pipeline") == pipeline:
                     return value
         return None
+
+    def time(self) -> str:
+        """When it was made, RFC 3339; empty when the commit does not say."""
+        for action in self.actions:
+            stamp = action.get("commitInfo", {}).get("timestamp")
+            if stamp is not None:
+                return datetime.fromtimestamp(stamp / 1000, UTC).isoformat()
+        return ""
 
     def blizzard(self) -> str | None:
         """The interchange payload, still encoded."""

@@ -92,6 +92,15 @@ class DeltaSink(Sink):
             return self._receipt(info, commit.version) if info["epoch"] == epoch else None
         return None
 
+    def commit_times(self, version: int, limit: int) -> dict[int, tuple[int, str]]:
+        """Table version and commit time of the newest epochs."""
+        found: dict[int, tuple[int, str]] = {}
+        for commit in self._log.backwards(version, limit):
+            info = commit.info(self._pipeline)
+            if info is not None and info.get("kind") == "epoch":
+                found[int(info["epoch"])] = (commit.version, commit.time())
+        return found
+
     def _receipt(self, info: dict[str, Json], version: int) -> Receipt:
         checkpoint = info["checkpoint"]
         return Receipt(

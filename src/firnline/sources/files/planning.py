@@ -89,7 +89,7 @@ def _aside(progress: Progress, reason: str) -> SetAside:
     return SetAside(reason, progress.records, progress.offset, progress.line, progress.size_bytes, progress.etag)
 
 
-def deal(chosen: Slice, limits: Limits) -> list[Task]:
+def deal(chosen: Slice, limits: Limits, discovered: str) -> list[Task]:
     """Deal the slice out as contiguous runs of about equal size, one per task."""
     if not chosen.files:
         return []
@@ -107,7 +107,7 @@ def deal(chosen: Slice, limits: Limits) -> list[Task]:
     share = len(used)
     return [
         Task(
-            inputs=[_input(chosen.base, file) for file in run],
+            inputs=[_input(chosen.base, file, discovered) for file in run],
             max_records=max(1, limits.max_events // share),
             max_bytes=max(1, limits.max_bytes // share),
             max_output_files=max(1, limits.max_output_files // share),
@@ -116,13 +116,14 @@ def deal(chosen: Slice, limits: Limits) -> list[Task]:
     ]
 
 
-def _input(state: FileState, file: FileStat) -> dict[str, Json]:
+def _input(state: FileState, file: FileStat, discovered: str) -> dict[str, Json]:
     progress = state.files.get(file.name, Progress())
     return {
         "path": file.name,
         "size_bytes": file.size_bytes,
         "etag": file.etag,
         "create_time": file.modified_at.isoformat(),
+        "discovery_time": discovered,
         "from": progress.records,
         "offset": progress.offset,
         "line": progress.line,
@@ -188,8 +189,8 @@ def replay(base: FileState, records: Sequence[dict[str, Json]]) -> FileState:
 
 
 def _record(item: dict[str, Json], to: int) -> dict[str, Json]:
-    kept = {key: item[key] for key in ("path", "size_bytes", "etag", "create_time", "from")}
-    return {**kept, "to": to}
+    kept = ("path", "size_bytes", "etag", "create_time", "discovery_time", "from")
+    return {**{key: item[key] for key in kept}, "to": to}
 
 
 def _fail(

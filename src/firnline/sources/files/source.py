@@ -96,7 +96,7 @@ class FileSource(Source):
         return SourcePlan(
             source=self.name,
             base=chosen.base.to_json(),
-            tasks=planning.deal(chosen, limits),
+            tasks=planning.deal(chosen, limits, datetime.now(UTC).isoformat(timespec="seconds")),
             files=len(chosen.files),
             size_bytes=chosen.size_bytes,
             notes={"late": sum(1 for f in chosen.files if f.name in self._late)},
@@ -173,10 +173,20 @@ class FileSource(Source):
         Raises:
             LateFileError: a late file under `late_files: fail`.
         """
+        found = self.compare(position, known)
+        if found.late and self._options.late_files == "fail":
+            names = ", ".join(s.name for s in found.late[:3])
+            raise LateFileError(f"{len(found.late)} late file(s): {names}", files=len(found.late))
+        if self._options.late_files == "ingest":
+            self._late = {stat.name: stat for stat in found.late}
+        return found
+
+    def compare(self, position: Json, known: Mapping[str, str]) -> Reconciled:
+        """The same comparison, without consequences."""
         state = FileState.from_json(position)
         found = Reconciled()
         listed = 0
-        for stat in list_files(self._storage, self._scope):
+        for stat in self.list_all():
             listed += 1
             etag = known.get(stat.name)
             if etag is not None:
@@ -185,12 +195,14 @@ class FileSource(Source):
                     found.changed.append(stat.name)
             elif self._is_late(state, stat):
                 found.late.append(stat)
-        if found.late and self._options.late_files == "fail":
-            names = ", ".join(s.name for s in found.late[:3])
-            raise LateFileError(f"{len(found.late)} late file(s): {names}", files=len(found.late))
-        if self._options.late_files == "ingest":
-            self._late = {stat.name: stat for stat in found.late}
         return replace(found, listed=listed)
+
+    def list_all(self) -> Iterator[FileStat]:
+        """Every file that the source covers, in byte order."""
+        try:
+            yield from list_files(self._storage, self._scope)
+        except OSError as error:
+            raise SourceError(f"cannot list {self.root}: {error}", path=self.root) from error
 
     def _is_late(self, state: FileState, stat: FileStat) -> bool:
         if state.is_after_mark(stat.name) or stat.name in state.files or stat.name in state.set_aside:
@@ -240,6 +252,7 @@ def _identity(stat: FileStat) -> dict[str, Json]:
         "size_bytes": stat.size_bytes,
         "etag": stat.etag,
         "create_time": stat.modified_at.isoformat(),
+        "discovery_time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
