@@ -170,20 +170,16 @@ def _take_work(turn: _Turn, event: Event) -> None:
             elif not (state.polling or state.resting):
                 turn.set(polling=True)
                 turn.do(m.Wait())
-        case m.Ran(epoch, attempt):
-            if _stage_of(state, epoch, attempt) is Stage.RUNNING:
-                turn.slot(epoch, Stage.RAN)
-                turn.do(m.StageEntry(epoch, attempt))
-        case m.Staged(epoch, attempt):
-            if _stage_of(state, epoch, attempt) is Stage.RAN:
-                turn.slot(epoch, Stage.STAGED)
-        case m.EpochLost(epoch, attempt):
-            stage = _stage_of(state, epoch, attempt)
+        case m.Ran(epoch, attempt) if _stage_of(state, epoch, attempt) is Stage.RUNNING:
+            turn.slot(epoch, Stage.RAN)
+            turn.do(m.StageEntry(epoch, attempt))
+        case m.Staged(epoch, attempt) if _stage_of(state, epoch, attempt) is Stage.RAN:
+            turn.slot(epoch, Stage.STAGED)
+        case m.EpochLost(epoch, attempt) if (stage := _stage_of(state, epoch, attempt)) is not None:
             if stage is Stage.COMMITTING:
                 turn.sink(state.deciding.name, busy=False, asking=0)
-            if stage is not None:
-                _drop_from(turn, epoch)
-                _fail(turn, retry=True, exit_code=3)
+            _drop_from(turn, epoch)
+            _fail(turn, retry=True, exit_code=3)
 
 
 def _stage_of(state: EpochState, epoch: int, attempt: str) -> Stage | None:
@@ -266,7 +262,7 @@ def _settle(turn: _Turn) -> None:
 
 def _safe(state: EpochState) -> int:
     """What sources may forget: not the newest epoch, which a recovery may need, and nothing that a sink lacks."""
-    return min(state.recorded - 1, *(s.epoch for s in state.sinks))
+    return max(0, min(state.recorded - 1, *(s.epoch for s in state.sinks)))
 
 
 def _has_work(state: EpochState) -> bool:

@@ -78,6 +78,19 @@ def load_runs(storage: Storage, pipeline: str) -> list[dict[str, Json]]:
     return sorted(found, key=lambda r: str(r["started_at"]), reverse=True)
 
 
+def has_died(run: dict[str, Json]) -> bool:
+    """Whether a run that never said how it ended is gone; only its own host can tell."""
+    if run["status"] != "running" or run["host"] != socket.gethostname():
+        return False
+    try:
+        os.kill(int(run["pid"]), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False
+
+
 def _user() -> str:
     try:
         return getpass.getuser()

@@ -65,6 +65,9 @@ class Observer:
     def trouble(self, error: FirnlineError, failures: int) -> None:
         """Something failed and is tried again after a back-off."""
 
+    def resting(self, seconds: float, failures: int) -> None:
+        """The back-off after so many failures in a row has begun."""
+
     def stopped(self, exit_code: int) -> None:
         """The run is over."""
 
@@ -114,6 +117,10 @@ class Observers(Observer):
     def trouble(self, error: FirnlineError, failures: int) -> None:
         for o in self._observers:
             o.trouble(error, failures)
+
+    def resting(self, seconds: float, failures: int) -> None:
+        for o in self._observers:
+            o.resting(seconds, failures)
 
     def stopped(self, exit_code: int) -> None:
         for o in self._observers:

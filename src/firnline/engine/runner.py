@@ -16,15 +16,16 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from firnline.engine import messages as m
+from firnline.engine.backlog import BacklogMeter
 from firnline.engine.epoch import EpochState, Policy, Settings, initial, step
 from firnline.engine.history import RunHistory
 from firnline.engine.observer import Observer
 from firnline.engine.parts import Parts
-from firnline.engine.spark import SparkEngine
+from firnline.engine.engine import Engine
 from firnline.engine.steps import Steps, failure_event
 from firnline.errors import FirnlineError, SinkError, SourceError
 from firnline.faults import fault_point
-from firnline.sources.base import Backlog, SourcePlan
+from firnline.sources.base import Backlog
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class Runner:
     def __init__(
         self,
         parts: Parts,
-        engine: SparkEngine,
+        engine: Engine,
         observer: Observer | None = None,
         *,
         once: bool = False,
@@ -85,11 +86,13 @@ class Runner:
         self._observer = observer or Observer()
         self._once = once
         self._steps = Steps(parts, engine, self.run_id, once=once, accept_duplicates=accept_duplicates)
-        self._inbox: queue.Queue[m.Event | _Note] = queue.Queue()
+        # SimpleQueue: a signal handler may put while this very thread is inside get.
+        self._inbox: queue.SimpleQueue[m.Event | _Note] = queue.SimpleQueue()
         self._lanes: dict[str, ThreadPoolExecutor] = {}
         self._timers = _Timers()
         self._history: RunHistory | None = None
         self._totals = _Totals()
+        self._backlog = BacklogMeter()
         self._error: FirnlineError | None = None
         self._state = self._initial()
 
@@ -183,8 +186,11 @@ class Runner:
                 for each in self._parts.sinks:
                     self._on(f"sink {each.name}", action, partial(self._maintain, each.name))
             case m.Wait(failures, sink):
-                self._timers.add(self._parts.clock.monotonic() + self._delay(failures), sink)
-                if not failures:
+                delay = self._delay(failures)
+                self._timers.add(self._parts.clock.monotonic() + delay, sink)
+                if failures:
+                    self._observer.resting(delay, failures)
+                else:
                     self._observer.idle()
             case m.Stop():
                 pass
@@ -251,12 +257,41 @@ class Runner:
         event, plan = self._steps.plan(epoch, base)
         if plan is not None:
             self._inbox.put(_Note(lambda: self._observer.planned(epoch, plan)))
-        self._report_backlog(base, plan)
+            self._inbox.put(_Note(lambda: self._count_backlog(epoch - 1, base)))
+        else:
+            self._inbox.put(_Note(self._backlog_emptied))
         return event
 
-    def _report_backlog(self, base: str, plan: SourcePlan | None) -> None:
-        if plan is None:
-            self._inbox.put(_Note(lambda: self._observer.backlog(Backlog(0, 0))))
+    def _count_backlog(self, epoch: int, base: str) -> None:
+        """Count what lies after `epoch` when a count is due, on a lane of its own: a listing holds up nobody."""
+        clock = self._parts.clock
+        began = clock.monotonic()
+        position = self._steps.find_position(base)
+        if position is None or not self._backlog.is_due(began):
+            return
+        self._backlog.begin()
+
+        def count() -> None:
+            found: Backlog | None = None
+            try:
+                found = self._parts.source.backlog(position)
+            except (OSError, FirnlineError) as error:
+                logger.debug("backlog not counted", extra={"reason": str(error)})
+            self._inbox.put(_Note(lambda: self._backlog_counted(epoch, found, began)))
+
+        self._on("backlog", m.Record(0), count)
+
+    def _backlog_counted(self, epoch: int, found: Backlog | None, began: float) -> None:
+        self._backlog.end(epoch, found, began=began, now=self._parts.clock.monotonic())
+        self._tell_backlog()
+
+    def _backlog_emptied(self) -> None:
+        self._backlog.emptied()
+        self._tell_backlog()
+
+    def _tell_backlog(self) -> None:
+        if self._backlog.current is not None:
+            self._observer.backlog(self._backlog.current)
 
     def _record(self, epoch: int) -> m.Event:
         fault_point("epoch.record.before")
@@ -308,7 +343,10 @@ class Runner:
         self._totals.epochs += 1
         self._totals.records += made.produced.records
         self._totals.rows += receipt.rows
-        self._observer.committed(self._steps.facts(made, receipt))
+        facts = self._steps.facts(made, receipt)
+        self._observer.committed(facts)
+        self._backlog.committed(facts.epoch, facts.files, facts.bytes_read)
+        self._tell_backlog()
 
 
 class _UnexpectedError(FirnlineError):

@@ -7,7 +7,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from firnline.errors import EngineError, FirnlineError
@@ -74,18 +75,35 @@ def _quiet_stderr() -> Iterator[None]:
 
 
 class SparkEngine:
-    """Runs orders on Spark, one task each. The session starts with the first job."""
+    """Runs orders on Spark, one task each. The session starts with the first job.
 
-    def __init__(self, name: str, settings: Mapping[str, str]) -> None:
+    `prepare` runs once, while the session starts, and has ended before the first job.
+    """
+
+    def __init__(self, name: str, settings: Mapping[str, str], prepare: Callable[[], None] | None = None) -> None:
         self._name = name
         self._settings = settings
+        self._prepare = prepare
         self._session: SparkSession | None = None
 
     @property
     def session(self) -> SparkSession:
         if self._session is None:
-            self._session = open_session(self._name, self._settings)
+            with self._preparing():
+                self._session = open_session(self._name, self._settings)
         return self._session
+
+    @contextlib.contextmanager
+    def _preparing(self) -> Iterator[None]:
+        prepare, self._prepare = self._prepare, None
+        thread = threading.Thread(target=prepare, name="firnline prepare") if prepare is not None else None
+        if thread is not None:
+            thread.start()
+        try:
+            yield
+        finally:
+            if thread is not None:
+                thread.join()
 
     @property
     def parallelism(self) -> int:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from firnline.checkpoint.codec import canonical
 from firnline.checkpoint.ledger import LedgerEntry
-from firnline.engine.history import load_runs
+from firnline.engine.history import has_died, load_runs
 from firnline.engine.parts import Parts
 from firnline.sources.files.state import FileState
 from firnline.types import Json
 
+COMMITS_BETWEEN = 100  # commits of others, claims and column changes among the newest epochs
 COMMITS_READ = 1000  # older commits keep their epoch, but table version and commit time are not looked up
 
 
@@ -23,7 +25,7 @@ class PipelineStatus:
     """What `firnline status` shows; the field names are the same in JSON."""
 
     pipeline: str
-    state: str  # new, running, done, failed, fenced
+    state: str  # new, running, done, failed, fenced, died (killed without a word)
     epoch: int
     generation: int
     table: str
@@ -50,7 +52,7 @@ def load_status(parts: Parts) -> PipelineStatus:
     sinks = [{"name": s.name, "epoch": s.load().epoch, "required": s.required} for s in parts.sinks]
     return PipelineStatus(
         pipeline=parts.options.name,
-        state=str(runs[0]["status"]) if runs else "new",
+        state=_state_of(runs),
         epoch=held.epoch,
         generation=held.generation,
         table=parts.storage.root,
@@ -68,17 +70,28 @@ def load_status(parts: Parts) -> PipelineStatus:
     )
 
 
+def _state_of(runs: list[dict[str, Json]]) -> str:
+    if not runs:
+        return "new"
+    return "died" if has_died(runs[0]) else str(runs[0]["status"])
+
+
 def load_checkpoints(parts: Parts, limit: int) -> list[dict[str, Json]]:
     """The newest checkpoints, in the order and words of CONVENTIONS; older ones are folded away."""
+    held = parts.load()
+    reached = [held.epoch, *(sink.load().epoch for sink in parts.sinks[1:])]
+    commits = parts.deciding.commit_times(held.version, limit + COMMITS_BETWEEN) if held.exists else {}
     found = []
-    for entry in parts.entries(parts.load().entry):
-        found.append(_checkpoint_row(parts, entry))
-        if len(found) >= limit:
-            break
+    for entry in islice(parts.entries(held.entry), limit):
+        commit = commits.get(entry.epoch)
+        holders = sum(1 for epoch in reached if epoch >= entry.epoch)
+        found.append(_checkpoint_row(parts, entry, commit, f"{holders}/{len(reached)}"))
     return found
 
 
-def _checkpoint_row(parts: Parts, entry: LedgerEntry) -> dict[str, Json]:
+def _checkpoint_row(
+    parts: Parts, entry: LedgerEntry, commit: tuple[int, str] | None, acknowledged: str
+) -> dict[str, Json]:
     files = [f for files in entry.staged.values() for f in files]
     return {
         "id": entry.checkpoint.attempt,
@@ -86,10 +99,13 @@ def _checkpoint_row(parts: Parts, entry: LedgerEntry) -> dict[str, Json]:
         "status": "COMPLETED",
         "is_savepoint": False,
         "trigger_timestamp": entry.checkpoint.created_at,
+        "latest_ack_timestamp": commit[1] if commit else None,
         "end_to_end_duration_ms": sum(entry.durations_ms.values()),
         "checkpointed_size_bytes": len(canonical(entry.checkpoint.to_json())),
         "state_size_bytes": 0,
-        "acknowledged": f"{len(parts.sinks)}/{len(parts.sinks)}",
+        "acknowledged": acknowledged,
+        "path": None,  # where a restore came from; an epoch's own checkpoint is no restore
+        "table_version": commit[0] if commit else None,
         "kind": entry.kind,
         "generation": entry.checkpoint.generation,
         "run": entry.checkpoint.run,

@@ -20,7 +20,7 @@ from firnline.engine.observer import EpochFacts
 from firnline.engine.orders import Context, Produced, agree, collect, columns_of, make_orders
 from firnline.engine.parts import Parts
 from firnline.engine.requests import RetryRequest
-from firnline.engine.spark import SparkEngine
+from firnline.engine.engine import Engine
 from firnline.errors import (
     BadRecordsError,
     CommitUnknownError,
@@ -77,7 +77,7 @@ class EpochInFlight:
 class Steps:
     """The I/O of one run."""
 
-    def __init__(self, parts: Parts, engine: SparkEngine, run: str, *, once: bool, accept_duplicates: bool) -> None:
+    def __init__(self, parts: Parts, engine: Engine, run: str, *, once: bool, accept_duplicates: bool) -> None:
         self._parts = parts
         self._engine = engine
         self._run = run
@@ -417,6 +417,11 @@ class Steps:
 
     def maintain(self, name: str) -> None:
         self._sink(name).maintain()
+
+    def find_position(self, base: str) -> Json | None:
+        """Where the source stands after the epoch whose attempt is `base`, while that is known."""
+        found = self._bases.get(base)
+        return found.position if found else None
 
     def run_seconds(self, attempt: str) -> float:
         made = self._epochs.get(attempt)

@@ -6,6 +6,7 @@ the record is reported as bad. Of duplicate keys the last wins. An unknown field
 
 from __future__ import annotations
 
+import io
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from firnline.ndjson import nodes as k
 from firnline.ndjson.fit import MisfitError, fit
 from firnline.ndjson.infer import Learner, kind_of
 from firnline.ndjson.layout import Array, Layout
-from firnline.ndjson.reader import Block
+from firnline.ndjson.reader import Block, open_blocks
 from firnline.ndjson.slow import BadRecordError, Object, dump
 from firnline.ndjson.text import FULL
 from firnline.ndjson.tree import Node, build_tree
@@ -113,6 +114,8 @@ class Decoder:
     def __init__(self, schema: pa.Schema, frozen: Collection[str], options: DecodeOptions | None = None) -> None:
         self.schema = schema
         self.options = options or DecodeOptions()
+        if RESCUED_COLUMN in schema.names and schema.field(RESCUED_COLUMN).type != pa.string():
+            raise ValueError(f"column {RESCUED_COLUMN!r} must be a string, not {schema.field(RESCUED_COLUMN).type}")
         self._base = schema
         self._frozen = frozenset(frozen)
         self._build()
@@ -128,26 +131,43 @@ class Decoder:
             UnexpectedFieldError: under `evolution="fail"`, for the first such field.
             MismatchError: under `on_mismatch="fail"`, for the first such value.
         """
+        with slow.collector_paused():
+            return self._decode(block)
+
+    def _decode(self, block: Block) -> Decoded:
         places = _Places(block)
-        data = _as_array(block.data)
-        odd = self._walk(data, places)
+        had_rescued = RESCUED_COLUMN in self.schema.names
+        odd = self._walk(_as_array(block.data), places)
         columns = self._layout.finish()
         count = int(self._layout.table[0, k.LENGTH])
         rows, kept, bad = self._convert(odd)
-        if rows and RESCUED_COLUMN not in self.schema.names and any(RESCUED_COLUMN in row for row in rows):
-            self.schema = self.schema.append(pa.field(RESCUED_COLUMN, pa.string()))
+        if RESCUED_COLUMN not in self.schema.names and any(RESCUED_COLUMN in row for row in rows):
+            self._add_rescued_column()
             columns.append(pa.nulls(count, pa.string()))
-            self._build()
-        fast = pa.RecordBatch.from_arrays(columns, schema=self.schema) if columns else _empty_rows(count)
-        batch = fast
+        batch = pa.RecordBatch.from_arrays(columns, schema=self.schema) if columns else _empty_rows(count)
         if rows:
-            batch = _interleave(fast, rows, [item.rows_before for item in kept], self.schema)
+            batch = _interleave(batch, rows, [item.rows_before for item in kept], self.schema)
+        if not had_rescued and RESCUED_COLUMN in self.schema.names:
+            batch = self._drop_unused_rescued(batch)
         bad += [BadRecord(big.record, big.line, big.head, "too-long") for big in block.oversized]
         bad.sort(key=lambda item: item.record)
         numbers = places.records
         if bad:
             numbers = numbers[~np.isin(numbers, [item.record for item in bad])]
         return Decoded(batch, pa.array(numbers), bad)
+
+    def _drop_unused_rescued(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Take the rescued column back when this block brought it but, in the end, rescued nothing."""
+        index = self.schema.get_field_index(RESCUED_COLUMN)
+        if batch.column(index).null_count < batch.num_rows:
+            return batch
+        self.schema = self.schema.remove(index)
+        self._build()
+        if not self.schema.names:
+            return _empty_rows(batch.num_rows)
+        return pa.RecordBatch.from_arrays(
+            [column for number, column in enumerate(batch.columns) if number != index], schema=self.schema
+        )
 
     # --- the compiled walk -----------------------------------------------------------------------------
 
@@ -158,6 +178,9 @@ class Decoder:
         while True:
             table = np.zeros((room, 5), np.int64)
             control = np.zeros(k.CONTROL_SIZE, np.int64)
+            if self.options.evolution != "fail":
+                control[k.RESCUE_NODE] = self._layout.rescue_node
+                control[k.RESCUE_ALL] = self.options.evolution == "rescue"
             self._layout.start(places.records.size)
             odd: list[_Odd] = []
             while True:
@@ -169,7 +192,7 @@ class Decoder:
                 ]
                 for item, row in zip(fresh, table[len(odd) :], strict=False):
                     item.rows_before = int(row[k.ODD_ROW])
-                if self._learn(fresh):
+                if self._learn(fresh) or self._prepare_rescue(fresh):
                     break
                 odd += fresh
                 if status == 0:
@@ -184,7 +207,7 @@ class Decoder:
             status = int(
                 kernel.scan(
                     data, layout.table, layout.keys, layout.slots, layout.valid, layout.words, layout.offsets,
-                    layout.text, layout.stack, odd, control,
+                    layout.text, layout.stack, layout.rescued, odd, control,
                 )
             )  # fmt: skip
             if status != FULL:
@@ -205,6 +228,24 @@ class Decoder:
         self.schema = schema
         self._build()
         return True
+
+    def _prepare_rescue(self, odd: list[_Odd]) -> bool:
+        """Add the rescued column when the walk itself can rescue fields of these records; True when it was added."""
+        evolution = self.options.evolution
+        if evolution == "fail" or RESCUED_COLUMN in self.schema.names:
+            return False
+        for item in odd:
+            fields = item.parsed.pairs if isinstance(item.parsed, Object) else []
+            for name, value in fields:
+                empty = value == [] or (isinstance(value, Object) and not value.pairs)
+                if name not in self._root.by_name and value is not None and (empty or evolution == "rescue"):
+                    self._add_rescued_column()
+                    return True
+        return False
+
+    def _add_rescued_column(self) -> None:
+        self.schema = self.schema.append(pa.field(RESCUED_COLUMN, pa.string()))
+        self._build()
 
     # --- the exact path --------------------------------------------------------------------------------
 
@@ -334,4 +375,4 @@ def infer_schema(blocks: Iterable[Block], options: DecodeOptions | None = None) 
 
 def warm_up() -> None:
     """Compile the kernel, or load it from numba's cache; cheap from the second call on."""
-    Decoder(pa.schema([]), ()).decode(Block(b"{}\n", 0, 1, 1, 1, 3, 3))
+    infer_schema(open_blocks(io.BytesIO(b"{}\n"), path="", compression=None))

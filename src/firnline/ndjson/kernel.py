@@ -33,21 +33,28 @@ from firnline.ndjson.nodes import (
     LINE,
     LIST,
     MAP,
+    MAX_RESCUED,
     ODD_COUNT,
     ODD_END,
     ODD_LINE,
     ODD_RECORD,
     ODD_ROW,
     ODD_START,
+    OFFSETS,
     POSITION,
     RECORD,
+    RESCUE_ALL,
+    RESCUE_NODE,
     ROW,
     STRUCT,
     TABLE,
     TABLE_MASK,
+    TEXT,
+    TEXT_CAPACITY,
+    TEXT_LENGTH,
     VALID,
 )
-from firnline.ndjson.text import FULL, ODD, key_end, line_end, same_bytes
+from firnline.ndjson.text import FULL, ODD, SLACK, copy_json, copy_string, key_end, line_end, same_bytes
 
 
 @compiled
@@ -80,12 +87,8 @@ def _find_child(data, p, n, size, t, node, expected, keys, table):
 
 
 @compiled
-def _skip_unknown_null(data, p, end):
-    """Return the index after a colon and null, for an unknown ASCII key data[p:end]; otherwise ODD."""
-    for i in range(p, end):
-        if data[i] >= 0x80:
-            return ODD
-    p = end + 1
+def _after_colon(data, p):
+    """Return the index of the value after a key that ends before p, or ODD."""
     while data[p] == 32 or data[p] == 9 or data[p] == 13:
         p += 1
     if data[p] != 58:
@@ -93,13 +96,77 @@ def _skip_unknown_null(data, p, end):
     p += 1
     while data[p] == 32 or data[p] == 9 or data[p] == 13:
         p += 1
+    return p
+
+
+@compiled
+def _is_empty_container(data, p):
+    close = data[p] + 2  # of [ and of { alike
+    if data[p] != 91 and data[p] != 123:
+        return False
+    p += 1
+    while data[p] == 32 or data[p] == 9 or data[p] == 13:
+        p += 1
+    return data[p] == close
+
+
+@compiled
+def _unknown(data, start, end, n, t, node, text, rescued, control):
+    """Take an unknown field of a record whose key is data[start:end].
+
+    A null counts as absent. Anything else goes to the rescued text, if there is a node for it and nothing can be
+    learned from the value: under RESCUE_ALL, or when it is an empty array or object. `rescued` holds the keys
+    written so far, their count in the last row. Returns the index after the value, or ODD or FULL.
+    """
+    count = rescued[MAX_RESCUED, 0]
+    for i in range(count):
+        if rescued[i, 1] == end - start and same_bytes(data, start, n, data, rescued[i, 0], end - start):
+            return ODD  # the key came twice
+    p = _after_colon(data, end + 1)
+    if p < 0:
+        return ODD
     if data[p] == 110 and data[p + 1] == 117 and data[p + 2] == 108 and data[p + 3] == 108:
+        for i in range(start, end):
+            if data[i] >= 0x80:
+                return ODD
         return p + 4
-    return ODD
+    if node == 0 or count == MAX_RESCUED or not (control[RESCUE_ALL] or _is_empty_container(data, p)):
+        return ODD
+    base = t[node, TEXT]
+    q = base + t[node, TEXT_LENGTH]
+    stop = base + t[node, TEXT_CAPACITY] - SLACK
+    control[FULL_NODE], control[FULL_TEXT] = node, 1
+    if q + SLACK > stop:
+        return FULL
+    text[q] = 44 if count else 123
+    text[q + 1] = 34
+    after, q = copy_string(data, start, n, text, q + 2, stop, True)
+    if after < 0:
+        return after
+    text[q] = 34
+    text[q + 1] = 58
+    p, q = copy_json(data, p, n, text, q + 2, stop)
+    if p >= 0:
+        t[node, TEXT_LENGTH] = q - base
+        rescued[count, 0], rescued[count, 1] = start, end - start
+        rescued[MAX_RESCUED, 0] = count + 1
+    return p
+
+
+@compiled
+def _end_rescued(t, node, row, valid, words, offsets, text):
+    """Complete the rescued text of a record."""
+    fill(t, node, row, valid, words, offsets)
+    size = t[node, TEXT_LENGTH]
+    text[t[node, TEXT] + size] = 125
+    t[node, TEXT_LENGTH] = size + 1
+    offsets[t[node, OFFSETS] + row + 1] = size + 1
+    valid[t[node, VALID] + row] = 1
+    t[node, LENGTH] = row + 1
 
 
 @inlined
-def _record(data, p, n, t, keys, table, valid, words, offsets, text, stack, row, control):
+def _record(data, p, n, t, keys, table, valid, words, offsets, text, stack, rescued, row, control):
     """Read the object at p into row `row`. Returns the index of the line feed after it, or ODD or FULL."""
     if data[p] != 123:
         return ODD
@@ -107,6 +174,7 @@ def _record(data, p, n, t, keys, table, valid, words, offsets, text, stack, row,
     depth, node, slot, kind, expected = 0, 0, row, STRUCT, t[0, FIRST]
     close = 125
     fresh = True
+    rescued[MAX_RESCUED, 0] = 0
     while True:
         c = data[p]
         while c == 32 or c == 9 or c == 13:
@@ -148,9 +216,10 @@ def _record(data, p, n, t, keys, table, valid, words, offsets, text, stack, row,
                     return ODD
                 target = _find_child(data, p + 1, n, end - p - 1, t, node, expected, keys, table)
                 if target < 0:
-                    p = _skip_unknown_null(data, p + 1, end)
+                    rescuer = control[RESCUE_NODE] if depth == 0 else 0
+                    p = _unknown(data, p + 1, end, n, t, rescuer, text, rescued, control)
                     if p < 0:
-                        return ODD
+                        return p
                     continue
                 expected = target + 1
                 place = slot
@@ -195,11 +264,15 @@ def _record(data, p, n, t, keys, table, valid, words, offsets, text, stack, row,
             return p
     while data[p] == 32 or data[p] == 9 or data[p] == 13:
         p += 1
-    return p if data[p] == 10 else ODD
+    if data[p] != 10:
+        return ODD
+    if rescued[MAX_RESCUED, 0] > 0:
+        _end_rescued(t, control[RESCUE_NODE], row, valid, words, offsets, text)
+    return p
 
 
 @entry
-def scan(data, t, keys, table, valid, words, offsets, text, stack, odd, control):
+def scan(data, t, keys, table, valid, words, offsets, text, stack, rescued, odd, control):
     """Read records until the data, the room for odd records, or the room in a buffer ends.
 
     The data ends with a line feed. Returns 0 at the end of the data, ODD when `odd` is full, FULL when the
@@ -221,7 +294,7 @@ def scan(data, t, keys, table, valid, words, offsets, text, stack, odd, control)
         if odds >= odd.shape[0]:
             p, status = start, ODD
             break
-        end = _record(data, p, n, t, keys, table, valid, words, offsets, text, stack, row, control)
+        end = _record(data, p, n, t, keys, table, valid, words, offsets, text, stack, rescued, row, control)
         if end == FULL:
             rollback(t, row, offsets)
             p, status = start, FULL

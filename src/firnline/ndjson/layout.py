@@ -11,6 +11,7 @@ from firnline.ndjson import kernel
 from firnline.ndjson import nodes as k
 from firnline.ndjson.text import SLACK
 from firnline.ndjson.tree import Node
+from firnline.schema import RESCUED_COLUMN
 
 _TEXT_KINDS = (k.STRING, k.ANY_STRING, k.RAW, k.BINARY)
 _FIRST_ELEMENTS = 4  # room for list elements per slot of the list, before any were seen
@@ -35,6 +36,11 @@ class Layout:
         self.elements = np.full(len(self.nodes), float(_FIRST_ELEMENTS))  # per slot of the parent list or map
         self.text_bytes = np.full(len(self.nodes), float(_FIRST_TEXT_BYTES))  # per slot
         self.stack = np.zeros((self._describe(), 3), np.int64)
+        self.rescued = np.zeros((k.MAX_RESCUED + 1, 2), np.int64)
+        self.rescue_node = 0
+        for number, node in enumerate(root.children, 1):
+            if node.field.name == RESCUED_COLUMN:
+                self.rescue_node = number
         self._index_keys()
         self.valid = np.zeros(0, np.uint8)
         self.words = np.zeros(0, np.int64)

@@ -13,8 +13,9 @@ STRUCT, LIST, MAP, STRING, ANY_STRING, RAW, BINARY, BOOL, INT64, INT32, FLOAT64,
 NODE_COLUMNS = 20
 
 # Fields of the control array: what a scan starts from and leaves behind.
-POSITION, ROW, RECORD, LINE, ODD_COUNT, FULL_NODE, FULL_TEXT = range(7)
-CONTROL_SIZE = 7
+POSITION, ROW, RECORD, LINE, ODD_COUNT, FULL_NODE, FULL_TEXT, RESCUE_NODE, RESCUE_ALL = range(9)
+CONTROL_SIZE = 9
+MAX_RESCUED = 16  # unknown fields of one record that the kernel rescues itself
 
 # Columns of the table of odd records: first and last byte of the line, rows before, record and line in the block.
 ODD_START, ODD_END, ODD_ROW, ODD_RECORD, ODD_LINE = range(5)

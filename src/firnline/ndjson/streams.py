@@ -57,15 +57,20 @@ def compression_of(path: str) -> Compression | None:
 
 
 class CountingStream:
-    """A stream that counts the bytes read from it."""
+    """A stream that counts the bytes read from it, and remembers the error that a read met."""
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
         self.count = 0
+        self.failure: BaseException | None = None
         self.closed = False
 
     def read(self, size: int = -1, /) -> bytes:
-        data = self._stream.read(size if size > 0 else _READ_BYTES)
+        try:
+            data = self._stream.read(size if size > 0 else _READ_BYTES)
+        except BaseException as exc:
+            self.failure = exc
+            raise
         self.count += len(data)
         return data
 
@@ -128,6 +133,8 @@ def _zstd_pieces(stream: CountingStream, path: str, size: int) -> Iterator[bytes
         try:
             data = unpacked.read(size)
         except OSError as exc:
+            if stream.failure is not None:
+                raise stream.failure from None  # the file could not be read, which says nothing about its content
             raise BrokenFileError(path, f"not valid zstd data near byte {stream.count}: {exc}") from exc
         if not data:
             return

@@ -12,6 +12,7 @@ from firnline.engine.parts import assemble
 from firnline.engine.runner import Runner, RunResult
 from firnline.engine.spark import SparkEngine
 from firnline.engine.status import PipelineStatus, load_status
+from firnline.ndjson import warm_up
 from firnline.options import PipelineOptions
 from firnline.spec.build import build_options, load_options
 from firnline.spec.loading import parse_spec
@@ -48,7 +49,7 @@ class Pipeline:
             FirnlineError: the run failed; what was committed stays, and running again is safe when
                 `error.retryable`.
         """
-        engine = SparkEngine(self.options.name, self.options.spark)
+        engine = SparkEngine(self.options.name, self.options.spark, prepare=warm_up)
         try:
             result = Runner(assemble(self.options, once=once), engine, observer, once=once).run()
         finally:

@@ -8,6 +8,7 @@ its way. A fault is a move that costs some of the budget.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -169,9 +170,10 @@ class Simulation(Rules):
             after = self.registered(sink, write)
         else:
             after = sink._replace(version=sink.version + 1, chain=(*sink.chain, write.entry))
-            for actor in world.actors:
-                if actor.alive and actor.generation > write.generation and self.view(actor).sinks[write.sink].joined:
-                    world = world._replace(broken="an older generation wrote where a newer one had joined")
+            joined = [a.generation for a in world.actors if a.alive and self.view(a).sinks[write.sink].joined]
+            # Where there was no table to register in, the fence begins with the first commit.
+            if write.generation < (max(joined, default=0) if self.scenario.tables_exist else sink.generation):
+                world = world._replace(broken="an older generation wrote where a newer one had joined")
         sinks = tuple(after if n == write.sink else s for n, s in enumerate(world.sinks))
         return self._prune(world._replace(sinks=sinks))
 
@@ -183,12 +185,13 @@ class Simulation(Rules):
     def _sent(self, job: Job, write: Write, done: m.Event, unclear: m.Event) -> Outcomes:
         """What may become of a write that was sent: it lands, or its answer, itself or its time is lost."""
         world, task = job.world, job.task
-        lands = self.lands if write.entry or write.sink else self.claims
+        lands = self.claims if isinstance(task.action, m.Claim) else self.lands
         if not lands(world.sinks[write.sink], write):
             yield "finds the version moved", False, self._later(job, Task(task.action))
             return
         after = self._land(world, write)
-        yield "lands", False, self._later(job, Task(task.action, answer=done), after)
+        made = write.entry is None and isinstance(task.action, m.Commit)  # the table, not yet the epoch
+        yield "lands", False, self._later(job, Task(task.action, answer=None if made else done), after)
         yield "lands, its answer is lost", True, self._later(job, Task(task.action, answer=unclear), after)
         lost = self._later(job, Task(task.action, answer=unclear))
         yield "is lost", True, lost
@@ -254,8 +257,10 @@ class Simulation(Rules):
             yield f"reads {name}", False, self._later(job, Task(job.task.action, read=read))
         else:
             tip = next(tip for name, _, tip in read if name == self.names[0])
-            known = sum(entry.end <= job.world.forgotten for entry in job.world.sinks[0].chain)
-            event = m.SinksRead(tip, tuple((name, epoch) for name, epoch, _ in read), job.world.recorded, known)
+            event = m.SinksRead(tip, tuple((name, epoch) for name, epoch, _ in read))
+            if self.scenario.tells_recorded:
+                forgotten = sum(entry.end <= job.world.forgotten for entry in job.world.sinks[0].chain)
+                event = replace(event, recorded=job.world.recorded, acknowledged=forgotten)
             yield f"reads {name}", False, self._hear(job, event)
         yield "fails", True, self._hear(job, m.Failed(retry=True))
 
@@ -284,7 +289,10 @@ class Simulation(Rules):
             yield from self._sent(job._replace(world=world), write, m.Claimed(*write.tip), failed)
             return
         tip = (len(sink.chain), sink.tip)
-        if sink.holder == actor.number:  # an earlier claim of ours, whose answer was lost
+        if self.missing(sink):
+            world = world.with_actor(job.place, actor._replace(generation=1))
+            yield "finds no table", False, self._later(job, Task(job.task.action, answer=m.Claimed(*tip)), world)
+        elif sink.holder == actor.number:  # an earlier claim of ours, whose answer was lost
             world = world.with_actor(job.place, actor._replace(generation=sink.generation))
             yield "finds its own", False, self._later(job, Task(job.task.action, answer=m.Claimed(*tip)), world)
         else:
@@ -302,8 +310,8 @@ class Simulation(Rules):
             yield from self._sent(job, job.task.write, joined, failed)
         elif sink.generation > actor.generation:
             yield "is refused", False, self._hear(job, m.Fenced())
-        elif sink.holder == actor.number:
-            yield "finds its own", False, self._hear(job, joined)
+        elif sink.holder == actor.number or self.missing(sink):
+            yield "finds its own, or no table", False, self._hear(job, joined)
         else:
             write = Write(at, sink.version, actor.number, actor.generation, (len(sink.chain), sink.tip))
             yield "is sent", False, self._later(job, Task(action, write=write))
@@ -315,16 +323,21 @@ class Simulation(Rules):
             yield "finds it down", False, self._hear(job, unclear)
             return
         if (write := job.task.write) is not None:
-            assert write.entry is not None
-            yield from self._sent(job, write, m.Committed(action.sink, action.epoch, write.entry.attempt), unclear)
-            if at == 0 and self.lands(sink, write):  # somebody rewrites the table: the epoch fits no more
+            attempt = write.entry.attempt if write.entry else ""
+            yield from self._sent(job, write, m.Committed(action.sink, action.epoch, attempt), unclear)
+            if (
+                at == 0 and write.entry and self.lands(sink, write)
+            ):  # somebody rewrites the table: the epoch fits no more
                 moved = sink._replace(version=sink.version + 1)
                 after = self._prune(world._replace(sinks=(moved, *world.sinks[1:])))
-                yield "finds a new table", True, self._hear(job, m.EpochLost(action.epoch, write.entry.attempt), after)
+                yield "finds a new table", True, self._hear(job, m.EpochLost(action.epoch, attempt), after)
             return
         entry = self.entry_for(world, job.actor, at, action.epoch)
         if entry is None:
             yield "finds no entry", False, world._replace(broken="told to commit what has no entry")
+        elif self.registers(sink, job.actor):
+            write = Write(at, sink.version, job.actor.number, job.actor.generation, (len(sink.chain), sink.tip))
+            yield "registers first", False, self._later(job, Task(action, write=write))
         elif self.repeats(sink, entry):
             yield "was there", False, self._hear(job, m.Committed(action.sink, action.epoch, entry.attempt))
         elif self.refuses(sink, job.actor, entry):

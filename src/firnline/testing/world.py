@@ -117,6 +117,8 @@ class Scenario:
     restart_attempts: int = 9
     once: bool = True
     late_writes: bool = True
+    tables_exist: bool = True  # else the first commit makes a sink's table, and only that carries the claim
+    tells_recorded: bool = True  # whether a run can read how far its predecessors recorded and acknowledged
     budget: Budget = NO_FAULTS
 
 
@@ -156,11 +158,19 @@ class Rules:
 
     def refuses(self, sink: Sink, actor: Actor, entry: Entry) -> bool:
         """Whether a sink refuses a commit: another generation, or another entry before it."""
-        return sink.holder != actor.number or sink.tip != entry.base or len(sink.chain) != entry.epoch - 1
+        return sink.generation != actor.generation or sink.tip != entry.base or len(sink.chain) != entry.epoch - 1
 
     def lands(self, sink: Sink, write: Write) -> bool:
         """Whether a write still finds the version that it was checked against."""
         return sink.version == write.version
+
+    def missing(self, sink: Sink) -> bool:
+        """Whether there is no table yet that could take a claim."""
+        return sink.version == 0 and not self.scenario.tables_exist
+
+    def registers(self, sink: Sink, actor: Actor) -> bool:
+        """Whether a commit has to register first: it makes the table, or an older run made it after we had joined."""
+        return self.missing(sink) or (not self.scenario.tables_exist and sink.generation < actor.generation)
 
     def registered(self, sink: Sink, write: Write) -> Sink:
         """A sink after a generation was registered."""

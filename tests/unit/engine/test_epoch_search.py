@@ -23,9 +23,13 @@ BOUNDS = {
     "two crashes": Scenario(budget=Budget(crashes=2)),
     "a crash and a fault": Scenario(budget=Budget(crashes=1, faults=1)),
     "two crashes and a fault": Scenario(items=2, budget=Budget(crashes=2, faults=1)),
+    "two crashes, and nobody tells what is recorded": Scenario(tells_recorded=False, budget=Budget(crashes=2)),
     "a zombie": Scenario(budget=Budget(zombies=1)),
     "a zombie and a fault": Scenario(items=1, budget=Budget(zombies=1, faults=1)),
     "a zombie and a crash": Scenario(items=1, budget=Budget(zombies=1, crashes=1)),
+    "tables that do not exist, a fault": Scenario(tables_exist=False, budget=Budget(faults=1)),
+    "tables that do not exist, a crash": Scenario(tables_exist=False, budget=Budget(crashes=1)),
+    "tables that do not exist, a zombie": Scenario(tables_exist=False, items=2, budget=Budget(zombies=1)),
     "stop at any instant": Scenario(budget=Budget(stops=1, faults=1)),
     "stop a run that polls": Scenario(once=False, items=2, budget=Budget(stops=2, crashes=1)),
     "an optional sink": Scenario(sinks=ONE_OPTIONAL, policy="required", items=2, budget=Budget(faults=1, crashes=1)),
@@ -38,6 +42,12 @@ BOUNDS = {
     ),
 }
 LARGER = {
+    "tables that do not exist, a zombie and a fault": Scenario(
+        tables_exist=False, items=2, budget=Budget(zombies=1, faults=1)
+    ),
+    "tables that do not exist, a zombie and a crash": Scenario(
+        tables_exist=False, items=2, budget=Budget(zombies=1, crashes=1)
+    ),
     "three faults": Scenario(budget=Budget(faults=3)),
     "two crashes and a fault, three epochs": Scenario(budget=Budget(crashes=2, faults=1)),
     "a crash and two faults": Scenario(items=2, budget=Budget(crashes=1, faults=2)),

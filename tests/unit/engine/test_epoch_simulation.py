@@ -14,7 +14,7 @@ from firnline.testing.explore import walk
 from firnline.testing.simulation import Simulation
 from firnline.testing.world import Budget, Scenario
 
-SEEDS = 20_000 if os.environ.get("FIRNLINE_PROOF") else 300
+SEEDS = 20_000 if os.environ.get("FIRNLINE_PROOF") else 150
 TWO = (("deciding", True), ("further", True))
 THREE = (("deciding", True), ("further", True), ("optional", False))
 
@@ -34,6 +34,7 @@ def scenario(seed: int) -> tuple[Scenario, float]:
         max_inflight=pick.randint(1, 4),
         restart_attempts=40,
         late_writes=pick.random() < 0.8,
+        tables_exist=pick.random() < 0.7,
         budget=Budget(faults=pick.choice([0, 5, 30]), crashes=pick.choice([0, 3, 10]), zombies=pick.randint(0, 3)),
     ), pick.choice([0.02, 0.1, 0.3])
 

@@ -21,6 +21,7 @@ from firnline.ndjson import (
     Oversized,
     UnexpectedFieldError,
     infer_schema,
+    kernel,
     open_blocks,
     slow,
     warm_up,
@@ -448,8 +449,66 @@ def test_unsupported_column_types_are_refused() -> None:
         Decoder(pa.schema([("a", pa.uint8())]), ())
 
 
+def test_one_compiled_form_serves_all_schemas() -> None:
+    for decoder in (_frozen(a="int64"), Decoder(pa.schema([]), ())):
+        decoder.decode(Block(bytearray(b'{"a":1}\n'), 0, 1, 1, 1, 8, 8))  # type: ignore[arg-type]
+        decoder.decode(Block(memoryview(b'{"a":1}\n'), 0, 1, 1, 1, 8, 8))
+    assert len(kernel.scan.signatures) == len(kernel.finish.signatures) == 1
+
+
 def test_warming_up_twice_is_cheap() -> None:
     warm_up()
     started = time.process_time()
     warm_up()
     assert time.process_time() - started < 0.5
+
+
+@pytest.mark.parametrize("value", ["[]", "{ }", "[ ]"])
+def test_empty_values_are_rescued_without_the_exact_path(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+    parse = slow.parse
+    monkeypatch.setattr(slow, "parse", lambda raw: parsed.append(raw) or parse(raw))  # type: ignore[func-returns-value]
+    decoder = _frozen(a="int64")
+    decoded = decoder.decode(_block(*[f'{{"e": {value}, "a":{n}, "f" :[]}}' for n in range(2000)]))
+    compact = value.replace(" ", "")
+    assert decoded.batch.column("_rescued_data").to_pylist() == [f'{{"e":{compact},"f":[]}}'] * 2000
+    assert decoded.batch.column("a").to_pylist() == list(range(2000))
+    assert len(parsed) <= 200
+
+
+def test_the_walk_rescues_as_the_exact_path_does() -> None:
+    lines = [
+        '{"u":1.10,"a":1,"v":{"x" : ["é", "\\n", null]}}', '{"a":2}', '{"u":1,"u":2,"a":3}', '{"u":1,"a":4,"u":null}',
+        '{"u":null,"a":5,"w":null}', '{"ü":"ß","a":6}', '{"\\u0075":1,"a":7}', '{"u":"\\u00e9","a":8}',
+        '{"u":1,"a":9}x',
+        '{"u":1e999,"a":"misfit"}',
+        '{"u":1,"s":{"u":null,"y":1},"a":10}', '{"u":' + "[" * 100 + "]" * 100 + "}",
+        "{" + ",".join(f'"k{n}":{n}' for n in range(40)) + "}", '{"_rescued_data":"x","a":11}', '{"u":[1,],"a":12}',
+    ]  # fmt: skip
+    results = []
+    for block in (lines, lines * 40):
+        decoder = _frozen(DecodeOptions(evolution="rescue"), a="int64", s="struct<x:int64>")
+        results.append(decoder.decode(_block(*block)))
+    first = [json.loads(text) if text else None for text in results[0].batch.column("_rescued_data").to_pylist()]
+    assert first[:5] == [{"u": 1.1, "v": {"x": ["é", "\n", None]}}, None, {"u": 2}, None, None]
+    assert results[0].batch.column("_rescued_data")[0].as_py() == '{"u":1.10,"v":{"x":["é","\\n",null]}}'
+    assert first[5:8] == [{"ü": "ß"}, {"u": 1}, {"u": "é"}]
+    assert first[9] == {"u": 1, "s": {"y": 1}}
+    assert first[11] == {f"k{n}": n for n in range(40)}
+    assert first[12] == {"_rescued_data": "x"}
+    assert [bad.reason for bad in results[0].bad] == ["not-json", "not-json"]
+    assert results[1].batch.to_pylist() == results[0].batch.to_pylist() * 40
+
+
+def test_a_column_for_rescued_values_that_stays_empty_is_taken_back() -> None:
+    decoder = _frozen(a="int64")
+    decoder.decode(_block({"l": []}, {"l": [1]}))
+    assert _types(decoder) == {"a": "int64", "l": "list<int64>"}
+    decoder = Decoder(pa.schema([]), ())
+    decoder.decode(_block({"l": []}, {"l": {"x": 1}}))
+    assert _types(decoder) == {"l": "json"}
+
+
+def test_the_rescued_column_must_be_text() -> None:
+    with pytest.raises(ValueError, match="_rescued_data"):
+        Decoder(pa.schema([("_rescued_data", pa.int64())]), ())

@@ -12,7 +12,7 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from firnline.ndjson import Block, BrokenFileError, compression_of, open_blocks
+from firnline.ndjson import Block, BrokenFileError, compression_of, open_blocks, streams
 from firnline.ndjson.streams import Compression
 
 
@@ -207,6 +207,36 @@ def test_many_blanks_need_little_memory() -> None:
 def test_tiny_records_come_in_blocks_of_bounded_count() -> None:
     blocks = _read(b"{}\n" * 100_000)
     assert [block.records for block in blocks] == [65_536, 34_464]
+
+
+@pytest.mark.parametrize("compression", [None, "gz", "zst"])
+def test_a_failing_stream_is_no_broken_file(compression: Compression | None) -> None:
+    class Failing(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            if self.tell() > 0:
+                raise ConnectionResetError("gone")
+            return super().read(100)
+
+    whole = {"gz": gzip.compress(_LINES), "zst": zstandard.compress(_LINES), None: _LINES}[compression]
+    with pytest.raises(ConnectionResetError):
+        list(open_blocks(Failing(whole), path="f", compression=compression))
+
+
+@pytest.mark.parametrize("library", ["isal.isal_zlib", "zlib_ng.zlib_ng", "zlib"])
+def test_every_gzip_library_reads_and_notices_alike(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_zlib", pytest.importorskip(library))
+    whole = gzip.compress(_LINES) + gzip.compress(b"{}")
+    assert len(_records(_read(whole, "gz", block_bytes=700))) == 401
+    for broken in (
+        whole[:-1],
+        whole[:-9],
+        whole + b"\0",
+        whole[:500] + b"\xff\xff" + whole[502:],
+        b"\x1f",
+        b"plain text",
+    ):
+        with pytest.raises(BrokenFileError):
+            _read(broken, "gz", block_bytes=700)
 
 
 def test_the_error_survives_pickling() -> None:

@@ -1,0 +1,48 @@
+# Firnline: `make demo` shows it, `make test` proves it; both install what they need into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench proof coverage install clean
+
+help:  ## Show this help
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(STAMP): pyproject.toml constraints.txt scripts/ensure_java.sh
+	@bash scripts/ensure_java.sh
+	@echo "installing into $(VENV) (once)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
+	@echo "compiling the decoder (once)"
+	@$(BIN)/python -c 'from firnline.ndjson import warm_up; warm_up()'
+	@touch $@
+
+install: $(STAMP)  ## Install Firnline and its tools into .venv
+
+demo: $(STAMP)  ## Ingest 200,000 records, kill the pipeline in mid-run, resume, count
+	@$(BIN)/firnline demo
+
+test: $(STAMP)  ## Run all tests
+	@$(BIN)/python -m pytest tests -m 'not spark' -n 2 --dist loadfile -q
+	@$(BIN)/python -m pytest tests -m spark -q
+
+lint: $(STAMP)  ## Check style, types and imports
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: $(STAMP)  ## Measure, side by side with Spark Structured Streaming + Delta; writes bench-results.json
+	@$(BIN)/python -m benchmarks
+
+proof: $(STAMP)  ## The long versions of the searches, kills and soaks
+	@FIRNLINE_PROOF=1 $(BIN)/python -m pytest tests -q --timeout 3600
+
+coverage: $(STAMP)  ## Branch coverage of what needs no Spark
+	@$(BIN)/coverage run --branch --source src/firnline -m pytest tests -m 'not spark' -q
+	@$(BIN)/coverage report --skip-covered
+
+clean:  ## Remove what was installed and generated
+	rm -rf $(VENV) demo bench-results.json .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,68 @@
+"""`python -m benchmarks`: run all, print a table with ratios, write bench-results.json."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import cases
+
+CASES: dict[str, Callable[[cases.World], list[cases.Row]]] = {
+    "throughput": cases.throughput,
+    "small-files": cases.small_files,
+    "commits": cases.commits,
+    "state": cases.state,
+    "listing": cases.listing,
+    "memory": cases.memory,
+    "fsync": cases.fsync_cost,
+    "recovery": cases.recovery,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cases", nargs="*", help=f"which: {', '.join(CASES)}; all by default")
+    parser.add_argument("--scale", type=float, default=1.0, help="size of the inputs; 1.0 is what the docs quote")
+    parser.add_argument("--out", type=Path, default=Path("bench-results.json"))
+    args = parser.parse_args()
+    console = Console()
+    folder = Path(tempfile.mkdtemp(prefix="firnline-bench-"))
+    rows: list[cases.Row] = []
+    try:
+        world = cases.World(folder, args.scale)
+        for name in args.cases or CASES:
+            console.print(f"[bold]{name}[/bold] ...")
+            found = CASES[name](world)
+            rows += found
+            for row in found:
+                console.print(f"  {row.name}: {row.firnline:g} {row.unit}" + (f", peer {row.peer:g}" if row.peer else ""))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    console.print(_table(rows))
+    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()}
+    body: dict[str, Any] = {"machine": machine, "scale": args.scale, "rows": [row.to_json() for row in rows]}
+    args.out.write_text(json.dumps(body, indent=2) + "\n")
+
+
+def _table(rows: list[cases.Row]) -> Table:
+    table = Table("case", "firnline", "peer", "ratio", "aim", "met", title="Firnline beside its peer, one run")
+    for row in rows:
+        ratio = f"{row.ratio:.2f}" if row.ratio is not None else ""
+        met = "" if row.met is None else ("yes" if row.met else "NO")
+        peer = "" if row.peer is None else f"{row.peer:g} {row.unit}"
+        table.add_row(row.name, f"{row.firnline:g} {row.unit}", peer, ratio, row.aim, met)
+    return table
+
+
+if __name__ == "__main__":
+    main()

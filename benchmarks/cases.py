@@ -1,0 +1,285 @@
+"""What is measured. Each case returns rows; a ratio compares figures of one run on one machine."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from benchmarks import peers, subject
+from benchmarks.records import write_files
+
+RUNS = 3  # the best of so many: the machine is shared
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure. `ratio` is how many times better Firnline is than its peer, or what the aim speaks of."""
+
+    name: str
+    firnline: float
+    unit: str
+    peer: float | None = None
+    ratio: float | None = None
+    aim: str = ""
+    met: bool | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class World:
+    """Inputs and sessions that cases share."""
+
+    def __init__(self, folder: Path, scale: float) -> None:
+        self.folder = folder
+        self.scale = scale
+
+    @cached_property
+    def spark(self) -> Any:
+        return peers.open_spark()
+
+    @cached_property
+    def engine(self) -> Any:
+        assert self.spark is not None  # the same session serves both
+        return subject.new_engine()
+
+    @cached_property
+    def big_files(self) -> Path:
+        write_files(self.folder / "big", 8, max(1000, int(200_000 * self.scale)))
+        return self.folder / "big"
+
+    @cached_property
+    def schema(self) -> Any:
+        """The peer is given the schema: inference would read everything twice."""
+        return self.spark.read.json(str(next(self.big_files.iterdir()))).schema
+
+
+def _best(measure: Callable[[], float]) -> float:
+    return min(measure() for _ in range(RUNS))
+
+
+def throughput(world: World) -> list[Row]:
+    """8 gz files of 200,000 nested records, both warm."""
+    source, schema = world.big_files, world.schema
+    warm = world.folder / "warm"
+    subject.ingest(world.engine, source, warm)
+    peers.stream(world.spark, source, warm / "peer", schema)
+    ours = _best(lambda: subject.ingest(world.engine, source, world.folder / "a")[0])
+    theirs = _best(lambda: peers.stream(world.spark, source, world.folder / "b", schema))
+    raw = sum(len(gzip.decompress(p.read_bytes())) for p in source.iterdir()) / 1e6
+    rows = _count(world.folder / "a" / "table")
+    assert rows == 8 * max(1000, int(200_000 * world.scale)), rows
+    ratio = theirs / ours
+    return [
+        Row(f"throughput, {raw:.0f} MB raw in 8 gz files", round(ours, 2), "s", round(theirs, 2), ratio, ">= 5x", ratio >= 5),
+        Row("throughput", round(raw / ours), "MB/s", round(raw / theirs), ratio),
+    ]
+
+
+def small_files(world: World) -> list[Row]:
+    """10,000 files of 100 records."""
+    files = max(100, int(10_000 * world.scale))
+    source = world.folder / "small"
+    source.mkdir(parents=True, exist_ok=True)
+    first = next(world.big_files.iterdir())
+    lines = gzip.decompress(first.read_bytes()).splitlines(keepends=True)
+    for number in range(files):
+        at = number * 100 % (len(lines) - 100)
+        (source / f"{number:06}.ndjson.gz").write_bytes(gzip.compress(b"".join(lines[at : at + 100]), 1))
+    subject.ingest(world.engine, source, world.folder / "warm")
+    ours = _best(lambda: subject.ingest(world.engine, source, world.folder / "a")[0])
+    theirs = peers.stream(world.spark, source, world.folder / "b", world.schema)
+    shutil.rmtree(source)
+    ratio = theirs / ours
+    name = f"{files} small files"
+    return [
+        Row(name, round(ours, 2), "s", round(theirs, 2), ratio, ">= 10x", ratio >= 10),
+        Row("per small file", round(ours / files * 1000, 3), "ms", round(theirs / files * 1000, 3), ratio),
+    ]
+
+
+def commits(world: World) -> list[Row]:
+    """1,000 epochs of one small file each: the commit step stays flat."""
+    epochs = max(40, int(1000 * world.scale))
+    source = world.folder / "tiny"
+    source.mkdir(parents=True, exist_ok=True)
+    for number in range(epochs):
+        (source / f"{number:06}.ndjson").write_text(json.dumps({"id": number, "v": number / 3}) + "\n")
+    from firnline.testing.local import LocalEngine
+
+    _, facts = subject.ingest(LocalEngine(), source, world.folder / "commits", max_files=1)
+    times = [f.durations_ms["commit"] for f in facts.epochs]
+    early, late = statistics.median(times[5:25]), statistics.median(times[-20:])
+    p50 = statistics.median(times)
+    return [
+        Row("commit step, p50", p50, "ms", aim="< 60 ms", met=p50 < 60),
+        Row(f"commit {epochs} against commit 10", late, "ms", early, late / early, "<= 1.3", late / early <= 1.3),
+    ]
+
+
+def state(world: World) -> list[Row]:
+    """100,000 files processed: what the source remembers."""
+    from firnline.checkpoint.codec import canonical
+    from firnline.checkpoint.model import Checkpoint
+    from firnline.sources.base import Limits
+    from firnline.sources.files import planning
+    from firnline.sources.files.state import FileState
+    from firnline.storage import FileStat
+
+    from datetime import UTC, datetime
+
+    files = int(100_000 * max(world.scale, 0.05))
+    limits = Limits(1000, 1 << 30, 5_000_000, 60_000, 10, 2)
+    position = FileState("/data/in")
+    began = time.perf_counter()
+    for start in range(0, files, 1000):
+        now = datetime.now(UTC)
+        listed = [FileStat(f"/data/in/2026/part-{n:08}.ndjson.gz", 1000, "e", now) for n in range(start, start + 1000)]
+        chosen = planning.choose(position, [], listed, limits)
+        tasks = planning.deal(chosen, limits, "now")
+        ended = [{"path": i["path"], "to": 10, "offset": 0, "line": 10, "finished": True} for t in tasks for i in t.inputs]
+        position, _ = planning.advance(chosen.base, tasks, ended, 3, start)
+    seconds = time.perf_counter() - began
+    entries = len(position.files)
+    checkpoint = Checkpoint("bench", 100, 1, "r" * 16, "a" * 16, "2026-11-16T00:00:00+00:00", {"in": position.to_json()})
+    size = len(canonical(checkpoint.to_json()))
+    return [
+        Row(f"source state after {files} files", entries, "entries", aim="<= 10", met=entries <= 10),
+        Row("checkpoint", size, "bytes", aim="< 4096", met=size < 4096),
+        Row("planning", round(seconds / files * 1e6, 1), "us/file"),
+    ]
+
+
+_LISTING = """
+import resource, sys
+from firnline.options import FileSourceOptions
+from firnline.sources.base import Limits
+from firnline.sources.files.source import FileSource
+source = FileSource(FileSourceOptions(name="in", path=sys.argv[1]), once=True)
+position = source.start(None)
+limits = Limits(1000, 1 << 30, 5_000_000, 600_000, 10, 2)
+known = {stat.name: stat.etag for stat in source.list_all()}
+found = source.compare(position, known)
+assert source.plan(position, limits) is not None
+assert source.backlog(position).files_outstanding == found.listed
+print(found.listed, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def listing(world: World) -> list[Row]:
+    """1,000,000 files listed, planned and reconciled by one driver."""
+    files = max(10_000, int(1_000_000 * world.scale))
+    source = world.folder / "listing"
+    for number in range(0, files, 1000):
+        folder = source / f"day={number // 10_000:04}" / f"{number:08}"
+        folder.mkdir(parents=True)
+        for each in range(number, number + 1000):
+            os.close(os.open(folder / f"part-{each:09}.ndjson.gz", os.O_CREAT))
+    began = time.perf_counter()
+    out = subprocess.run([sys.executable, "-c", _LISTING, str(source)], capture_output=True, text=True, check=True)
+    seconds = time.perf_counter() - began
+    listed, peak = (int(word) for word in out.stdout.split())
+    assert listed == files
+    shutil.rmtree(source)
+    return [
+        Row(f"driver memory, {files} files listed", round(peak / 1024), "MB", aim="< 500", met=peak / 1024 < 500),
+        Row("listed three times over in", round(seconds, 1), "s"),
+    ]
+
+
+_MEMORY = """
+import json, resource, sys
+from pathlib import Path
+from benchmarks import subject
+from firnline.testing.local import LocalEngine
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+subject.ingest(LocalEngine(), Path(sys.argv[1]), Path(sys.argv[2]))
+print(before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def memory(world: World) -> list[Row]:
+    """One gz file of 1 GB raw in one worker."""
+    source = world.folder / "huge"
+    source.mkdir(parents=True, exist_ok=True)
+    one = next(world.big_files.iterdir()).read_bytes()
+    copies = max(1, round(20 * world.scale))
+    with (source / "huge.ndjson.gz").open("wb") as out:
+        for _ in range(copies):
+            out.write(one)  # a gzip file may have many members
+    work = [str(source), str(world.folder / "huge-out")]
+    run = subprocess.run([sys.executable, "-c", _MEMORY, *work], capture_output=True, text=True, check=True)
+    _, peak = (int(word) for word in run.stdout.split())
+    raw = copies * len(gzip.decompress(one)) / 1e9
+    shutil.rmtree(source)
+    return [Row(f"worker peak, one file of {raw:.1f} GB raw", round(peak / 1024), "MB", aim="< 600", met=peak / 1024 < 600)]
+
+
+def fsync_cost(world: World) -> list[Row]:
+    """What durability costs: the same ingestion with fsync turned off."""
+    real = os.fsync
+    with_fsync = _best(lambda: subject.ingest(_local(), world.big_files, world.folder / "a")[0])
+    os.fsync = lambda _: None
+    try:
+        without = _best(lambda: subject.ingest(_local(), world.big_files, world.folder / "a")[0])
+    finally:
+        os.fsync = real
+    ratio = with_fsync / without
+    return [Row("ingestion with fsync against without", round(with_fsync, 2), "s", round(without, 2), ratio)]
+
+
+def _local() -> Any:
+    from firnline.testing.local import LocalEngine
+
+    return LocalEngine()
+
+
+def recovery(world: World) -> list[Row]:
+    """From start after a kill to the first new commit, in processes of their own."""
+    source, table = world.big_files, world.folder / "killed" / "table"
+    spec = world.folder / "killed" / "firnline.yml"
+    spec.parent.mkdir(parents=True, exist_ok=True)
+    spec.write_text(
+        f"name: bench\nsources: {{records: {{type: files, path: {source}}}}}\n"
+        f"sinks: [{{type: delta, table: {table}}}]\nbatch: {{max_files: 1}}\n"
+    )
+    command = [str(Path(sys.executable).parent / "firnline"), "run", str(spec), "--once"]
+    log = table / "_delta_log"
+
+    def versions() -> int:
+        return len(list(log.glob("*.json"))) if log.exists() else 0
+
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    while versions() < 3 and first.poll() is None:
+        time.sleep(0.01)
+    os.killpg(first.pid, 9)
+    first.wait()
+    before = versions()
+    began = time.perf_counter()
+    second = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    while versions() < before + 2 and second.poll() is None:  # the claim, then the first new epoch
+        time.sleep(0.005)
+    seconds = time.perf_counter() - began
+    assert second.wait() == 0
+    assert _count(table) == 8 * max(1000, int(200_000 * world.scale))
+    return [Row("start after a kill to the first new commit", round(seconds, 2), "s")]
+
+
+def _count(table: Path) -> int:
+    """Rows of a Delta table, counted by DuckDB."""
+    import duckdb
+    from deltalake import DeltaTable
+
+    found = duckdb.sql("select count(*) from read_parquet(?)", params=[DeltaTable(str(table)).file_uris()])
+    return int(found.fetchall()[0][0])

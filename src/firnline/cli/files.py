@@ -1,0 +1,112 @@
+"""`firnline files`: every known file with its state; takes up again one that was set aside."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import App, Parameter
+from cyclopts.validators import Number
+
+from firnline.cli.common import Common, Flag, Spec, load_parts
+from firnline.cli.output import Column
+from firnline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from firnline.engine.parts import Parts
+    from firnline.types import Json
+
+Status = Literal["pending", "in_progress", "committed", "late", "set_aside", "ignored"]
+
+COLUMNS = (
+    Column("path"),
+    Column("status"),
+    Column("size_bytes", "bytes", right=True),
+    Column("records", right=True),
+    Column("epoch", right=True),
+    Column("table_version", "version", right=True),
+    Column("reason"),
+)
+
+EPILOGUE = """\
+Reads the ledger in the table and a listing of the source; starts no Spark and changes no data. --retry leaves a request
+beside the table that the next epoch, of a running pipeline or of the next run, takes up; asking twice does no harm.
+
+Columns (JSON: .files[]):
+  path, size_bytes, create_time, discovery_time, processed_time, commit_time,
+  status (pending, in_progress, committed, late, set_aside, ignored), epoch, table_version, records, reason
+
+Environment:
+  FIRNLINE__A__B      overrides the key a.b of the spec
+
+Examples:
+  firnline files --status set_aside
+  firnline files --retry /data/in/2026-11-01.json.gz --changed
+"""
+
+app = App(name="files", help_epilogue=EPILOGUE)
+
+
+@app.default
+def files(
+    spec: Spec = None,
+    /,
+    *,
+    status: Annotated[Status | None, Parameter(help="Only files in this state. [default: all]")] = None,
+    limit: Annotated[int, Parameter(help="How many to list; 0 lists all.", validator=Number(gte=0))] = 100,
+    retry: Annotated[str | None, Parameter(help="Take this file up again: its path as listed.", negative="")] = None,
+    changed: Annotated[bool, Flag, Parameter(help="With --retry: accept that the file was replaced.")] = False,
+    common: Common = Common(),
+) -> int:
+    """List files with their state, or take up one that was set aside."""
+    if changed and retry is None:
+        raise ConfigError("--changed belongs to --retry", hint="firnline files --retry PATH --changed")
+    parts = load_parts(spec)
+    if retry is not None:
+        return _retry(parts, retry, changed=changed, common=common)
+    from firnline.engine.status import load_files
+
+    found: list[dict[str, Json]] = []
+    total = 0
+    for row in load_files(parts):
+        if status is None or row["status"] == status:
+            total += 1
+            if not limit or total <= limit:
+                found.append(row)
+    if common.json:
+        common.out.json({"pipeline": parts.options.name, "total": total, "files": found})
+    elif found:
+        common.out.table(COLUMNS, found)
+        if total > len(found):
+            common.out.line(f"{total - len(found):,} more; --limit 0 lists all {total:,}")
+    else:
+        common.out.line("no files" if status is None else f"no file is {status}")
+    return 0
+
+
+def _retry(parts: Parts, path: str, *, changed: bool, common: Common) -> int:
+    found = _find_set_aside(parts, path)
+    asked = any(r.path == found and r.changed == changed for r in parts.requests.load())
+    if not asked:
+        parts.requests.ask_retry(found, changed=changed, ids=parts.ids)
+    if common.json:
+        common.out.json({"path": found, "changed": changed, "status": "already_asked" if asked else "asked"})
+    else:
+        common.out.line(f"{found}: {'already asked for' if asked else 'the next epoch takes it up again'}")
+    return 0
+
+
+def _find_set_aside(parts: Parts, path: str) -> str:
+    """The full name of a file that is set aside; the path may be relative to the source or to this folder."""
+    from firnline.sources.files.state import FileState
+    from firnline.storage import is_remote, normalise
+
+    held = parts.load()
+    stored = held.checkpoint.positions.get(parts.source.name) if held.checkpoint else None
+    aside = FileState.from_json(stored).set_aside if stored else {}
+    names = [path, f"{parts.source.root}/{path}"]
+    if not is_remote(path):
+        names.append(normalise(path))
+    for name in names:
+        if name in aside:
+            return name
+    raise ConfigError(f"{path} is not set aside", hint="firnline files --status set_aside")

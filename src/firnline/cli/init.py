@@ -1,0 +1,66 @@
+"""`firnline init`: writes a commented pipeline file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from firnline.cli.common import Common, Flag
+from firnline.errors import ConfigError
+
+EPILOGUE = """\
+The file is valid as it stands: it reads the folder `in` beside it and writes the Delta table `out`. The pipeline is
+named after the folder. A file that exists is kept unless --yes is given.
+
+Output (JSON): path, name, status (written, exists, dry_run), spec (with --dry-run)
+
+Examples:
+  firnline init
+  firnline init flights --dry-run
+"""
+
+app = App(name="init", help_epilogue=EPILOGUE)
+
+
+@app.default
+def init(
+    folder: Annotated[Path, Parameter(help="Where to write it; made when missing.")] = Path("."),
+    /,
+    *,
+    name: Annotated[str | None, Parameter(help="The pipeline's name. [default: the folder's name]")] = None,
+    yes: Annotated[bool, Flag, Parameter(help="Overwrite a file that exists.")] = False,
+    dry_run: Annotated[bool, Flag, Parameter(help="Print the file, write nothing.")] = False,
+    common: Common = Common(),
+) -> int:
+    """Write a commented firnline.yml."""
+    from firnline.spec.loading import FILE_NAMES
+    from firnline.spec.template import name_from, render_template
+
+    folder = folder.expanduser().absolute()
+    path = folder / FILE_NAMES[0]
+    name = name_from(name or folder.name)
+    text = render_template(name)
+    facts = {"path": str(path), "name": name, "status": "dry_run" if dry_run else "written"}
+    if dry_run:
+        if common.json:
+            common.out.json({**facts, "spec": text})
+        else:
+            sys.stdout.write(text)
+        return 0
+    existing = next((folder / n for n in FILE_NAMES if (folder / n).exists()), None)
+    if existing is not None and not yes:
+        raise ConfigError(f"{existing} exists", hint="Use --yes to overwrite it, or --dry-run to print a new one.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (existing or path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}", hint="Name another folder.") from error
+    if common.json:
+        common.out.json({**facts, "path": str(existing or path)})
+    else:
+        common.out.line(f"wrote {existing or path}")
+        common.out.line("next: set path and table in it, then `firnline dry-run` and `firnline run`")
+    return 0

@@ -1,0 +1,97 @@
+"""The `firnline` command: finds the verb, turns failures into two lines and an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+from firnline import __version__
+from firnline.cli.output import print_failure
+from firnline.errors import FirnlineError
+
+# Verb, module and what the list of commands says; a module is imported only when its verb is used.
+COMMANDS = (
+    ("init", "init", "Write a commented firnline.yml."),
+    ("dry-run", "dry_run", "Check spec, access and schema, and tell what would be read; writes nothing."),
+    ("run", "run", "Run the pipeline until stopped, or once."),
+    ("status", "status", "Show where the pipeline stands."),
+    ("checkpoints", "checkpoints", "List the newest checkpoints."),
+    ("files", "files", "List files with their state, or take up one that was set aside."),
+    ("quarantine", "quarantine", "Show records that could not be decoded."),
+    ("demo", "demo", "Kill a pipeline in mid-run and count what arrives."),
+    ("drill", "drill", "Do the same with your own spec, on a scratch table."),
+    ("schema", "schema", "Print the JSON Schema of firnline.yml, for editors."),
+)
+
+app = App(
+    name="firnline",
+    help="Exactly-once, checkpointed pipelines into Delta Lake. Kill it anywhere, run it again: every record lands once.",
+    version=__version__,
+    help_format="plaintext",
+    result_action="return_value",
+    exit_on_error=False,
+    print_error=False,
+    suppress_keyboard_interrupt=False,
+)
+for _order, (_verb, _module, _help) in enumerate(COMMANDS):
+    app.command(f"firnline.cli.{_module}:app", name=_verb, help=_help, sort_key=_order)
+app.register_install_completion_command(name="--install-completion", help="Install shell completion.")
+
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one command and exit with its code."""
+    tokens = list(sys.argv[1:] if argv is None else argv)
+    code = run_command(tokens)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _give_up_stdout()
+    sys.exit(code)
+
+
+def run_command(tokens: list[str]) -> int:
+    """Run one command and return its exit code; failures are told on stderr."""
+    debug = "--debug" in tokens
+    try:
+        return int(app(tokens) or 0)
+    except CycloptsError as error:
+        print_failure(_usage_error(error, tokens), debug=debug)
+        return 2
+    except FirnlineError as error:
+        print_failure(error, debug=debug)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _give_up_stdout()
+        return 128 + signal.SIGPIPE
+    except Exception as error:  # a bug: say so in the same two lines
+        print_failure(error, debug=debug)
+        return 1
+
+
+class _UsageError(FirnlineError):
+    code = "usage"
+    exit_code = 2
+
+
+def _usage_error(error: CycloptsError, tokens: list[str]) -> _UsageError:
+    verbs = [verb for verb, _, _ in COMMANDS]
+    verb = next((t for t in tokens if t in verbs), None)
+    message = str(error).split(" Available commands:")[0]
+    made = _UsageError(message, hint=f"firnline {verb} --help" if verb else "firnline --help")
+    made.__cause__ = error
+    return made
+
+
+def _give_up_stdout() -> None:
+    """The reader is gone (`firnline files | head`): nothing more is written, not even at exit."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,189 @@
+"""Tells a run in words: adds up what happened, and turns what a person should know into lines."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from firnline.cli.output import count_text, time_text
+from firnline.engine.observer import EpochFacts, Observer
+from firnline.errors import FirnlineError
+from firnline.sinks.base import Held
+from firnline.sources.base import Backlog, SourcePlan
+
+RATE_SECONDS = 30.0  # speed is told over so long
+
+
+@dataclass
+class Tally(Observer):
+    """What a run has done so far."""
+
+    monotonic: Callable[[], float]
+    run: str = ""
+    epoch: int = 0
+    generation: int = 0
+    epochs: int = 0
+    files: int = 0
+    records: int = 0
+    rows: int = 0
+    bytes_read: int = 0
+    late_files: int = 0
+    set_aside: int = 0
+    restarts: int = 0
+    quarantined: Counter[str] = field(default_factory=Counter)
+    waiting: Backlog | None = None
+    doing: str = "reading the table"
+    _began: float = 0.0
+    _recent: deque[tuple[float, int, int]] = field(default_factory=deque)  # when, bytes as stored, raw bytes
+
+    def __post_init__(self) -> None:
+        self._began = self.monotonic()
+        self._recent.append((self._began, 0, 0))
+
+    @property
+    def seconds(self) -> float:
+        return self.monotonic() - self._began
+
+    @property
+    def speed(self) -> tuple[float, float]:
+        """Bytes a second over the last while: as stored, and raw."""
+        begin = self._recent[0][0]
+        span = max(self.monotonic() - begin, 0.001)
+        return sum(r[1] for r in self._recent) / span, sum(r[2] for r in self._recent) / span
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long the backlog lasts at this speed; None when that cannot be told."""
+        stored, _ = self.speed
+        if self.waiting is None or stored <= 0:
+            return None
+        return self.waiting.bytes_outstanding / stored
+
+    def started(self, run: str, held: Held) -> None:
+        self.run, self.epoch, self.generation = run, held.epoch, held.generation
+        self.doing = "looking for files"
+
+    def claimed(self, generation: int) -> None:
+        self.generation = generation
+
+    def planned(self, epoch: int, plan: SourcePlan) -> None:
+        if self.doing != f"epoch {epoch - 1} runs":
+            self.doing = f"epoch {epoch} is planned"
+
+    def running(self, epoch: int) -> None:
+        if not self.epochs:
+            self._recent.clear()  # the start of Spark says nothing about speed
+            self._recent.append((self.monotonic(), 0, 0))
+        self.doing = f"epoch {epoch} runs"
+
+    def ran(self, epoch: int, seconds: float) -> None:
+        self.doing = f"epoch {epoch} commits"
+
+    def committed(self, facts: EpochFacts) -> None:
+        self.epoch = facts.epoch
+        self.epochs += 1
+        self.files += facts.files
+        self.records += facts.records
+        self.rows += facts.rows
+        self.bytes_read += facts.bytes_read
+        self.late_files += facts.late_files
+        self.set_aside = facts.set_aside
+        self.quarantined.update(facts.bad)
+        now = self.monotonic()
+        self._recent.append((now, facts.bytes_read, facts.raw_bytes))
+        while len(self._recent) > 2 and now - self._recent[0][0] > RATE_SECONDS:
+            self._recent.popleft()
+
+    def backlog(self, backlog: Backlog) -> None:
+        self.waiting = backlog
+
+    def idle(self) -> None:
+        self.doing = "waits for new files"
+
+    def resting(self, seconds: float, failures: int) -> None:
+        self.restarts += 1
+        self.doing = f"tries again in {time_text(seconds)}"
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers, as `run --json` shows them."""
+        return {
+            "epoch": self.epoch,
+            "generation": self.generation,
+            "epochs": self.epochs,
+            "files": self.files,
+            "records": self.records,
+            "rows": self.rows,
+            "bytes_read": self.bytes_read,
+            "quarantined": dict(self.quarantined),
+            "late_files": self.late_files,
+            "set_aside": self.set_aside,
+            "restarts": self.restarts,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+class Narrator(Observer):
+    """Says in one line each what a person should know."""
+
+    def __init__(self, say: Callable[[str], None], *, attempts: int) -> None:
+        self._say = say
+        self._attempts = attempts
+        self._starts = 0
+        self._spark = False
+        self._idle = False
+        self._set_aside = 0
+
+    def started(self, run: str, held: Held) -> None:
+        self._starts += 1
+        if self._starts == 1:
+            self._say(f"resuming after epoch {held.epoch}" if held.checkpoint else "starting fresh")
+        for repair in held.repairs:
+            self._say(f"repaired: {repair}")
+
+    def claimed(self, generation: int) -> None:
+        self._say(f"claimed generation {generation}")
+
+    def running(self, epoch: int) -> None:
+        self._idle = False
+        if not self._spark:
+            self._spark = True
+            self._say("starting Spark")
+
+    def committed(self, facts: EpochFacts) -> None:
+        seconds = sum(facts.durations_ms.values()) / 1000
+        parts = [
+            f"epoch {facts.epoch} committed",
+            count_text(facts.rows, "row"),
+            count_text(facts.files, "file"),
+            f"version {facts.version}",
+            time_text(seconds),
+        ]
+        if facts.bad:
+            reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(facts.bad.items()))
+            parts.append(f"{sum(facts.bad.values()):,} quarantined ({reasons})")
+        if facts.late_files:
+            parts.append(count_text(facts.late_files, "late file"))
+        self._say("  ".join(parts))
+        if facts.set_aside > self._set_aside:
+            self._say(f"{count_text(facts.set_aside, 'file')} set aside; see `firnline files --status set_aside`")
+        self._set_aside = facts.set_aside
+
+    def reconciled(self, late: int, changed: list[str], listed: int) -> None:
+        if late:
+            self._say(f"{count_text(late, 'late file')} found among {listed:,} listed")
+        if changed:
+            self._say(f"{count_text(len(changed), 'processed file')} changed later and not read again: {changed[0]}")
+
+    def idle(self) -> None:
+        if not self._idle:
+            self._idle = True
+            self._say("all read; waiting for new files")
+
+    def trouble(self, error: FirnlineError, failures: int) -> None:
+        if error.retryable:  # any other failure ends the run and is told then
+            self._say(f"trouble: {error.message}")
+
+    def resting(self, seconds: float, failures: int) -> None:
+        self._say(f"trying again in {time_text(seconds)} (failure {failures} of at most {self._attempts})")

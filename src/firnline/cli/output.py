@@ -1,0 +1,165 @@
+"""How commands show things: tables, lines and JSON on stdout, failures as two lines on stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+from firnline.errors import FirnlineError
+
+MAX_CELL = 400  # characters of one cell in a table; JSON is never shortened
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table: the field it shows and how."""
+
+    field: str
+    title: str = ""
+    right: bool = False
+
+    @property
+    def heading(self) -> str:
+        return self.title or self.field
+
+
+class Output:
+    """Where a command's result goes: people read tables, programs read JSON."""
+
+    def __init__(self, *, as_json: bool = False, stream: IO[str] | None = None) -> None:
+        self.as_json = as_json
+        self._stream = stream or sys.stdout
+
+    def json(self, value: Any) -> None:
+        """Write one JSON value, plainly."""
+        self._stream.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+
+    def line(self, text: str = "") -> None:
+        self._stream.write(safe(text) + "\n")
+
+    def facts(self, facts: Mapping[str, Any]) -> None:
+        """Write names and values, one pair a line, aligned."""
+        width = max((len(name) for name in facts), default=0)
+        for name, value in facts.items():
+            self.line(f"{name:<{width}}  {shown(value)}")
+
+    def table(self, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write rows under headings; on a terminal cells are cut to its width, else nothing is."""
+        if self._stream.isatty():
+            self._rich_table(columns, rows)
+            return
+        cells = [[c.heading for c in columns], *([_cell(row, c) for c in columns] for row in rows)]
+        widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+        for line in cells:
+            parts = [
+                text.rjust(width) if column.right else text.ljust(width)
+                for text, width, column in zip(line, widths, columns, strict=True)
+            ]
+            self._stream.write("  ".join(parts).rstrip() + "\n")
+
+    def _rich_table(self, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> None:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+        for column in columns:
+            table.add_column(
+                column.heading,
+                justify="right" if column.right else "left",
+                no_wrap=column.right,
+                overflow="ellipsis" if column.right else "fold",
+            )
+        for row in rows:
+            table.add_row(*(Text(_cell(row, column)) for column in columns))
+        Console(file=self._stream).print(table)
+
+
+def _cell(row: Mapping[str, Any], column: Column) -> str:
+    return shorten(safe(shown(row.get(column.field))), MAX_CELL)
+
+
+def shown(value: Any) -> str:
+    """A value as people read it."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    return str(value)
+
+
+def safe(text: str) -> str:
+    """Escape what could drive a terminal or break a line: foreign text is shown, never obeyed."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+def safe_bytes(raw: bytes, limit: int) -> str:
+    """Bytes as one short printable line; what is not UTF-8 shows as `\\xNN`."""
+    cut = raw[: limit * 4]
+    return shorten(safe(cut.decode("utf-8", "backslashreplace")), limit)
+
+
+def shorten(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def size_text(size_bytes: float) -> str:
+    """A size in the unit that people would say it in."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if abs(size_bytes) < 1000:
+            return f"{size_bytes:,.0f} {unit}" if unit == "B" else f"{size_bytes:,.1f} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:,.1f} TB"
+
+
+def time_text(seconds: float) -> str:
+    """A duration: `0.3 s`, `1:05`, `2:01:09`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def count_text(number: int, one: str, many: str = "") -> str:
+    """`1 file`, `2,000 files`."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def print_failure(error: BaseException, *, debug: bool, stream: IO[str] | None = None) -> None:
+    """Tell a failure in two lines, `Error: ...` and `Try: ...`; the traceback comes first with `--debug`."""
+    stream = stream or sys.stderr
+    if debug:
+        traceback.print_exception(error, file=stream)
+    if isinstance(error, FirnlineError):
+        message, hint = error.message, error.hint
+    else:
+        message = f"{type(error).__name__}: {error}"
+        hint = "This is a bug in Firnline. Run again with --debug and report the traceback; your data is safe."
+    first, *more = [safe(line) for line in message.splitlines()] or [""]
+    others = "".join(f"\n       {line}" for line in more)  # a spec may have several problems: all are told
+    stream.write(f"{_red('Error:', stream)} {first}{others}\n{_bold('Try:', stream)} {safe(hint)}\n")
+    stream.flush()
+
+
+def _colours(stream: IO[str]) -> bool:
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _red(text: str, stream: IO[str]) -> str:
+    return f"\x1b[1;31m{text}\x1b[0m" if _colours(stream) else text
+
+
+def _bold(text: str, stream: IO[str]) -> str:
+    return f"\x1b[1m{text}\x1b[0m" if _colours(stream) else text

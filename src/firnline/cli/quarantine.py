@@ -1,0 +1,70 @@
+"""`firnline quarantine`: the records that could not be decoded, as they stand in their files."""
+
+from __future__ import annotations
+
+import base64
+from typing import Annotated
+
+from cyclopts import App, Parameter
+from cyclopts.validators import Number
+
+from firnline.cli.common import Common, Spec, load_parts
+from firnline.cli.output import Column, safe_bytes
+
+RAW_SHOWN = 80
+COLUMNS = (
+    Column("epoch", right=True),
+    Column("reason"),
+    Column("file"),
+    Column("line", right=True),
+    Column("raw"),
+)
+
+EPILOGUE = """\
+Shows bad records of committed epochs only, newest epoch first. Reads the table; starts no Spark and writes nothing.
+
+Columns (JSON: .quarantine[]):
+  file, line (from 1), record (from 0), reason, raw (on the screen escaped and shortened, in JSON base64), epoch
+
+Environment:
+  FIRNLINE__A__B      overrides the key a.b of the spec
+
+Examples:
+  firnline quarantine --reason not-json
+  firnline quarantine --json --limit 0 | jq -r '.quarantine[].raw' | base64 -d
+"""
+
+app = App(name="quarantine", help_epilogue=EPILOGUE)
+
+
+@app.default
+def quarantine(
+    spec: Spec = None,
+    /,
+    *,
+    reason: Annotated[str | None, Parameter(help="Only records with this reason. [default: all]")] = None,
+    limit: Annotated[int, Parameter(help="How many to show; 0 shows all.", validator=Number(gte=0))] = 20,
+    common: Common = Common(),
+) -> int:
+    """Show records that could not be decoded."""
+    parts = load_parts(spec)
+    from firnline.engine.status import load_quarantine
+
+    found, more = [], False
+    for row in load_quarantine(parts):
+        if reason is not None and row["reason"] != reason:
+            continue
+        if limit and len(found) == limit:
+            more = True
+            break
+        found.append(row)
+    if common.json:
+        rows = [{**row, "raw": base64.b64encode(row["raw"]).decode()} for row in found]
+        common.out.json({"pipeline": parts.options.name, "more": more, "quarantine": rows})
+    elif found:
+        common.out.table(COLUMNS, [{**row, "raw": safe_bytes(row["raw"], RAW_SHOWN)} for row in found])
+        if more:
+            common.out.line("there are more; --limit 0 shows all")
+    else:
+        common.out.line("nothing is quarantined")
+    return 0

@@ -1,0 +1,26 @@
+"""`firnline schema`: the JSON Schema of the pipeline file, for editors."""
+
+from __future__ import annotations
+
+from cyclopts import App
+
+from firnline.cli.common import Common
+
+EPILOGUE = """\
+Made from the same models that check the file. The output is always JSON.
+
+Examples:
+  firnline schema > firnline.schema.json
+  echo '# yaml-language-server: $schema=firnline.schema.json' | cat - firnline.yml
+"""
+
+app = App(name="schema", help_epilogue=EPILOGUE)
+
+
+@app.default
+def schema(*, common: Common = Common()) -> int:
+    """Print the JSON Schema of firnline.yml."""
+    from firnline.spec.jsonschema import json_schema
+
+    common.out.json(json_schema())
+    return 0

@@ -1,0 +1,44 @@
+"""SIGINT and SIGTERM: the first stops a run cleanly, the second at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+EXIT_AT_ONCE = 130
+
+
+class StopSignals:
+    """Whether a stop was asked for."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+
+@contextlib.contextmanager
+def stop_on_signals(stop: Callable[[], None], told: Callable[[], None], at_once: Callable[[], None]) -> Iterator[StopSignals]:
+    """Call `stop` and `told` on the first signal; on the second call `at_once` and end the process.
+
+    Everything that is durable is so before it is relied on, so an end at any moment is safe; the JVM ends by
+    itself when its parent is gone.
+    """
+    state = StopSignals()
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        if state.asked:
+            at_once()
+            os._exit(EXIT_AT_ONCE)
+        state.asked = True
+        stop()
+        told()
+
+    before: dict[signal.Signals, Any] = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield state
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""What tests build upon: simulated worlds and their exploration."""

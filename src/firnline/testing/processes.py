@@ -1,0 +1,208 @@
+"""Runs pipelines in processes of their own, to be killed: forked in milliseconds from a warm server.
+
+The server (multiprocessing's forkserver) has imported everything and loaded the decoder, but has used neither
+delta-rs nor obstore, whose threads would not survive a fork.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from firnline.faults import VARIABLE
+from firnline.options import PipelineOptions
+
+KILLED = -signal.SIGKILL
+
+
+@dataclass(frozen=True, slots=True)
+class RunOrder:
+    """One run of a pipeline, as a child performs it."""
+
+    options: PipelineOptions
+    fault: str = ""
+    once: bool = True
+    moved: tuple[str, str] | None = None
+    accept_duplicates: bool = False
+    threads: int = 1
+    patches: Mapping[str, object] = field(default_factory=dict)  # "module:attribute" -> value
+    log: str = ""
+    result: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a child ended: its exit code, or minus the signal, and the error it stopped with."""
+
+    exit_code: int
+    error_code: str = ""
+    message: str = ""
+    points: frozenset[str] = frozenset()  # fault points that it reached; unknown for one that was killed
+
+
+class Child:
+    """A pipeline in a process of its own, in a process group of its own."""
+
+    def __init__(self, process: Any, order: RunOrder) -> None:
+        self._process = process
+        self._order = order
+
+    @property
+    def pid(self) -> int:
+        return int(self._process.pid)
+
+    @property
+    def is_alive(self) -> bool:
+        return bool(self._process.is_alive())
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self, timeout: float = 120) -> Ended:
+        """Wait for the end; a child that hangs is killed and told of."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
+            raise TimeoutError(f"the child hung; its log:\n{self.log()[-4000:]}")
+        code = int(self._process.exitcode)
+        try:
+            with open(self._order.result, "rb") as stream:
+                return Ended(code, **pickle.load(stream))  # noqa: S301  # written by our own child
+        except FileNotFoundError:
+            return Ended(code)
+
+    def wait_for(self, text: str, timeout: float = 60) -> None:
+        """Wait until the child has logged `text`."""
+        deadline = time.monotonic() + timeout
+        while text not in self.log():
+            if time.monotonic() > deadline or not self.is_alive:
+                raise TimeoutError(f"{text!r} was not logged:\n{self.log()[-4000:]}")
+            time.sleep(0.01)
+
+    def log(self) -> str:
+        path = Path(self._order.log)
+        return path.read_text(errors="replace") if path.exists() else ""
+
+
+class Launcher:
+    """Starts children that keep their logs in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._count = 0
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["firnline.testing.warm"])
+
+    def start(self, options: PipelineOptions, fault: str = "", **settings: Any) -> Child:
+        self._count += 1
+        place = self._folder / f"child-{self._count:03d}"
+        order = RunOrder(options, fault, log=f"{place}.log", result=f"{place}.result", **settings)
+        process = self._context.Process(target=_perform, args=(order,), daemon=True)
+        process.start()
+        return Child(process, order)
+
+    def run(self, options: PipelineOptions, fault: str = "", **settings: Any) -> Ended:
+        return self.start(options, fault, **settings).wait()
+
+    def run_until_done(self, options: PipelineOptions, most: int = 10, **settings: Any) -> list[Ended]:
+        """Run again and again, as a supervisor would, until a run ends with 0."""
+        ends = []
+        for _ in range(most):
+            ends.append(self.run(options, **settings))
+            if ends[-1].exit_code == 0:
+                return ends
+        raise AssertionError(f"never done: {ends}")
+
+
+def _perform(order: RunOrder) -> None:
+    """In the child: run the pipeline and leave without looking back."""
+    os.setsid()
+    os.environ[VARIABLE] = order.fault
+    handler = logging.FileHandler(order.log)
+    handler.setFormatter(_Lines())
+    logging.basicConfig(level=logging.DEBUG, handlers=[handler], force=True)
+    for name in ("numba", "py4j"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    sys.stdout = sys.stderr = open(order.log, "a")  # noqa: SIM115  # until the process ends
+    code = 70
+    try:
+        for target, value in order.patches.items():
+            _patch(target, value)
+        code = _run(order)
+    except BaseException:
+        logging.exception("the child failed")
+    finally:
+        logging.shutdown()
+        os._exit(code)
+
+
+def _run(order: RunOrder) -> int:
+    from firnline.engine.parts import assemble
+    from firnline.engine.runner import Runner
+    from firnline.testing.local import LocalEngine
+
+    with reached_points() as points:
+        parts = assemble(order.options, once=order.once, moved=order.moved)
+        runner = Runner(
+            parts, LocalEngine(order.threads), once=order.once, accept_duplicates=order.accept_duplicates
+        )
+        signal.signal(signal.SIGTERM, lambda *_: runner.stop())
+        result = runner.run()
+    told = {
+        "error_code": result.error.code if result.error else "",
+        "message": result.error.message if result.error else "",
+        "points": frozenset(points),
+    }
+    with open(order.result, "wb") as stream:
+        pickle.dump(told, stream)
+    return result.exit_code
+
+
+@contextmanager
+def reached_points() -> Iterator[set[str]]:
+    """Note every fault point that is reached, in whichever module it stands."""
+    import firnline.faults as faults
+
+    found: set[str] = set()
+    original = faults.fault_point
+
+    def noting(name: str) -> None:
+        found.add(name)
+        original(name)
+
+    holders = [m for n, m in list(sys.modules.items()) if n.startswith("firnline.") and hasattr(m, "fault_point")]
+    for holder in holders:
+        holder.fault_point = noting  # type: ignore[attr-defined]
+    try:
+        yield found
+    finally:
+        for holder in holders:
+            holder.fault_point = original  # type: ignore[attr-defined]
+
+
+def _patch(target: str, value: object) -> None:
+    module, _, name = target.partition(":")
+    setattr(importlib.import_module(module), name, value)
+
+
+class _Lines(logging.Formatter):
+    """Log lines with the facts that messages carry as fields."""
+
+    _known = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
+
+    def format(self, record: logging.LogRecord) -> str:
+        facts = {k: v for k, v in record.__dict__.items() if k not in self._known}
+        return f"{record.relativeCreated:9.0f} {record.threadName} {super().format(record)} {facts or ''}"

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from firnline.options import PipelineOptions
+    from firnline.testing.processes import Launcher
+    from firnline.testing.samples import SampleInput
+
+MakeOptions = Callable[..., "PipelineOptions"]
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> SampleInput:
+    """An input folder whose records are counted."""
+    from firnline.testing.samples import SampleInput
+
+    return SampleInput(tmp_path / "in")
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Launcher:
+    """Starts pipelines in processes of their own."""
+    from firnline.testing.processes import Launcher
+
+    return Launcher(tmp_path / "children")
+
+
+@pytest.fixture
+def make_options(tmp_path: Path) -> MakeOptions:
+    """Options of a pipeline from `in` to `out`; keyword arguments go to the part that has them."""
+    from firnline.testing.pipelines import pipeline_options
+
+    def make(**settings: Any) -> PipelineOptions:
+        settings = {"path": str(tmp_path / "in"), "table": str(tmp_path / "out"), **settings}
+        return pipeline_options(**settings)
+
+    return make
