@@ -39,7 +39,7 @@ class FileSourceOptions:
     late_files: Literal["ingest", "ignore", "fail"] = "ingest"
     file_attempts: int = 3
     on_bad_record: Literal["quarantine", "fail"] = "quarantine"
-    max_bad_ratio: float = 1.0  # of the records of an epoch; 1.0 never stops
+    max_bad_ratio: float = 0.5  # of the records of an epoch, once it has 100; 1.0 never stops
     max_record_bytes: int = 16 * MEBIBYTE
     schema: SchemaOptions = SchemaOptions()
     lineage: bool = False

@@ -48,6 +48,20 @@ class Output:
         for name, value in facts.items():
             self.line(f"{name:<{width}}  {shown(value)}")
 
+    def card(self, facts: Mapping[str, str]) -> None:
+        """Write names and values as a framed table on a terminal, plainly otherwise."""
+        if not self._stream.isatty():
+            self.facts(facts)
+            return
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(show_header=False)
+        for name, value in facts.items():
+            table.add_row(Text(name, style="bold"), Text(safe(value), overflow="fold"))
+        Console(file=self._stream).print(table)
+
     def table(self, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> None:
         """Write rows under headings; on a terminal cells are cut to its width, else nothing is."""
         if self._stream.isatty():

@@ -17,11 +17,11 @@ from functools import partial
 
 from firnline.engine import messages as m
 from firnline.engine.backlog import BacklogMeter
+from firnline.engine.engine import Engine
 from firnline.engine.epoch import EpochState, Policy, Settings, initial, step
 from firnline.engine.history import RunHistory
 from firnline.engine.observer import Observer
 from firnline.engine.parts import Parts
-from firnline.engine.engine import Engine
 from firnline.engine.steps import Steps, failure_event
 from firnline.errors import FirnlineError, SinkError, SourceError
 from firnline.faults import fault_point
@@ -152,6 +152,7 @@ class Runner:
         self._tell(event)
         before = self._state.decided
         self._state, actions = step(self._state, event)
+        self._steps.slowest = min(s.epoch for s in self._state.sinks)
         if isinstance(event, m.Committed) and self._state.decided > before:
             self._settled(event)
         for action in actions:

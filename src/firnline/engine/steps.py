@@ -16,11 +16,11 @@ from firnline.checkpoint.codec import canonical
 from firnline.checkpoint.ledger import LedgerEntry
 from firnline.checkpoint.model import Checkpoint
 from firnline.engine import messages as m
+from firnline.engine.engine import Engine
 from firnline.engine.observer import EpochFacts
-from firnline.engine.orders import Context, Produced, agree, collect, columns_of, make_orders
+from firnline.engine.orders import Context, Produced, agree, collect, columns_of, declared, make_orders
 from firnline.engine.parts import Parts
 from firnline.engine.requests import RetryRequest
-from firnline.engine.engine import Engine
 from firnline.errors import (
     BadRecordsError,
     CommitUnknownError,
@@ -36,6 +36,7 @@ from firnline.schema import fingerprint, merge, schema_from_json, schema_to_json
 from firnline.sinks.base import EpochCommit, Held
 from firnline.sinks.delta import DeltaSink
 from firnline.sinks.delta.adopt import find_foreign
+from firnline.sinks.delta.columns import missing_fields
 from firnline.sources.base import Limits, SourcePlan
 from firnline.sources.files.state import FileState
 from firnline.types import EntryRef, Json, Receipt
@@ -45,6 +46,7 @@ logger = logging.getLogger(__name__)
 JUDGED_RECORDS = 100  # below this, a ratio of bad records says little
 SCHEMA_ROUNDS = 8  # types only widen, so this is never reached; it keeps a bug from looping
 FOLD_EVERY = 64
+KEPT_ENTRIES = 8
 
 
 @dataclass(slots=True)
@@ -90,6 +92,8 @@ class Steps:
         self._reconciled_at: float | None = None
         self.held: Held = Held(exists=False, version=-1)
         self.receipts: list[Receipt] = []
+        self.slowest = 0  # the epoch of the sink that lags most; kept up to date by the runner
+        self._recent: dict[int, tuple[LedgerEntry, EntryRef]] = {}  # decided entries that a further sink takes next
 
     # -- reading and claiming -------------------------------------------------------------------------
 
@@ -136,6 +140,8 @@ class Steps:
         held = sink.claim(self._run, baseline=baseline)
         self._generation = held.generation
         self._set_tip(held)
+        if held.exists:
+            missing_fields(sink.find_schema() or pa.schema([]), declared(self._parts.options.source))
         return m.Claimed(held.epoch, held.attempt)
 
     def join(self, name: str) -> m.Event:
@@ -273,7 +279,8 @@ class Steps:
         made = self._epochs[attempt]
         base, after = self._bases[made.base], self._bases[attempt]
         positions = {self._parts.source.name: after.position}
-        floor = max(base.checkpoint.floor if base.checkpoint else 0, made.epoch - self._window())
+        wanted = min(made.epoch - self._parts.options.checkpoint.rollback_window, self.slowest)
+        floor = max(base.checkpoint.floor if base.checkpoint else 0, wanted)
         checkpoint = self._checkpoint(made.epoch, attempt, positions, after.schema, floor)
         made.entry = LedgerEntry(
             checkpoint=checkpoint,
@@ -305,9 +312,6 @@ class Steps:
             schema_version=len(schema.names) if schema is not None else 0,
             floor=floor,
         )
-
-    def _window(self) -> int:
-        return self._parts.options.checkpoint.rollback_window
 
     def commit(self, name: str, epoch: int) -> m.Event:
         """Commit to one sink: an epoch in flight to the deciding one, a decided epoch to the others."""
@@ -351,6 +355,8 @@ class Steps:
 
     def _decided_entry(self, epoch: int) -> tuple[LedgerEntry, EntryRef]:
         """The ledger entry of a decided epoch: what every further sink is given, and nothing else."""
+        if epoch in self._recent:
+            return self._recent[epoch]
         ref = self.held.entry
         for entry in self._parts.entries(self.held.entry):
             assert ref is not None
@@ -392,6 +398,9 @@ class Steps:
                 entry=base.entry,
                 checkpoint=base.checkpoint,
             )
+        if made is not None and made.entry is not None and made.ref is not None:
+            kept = {e: found for e, found in self._recent.items() if e > epoch - KEPT_ENTRIES}
+            self._recent = {**kept, epoch: (made.entry, made.ref)}
         self._bases = {a: b for a, b in self._bases.items() if b.epoch >= epoch - 1}
         del self.receipts[:-8]
         return made, receipt
@@ -404,6 +413,7 @@ class Steps:
         if tip.entry is not None and tip.checkpoint is not None and epoch % FOLD_EVERY == 0:
             try:
                 self._parts.ledger.fold(tip.entry, tip.checkpoint.floor)
+                self._parts.ledger.sweep(tip.checkpoint.floor, tip.entry)
             except LedgerHoleError as error:
                 logger.error("ledger not folded", extra={"reason": error.message})
         fault_point("epoch.acknowledge.after")
@@ -454,7 +464,7 @@ class Steps:
         )
 
     def _flying(self, epoch: int) -> EpochInFlight:
-        return next(e for e in self._epochs.values() if e.epoch == epoch)
+        return next(e for e in list(self._epochs.values()) if e.epoch == epoch)
 
     def _sink(self, name: str) -> DeltaSink:
         return next(s for s in self._parts.sinks if s.name == name)

@@ -134,7 +134,8 @@ class FilesSourceConfig(Config):
         default="quarantine", description="What becomes of a record that can never be decoded."
     )
     max_bad_ratio: Ratio = Field(
-        default=1.0, description="Stop when more than this part of an epoch's records is bad; 1.0 never stops."
+        default=0.5,
+        description="Stop when more than this part of an epoch's records (once it has 100) is bad; 1.0 never stops.",
     )
     max_record_bytes: Count = Field(default=16 * 1024 * 1024, description="A longer line is a bad record.")
     schema_: SchemaConfig = Field(

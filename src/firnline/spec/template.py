@@ -22,7 +22,7 @@ sources:
     # start_after: 2026-01-01T00:00:00Z   # or a file name: begin there
     # late_files: ingest          # or ignore, fail: a file that appears below what was already read
     # on_bad_record: quarantine   # or fail
-    # max_bad_ratio: 1.0          # stop when more than this part of an epoch's records is bad
+    # max_bad_ratio: 0.5          # stop when more than this part of an epoch's records is bad
     # lineage: false              # true adds _firnline_file, _firnline_record, _firnline_epoch
     # schema:
     #   evolution: add            # or rescue, fail: a field that is no column yet

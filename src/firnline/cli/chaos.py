@@ -1,0 +1,128 @@
+"""Runs a pipeline in a process of its own, kills it with SIGKILL in mid-run and starts it again."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from firnline.errors import EngineError
+
+POLL_SECONDS = 0.05
+KILL_DELAY_SECONDS = 0.5  # after a commit, at most so long: the next epoch is then in the middle
+QUIET_SECONDS = 180.0  # without a new commit, something is wrong
+
+
+@dataclass(slots=True)
+class LogWatch:
+    """The newest epoch of one pipeline, read from the files of a Delta log: not what the pipeline says itself."""
+
+    table: Path
+    pipeline: str
+    epoch: int = 0
+    _seen: set[str] = field(default_factory=set)
+
+    def look(self) -> int:
+        """The newest epoch that is committed now."""
+        wanted = re.compile(rf'"appId":"firnline:{re.escape(self.pipeline)}","version":(\d+)')
+        folder = self.table / "_delta_log"
+        names = {n for n in os.listdir(folder) if n.endswith(".json")} if folder.is_dir() else set()
+        for name in sorted(names - self._seen):
+            text = (folder / name).read_text(encoding="utf-8", errors="replace").replace(": ", ":")
+            self.epoch = max([self.epoch, *(int(n) for n in wanted.findall(text))])
+            self._seen.add(name)
+        return self.epoch
+
+
+@dataclass(slots=True)
+class Ordeal:
+    """What a pipeline went through."""
+
+    kills: list[int] = field(default_factory=list)  # the newest epoch at each
+    recovery_seconds: list[float] = field(default_factory=list)  # from a start after a kill to the first new commit
+    epochs: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Chaos:
+    """Kills a run of one spec again and again."""
+
+    spec: str
+    table: Path
+    pipeline: str
+    log: Path  # what the runs write to stderr
+    environ: Mapping[str, str]
+    rng: random.Random
+    say: Callable[[str], None]
+
+    def run(self, kills: int, *, commits_between: tuple[int, int] = (1, 3)) -> Ordeal:
+        """Run until the input is exhausted, killing the process so many times on the way.
+
+        Raises:
+            EngineError: the pipeline failed by itself.
+        """
+        watch, ordeal, began = LogWatch(self.table, self.pipeline), Ordeal(), time.monotonic()
+        while True:
+            wanted = self.rng.randint(*commits_between) if len(ordeal.kills) < kills else None
+            if self._one_run(watch, ordeal, wanted):
+                break
+        ordeal.epochs = watch.look()
+        ordeal.seconds = time.monotonic() - began
+        return ordeal
+
+    def _one_run(self, watch: LogWatch, ordeal: Ordeal, wanted: int | None) -> bool:
+        """One process: killed after `wanted` new commits, or left alone. True when it came to the end."""
+        start, base = time.monotonic(), watch.look()
+        changed_at, shown = start, base
+        child = self._start()
+        try:
+            while child.poll() is None:
+                time.sleep(POLL_SECONDS)
+                epoch, now = watch.look(), time.monotonic()
+                if epoch > shown:
+                    if shown == base and ordeal.kills:
+                        ordeal.recovery_seconds.append(round(now - start, 2))
+                        self.say(f"back after {now - start:.1f} s: epoch {epoch} is committed")
+                    changed_at, shown = now, epoch
+                if wanted is not None and epoch >= base + wanted:
+                    time.sleep(self.rng.uniform(0, KILL_DELAY_SECONDS))
+                    break
+                if now - changed_at > QUIET_SECONDS:
+                    raise EngineError(f"no new commit for {QUIET_SECONDS:.0f} s", hint=f"See {self.log}.")
+            if child.poll() is None:
+                self._kill(child)
+                ordeal.kills.append(watch.look())
+                self.say(f"kill -9 number {len(ordeal.kills)}, with epoch {watch.epoch} committed and the next under way")
+                return False
+        finally:
+            self._kill(child)
+        if child.returncode != 0:
+            raise EngineError(f"the pipeline failed with exit code {child.returncode}: {self._last_words()}")
+        return True
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "firnline.cli", "run", self.spec, "--once"]
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                command, env={**os.environ, **self.environ}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def _kill(self, child: subprocess.Popen[bytes]) -> None:
+        """Kill the whole session that was started here: driver and JVM; the workers end with the JVM."""
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+    def _last_words(self) -> str:
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        errors = [line for line in lines if line.startswith("Error:")]
+        return (errors or lines or ["it said nothing"])[-1]

@@ -1,0 +1,97 @@
+"""Counts what a Delta table holds with DuckDB, and what files hold line by line: readers other than our own."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from firnline.storage import Storage
+
+_BOM = b"\xef\xbb\xbf"
+
+
+def active_files(table: str) -> list[str]:
+    """The Parquet files that the newest version of a table names."""
+    from deltalake import DeltaTable
+
+    return list(DeltaTable(table).file_uris())
+
+
+def orphans(table: Path, active: list[str]) -> int:
+    """How many Parquet files lie in a local table's folder that no reader sees."""
+    found = sum(1 for p in table.rglob("*.parquet") if not {"_firnline", "_delta_log"} & set(p.relative_to(table).parts))
+    return found - len(active)
+
+
+def count_ids(table: str, inputs: list[str]) -> dict[str, int]:
+    """Compare ids of JSON files with ids of a table: records_in, records_out, distinct_ids, lost, doubled."""
+    import duckdb
+
+    files = active_files(table)
+    with duckdb.connect() as connection:
+        connection.execute("SET enable_progress_bar = false")
+        connection.execute(
+            "CREATE TABLE went_in AS SELECT id FROM read_json(?, columns = {'id': 'BIGINT'}, format = 'newline_delimited')",
+            [inputs],
+        )
+        connection.execute("CREATE TABLE came_out AS SELECT id FROM read_parquet(?)", [files])
+        row = connection.execute(
+            """SELECT (SELECT count(*) FROM went_in), (SELECT count(*) FROM came_out),
+                      (SELECT count(DISTINCT id) FROM came_out),
+                      (SELECT count(*) FROM went_in WHERE id NOT IN (SELECT id FROM came_out WHERE id IS NOT NULL))"""
+        ).fetchone()
+    records_in, records_out, distinct, lost = cast("tuple[int, int, int, int]", row)
+    return {
+        "records_in": records_in,
+        "records_out": records_out,
+        "distinct_ids": distinct,
+        "lost": lost,
+        "doubled": records_out - distinct,
+    }
+
+
+def count_by_file(table: str) -> dict[str, tuple[int, int]]:
+    """Rows and distinct record numbers of each source file, from the lineage columns of a table."""
+    import duckdb
+
+    files = active_files(table)
+    if not files:
+        return {}
+    with duckdb.connect() as connection:
+        connection.execute("SET enable_progress_bar = false")
+        rows = connection.execute(
+            """SELECT _firnline_file, count(*), count(DISTINCT _firnline_record)
+               FROM read_parquet(?, union_by_name = true) GROUP BY 1""",
+            [files],
+        ).fetchall()
+    return {str(path): (int(count), int(distinct)) for path, count, distinct in rows}
+
+
+def count_lines(storage: Storage, path: str) -> int:
+    """How many lines of a file are not blank; the file is read to its end, whatever its compression."""
+    key = path.removeprefix(storage.root).lstrip("/")
+    stream: Any = storage.open_read(key)
+    try:
+        return sum(1 for line in _lines(stream, path) if line.strip(b" \t\r\n"))
+    finally:
+        stream.close()
+
+
+def _lines(stream: Any, path: str) -> Iterator[bytes]:
+    lower = path.lower()
+    if lower.endswith((".gz", ".gzip")):
+        stream = gzip.GzipFile(fileobj=stream)
+    elif lower.endswith((".zst", ".zstd")):
+        import zstandard
+
+        stream = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
+    rest = b""
+    first = True
+    while piece := stream.read(1 << 20):
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            yield line.removeprefix(_BOM) if first else line
+            first = False
+    yield rest.removeprefix(_BOM) if first else rest

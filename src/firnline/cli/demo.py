@@ -1,0 +1,191 @@
+"""`firnline demo`: ingests made-up flights, kills its own pipeline in mid-run and counts what arrived."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+from cyclopts.validators import Number
+
+from firnline.cli.common import Common, Flag
+from firnline.cli.output import count_text, print_failure, size_text
+from firnline.errors import ConfigError, FirnlineError
+
+if TYPE_CHECKING:
+    from firnline.cli.chaos import Ordeal
+
+NAME = "flights"
+FILES = 40
+FILES_PER_EPOCH = 2  # small epochs, so that a kill lands in the middle of one
+MARKER = ".firnline-demo"
+SPEC = f"""\
+# Made by `firnline demo`. Run it again with: firnline run
+name: {NAME}
+sources:
+  {NAME}:
+    type: files
+    path: in
+sinks:
+  - type: delta
+    table: out
+batch: {{max_files: {FILES_PER_EPOCH}}}
+"""
+
+EPILOGUE = """\
+Makes records in gz files, ingests them with `firnline run` in a process of its
+own, kills that process with SIGKILL in mid-run, resumes it, and counts the
+table with DuckDB. Takes about a minute on two cores; needs Java 17 or newer.
+A folder that an earlier demo made is made anew.
+
+Output (JSON fields):
+  folder, table, records_in, records_out (counted by DuckDB), distinct_ids,
+  lost, doubled, kills, recovery_seconds (per kill, from the start of the next
+  run to its first commit), checkpoints, orphan_files (left by killed runs,
+  seen by no reader), seconds
+
+Exit codes:
+  0 nothing lost and nothing doubled, 1 otherwise
+
+Examples:
+  firnline demo
+  firnline demo --folder try --records 20000 --json
+"""
+
+app = App(name="demo", help_epilogue=EPILOGUE)
+
+
+@app.default
+def demo(
+    *,
+    folder: Annotated[Path, Parameter(help="Where files, spec and table go.")] = Path("firnline-demo"),
+    records: Annotated[int, Parameter(help="How many records to make.", validator=Number(gte=1000))] = 200_000,
+    kills: Annotated[int, Parameter(help="How often to kill the pipeline.", validator=Number(gte=0, lte=5))] = 2,
+    seed: Annotated[int | None, Parameter(help="Repeat the moments of an earlier demo. [default: random]")] = None,
+    remove: Annotated[bool, Flag, Parameter(help="Delete the folder at the end.")] = False,
+    common: Common = Common(),
+) -> int:
+    """Kill a pipeline in mid-run and count what arrives."""
+    began = time.monotonic()
+    folder = folder.expanduser().absolute()
+    _make_folder(folder)
+    decoder = _prepare_decoder()
+    try:
+        size = _make_input(folder, records)
+        _say(f"made {records:,} flights in {count_text(FILES, 'file')}, {size_text(size)}")
+        _wait_for(decoder)
+    finally:
+        decoder.kill()
+        decoder.wait()
+    ordeal = _ordeal(folder, kills, seed)
+    facts = _count(folder, ordeal)
+    facts["seconds"] = round(time.monotonic() - began, 1)
+    if common.json:
+        common.out.json(facts)
+    else:
+        _show(facts, common)
+    if remove:
+        shutil.rmtree(folder)
+    if facts["lost"] or facts["doubled"]:
+        error = FirnlineError(f"{facts['lost']} records lost, {facts['doubled']} doubled", hint=f"Keep {folder} and report it.")
+        print_failure(error, debug=False)
+        return 1
+    return 0
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def _make_folder(folder: Path) -> None:
+    if folder.exists():
+        if any(folder.iterdir()) and not (folder / MARKER).exists():
+            raise ConfigError(f"{folder} is not empty and was not made by a demo", hint="Choose another --folder.")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    (folder / MARKER).touch()
+    (folder / "firnline.yml").write_text(SPEC, encoding="utf-8")
+
+
+def _prepare_decoder() -> subprocess.Popen[bytes]:
+    """Compile the decoder in a process beside, where that was never done, while the records are made."""
+    code = "from firnline.ndjson import warm_up; warm_up()"
+    return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+
+def _wait_for(decoder: subprocess.Popen[bytes]) -> None:
+    try:
+        decoder.wait(timeout=2)
+    except subprocess.TimeoutExpired:
+        _say("preparing the decoder, once per installation (up to a minute)")
+        decoder.wait()
+
+
+def _make_input(folder: Path, records: int) -> int:
+    from firnline.cli.demo_data import write_flights
+
+    return write_flights(folder / "in", records, FILES)
+
+
+def _ordeal(folder: Path, kills: int, seed: int | None) -> Ordeal:
+    from firnline.cli.chaos import Chaos
+
+    seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
+    _say(f"running the pipeline; it will be killed {kills} times (seed {seed})")
+    environ = {key: "" for key in os.environ if key.startswith("FIRNLINE_FAULT")}
+    chaos = Chaos(
+        spec=str(folder / "firnline.yml"), table=folder / "out", pipeline=NAME, log=folder / "run.log",
+        environ=environ, rng=random.Random(seed), say=_say,
+    )  # fmt: skip
+    return chaos.run(kills, commits_between=(2, 5))
+
+
+def _count(folder: Path, ordeal: Ordeal) -> dict[str, Any]:
+    from firnline.cli.counting import active_files, count_ids, orphans
+
+    table = folder / "out"
+    inputs = sorted(str(p) for p in (folder / "in").iterdir())
+    return {
+        "folder": str(folder),
+        "table": str(table),
+        **count_ids(str(table), inputs),
+        "kills": len(ordeal.kills),
+        "recovery_seconds": ordeal.recovery_seconds,
+        "checkpoints": ordeal.epochs,
+        "orphan_files": orphans(table, active_files(str(table))),
+    }
+
+
+def _show(facts: dict[str, Any], common: Common) -> None:
+    recovery = ", ".join(f"{s:.1f} s" for s in facts["recovery_seconds"]) or "-"
+    common.out.card(
+        {
+            "records in": f"{facts['records_in']:,}",
+            "records out": f"{facts['records_out']:,}  (counted by DuckDB)",
+            "distinct ids": f"{facts['distinct_ids']:,}",
+            "lost": f"{facts['lost']:,}",
+            "doubled": f"{facts['doubled']:,}",
+            "kill -9": f"{facts['kills']}",
+            "recovery": f"{recovery}  (start to first commit, Spark's start included)",
+            "checkpoints": f"{facts['checkpoints']}",
+            "left by killed runs": f"{count_text(facts['orphan_files'], 'file')}  (no reader sees them)",
+            "time": f"{facts['seconds']:.0f} s",
+            "table": facts["table"],
+        }
+    )
+    spec = Path(facts["folder"]) / "firnline.yml"
+    try:
+        spec = spec.relative_to(Path.cwd())
+    except ValueError:
+        pass
+    common.out.line()
+    common.out.line(f"next: firnline status {spec}")
+    common.out.line(f"      firnline checkpoints {spec}")
+    common.out.line("      firnline init, to make a pipeline of your own")
