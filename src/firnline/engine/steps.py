@@ -121,7 +121,7 @@ class Steps:
             return None
         position, records = self._parts.source.adopt(found)
         name = self._parts.source.name
-        checkpoint = self._checkpoint(0, self._parts.ids.new(), {name: position}, None, floor=0)
+        checkpoint = self._checkpoint(0, self._parts.ids.new(), {name: position}, None, None)
         return LedgerEntry(checkpoint, None, {name: records}, kind="baseline")
 
     def _check_new_sinks(self, decided: int, epochs: dict[str, int]) -> None:
@@ -279,9 +279,7 @@ class Steps:
         made = self._epochs[attempt]
         base, after = self._bases[made.base], self._bases[attempt]
         positions = {self._parts.source.name: after.position}
-        wanted = min(made.epoch - self._parts.options.checkpoint.rollback_window, self.slowest)
-        floor = max(base.checkpoint.floor if base.checkpoint else 0, wanted)
-        checkpoint = self._checkpoint(made.epoch, attempt, positions, after.schema, floor)
+        checkpoint = self._checkpoint(made.epoch, attempt, positions, after.schema, base.checkpoint)
         made.entry = LedgerEntry(
             checkpoint=checkpoint,
             previous=base.entry,
@@ -298,8 +296,18 @@ class Steps:
         return m.Staged(made.epoch, attempt)
 
     def _checkpoint(
-        self, epoch: int, attempt: str, positions: dict[str, Json], schema: pa.Schema | None, floor: int
+        self,
+        epoch: int,
+        attempt: str,
+        positions: dict[str, Json],
+        schema: pa.Schema | None,
+        before: Checkpoint | None,
     ) -> Checkpoint:
+        columns = fingerprint(schema) if schema is not None else ""
+        version, floor = (before.schema_version, before.floor) if before else (0, 0)
+        if before is None or columns != before.schema_fingerprint:
+            version += 1
+        window = self._parts.options.checkpoint.rollback_window
         return Checkpoint(
             pipeline=self._parts.options.name,
             epoch=epoch,
@@ -308,9 +316,9 @@ class Steps:
             attempt=attempt,
             created_at=self._parts.clock.now().isoformat(),
             positions=positions,
-            schema_fingerprint=fingerprint(schema) if schema is not None else "",
-            schema_version=len(schema.names) if schema is not None else 0,
-            floor=floor,
+            schema_fingerprint=columns,
+            schema_version=version,
+            floor=max(floor, min(epoch - window, self.slowest)),
         )
 
     def commit(self, name: str, epoch: int) -> m.Event:

@@ -232,9 +232,12 @@ class _Attempt:
 
     def _check_types(self, schema: pa.Schema) -> None:
         """Files of one task must agree on types: begin again when a column widened after rows were written."""
-        if self._written is not None and retyped(self._written, schema):
-            self._learned.schema = schema
-            raise _RestartError
+        if self._written is not None:
+            if self._written.equals(schema):
+                return
+            if retyped(self._written, schema):
+                self._learned.schema = schema
+                raise _RestartError
         self._written = schema
 
     def _complete(self, item: dict[str, Json], decoded: Decoded) -> pa.RecordBatch:

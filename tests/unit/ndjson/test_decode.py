@@ -512,3 +512,41 @@ def test_a_column_for_rescued_values_that_stays_empty_is_taken_back() -> None:
 def test_the_rescued_column_must_be_text() -> None:
     with pytest.raises(ValueError, match="_rescued_data"):
         Decoder(pa.schema([("_rescued_data", pa.int64())]), ())
+
+
+def test_of_duplicate_texts_the_last_wins_whole() -> None:
+    decoder = _frozen(a="string", b="binary", j="json", l="list<string>", s="struct<x:string>")
+    lines = ['{"a":"one","a":"two"}', '{"b":"aGk=","b":"aG8="}', '{"j":[1],"j":{"k":2}}', '{"l":["x"],"l":["y","z"]}']
+    lines += ['{"s":{"x":"p","x":"q"}}', '{"s":{"x":"p"},"s":{"x":"q"}}', '{"a":"x","a":null}', '{"a":null,"a":"x"}']
+    rows = decoder.decode(_block(*lines)).batch.to_pylist()
+    found = [{key: value for key, value in row.items() if value is not None} for row in rows]
+    assert found == [
+        {"a": "two"},
+        {"b": b"ho"},
+        {"j": '{"k":2}'},
+        {"l": ["y", "z"]},
+        {"s": {"x": "q"}},
+        {"s": {"x": "q"}},
+        {},
+        {"a": "x"},
+    ]
+
+
+@pytest.mark.parametrize("kind", ["string", "json"])
+def test_utf8_is_checked_to_the_letter(kind: str) -> None:
+    edges = [0x20, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xFF]
+    short = [bytes([a, b]) for a in range(0x80, 0x100) for b in edges]
+    three = [bytes([a, b, c]) for a in range(0xE0, 0x100) for b in edges for c in (0x7F, 0x80, 0xBF, 0xC0)]
+    four = [text + bytes([d]) for text in three if text[0] >= 0xEF for d in (0x7F, 0x80, 0xBF, 0xC0)]
+    texts = [*short, *three, *four]
+    decoded = _frozen(a=kind).decode(_block(*[b'{"a":"' + text + b'"}' for text in texts]))
+    good = []
+    for number, text in enumerate(texts):
+        try:
+            good.append((number, text.decode()))
+        except UnicodeDecodeError:
+            continue
+    assert decoded.record_numbers.to_pylist() == [number for number, _ in good]
+    assert {bad.reason for bad in decoded.bad} == {"invalid-utf8"}
+    values = decoded.batch.column("a").to_pylist()
+    assert values == [text if kind == "string" else f'"{text}"' for _, text in good]
