@@ -100,7 +100,9 @@ class Chaos:
             if child.poll() is None:
                 self._kill(child)
                 ordeal.kills.append(watch.look())
-                self.say(f"kill -9 number {len(ordeal.kills)}, with epoch {watch.epoch} committed and the next under way")
+                self.say(
+                    f"kill -9 number {len(ordeal.kills)}, with epoch {watch.epoch} committed and the next under way"
+                )
                 return False
         finally:
             self._kill(child)

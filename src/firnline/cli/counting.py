@@ -21,7 +21,9 @@ def active_files(table: str) -> list[str]:
 
 def orphans(table: Path, active: list[str]) -> int:
     """How many Parquet files lie in a local table's folder that no reader sees."""
-    found = sum(1 for p in table.rglob("*.parquet") if not {"_firnline", "_delta_log"} & set(p.relative_to(table).parts))
+    found = sum(
+        1 for p in table.rglob("*.parquet") if not {"_firnline", "_delta_log"} & set(p.relative_to(table).parts)
+    )
     return found - len(active)
 
 

@@ -15,7 +15,8 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from firnline.cli.common import Common, Flag
-from firnline.cli.output import count_text, print_failure, size_text
+from firnline.cli.output import count_text, print_failure, say, size_text
+from firnline.cli.warming import COLD_MESSAGE
 from firnline.errors import ConfigError, FirnlineError
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def demo(
     decoder = _prepare_decoder()
     try:
         size = _make_input(folder, records)
-        _say(f"made {records:,} flights in {count_text(FILES, 'file')}, {size_text(size)}")
+        say(f"made {records:,} flights in {count_text(FILES, 'file')}, {size_text(size)}")
         _wait_for(decoder)
     finally:
         decoder.kill()
@@ -93,15 +94,12 @@ def demo(
     if remove:
         shutil.rmtree(folder)
     if facts["lost"] or facts["doubled"]:
-        error = FirnlineError(f"{facts['lost']} records lost, {facts['doubled']} doubled", hint=f"Keep {folder} and report it.")
+        error = FirnlineError(
+            f"{facts['lost']} records lost, {facts['doubled']} doubled", hint=f"Keep {folder} and report it."
+        )
         print_failure(error, debug=False)
         return 1
     return 0
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
 
 
 def _make_folder(folder: Path) -> None:
@@ -124,7 +122,7 @@ def _wait_for(decoder: subprocess.Popen[bytes]) -> None:
     try:
         decoder.wait(timeout=2)
     except subprocess.TimeoutExpired:
-        _say("preparing the decoder, once per installation (up to a minute)")
+        say(COLD_MESSAGE)
         decoder.wait()
 
 
@@ -138,11 +136,11 @@ def _ordeal(folder: Path, kills: int, seed: int | None) -> Ordeal:
     from firnline.cli.chaos import Chaos
 
     seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
-    _say(f"running the pipeline; it will be killed {kills} times (seed {seed})")
+    say(f"running the pipeline; it will be killed {kills} times (seed {seed})")
     environ = {key: "" for key in os.environ if key.startswith("FIRNLINE_FAULT")}
     chaos = Chaos(
         spec=str(folder / "firnline.yml"), table=folder / "out", pipeline=NAME, log=folder / "run.log",
-        environ=environ, rng=random.Random(seed), say=_say,
+        environ=environ, rng=random.Random(seed), say=say,
     )  # fmt: skip
     return chaos.run(kills, commits_between=(2, 5))
 

@@ -151,6 +151,12 @@ def count_text(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
+def say(text: str) -> None:
+    """Write a line about the work to stderr."""
+    sys.stderr.write(safe(text) + "\n")
+    sys.stderr.flush()
+
+
 def print_failure(error: BaseException, *, debug: bool, stream: IO[str] | None = None) -> None:
     """Tell a failure in two lines, `Error: ...` and `Try: ...`; the traceback comes first with `--debug`."""
     stream = stream or sys.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from firnline.engine.observer import Observer
     from firnline.engine.runner import RunResult
     from firnline.options import PipelineOptions
-
-COLD_SECONDS = 3.0  # loading the decoder takes less; compiling it takes much longer
 
 EPILOGUE = """\
 Progress goes to stderr: a live display on a terminal, dated lines otherwise.
@@ -107,6 +104,7 @@ def _run(
     from firnline.cli.narrator import Narrator, Tally
     from firnline.cli.progress import logging_to, open_display
     from firnline.cli.signals import stop_on_signals
+    from firnline.cli.warming import warm_decoder
     from firnline.engine.observer import Observers
     from firnline.engine.parts import assemble
     from firnline.engine.runner import Runner
@@ -118,7 +116,7 @@ def _run(
         stack.enter_context(logging_to(display, debug=debug))
         watchers = stack.enter_context(_watchers(options, port, display.say))
         narrator = Narrator(display.say, attempts=options.restart.attempts)
-        engine = SparkEngine(options.name, options.spark, prepare=lambda: _prepare(display.say))
+        engine = SparkEngine(options.name, options.spark, prepare=lambda: warm_decoder(display.say))
         stack.callback(engine.stop)
         runner = Runner(
             assemble(options, once=once, moved=moved),
@@ -146,19 +144,6 @@ def _watchers(options: PipelineOptions, port: int | None, say: Callable[[str], N
     with Endpoints(metrics.registry(), health, port) as served:
         say(f"metrics on http://{HOST}:{served.port}/metrics")
         yield [metrics, health]
-
-
-def _prepare(say: Callable[[str], None]) -> None:
-    """Have the decoder ready before the first job, so that the workers find it compiled."""
-    timer = threading.Timer(COLD_SECONDS, say, ["preparing the decoder, once per installation (up to a minute)"])
-    timer.daemon = True
-    timer.start()
-    try:
-        from firnline.ndjson import warm_up
-
-        warm_up()
-    finally:
-        timer.cancel()
 
 
 def _last_line(tally: Tally, *, asked: bool) -> str:

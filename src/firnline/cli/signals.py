@@ -20,7 +20,9 @@ class StopSignals:
 
 
 @contextlib.contextmanager
-def stop_on_signals(stop: Callable[[], None], told: Callable[[], None], at_once: Callable[[], None]) -> Iterator[StopSignals]:
+def stop_on_signals(
+    stop: Callable[[], None], told: Callable[[], None], at_once: Callable[[], None]
+) -> Iterator[StopSignals]:
     """Call `stop` and `told` on the first signal; on the second call `at_once` and end the process.
 
     Everything that is durable is so before it is relied on, so an end at any moment is safe; the JVM ends by

@@ -301,7 +301,11 @@ class Runner:
         return m.Recorded(epoch)
 
     def _restarted(self, error: FirnlineError) -> None:
-        self._ensure_history().restarted(error.message, error.code)
+        """Note a restart for people; a history that cannot be written is no failure of the pipeline."""
+        try:
+            self._ensure_history().restarted(error.message, error.code)
+        except OSError as problem:
+            logger.warning("run history not written", extra={"reason": str(problem)})
 
     def _maintain(self, sink: str) -> None:
         try:

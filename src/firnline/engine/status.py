@@ -125,11 +125,16 @@ def load_files(parts: Parts) -> Iterator[dict[str, Json]]:
     commits = parts.deciding.commit_times(held.version, COMMITS_READ) if held.exists else {}
     seen: dict[str, str] = {}
     for record in parts.ledger_files(held.entry):
-        path = str(record["path"])
+        path = state.current_name(str(record["path"]))
         if path in seen or record["status"] == "pending":
             continue
         seen[path] = str(record.get("etag", ""))
-        yield _file_row(record, _status_of(state, path), _reason_of(state, path), commits.get(record.get("epoch", -1)))
+        yield _file_row(
+            {**record, "path": path},
+            _status_of(state, path),
+            _reason_of(state, path),
+            commits.get(record.get("epoch", -1)),
+        )
     late = {stat.name for stat in parts.source.compare(position, seen).late}
     for stat in parts.source.list_all():
         if stat.name in seen:

@@ -105,7 +105,10 @@ class Steps:
         tip = self._baseline.checkpoint.attempt if self._baseline else held.attempt
         epochs = {self._parts.deciding.name: held.epoch}
         for sink in self._parts.sinks[1:]:
-            epochs[sink.name] = sink.load().epoch
+            try:
+                epochs[sink.name] = sink.load().epoch
+            except SinkError as error:  # left out: it counts as lagging until it can be joined
+                logger.warning("sink could not be read", extra={"sink": sink.name, "reason": error.message})
         self._check_new_sinks(held.epoch, epochs)
         return m.SinksRead(tip, tuple(epochs.items()))
 
@@ -176,8 +179,8 @@ class Steps:
         attempt = self._parts.ids.new()
         made = EpochInFlight(epoch, attempt, base, plan, requests)
         made.durations_ms["plan"] = self._ms_since(began)
-        self._epochs[attempt] = made
         fault_point("epoch.plan.after")
+        self._epochs[attempt] = made
         return m.Planned(epoch, attempt, base), plan
 
     def reconcile_due(self) -> bool:
@@ -188,18 +191,21 @@ class Steps:
 
     def reconcile(self, base: str) -> tuple[int, list[str], int] | None:
         """Compare a full listing with the ledger; None when the ledger has a hole and nothing can be told."""
-        self._reconciled_at = self._parts.clock.monotonic()
+        # In flight first: what is settled in the meantime is in the ledger by then, so that neither misses it.
+        flying = [str(i["path"]) for e in list(self._epochs.values()) for task in e.plan.tasks for i in task.inputs]
+        position = self._bases[base].position
         try:
             known = self._parts.known_files(self.held.entry)
         except LedgerHoleError as error:
+            self._reconciled_at = self._parts.clock.monotonic()
             logger.error("reconcile stopped: the ledger has a hole", extra={"reason": error.message})
             return None
         if self._baseline is not None:
             for record in self._baseline.inputs[self._parts.source.name]:
                 known[str(record["path"])] = str(record["etag"])
-        for flying in list(self._epochs.values()):
-            known.update({str(i["path"]): "" for task in flying.plan.tasks for i in task.inputs})
-        found = self._parts.source.reconcile(self._bases[base].position, known)
+        known.update(dict.fromkeys(flying, ""))
+        found = self._parts.source.reconcile(position, known)
+        self._reconciled_at = self._parts.clock.monotonic()
         return len(found.late), found.changed, found.listed
 
     def _limits(self) -> Limits:
@@ -215,10 +221,12 @@ class Steps:
 
     # -- run ------------------------------------------------------------------------------------------
 
-    def run(self, attempt: str) -> m.Event:
+    def run(self, attempt: str) -> m.Event | None:
         fault_point("epoch.run.before")
         began = self._parts.clock.monotonic()
-        made = self._epochs[attempt]
+        made = self._epochs.get(attempt)
+        if made is None:  # dropped while it waited for its lane
+            return None
         base = self._bases[made.base]
         context = self._context(made, base)
         columns = columns_of(context, made.plan)
@@ -269,14 +277,18 @@ class Steps:
     def drop(self, attempt: str) -> None:
         """Forget an epoch in flight. Its files stay until a sweep finds that no commit names them."""
         self._engine.cancel(attempt)
-        self._epochs.pop(attempt, None)
+        made = self._epochs.pop(attempt, None)
+        if made is not None and made.plan.notes.get("late"):
+            self._reconciled_at = None  # its late files must be found again
 
     # -- stage and commit -----------------------------------------------------------------------------
 
-    def stage(self, attempt: str) -> m.Event:
+    def stage(self, attempt: str) -> m.Event | None:
         fault_point("epoch.stage.before")
         began = self._parts.clock.monotonic()
-        made = self._epochs[attempt]
+        made = self._epochs.get(attempt)
+        if made is None:  # dropped while it waited for its lane
+            return None
         base, after = self._bases[made.base], self._bases[attempt]
         positions = {self._parts.source.name: after.position}
         checkpoint = self._checkpoint(made.epoch, attempt, positions, after.schema, base.checkpoint)
@@ -328,7 +340,8 @@ class Steps:
         began = self._parts.clock.monotonic()
         made = self._flying(epoch) if sink is self._parts.deciding else None
         entry, ref = (made.entry, made.ref) if made is not None else self._decided_entry(epoch)
-        assert entry is not None and ref is not None
+        assert entry is not None
+        assert ref is not None
         try:
             receipt = sink.commit(self._epoch_commit(sink, entry, ref, made))
         except CommitUnknownError as error:
@@ -376,17 +389,8 @@ class Steps:
         raise LedgerHoleError(f"the ledger entry of epoch {epoch} is needed by a sink that lags", epoch=epoch)
 
     def find_receipt(self, name: str, epoch: int) -> m.Event:
-        """Ask until the sink answers: while the outcome is unknown nothing else may be done with this epoch."""
-        restart = self._parts.options.restart
-        for failures in range(restart.attempts + 1):
-            try:
-                receipt = self._sink(name).find_receipt(epoch)
-                break
-            except SinkError as error:
-                logger.warning("sink does not answer", extra={"sink": name, "reason": error.message})
-                self._parts.clock.sleep(min(restart.backoff_secs * 2**failures, restart.max_backoff_secs))
-        else:
-            raise CommitUnknownError(f"{name} does not tell whether epoch {epoch} was committed", epoch=epoch)
+        """Ask a sink whether it holds an epoch; while it does not answer, nothing else is done with that epoch."""
+        receipt = self._sink(name).find_receipt(epoch)
         if receipt is None:
             return m.ReceiptAbsent(name, epoch)
         self.receipts.append(receipt)
@@ -394,7 +398,6 @@ class Steps:
 
     def settle(self, epoch: int, attempt: str) -> tuple[EpochInFlight | None, Receipt | None]:
         """The deciding sink holds an epoch: it is the tip now."""
-        made = self._epochs.pop(attempt, None)
         receipt = next((r for r in reversed(self.receipts) if r.epoch == epoch), None)
         base = self._bases.get(attempt)
         if base is not None and base.entry is not None:
@@ -406,10 +409,13 @@ class Steps:
                 entry=base.entry,
                 checkpoint=base.checkpoint,
             )
+        made = self._epochs.pop(attempt, None)  # only now: until here a reconcile finds it in flight
         if made is not None and made.entry is not None and made.ref is not None:
             kept = {e: found for e, found in self._recent.items() if e > epoch - KEPT_ENTRIES}
             self._recent = {**kept, epoch: (made.entry, made.ref)}
-        self._bases = {a: b for a, b in self._bases.items() if b.epoch >= epoch - 1}
+        for known, old in list(self._bases.items()):  # in place: the next job may end right now and add its own
+            if old.epoch < epoch - 1:
+                del self._bases[known]
         del self.receipts[:-8]
         return made, receipt
 
@@ -492,11 +498,11 @@ def failure_event(error: FirnlineError, action: Any) -> m.Event:
     match action:
         case m.Run(epoch, attempt) | m.StageEntry(epoch, attempt) if error.retryable:
             return m.EpochLost(epoch, attempt)
-        case m.Commit(sink, epoch) if error.retryable:
+        case m.Commit(sink, epoch) | m.FindReceipt(sink, epoch) if error.retryable:
             return m.CommitUnclear(sink, epoch)
-        case m.FindReceipt():
-            return m.Failed(False, error.exit_code)
-        case m.Join(sink):
+        case m.Join(sink) | m.Commit(sink) | m.FindReceipt(sink):
             return m.Failed(error.retryable, error.exit_code, sink)
+        case m.Record() | m.Acknowledge():
+            return m.RecordFailed(error.retryable, error.exit_code)
         case _:
             return m.Failed(error.retryable, error.exit_code)

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from firnline.engine.quarantine import QuarantineWriter
-from firnline.errors import BadRecordsError, SchemaError
+from firnline.errors import BadRecordsError, SchemaError, SourceError
 from firnline.ndjson import (
     Block,
     BlockReader,
@@ -34,12 +34,16 @@ from firnline.ndjson import (
 )
 from firnline.schema import RESCUED_COLUMN, schema_from_json, schema_to_json
 from firnline.sinks.delta.stage import ParquetStager
-from firnline.storage import Storage, open_storage
+from firnline.storage import Readable, Storage, open_storage
 from firnline.types import Json
 
 HOLD_BYTES = 48 * 1024 * 1024  # decoded rows of one file that wait until the file is known to be whole
 READ_TRIES = 4
 LINEAGE = ("_firnline_file", "_firnline_record", "_firnline_epoch")
+
+
+class _FileFailedError(Exception):
+    """A file cannot be read as it is; the reason is for people."""
 
 
 class _RestartError(Exception):
@@ -139,72 +143,39 @@ class _Attempt:
 
     def _read_file(self, item: dict[str, Json]) -> dict[str, Json] | None:
         """Read one file as far as the limits allow; None when it failed."""
-        before = self._decoder.schema
-        held: list[tuple[Block, Decoded]] = []
-        held_bytes = 0
-        spilled = False
+        before, counted = self._decoder.schema, self._counts.records
+        held: list[Decoded] = []
+        held_bytes, spilled = 0, False
+        file = _OpenFile(self._source, self._order, item, self._order["max_records"] - counted)
         try:
-            reader = self._open(item)
-            read_before = 0
-            for block in reader:
+            for block in file.blocks():
                 decoded = self._decode(item, block)
-                self._counts.raw_bytes += len(block.data)
-                self._counts.records += block.records
-                self._counts.bytes_read += block.consumed_bytes - read_before
-                read_before = block.consumed_bytes
-                held.append((block, decoded))
+                self._count(block, file)
+                held.append(decoded)
                 held_bytes += decoded.batch.nbytes
                 if held_bytes > HOLD_BYTES:
                     self._write(item, held)
                     held, held_bytes, spilled = [], 0, True
                 if self._is_full():
                     break
-        except (BrokenFileError, OSError) as error:
-            self._learned.failed[item["path"]] = _reason(error)
+            outcome = file.outcome()
+        except _FileFailedError as error:
+            self._learned.failed[item["path"]] = str(error)
             if spilled:
-                self._learned.schema = before if self._written is None else self._learned.schema
                 raise _RestartError from error
             self._decoder = Decoder(before, self._order["frozen"], self._options)
-            self._counts.records -= sum(block.records for block, _ in held)
+            self._counts.records = counted
             return None
+        finally:
+            file.close()
         self._write(item, held)
-        return {
-            "path": item["path"],
-            "to": reader.records_read,
-            "offset": reader.end_offset if compression_of(item["path"]) is None else 0,
-            "line": reader.lines_read,
-            "finished": reader.finished,
-        }
+        return outcome
 
-    def _open(self, item: dict[str, Json]) -> BlockReader:
-        """Open a file where it was left, as it was planned."""
-        key = item["path"].removeprefix(self._order["source"]["root"]).lstrip("/")
-        last: OSError | None = None
-        for attempt in range(READ_TRIES):
-            try:
-                stat = self._source.stat(key)
-                if stat.etag != item["etag"]:
-                    raise BrokenFileError(item["path"], "changed after it was planned")
-                compression = compression_of(item["path"])
-                offset = 0 if compression else int(item["offset"])
-                return open_blocks(
-                    self._source.open_read(key, offset),
-                    path=item["path"],
-                    compression=compression,
-                    start_offset=offset,
-                    start_record=int(item["from"]) if offset else 0,
-                    start_line=int(item["line"]) if offset else 0,
-                    skip_records=0 if offset else int(item["from"]),
-                    max_records=self._order["max_records"] - self._counts.records,
-                    max_record_bytes=self._order["max_record_bytes"],
-                )
-            except FileNotFoundError:
-                raise
-            except OSError as error:
-                last = error
-                time.sleep(0.1 * 2**attempt)
-        assert last is not None
-        raise last
+    def _count(self, block: Block, file: _OpenFile) -> None:
+        self._counts.raw_bytes += len(block.data)
+        self._counts.records += block.records
+        self._counts.bytes_read += block.consumed_bytes - file.consumed_bytes
+        file.consumed_bytes = block.consumed_bytes
 
     def _decode(self, item: dict[str, Json], block: Block) -> Decoded:
         try:
@@ -218,8 +189,8 @@ class _Attempt:
 
     # -- rows -----------------------------------------------------------------------------------------
 
-    def _write(self, item: dict[str, Json], held: list[tuple[Block, Decoded]]) -> None:
-        for _, decoded in held:
+    def _write(self, item: dict[str, Json], held: list[Decoded]) -> None:
+        for decoded in held:
             if decoded.bad:
                 self._counts.bad += len(decoded.bad)
                 self._quarantine.add(item["path"], decoded.bad)
@@ -268,6 +239,86 @@ class _Attempt:
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
+class _OpenFile:
+    """One file of the source, read from where it was left; tells a file's own faults from the storage's."""
+
+    def __init__(self, source: Storage, order: dict[str, Json], item: dict[str, Json], max_records: int) -> None:
+        self._source = source
+        self._item = item
+        self._max_records = max_records
+        self._max_record_bytes = int(order["max_record_bytes"])
+        self._key = item["path"].removeprefix(order["source"]["root"]).lstrip("/")
+        self._compression = compression_of(item["path"])
+        self._stream: Readable | None = None
+        self._reader: BlockReader | None = None
+        self.consumed_bytes = 0
+
+    def blocks(self) -> Iterator[Block]:
+        """The file's blocks.
+
+        Raises:
+            _FileFailedError: the file itself is broken, gone, changed or forbidden.
+            SourceError: the storage failed; the epoch is tried again.
+        """
+        try:
+            self._reader = self._open()
+            yield from self._reader
+        except BrokenFileError as error:
+            raise _FileFailedError(error.reason) from error
+        except FileNotFoundError as error:
+            raise _FileFailedError("missing") from error
+        except PermissionError as error:
+            raise _FileFailedError("permission denied") from error
+        except OSError as error:
+            raise SourceError(f"cannot read {self._item['path']}: {error}", file=self._item["path"]) from error
+
+    def _open(self) -> BlockReader:
+        for attempt in range(READ_TRIES):
+            try:
+                return self._open_once()
+            except (FileNotFoundError, PermissionError):
+                raise
+            except OSError:
+                if attempt == READ_TRIES - 1:
+                    raise
+                time.sleep(0.1 * 2**attempt)
+        raise AssertionError("unreachable")
+
+    def _open_once(self) -> BlockReader:
+        item = self._item
+        if self._source.stat(self._key).etag != item["etag"]:
+            raise BrokenFileError(item["path"], "changed after it was planned")
+        offset = 0 if self._compression else int(item["offset"])
+        self._stream = self._source.open_read(self._key, offset)
+        return open_blocks(
+            self._stream,
+            path=item["path"],
+            compression=self._compression,
+            start_offset=offset,
+            start_record=int(item["from"]) if offset else 0,
+            start_line=int(item["line"]) if offset else 0,
+            skip_records=0 if offset else int(item["from"]),
+            max_records=self._max_records,
+            max_record_bytes=self._max_record_bytes,
+        )
+
+    def outcome(self) -> dict[str, Json]:
+        """Where reading ended."""
+        reader = self._reader
+        assert reader is not None
+        return {
+            "path": self._item["path"],
+            "to": reader.records_read,
+            "offset": 0 if self._compression else reader.end_offset,
+            "line": reader.lines_read,
+            "finished": reader.finished,
+        }
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+
 def folder_values(path: str, root: str) -> dict[str, str | None]:
     """The `name=value` folders between the root and the file."""
     found: dict[str, str | None] = {}
@@ -297,11 +348,3 @@ def _children(kind: Any) -> Iterator[pa.Field]:
 
 def _arrow_type(kind: str) -> pa.DataType:
     return schema_from_json([{"name": "x", "type": kind, "nullable": True}]).field(0).type
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, BrokenFileError):
-        return error.reason
-    if isinstance(error, FileNotFoundError):
-        return "missing"
-    return f"unreadable: {error}"

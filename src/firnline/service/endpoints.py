@@ -28,7 +28,8 @@ class Endpoints:
             self._server = _Server((HOST, port), _Handler)
         except (OSError, OverflowError) as error:
             raise ConfigError(
-                f"cannot serve metrics on {HOST}:{port}: {error}", hint="Choose another --metrics-port; 0 takes a free one."
+                f"cannot serve metrics on {HOST}:{port}: {error}",
+                hint="Choose another --metrics-port; 0 takes a free one.",
             ) from error
         self._server.registry, self._server.health = registry, health
         self._thread = threading.Thread(target=self._server.serve_forever, name="firnline metrics", daemon=True)

@@ -109,9 +109,8 @@ class Judge:
 
     def _outrun(self, world: World, actor: Actor) -> bool:
         """Whether two runs claimed a table before there was one, and the other was the first to commit."""
-        first = world.sinks[0].chain[:1]
-        ours = any(entry.attempt.startswith(f"{actor.number}.") for entry in first)
-        return not self.simulation.scenario.tables_exist and bool(first) and not ours
+        late = not self.simulation.scenario.tables_exist and self.simulation.view(actor).decided == 0
+        return late and bool(world.sinks[0].chain)
 
 
 def explore(simulation: Simulation, *, limit: int = 10_000_000) -> Result:

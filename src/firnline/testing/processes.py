@@ -69,7 +69,7 @@ class Child:
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
-    def wait(self, timeout: float = 120) -> Ended:
+    def wait(self, timeout: float = 40) -> Ended:
         """Wait for the end; a child that hangs is killed and told of."""
         self._process.join(timeout)
         if self._process.exitcode is None:
@@ -156,9 +156,7 @@ def _run(order: RunOrder) -> int:
 
     with reached_points() as points:
         parts = assemble(order.options, once=order.once, moved=order.moved)
-        runner = Runner(
-            parts, LocalEngine(order.threads), once=order.once, accept_duplicates=order.accept_duplicates
-        )
+        runner = Runner(parts, LocalEngine(order.threads), once=order.once, accept_duplicates=order.accept_duplicates)
         signal.signal(signal.SIGTERM, lambda *_: runner.stop())
         result = runner.run()
     told = {

@@ -73,6 +73,8 @@ def _from_commit_info(
             continue
         if info is None or info.get("epoch") != epoch:
             continue
+        if info.get("delta_version") != commit.version - 1:
+            return None, None  # a commit that says it was made onto another version is not to be trusted
         try:
             return EntryRef.from_json(info["entry"]), Checkpoint.from_json(
                 info["checkpoint"], f"commit {commit.version}"

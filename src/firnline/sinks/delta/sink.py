@@ -155,6 +155,11 @@ class DeltaSink(Sink):
                 return bool(info["run"] == run and info["generation"] == self._generation)
         return False
 
+    def check(self) -> None:
+        """Refuse a table that this spec cannot write to; reads only."""
+        if self._table.refresh():
+            self._check_joinable()
+
     def _check_joinable(self) -> None:
         """A table that exists must have the partitions that the spec asks for."""
         found = self._table.partition_columns()

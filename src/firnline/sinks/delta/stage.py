@@ -26,6 +26,7 @@ from firnline.types import Json
 ROW_GROUP_BYTES = 48 * 1024 * 1024  # Arrow bytes gathered before a row group is encoded
 MAX_GATHERED_BYTES = 128 * 1024 * 1024  # over all partitions of one task
 MAX_OPEN_FILES = 64
+SAMPLE_ROWS = 4096
 PARQUET: dict[str, Any] = {"compression": "snappy", "write_statistics": True, "version": "2.6"}
 _SAFE_VALUE = re.compile(r"[A-Za-z0-9_.~-]{1,100}")
 
@@ -122,19 +123,19 @@ class ParquetStager:
         if partition.file is not None and not partition.file.schema.equals(table.schema):
             self._finish(partition)
         if partition.file is None:
-            partition.file = self._open(partition, table.schema)
+            partition.file = self._open(partition, table)
         partition.file.writer.write_table(table, row_group_size=table.num_rows)
         if partition.file.stream.tell() >= self._file_bytes:
             self.full_files += 1
             self._finish(partition)
 
-    def _open(self, partition: _Partition, schema: pa.Schema) -> _OpenFile:
+    def _open(self, partition: _Partition, table: pa.Table) -> _OpenFile:
         name = f"{self._attempt}-{uuid.uuid4().hex}.parquet"
         key = f"{partition.folder}/{name}" if partition.folder else name
         fault_point("stage.file.before")
         stream = _Counted(self._storage.create(key))
-        writer = pq.ParquetWriter(stream, schema, **PARQUET)
-        return _OpenFile(key, stream, writer, schema)
+        writer = pq.ParquetWriter(stream, table.schema, use_dictionary=repetitive_columns(table), **PARQUET)
+        return _OpenFile(key, stream, writer, table.schema)
 
     def _finish(self, partition: _Partition) -> None:
         """Close the partition's file; from here on it is durable."""
@@ -190,6 +191,26 @@ class _Counted:
         if not self.closed:
             self.closed = True
             self._stream.close()
+
+
+def repetitive_columns(table: pa.Table) -> list[str]:
+    """Text columns whose values repeat, judged by the first rows: only there a dictionary is worth its time."""
+    head = table.slice(0, SAMPLE_ROWS)
+    found: list[str] = []
+    for name in head.column_names:
+        _add_repetitive(head.column(name).combine_chunks(), name, found)
+    return found
+
+
+def _add_repetitive(array: pa.Array, path: str, found: list[str]) -> None:
+    kind = array.type
+    if pa.types.is_struct(kind):
+        for number, child in enumerate(kind):
+            _add_repetitive(array.field(number), f"{path}.{child.name}", found)
+    elif pa.types.is_list(kind):
+        _add_repetitive(array.flatten(), f"{path}.list.element", found)
+    elif pa.types.is_string(kind) and len(array) and len(pc.unique(array)) * 4 <= len(array):
+        found.append(path)
 
 
 def _split(batch: pa.RecordBatch, names: list[str]) -> list[tuple[tuple[str | None, ...], pa.RecordBatch]]:

@@ -184,6 +184,8 @@ class FileSource(Source):
     def compare(self, position: Json, known: Mapping[str, str]) -> Reconciled:
         """The same comparison, without consequences."""
         state = FileState.from_json(position)
+        if state.former_roots:
+            known = {state.current_name(path): etag for path, etag in known.items()}
         found = Reconciled()
         listed = 0
         for stat in self.list_all():

@@ -87,6 +87,7 @@ class FileState:
     files: dict[str, Progress] = field(default_factory=dict)
     set_aside: dict[str, SetAside] = field(default_factory=dict)
     start_after: str | None = None
+    former_roots: tuple[str, ...] = ()  # where the same files lay before: the ledger has names of that time
 
     def to_json(self) -> dict[str, Json]:
         """The position as the checkpoint holds it."""
@@ -97,6 +98,7 @@ class FileState:
             "details": {path: found for path, found in details.items() if found},
             "set_aside": {path: item.to_json() for path, item in sorted(self.set_aside.items())},
             "start_after": self.start_after,
+            **({"former_roots": list(self.former_roots)} if self.former_roots else {}),
         }
 
     def interchange(self) -> dict[str, Json]:
@@ -114,6 +116,7 @@ class FileState:
                 files={p: Progress.from_json(v, details.get(p)) for p, v in value["files"].items()},
                 set_aside={p: SetAside(**v) for p, v in value.get("set_aside", {}).items()},
                 start_after=value.get("start_after"),
+                former_roots=tuple(value.get("former_roots", ())),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise DamagedError(f"a file position is unreadable: {error}") from error
@@ -156,16 +159,27 @@ class FileState:
         """The same position on another root."""
 
         def move(path: str) -> str:
-            return new + path[len(old) :] if path == old or path.startswith(old + "/") else path
+            return _move(path, old, new)
 
         return replace(
             self,
             root=new,
+            former_roots=(*self.former_roots, old),
             mark=move(self.mark) if self.mark else None,
             files={move(p): v for p, v in self.files.items()},
             set_aside={move(p): v for p, v in self.set_aside.items()},
             start_after=move(self.start_after) if self.start_after else None,
         )
+
+    def current_name(self, path: str) -> str:
+        """What a file is called now that the ledger knows by a former root."""
+        for old in self.former_roots:
+            path = _move(path, old, self.root)
+        return path
+
+
+def _move(path: str, old: str, new: str) -> str:
+    return new + path[len(old) :] if path.startswith(old + "/") else path
 
 
 def full_name(path: str, root: str) -> str:
