@@ -35,7 +35,8 @@ def count_ids(table: str, inputs: list[str]) -> dict[str, int]:
     with duckdb.connect() as connection:
         connection.execute("SET enable_progress_bar = false")
         connection.execute(
-            "CREATE TABLE went_in AS SELECT id FROM read_json(?, columns = {'id': 'BIGINT'}, format = 'newline_delimited')",
+            """CREATE TABLE went_in AS
+               SELECT id FROM read_json(?, columns = {'id': 'BIGINT'}, format = 'newline_delimited')""",
             [inputs],
         )
         connection.execute("CREATE TABLE came_out AS SELECT id FROM read_parquet(?)", [files])

@@ -179,10 +179,8 @@ def _show(facts: dict[str, Any], common: Common) -> None:
         }
     )
     spec = Path(facts["folder"]) / "firnline.yml"
-    try:
+    if spec.is_relative_to(Path.cwd()):
         spec = spec.relative_to(Path.cwd())
-    except ValueError:
-        pass
     common.out.line()
     common.out.line(f"next: firnline status {spec}")
     common.out.line(f"      firnline checkpoints {spec}")

@@ -46,7 +46,7 @@ def flight(rng: random.Random, number: int) -> str:
     minute = number % 1440
     day = number // 1440 % 28 + 1
     delay = f'"delay_minutes":{int(pick() * 90)},' if pick() < 0.3 else ""
-    note = '"note":"Gate geändert – bitte beachten",' if pick() < 0.02 else ""
+    note = '"note":"Gate geändert, bitte beachten",' if pick() < 0.02 else ""
     economy, business = pick() * 400 + 40, pick() * 2000 + 300
     return (
         f'{{"id":{number},"flight":"{CARRIERS[int(pick() * 10)]}{int(pick() * 9000) + 100}","status":"{status}",'

@@ -30,7 +30,9 @@ COMMANDS = (
 
 app = App(
     name="firnline",
-    help="Exactly-once, checkpointed pipelines into Delta Lake. Kill it anywhere, run it again: every record lands once.",
+    help="Exactly-once, checkpointed pipelines into Delta Lake. Kill it anywhere, run it again: every record lands "
+    "once."
+    "\n\nResults go to stdout, logs to stderr; every command takes --json, --debug and --help.",
     version=__version__,
     help_format="plaintext",
     result_action="return_value",

@@ -91,6 +91,8 @@ class Tally(Observer):
         self.late_files += facts.late_files
         self.set_aside = facts.set_aside
         self.quarantined.update(facts.bad)
+        if self.doing == f"epoch {facts.epoch} commits":
+            self.doing = f"epoch {facts.epoch} is committed"
         now = self.monotonic()
         self._recent.append((now, facts.bytes_read, facts.raw_bytes))
         while len(self._recent) > 2 and now - self._recent[0][0] > RATE_SECONDS:
@@ -105,6 +107,9 @@ class Tally(Observer):
     def resting(self, seconds: float, failures: int) -> None:
         self.restarts += 1
         self.doing = f"tries again in {time_text(seconds)}"
+
+    def stopped(self, exit_code: int) -> None:
+        self.doing = "stopping Spark"
 
     def summary(self) -> dict[str, Any]:
         """The numbers, as `run --json` shows them."""

@@ -125,6 +125,7 @@ def safe_bytes(raw: bytes, limit: int) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
+    """Cut a text that is longer than the limit, and show that it was cut."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

@@ -10,6 +10,7 @@ from cyclopts.validators import Number
 
 from firnline.cli.common import Common, Spec, load_parts
 from firnline.cli.output import Column, safe_bytes
+from firnline.types import Json
 
 RAW_SHOWN = 80
 COLUMNS = (
@@ -50,7 +51,8 @@ def quarantine(
     parts = load_parts(spec)
     from firnline.engine.status import load_quarantine
 
-    found, more = [], False
+    found: list[dict[str, Json]] = []
+    more = False
     for row in load_quarantine(parts):
         if reason is not None and row["reason"] != reason:
             continue

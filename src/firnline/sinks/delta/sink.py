@@ -50,6 +50,8 @@ class DeltaSink(Sink):
         self._table = Table(self.storage.root, options.storage_options)
         self._log = DeltaLog(self.storage)
         self._run = ""
+        self._deciding = True
+        self._deferred = False
         self._generation = 0
         self._since_checkpoint = 0
 
@@ -119,9 +121,12 @@ class DeltaSink(Sink):
 
     def claim(self, run: str, generation: int | None = None, baseline: EntryRef | None = None) -> Held:
         self._run = run
+        self._deferred = False
+        self._deciding = generation is None
         for _ in range(CONFLICT_TRIES):
             if not self._table.refresh():
-                self._generation = generation or 1  # the commit that creates the table carries the claim
+                self._generation = generation or 1
+                self._deferred = True  # the commit that creates the table carries the claim
                 return Held(exists=False, version=-1, generation=self._generation)
             self._check_joinable()
             held = self._table.txn(self._id("-gen")) or 0
@@ -131,7 +136,7 @@ class DeltaSink(Sink):
             if held == self._generation and self._claimed_by(run):
                 return self._held()
             txns = {self._id("-gen"): self._generation}
-            if baseline is not None:
+            if baseline is not None and self._table.txn(self._id("")) is None:
                 txns |= {self._id(""): baseline.epoch, self._id("-entry"): short_number(baseline.checksum)}
             info = self._info("claim", baseline=baseline.to_json() if baseline else None)
             try:
@@ -176,11 +181,15 @@ class DeltaSink(Sink):
             if not self._table.refresh():
                 self._create(commit)
                 continue
+            if self._deferred:
+                self._claim_created()
+                continue
             repeated = self._check_fence(commit)
             if repeated is not None:
                 return repeated
             try:
-                self._evolve(commit.schema)
+                if self._evolve(commit.schema):
+                    continue  # the version moved: the fence must hold under the new one
                 version = self._append(commit)
             except CommitConflictError:
                 # A retried request may meet its own first write: only the log tells whose it is.
@@ -205,8 +214,15 @@ class DeltaSink(Sink):
         except (CommitConflictError, CommitUnknownError) as error:
             if not self._table.refresh():
                 raise SinkError(f"cannot create the table {self._table.uri}: {error}") from error
-            if not self._claimed_by(self._run):
-                raise FencedError("another run created this table at the same time") from error
+
+    def _claim_created(self) -> None:
+        """The table appeared since it was claimed as missing: by our own create, or another run's."""
+        if self._claimed_by(self._run):
+            self._deferred = False
+        elif self._deciding:
+            raise FencedError("another run created this table at the same time")
+        else:
+            self.claim(self._run, self._generation)  # an older run's late create: register over it
 
     def _probe(self) -> None:
         """Refuse a store on which two writers could both create the same log file."""
@@ -233,20 +249,20 @@ class DeltaSink(Sink):
                 return receipt
             raise FencedError(f"epoch {checkpoint.epoch} of {self.name} has another author", epoch=checkpoint.epoch)
         if held != self._generation:
-            raise FencedError(f"generation {held} took over from {self._generation}", generation=held)
+            raise FencedError(f"generation {held} holds {self.name}, not {self._generation}", generation=held)
         entry = table.txn(self._id("-entry"))
         expected = short_number(commit.previous.checksum) if commit.previous else None
         if epoch != (commit.previous.epoch if commit.previous else 0) or entry != expected:
             raise FencedError(f"{self.name} stands at epoch {epoch}, not at the one before {checkpoint.epoch}")
         return None
 
-    def _evolve(self, wanted: pa.Schema) -> None:
+    def _evolve(self, wanted: pa.Schema) -> bool:
         """Add the columns that the files have and the table lacks, in a commit of its own just before the data."""
         table = self._table.schema()
         missing = missing_fields(table, wanted)
         if missing:
             self._table.add_columns(pa.schema(missing))
-            self._table.refresh()
+        return bool(missing)
 
     def _append(self, commit: EpochCommit) -> int:
         checkpoint = commit.checkpoint
