@@ -2,7 +2,8 @@
 
 A point is a no-op unless the environment variable `FIRNLINE_FAULT` names it, as
 `point:count:action`, e.g. `delta.commit.before:2:kill` (the second time that point is reached).
-Actions: `kill` (SIGKILL to this process), `raise` (InjectedFaultError), `hang` (sleep until killed).
+Actions: `kill` (SIGKILL to this process), `raise` (InjectedFaultError), `hang` (sleep until killed),
+`stop` (SIGSTOP to this process, which goes on after SIGCONT).
 The variable is read by the process that starts; it can never be set over a network interface.
 """
 
@@ -23,6 +24,9 @@ DURABLE_CALLS = (
     "delta.commit",
     "delta.sync",
     "delta.checkpoint",
+    "staging.put",
+    "staging.delete",
+    "staging.reject",
     "storage.put",
     "storage.delete",
     "stage.file",
@@ -50,6 +54,9 @@ def fault_point(name: str) -> None:
         return
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return
     elif action == "hang":
         while True:
             time.sleep(3600)

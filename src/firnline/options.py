@@ -53,6 +53,9 @@ class DeltaSinkOptions:
     name: str
     table: str  # absolute path or URI
     required: bool = True
+    mode: Literal["direct", "staged"] = "direct"  # staged: a committer makes what is staged true
+    max_pending_units: int | None = None  # staged: wait while so many units are pending
+    max_pending_bytes: int | None = None
     partition_by: tuple[str, ...] = ()
     file_size_mb: int = 128
     interop: Literal["auto", "blizzard", "none"] = "auto"  # auto: on tables that Firnline created

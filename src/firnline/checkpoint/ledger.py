@@ -23,6 +23,11 @@ FOLD_ENTRIES = 128  # entries per fold: a fold stays a few MB, and a year of min
 _READERS = 8
 
 
+def entry_name(epoch: int, attempt: str) -> str:
+    """What the entry of an attempt is called."""
+    return f"{epoch:020d}-{attempt}.json"
+
+
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
     """Everything about one epoch: what was read, what was staged, and the checkpoint that results.
@@ -39,6 +44,7 @@ class LedgerEntry:
     quarantine: list[dict[str, Json]] = field(default_factory=list)
     schema: list[dict[str, Json]] = field(default_factory=list)
     durations_ms: dict[str, int] = field(default_factory=dict)
+    previous_checkpoint: str = ""  # checksum of the checkpoint before
     kind: str = "epoch"
 
     @property
@@ -58,6 +64,7 @@ class LedgerEntry:
                 "quarantine": self.quarantine,
                 "schema": self.schema,
                 "durations_ms": self.durations_ms,
+                "previous_checkpoint": self.previous_checkpoint,
             }
         )
 
@@ -76,6 +83,7 @@ class LedgerEntry:
                 quarantine=body["quarantine"],
                 schema=body["schema"],
                 durations_ms=body["durations_ms"],
+                previous_checkpoint=str(body["previous_checkpoint"]),
                 kind=str(body["kind"]),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -103,9 +111,14 @@ class Ledger:
     def stage(self, entry: LedgerEntry) -> EntryRef:
         """Write an entry, durable on return. It means nothing until a commit names it."""
         data = entry.to_bytes()
-        name = f"{entry.epoch:020d}-{entry.checkpoint.attempt}.json"
+        name = entry_name(entry.epoch, entry.checkpoint.attempt)
         self._storage.put(f"{self.folder}/{name}", data)
         return EntryRef(entry.epoch, name, checksum(data))
+
+    def newest_epoch(self) -> int:
+        """The newest epoch that was ever staged, true or not; 0 when there is none."""
+        numbers = (name.removeprefix("fold-")[:20] for name in self._names())
+        return max((int(number) for number in numbers if number.isdigit()), default=0)
 
     def load(self, ref: EntryRef) -> LedgerEntry:
         """Read the entry that a commit or a later entry names.

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from firnline.errors import EngineError
 
 POLL_SECONDS = 0.05
 KILL_DELAY_SECONDS = 0.5  # after a commit, at most so long: the next epoch is then in the middle
+AIM_SECONDS = 3.0
+AIM_POLL_SECONDS = 0.004
 QUIET_SECONDS = 180.0  # without a new commit, something is wrong
 
 
@@ -27,6 +29,7 @@ class LogWatch:
     table: Path
     pipeline: str
     epoch: int = 0
+    files: int = 0  # that commits have added
     _seen: set[str] = field(default_factory=set)
 
     def look(self) -> int:
@@ -37,8 +40,20 @@ class LogWatch:
         for name in sorted(names - self._seen):
             text = (folder / name).read_text(encoding="utf-8", errors="replace").replace(": ", ":")
             self.epoch = max([self.epoch, *(int(n) for n in wanted.findall(text))])
+            self.files += sum(1 for line in text.splitlines() if line.startswith('{"add":'))
             self._seen.add(name)
         return self.epoch
+
+    def uncommitted(self) -> int:
+        """How many Parquet files lie in the table's folder that no commit names yet."""
+        return sum(1 for _ in parquet_files(self.table)) - self.files
+
+
+def parquet_files(table: Path) -> Iterator[str]:
+    """The data files below a local table, committed or not."""
+    for folder, inner, names in os.walk(table):
+        inner[:] = [name for name in inner if not name.startswith(("_firnline", "_delta_log"))]
+        yield from (os.path.join(folder, name) for name in names if name.endswith(".parquet"))
 
 
 @dataclass(slots=True)
@@ -93,22 +108,34 @@ class Chaos:
                         self.say(f"back after {now - start:.1f} s: epoch {epoch} is committed")
                     changed_at, shown = now, epoch
                 if wanted is not None and epoch >= base + wanted:
-                    time.sleep(self.rng.uniform(0, KILL_DELAY_SECONDS))
+                    self._wait_for_the_middle(watch, aimed=len(ordeal.kills) % 2 == 0)
                     break
                 if now - changed_at > QUIET_SECONDS:
                     raise EngineError(f"no new commit for {QUIET_SECONDS:.0f} s", hint=f"See {self.log}.")
             if child.poll() is None:
                 self._kill(child)
                 ordeal.kills.append(watch.look())
-                self.say(
-                    f"kill -9 number {len(ordeal.kills)}, with epoch {watch.epoch} committed and the next under way"
-                )
+                left = watch.uncommitted()
+                rest = f"{left} files written that no commit names" if left else "the next under way"
+                self.say(f"kill -9 number {len(ordeal.kills)}, with epoch {watch.epoch} committed and {rest}")
                 return False
         finally:
             self._kill(child)
         if child.returncode != 0:
-            raise EngineError(f"the pipeline failed with exit code {child.returncode}: {self._last_words()}")
+            raise EngineError(
+                f"the pipeline failed with exit code {child.returncode}: {self._last_words()}", hint=f"See {self.log}."
+            )
         return True
+
+    def _wait_for_the_middle(self, watch: LogWatch, *, aimed: bool) -> None:
+        """Until some moment of the next epoch or, aimed, until its files lie there and its commit does not."""
+        before = watch.uncommitted()
+        deadline = time.monotonic() + self.rng.uniform(0, KILL_DELAY_SECONDS) + (AIM_SECONDS if aimed else 0)
+        while time.monotonic() < deadline:
+            time.sleep(AIM_POLL_SECONDS)
+            watch.look()
+            if aimed and watch.uncommitted() > before:
+                break
 
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "firnline.cli", "run", self.spec, "--once"]
@@ -126,5 +153,5 @@ class Chaos:
 
     def _last_words(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        errors = [line for line in lines if line.startswith("Error:")]
+        errors = [line.removeprefix("Error: ") for line in lines if line.startswith("Error:")]
         return (errors or lines or ["it said nothing"])[-1]

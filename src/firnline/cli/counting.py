@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, cast
 
 from firnline.storage import Storage
@@ -17,14 +16,6 @@ def active_files(table: str) -> list[str]:
     from deltalake import DeltaTable
 
     return list(DeltaTable(table).file_uris())
-
-
-def orphans(table: Path, active: list[str]) -> int:
-    """How many Parquet files lie in a local table's folder that no reader sees."""
-    found = sum(
-        1 for p in table.rglob("*.parquet") if not {"_firnline", "_delta_log"} & set(p.relative_to(table).parts)
-    )
-    return found - len(active)
 
 
 def count_ids(table: str, inputs: list[str]) -> dict[str, int]:

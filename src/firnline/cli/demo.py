@@ -68,7 +68,7 @@ def demo(
     folder: Annotated[Path, Parameter(help="Where files, spec and table go.")] = Path("firnline-demo"),
     records: Annotated[int, Parameter(help="How many records to make.", validator=Number(gte=1000))] = 200_000,
     kills: Annotated[int, Parameter(help="How often to kill the pipeline.", validator=Number(gte=0, lte=5))] = 2,
-    seed: Annotated[int | None, Parameter(help="Repeat the moments of an earlier demo. [default: random]")] = None,
+    seed: Annotated[int | None, Parameter(help="Choose the moments as an earlier demo did. [default: random]")] = None,
     remove: Annotated[bool, Flag, Parameter(help="Delete the folder at the end.")] = False,
     common: Common = Common(),
 ) -> int:
@@ -146,7 +146,8 @@ def _ordeal(folder: Path, kills: int, seed: int | None) -> Ordeal:
 
 
 def _count(folder: Path, ordeal: Ordeal) -> dict[str, Any]:
-    from firnline.cli.counting import active_files, count_ids, orphans
+    from firnline.cli.chaos import parquet_files
+    from firnline.cli.counting import active_files, count_ids
 
     table = folder / "out"
     inputs = sorted(str(p) for p in (folder / "in").iterdir())
@@ -157,7 +158,7 @@ def _count(folder: Path, ordeal: Ordeal) -> dict[str, Any]:
         "kills": len(ordeal.kills),
         "recovery_seconds": ordeal.recovery_seconds,
         "checkpoints": ordeal.epochs,
-        "orphan_files": orphans(table, active_files(str(table))),
+        "orphan_files": sum(1 for _ in parquet_files(table)) - len(active_files(str(table))),
     }
 
 

@@ -63,7 +63,7 @@ def drill(
     *,
     table: Annotated[Path, Parameter(help="A local folder for the scratch table; must not exist yet, or be empty.")],
     kills: Annotated[int, Parameter(help="How often to kill the run.", validator=Number(gte=1, lte=20))] = 3,
-    seed: Annotated[int | None, Parameter(help="Repeat the moments of an earlier drill. [default: random]")] = None,
+    seed: Annotated[int | None, Parameter(help="Choose the moments as an earlier drill did. [default: random]")] = None,
     common: Common = Common(),
 ) -> int:
     """Kill a run of your own spec and compare what arrives, on a scratch table."""

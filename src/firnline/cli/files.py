@@ -28,12 +28,15 @@ COLUMNS = (
 )
 
 EPILOGUE = """\
-Reads the ledger in the table and a listing of the source; starts no Spark and changes no data. --retry leaves a request
-beside the table that the next epoch, of a running pipeline or of the next run, takes up; asking twice does no harm.
+Reads the ledger in the table and a listing of the source; starts no Spark and
+changes no data. --retry leaves a request beside the table that the next epoch
+takes up, of a running pipeline or of the next run; asking twice does no harm.
 
-Columns (JSON: .files[]):
+Output (JSON: pipeline, total, files [...] with these fields):
   path, size_bytes, create_time, discovery_time, processed_time, commit_time,
-  status (pending, in_progress, committed, late, set_aside, ignored), epoch, table_version, records, reason
+  status (pending, in_progress, committed, late, set_aside, ignored), epoch,
+  table_version, records, reason
+  With --retry: path, changed, status (asked, already_asked)
 
 Environment:
   FIRNLINE__A__B      overrides the key a.b of the spec

@@ -12,10 +12,11 @@ from firnline.cli.common import Common, Flag
 from firnline.errors import ConfigError
 
 EPILOGUE = """\
-The file is valid as it stands: it reads the folder `in` beside it and writes the Delta table `out`. The pipeline is
-named after the folder. A file that exists is kept unless --yes is given.
+The file is valid as it stands: it reads the folder `in` beside it and writes
+the Delta table `out`. A file that exists is kept unless --yes is given.
 
-Output (JSON): path, name, status (written, exists, dry_run), spec (with --dry-run)
+Output (JSON fields):
+  path, name, status (written, dry_run), spec (with --dry-run)
 
 Examples:
   firnline init

@@ -12,7 +12,7 @@ from cyclopts import App, CycloptsError
 
 from firnline import __version__
 from firnline.cli.output import print_failure
-from firnline.errors import FirnlineError
+from firnline.errors import FirnlineError, SinkError
 
 # Verb, module and what the list of commands says; a module is imported only when its verb is used.
 COMMANDS = (
@@ -74,6 +74,11 @@ def run_command(tokens: list[str]) -> int:
     except BrokenPipeError:
         _give_up_stdout()
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        failure = SinkError(f"storage failed: {error}", hint="Check that the files and the table can be read.")
+        failure.__cause__ = error
+        print_failure(failure, debug=debug)
+        return failure.exit_code
     except Exception as error:  # a bug: say so in the same two lines
         print_failure(error, debug=debug)
         return 1

@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import IO, Any
 
 from firnline.errors import FirnlineError
@@ -145,6 +146,14 @@ def time_text(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def short_time(value: str | None) -> str | None:
+    """A moment to the second, in UTC: `2026-11-16T04:41:57Z`."""
+    if value is None:
+        return None
+    moment = datetime.fromisoformat(value).astimezone(UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def count_text(number: int, one: str, many: str = "") -> str:

@@ -22,10 +22,12 @@ COLUMNS = (
 )
 
 EPILOGUE = """\
-Shows bad records of committed epochs only, newest epoch first. Reads the table; starts no Spark and writes nothing.
+Shows bad records of committed epochs only, newest epoch first. Reads the
+table; starts no Spark and writes nothing.
 
-Columns (JSON: .quarantine[]):
-  file, line (from 1), record (from 0), reason, raw (on the screen escaped and shortened, in JSON base64), epoch
+Output (JSON: pipeline, more, quarantine [...] with these fields):
+  file, line (from 1), record (from 0), reason, epoch, raw (on the screen
+  escaped and shortened, in JSON base64)
 
 Environment:
   FIRNLINE__A__B      overrides the key a.b of the spec

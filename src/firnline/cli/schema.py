@@ -11,7 +11,10 @@ Made from the same models that check the file. The output is always JSON.
 
 Examples:
   firnline schema > firnline.schema.json
-  echo '# yaml-language-server: $schema=firnline.schema.json' | cat - firnline.yml
+  firnline schema | jq .properties.batch
+
+Editors that use the YAML language server read it when the first line of
+firnline.yml is: # yaml-language-server: $schema=firnline.schema.json
 """
 
 app = App(name="schema", help_epilogue=EPILOGUE)

@@ -8,36 +8,41 @@ from typing import TYPE_CHECKING
 from cyclopts import App
 
 from firnline.cli.common import Common, Spec, load_parts
-from firnline.cli.output import Column, Output, count_text, size_text
+from firnline.cli.output import Column, Output, count_text, short_time, size_text
 
 if TYPE_CHECKING:
     from firnline.engine.status import PipelineStatus
 
 RUNS_SHOWN = 5
 RUN_COLUMNS = (
-    Column("run"),
     Column("status"),
     Column("started_at"),
     Column("ended_at"),
     Column("epoch", right=True),
-    Column("generation", right=True),
+    Column("generation", "gen", right=True),
     Column("restarts", right=True),
-    Column("exit_code", right=True),
+    Column("exit_code", "exit", right=True),
 )
 
 EPILOGUE = """\
-Reads the table, its ledger and the history of runs; starts no Spark and writes nothing.
+Reads the table, its ledger and the history of runs; starts no Spark and
+writes nothing.
 
-Output:
-  state               new, running, done, failed, fenced, or died (killed without a word; running again is safe)
-  epoch, generation   the newest committed epoch, and the run that owns the pipeline
-  table_version       the version of the Delta table
+Output (JSON fields):
+  pipeline, table, table_version, sinks [{name, epoch, required}]
+  state         new, running, done, failed, fenced, or died (killed without a
+                word; running again is safe)
+  epoch, generation
+                the newest committed epoch, and the number of its owner
   files_outstanding, bytes_outstanding
-                      the backlog: what is listed and not read yet
+                the backlog: what is listed and not read yet
   files_in_progress, files_set_aside, last_committed_file
-                      where the source stands
-  repairs             damaged copies of the checkpoint that another copy stood in for
-  runs                run, status, started_at, ended_at, epoch, generation, restarts, exit_code
+                where the source stands
+  checkpoint_bytes, repairs
+                its size, and damaged copies that another copy stood in for
+  restarts      after failures, over all runs on record
+  runs          [{run, status, started_at, ended_at, epoch, generation,
+                restarts, exit_code, host, pid, user, last_restarts}]
 
 Environment:
   FIRNLINE__A__B      overrides the key a.b of the spec
@@ -86,7 +91,8 @@ def _show(out: Output, found: PipelineStatus) -> None:
     out.facts(facts)
     if found.runs:
         out.line()
-        out.table(RUN_COLUMNS, found.runs[:RUNS_SHOWN])
+        shown = [{**r, **{k: short_time(r[k]) for k in ("started_at", "ended_at")}} for r in found.runs[:RUNS_SHOWN]]
+        out.table(RUN_COLUMNS, shown)
         _show_last_restart(out, found)
 
 

@@ -18,6 +18,7 @@ class BacklogMeter:
     _counted_on: int = 0  # the epoch after which `_counted` lay
     _next_at: float = float("-inf")
     _counting: bool = False
+    _overtaken: bool = False  # the count under way is older than what is known
     _taken: list[tuple[int, int, int]] = field(default_factory=list)  # epoch, files, bytes
 
     def is_due(self, now: float) -> bool:
@@ -25,13 +26,13 @@ class BacklogMeter:
         return not self._counting and now >= self._next_at
 
     def begin(self) -> None:
-        self._counting = True
+        self._counting, self._overtaken = True, False
 
     def end(self, epoch: int, counted: Backlog | None, *, began: float, now: float) -> None:
         """A count of what lies after `epoch` has ended; None when it failed."""
         self._counting = False
         self._next_at = now + max(RECOUNT_SECONDS, COST_FACTOR * (now - began))
-        if counted is not None:
+        if counted is not None and not self._overtaken:
             self._counted, self._counted_on = counted, epoch
             self._taken = [t for t in self._taken if t[0] > epoch]
 
@@ -40,7 +41,7 @@ class BacklogMeter:
 
     def emptied(self) -> None:
         """A plan found nothing to read."""
-        self._counted, self._taken = Backlog(0, 0), []
+        self._counted, self._taken, self._overtaken = Backlog(0, 0), [], True
 
     @property
     def current(self) -> Backlog | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import socket
+from datetime import datetime
 from typing import Any
 
 from firnline.checkpoint.codec import canonical, parse, seal, unseal
@@ -19,12 +20,11 @@ KEPT_RESTARTS = 20
 class RunHistory:
     """The record of one run, below `<table>/_firnline/<pipeline>/runs/`; nothing is decided from it."""
 
-    def __init__(self, storage: Storage, pipeline: str, run: str, clock: Clock) -> None:
+    def __init__(self, storage: Storage, pipeline: str, run: str, clock: Clock, started: datetime) -> None:
         self._storage = storage
         self._folder = f"_firnline/{pipeline}/runs"
         self._clock = clock
         self._written_at = -1e9
-        started = clock.now()
         self._name = f"{started.strftime('%Y%m%dT%H%M%S')}-{run}.json"
         self._body: dict[str, Json] = {
             "run": run,

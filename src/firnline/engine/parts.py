@@ -12,6 +12,7 @@ from firnline.options import PipelineOptions
 from firnline.sinks.base import Held
 from firnline.sinks.delta import DeltaSink
 from firnline.sources.files.source import FileSource
+from firnline.staging.sink import StagedDeltaSink
 from firnline.storage import Storage, open_storage
 from firnline.types import Clock, EntryRef, Ids, Json, RandomIds
 
@@ -75,5 +76,6 @@ def assemble(
         return {**positions, source.name: source.replay(positions[source.name], records)}
 
     ordered = [deciding, *(s for s in options.sinks if s is not deciding)]
-    sinks = tuple(DeltaSink(s, options.name, ledger, clock, replay) for s in ordered)
+    kinds: dict[str, type[DeltaSink]] = {"direct": DeltaSink, "staged": StagedDeltaSink}
+    sinks = tuple(kinds[s.mode](s, options.name, ledger, clock, replay) for s in ordered)
     return Parts(options, source, sinks, ledger, storage, Requests(storage, options.name), clock, ids or RandomIds())

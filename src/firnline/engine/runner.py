@@ -91,6 +91,7 @@ class Runner:
         self._lanes: dict[str, ThreadPoolExecutor] = {}
         self._timers = _Timers()
         self._history: RunHistory | None = None
+        self._started_at = parts.clock.now()
         self._totals = _Totals()
         self._backlog = BacklogMeter()
         self._error: FirnlineError | None = None
@@ -109,6 +110,7 @@ class Runner:
 
     def stop(self) -> None:
         """Finish what is in flight and end. May be called from a signal handler."""
+        self._steps.stopping.set()
         self._inbox.put(m.StopRequested())
 
     def run(self) -> RunResult:
@@ -300,6 +302,13 @@ class Runner:
         fault_point("epoch.record.after")
         return m.Recorded(epoch)
 
+    def _open_history(self) -> None:
+        """Put the run on record once it owns the pipeline; one that finds nothing to do leaves no trace."""
+        try:
+            self._ensure_history().note(now=True, generation=self._steps.held.generation)
+        except OSError as problem:
+            logger.warning("run history not written", extra={"reason": str(problem)})
+
     def _restarted(self, error: FirnlineError) -> None:
         """Note a restart for people; a history that cannot be written is no failure of the pipeline."""
         try:
@@ -315,7 +324,8 @@ class Runner:
 
     def _ensure_history(self) -> RunHistory:
         if self._history is None:
-            self._history = RunHistory(self._parts.storage, self._parts.options.name, self.run_id, self._parts.clock)
+            parts = self._parts
+            self._history = RunHistory(parts.storage, parts.options.name, self.run_id, parts.clock, self._started_at)
             self._history.prune()
         return self._history
 
@@ -335,6 +345,7 @@ class Runner:
         match event:
             case m.Claimed():
                 self._observer.claimed(self._steps.held.generation)
+                self._on("stage", m.Record(0), self._open_history)
             case m.Ran(epoch, attempt):
                 self._observer.ran(epoch, self._steps.run_seconds(attempt))
 

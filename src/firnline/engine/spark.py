@@ -33,7 +33,8 @@ DEFAULTS = {
 LOCAL_DEFAULTS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
-    # The JVM only schedules here; without the second compiler and with the plain collector it starts in 0.6 of the time.
+    # The JVM only schedules here: without the second compiler and with the plain collector it starts in 0.6 of
+    # the time.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 

@@ -48,11 +48,12 @@ def load_status(parts: Parts) -> PipelineStatus:
     stored = held.checkpoint.positions.get(parts.source.name) if held.checkpoint else None
     state = FileState.from_json(stored) if stored else None
     backlog = parts.source.backlog(stored or parts.source.start(None))
-    runs = load_runs(parts.storage, parts.options.name)
+    on_record = load_runs(parts.storage, parts.options.name)
+    runs = [{**run, "status": "died"} if has_died(run) else run for run in on_record]
     sinks = [{"name": s.name, "epoch": s.load().epoch, "required": s.required} for s in parts.sinks]
     return PipelineStatus(
         pipeline=parts.options.name,
-        state=_state_of(runs),
+        state=str(runs[0]["status"]) if runs else "new",
         epoch=held.epoch,
         generation=held.generation,
         table=parts.storage.root,
@@ -68,12 +69,6 @@ def load_status(parts: Parts) -> PipelineStatus:
         restarts=sum(int(r["restarts"]) for r in runs),
         runs=runs,
     )
-
-
-def _state_of(runs: list[dict[str, Json]]) -> str:
-    if not runs:
-        return "new"
-    return "died" if has_died(runs[0]) else str(runs[0]["status"])
 
 
 def load_checkpoints(parts: Parts, limit: int) -> list[dict[str, Json]]:
@@ -181,4 +176,4 @@ def load_quarantine(parts: Parts) -> Iterator[dict[str, Json]]:
     for link in parts.ledger.chain(parts.load().entry):
         for file in link.quarantine:
             data = parts.storage.get(f"_firnline/{parts.options.name}/quarantine/{file['name']}")
-            yield from pq.read_table(pa.BufferReader(data)).to_pylist()
+            yield from pq.ParquetFile(pa.BufferReader(data)).read().to_pylist()

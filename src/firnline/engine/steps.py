@@ -7,6 +7,7 @@ entries, and each sink has its own. What one step leaves for another lies in `Ep
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ from firnline.engine.parts import Parts
 from firnline.engine.requests import RetryRequest
 from firnline.errors import (
     BadRecordsError,
+    CheckpointLostError,
     CommitUnknownError,
     ConfigError,
     FencedError,
@@ -47,6 +49,7 @@ JUDGED_RECORDS = 100  # below this, a ratio of bad records says little
 SCHEMA_ROUNDS = 8  # types only widen, so this is never reached; it keeps a bug from looping
 FOLD_EVERY = 64
 KEPT_ENTRIES = 8
+ROOM_POLL_SECONDS = 0.5
 
 
 @dataclass(slots=True)
@@ -92,6 +95,7 @@ class Steps:
         self._reconciled_at: float | None = None
         self.held: Held = Held(exists=False, version=-1)
         self.receipts: list[Receipt] = []
+        self.stopping = threading.Event()
         self.slowest = 0  # the epoch of the sink that lags most; kept up to date by the runner
         self._recent: dict[int, tuple[LedgerEntry, EntryRef]] = {}  # decided entries that a further sink takes next
 
@@ -99,7 +103,9 @@ class Steps:
 
     def read_sinks(self) -> m.Event:
         held = self._parts.deciding.load()
-        if held.exists and held.checkpoint is None:
+        if not held.exists:
+            self._check_no_history()
+        elif held.checkpoint is None:
             self._baseline = self._find_baseline()
         self._set_tip(held)
         tip = self._baseline.checkpoint.attempt if self._baseline else held.attempt
@@ -111,6 +117,17 @@ class Steps:
                 logger.warning("sink could not be read", extra={"sink": sink.name, "reason": error.message})
         self._check_new_sinks(held.epoch, epochs)
         return m.SinksRead(tip, tuple(epochs.items()))
+
+    def _check_no_history(self) -> None:
+        """Without a table there may be epochs that were staged and never committed, but no more than fly at once."""
+        staged = self._parts.ledger.newest_epoch()
+        if staged > self._parts.options.batch.max_inflight:
+            root = self._parts.storage.root
+            raise CheckpointLostError(
+                f"the ledger knows epoch {staged}, but {root} is no table any more",
+                hint=f"Restore {root}/_delta_log from a backup; to start over, move the whole folder away.",
+                epoch=staged,
+            )
 
     def _find_baseline(self) -> LedgerEntry | None:
         """Another tool's progress in this table's log, as the entry that the first claim will name."""
@@ -170,6 +187,8 @@ class Steps:
         fault_point("epoch.plan.before")
         began = self._parts.clock.monotonic()
         position = self._bases[base].position
+        if not self._wait_for_room():
+            return m.NothingToPlan(), None
         requests = self._parts.requests.load()
         for request in requests:
             self._parts.source.retry(request.path, changed=request.changed)
@@ -182,6 +201,19 @@ class Steps:
         fault_point("epoch.plan.after")
         self._epochs[attempt] = made
         return m.Planned(epoch, attempt, base), plan
+
+    def _wait_for_room(self) -> bool:
+        """Back-pressure: while a staged sink holds too much, plan nothing; False when the run is told to stop."""
+        told = False
+        while True:
+            full = next((found for sink in self._parts.sinks if (found := sink.is_full()) is not None), None)
+            if full is None:
+                return True
+            if not told:
+                logger.warning("waiting for the committer", extra={"pending_units": full[0], "pending_bytes": full[1]})
+                told = True
+            if self.stopping.wait(ROOM_POLL_SECONDS):
+                return False
 
     def reconcile_due(self) -> bool:
         interval = self._parts.options.source.reconcile_interval_secs
@@ -295,6 +327,7 @@ class Steps:
         made.entry = LedgerEntry(
             checkpoint=checkpoint,
             previous=base.entry,
+            previous_checkpoint=base.checkpoint.checksum if base.checkpoint else "",
             inputs={self._parts.source.name: made.records},
             staged=made.produced.staged,
             quarantine=made.produced.quarantine,
@@ -368,6 +401,7 @@ class Steps:
             checkpoint=entry.checkpoint,
             entry=ref,
             previous=entry.previous,
+            previous_checkpoint=entry.previous_checkpoint,
             files=entry.staged.get(sink.name, []),
             schema=schema,
             source_state=FileState.from_json(position).interchange(),

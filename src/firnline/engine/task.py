@@ -303,9 +303,17 @@ class _OpenFile:
         )
 
     def outcome(self) -> dict[str, Json]:
-        """Where reading ended."""
+        """Where reading ended; _FileFailedError when the file was changed meanwhile, so that its rows are a mixture."""
         reader = self._reader
         assert reader is not None
+        try:
+            etag = self._source.stat(self._key).etag
+        except FileNotFoundError:
+            etag = self._item["etag"]  # deleted after it was opened: what was read is what it was
+        except OSError as error:
+            raise SourceError(f"cannot look at {self._item['path']}: {error}") from error
+        if etag != self._item["etag"]:
+            raise _FileFailedError("changed while it was read")
         return {
             "path": self._item["path"],
             "to": reader.records_read,

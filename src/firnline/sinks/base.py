@@ -42,6 +42,7 @@ class EpochCommit:
     previous: EntryRef | None
     files: list[dict[str, Json]]
     schema: pa.Schema
+    previous_checkpoint: str = ""  # checksum of the checkpoint before
     source_state: Json = None  # the interchange form of the one file source
     facts: dict[str, Json] = field(default_factory=dict)  # for people who read the log
 
@@ -106,6 +107,10 @@ class Sink(ABC):
     @abstractmethod
     def stage_target(self) -> dict[str, Json]:
         """What a task needs to know to stage files here; plain JSON, since it travels to workers."""
+
+    def is_full(self) -> tuple[int, int] | None:
+        """Units and bytes that wait downstream when no more should be made now; None when there is room."""
+        return None
 
     @abstractmethod
     def maintain(self) -> None:

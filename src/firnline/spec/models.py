@@ -172,6 +172,15 @@ class DeltaSinkConfig(Config):
     )
     table: Location = Field(description="Path or URI of the table, created when missing; relative to this file.")
     required: Flag = Field(default=True, description="Whether commit_policy: required waits for this sink.")
+    mode: Literal["direct", "staged"] = Field(
+        default="direct", description="direct commits each epoch; staged leaves that to `firnline commit`."
+    )
+    max_pending_units: Count | None = Field(
+        default=None, description="Staged: wait while so many epochs are pending; no limit by default."
+    )
+    max_pending_bytes: Count | None = Field(
+        default=None, description="Staged: wait while so many bytes are pending; no limit by default."
+    )
     partition_by: tuple[ColumnName, ...] = Field(
         default=(), description="Columns that partition the table, e.g. [month]."
     )

@@ -45,6 +45,13 @@ class LogCommit:
                     return value
         return None
 
+    def find_info(self, pipeline: str) -> dict[str, Json] | None:
+        """The same; None also when it is unreadable."""
+        try:
+            return self.info(pipeline)
+        except DamagedError:
+            return None
+
     def time(self) -> str:
         """When it was made, RFC 3339; empty when the commit does not say."""
         for action in self.actions:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from firnline.checkpoint.codec import parse, short_number, unseal
-from firnline.checkpoint.ledger import Ledger, LedgerEntry
+from firnline.checkpoint.ledger import Ledger, LedgerEntry, entry_name
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import CheckpointLostError, DamagedError
 from firnline.sinks.delta.log import DeltaLog
@@ -48,9 +48,9 @@ def find_checkpoint(
             entry = LedgerEntry.from_bytes(data, f"ledger entry {ref.name}")
             return Found(entry.checkpoint, ref)
     repairs = [f"ledger entry of epoch {epoch}: missing or damaged"]
-    named, info_checkpoint = _from_commit_info(log, pipeline, version, epoch)
-    if info_checkpoint is not None and named is not None:
-        return Found(info_checkpoint, named, tuple(repairs))
+    copy, named = _from_commit_info(log, pipeline, version, epoch)
+    if copy is not None:
+        return Found(copy, _entry_ref(epoch, copy.attempt, named, digest), tuple(repairs))
     repairs.append(f"commitInfo of epoch {epoch}: missing or damaged")
     rebuilt = _rebuild(log, ledger, pipeline, version, candidates, digest, replay)
     if rebuilt is not None:
@@ -62,10 +62,11 @@ def find_checkpoint(
     )
 
 
-def _from_commit_info(
-    log: DeltaLog, pipeline: str, version: int, epoch: int
-) -> tuple[EntryRef | None, Checkpoint | None]:
-    """The copy in the log: without limit, since the transaction proves that the commit exists."""
+def _from_commit_info(log: DeltaLog, pipeline: str, version: int, epoch: int) -> tuple[Checkpoint | None, str]:
+    """The copy in the log, and the checksum of the entry as the commit tells it.
+
+    Scanned without limit, since the transaction proves that the commit exists.
+    """
     for commit in log.backwards(version):
         try:
             info = commit.info(pipeline)
@@ -74,14 +75,27 @@ def _from_commit_info(
         if info is None or info.get("epoch") != epoch:
             continue
         if info.get("delta_version") != commit.version - 1:
-            return None, None  # a commit that says it was made onto another version is not to be trusted
+            return None, ""  # a commit that says it was made onto another version is not to be trusted
         try:
-            return EntryRef.from_json(info["entry"]), Checkpoint.from_json(
-                info["checkpoint"], f"commit {commit.version}"
-            )
-        except (DamagedError, KeyError, TypeError, ValueError):
-            return None, None
-    return None, None
+            checkpoint = Checkpoint.from_json(info["checkpoint"], f"commit {commit.version}")
+        except (DamagedError, KeyError):
+            return None, ""
+        entry = info.get("entry")
+        named = str(entry.get("checksum")) if isinstance(entry, dict) else ""
+        return (checkpoint, named) if (checkpoint.pipeline, checkpoint.epoch) == (pipeline, epoch) else (None, "")
+    return None, ""
+
+
+def _entry_ref(epoch: int, attempt: str, named: str, digest: int | None) -> EntryRef:
+    """The entry of an epoch. What a commit names bears no checksum of its own: it must fit what the snapshot holds.
+
+    Where it does not, of the true checksum only that much is known: enough for the fence, a hole for the chain.
+    """
+    try:
+        fits = digest is None or short_number(named) == digest
+    except ValueError:
+        fits = False
+    return EntryRef(epoch, entry_name(epoch, attempt), named if fits else f"{(digest or 0) << 1:016x}")
 
 
 def _rebuild(
@@ -102,6 +116,8 @@ def _rebuild(
         body = parse(data, what)
         inputs = unseal(body["inputs"], what)["sources"]
         previous = EntryRef.from_json(body["previous"]) if body["previous"] else None
+        if previous is not None and previous.epoch != ref.epoch - 1:
+            return None  # this part of the entry is damaged too
         damaged = body["checkpoint"]
         before = _checkpoint_before(log, ledger, pipeline, version, previous)
         if before is None:
@@ -115,8 +131,7 @@ def _rebuild(
         )
     except (DamagedError, KeyError, TypeError, ValueError):
         return None
-    # Of the true checksum only what the snapshot holds is known: enough for the fence, a hole for the chain.
-    return Found(after, replace(ref, checksum=f"{digest << 1:016x}"))
+    return Found(after, _entry_ref(ref.epoch, after.attempt, "", digest))
 
 
 def _checkpoint_before(
@@ -127,4 +142,4 @@ def _checkpoint_before(
     for ref, data in ledger.candidates(previous.epoch):
         if ref.checksum == previous.checksum:
             return LedgerEntry.from_bytes(data, f"ledger entry {ref.name}").checkpoint
-    return _from_commit_info(log, pipeline, version, previous.epoch)[1]
+    return _from_commit_info(log, pipeline, version, previous.epoch)[0]

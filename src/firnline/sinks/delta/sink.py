@@ -88,7 +88,7 @@ class DeltaSink(Sink):
         if not self._table.refresh() or (self._table.txn(self._id("")) or 0) < epoch:
             return None
         for commit in self._log.backwards(self._table.version):
-            info = commit.info(self._pipeline)
+            info = commit.find_info(self._pipeline)
             if info is None or info.get("kind") != "epoch" or info["epoch"] > epoch:
                 continue
             return self._receipt(info, commit.version) if info["epoch"] == epoch else None
@@ -98,7 +98,7 @@ class DeltaSink(Sink):
         """Table version and commit time of the newest epochs."""
         found: dict[int, tuple[int, str]] = {}
         for commit in self._log.backwards(version, limit):
-            info = commit.info(self._pipeline)
+            info = commit.find_info(self._pipeline)
             if info is not None and info.get("kind") == "epoch":
                 found[int(info["epoch"])] = (commit.version, commit.time())
         return found
@@ -135,16 +135,19 @@ class DeltaSink(Sink):
             self._generation = generation if generation is not None else held + 1
             if held == self._generation and self._claimed_by(run):
                 return self._held()
-            txns = {self._id("-gen"): self._generation}
+            tip_epoch, tip = self._claim_tip()
+            txns = {self._id("-gen"): self._generation, self._id("-tip-epoch"): tip_epoch, self._id("-tip"): tip or 0}
             if baseline is not None and self._table.txn(self._id("")) is None:
                 txns |= {self._id(""): baseline.epoch, self._id("-entry"): short_number(baseline.checksum)}
             info = self._info("claim", baseline=baseline.to_json() if baseline else None)
             try:
                 self._table.append("delta.claim", [], info, txns, {})
-            except (CommitConflictError, CommitUnknownError):
+            except (CommitConflictError, CommitUnknownError) as error:
                 self._pause()
                 self._table.refresh()
                 if not self._claimed_by(run):
+                    if isinstance(error, CommitUnknownError):
+                        raise SinkError(f"cannot claim {self._table.uri}: {error.message}") from error
                     continue
             self._table.refresh()
             if self._table.txn(self._id("-gen")) != self._generation:
@@ -152,10 +155,14 @@ class DeltaSink(Sink):
             return self._held()
         raise SinkError(f"cannot claim {self._table.uri}: other writers commit all the time", table=self._table.uri)
 
+    def _claim_tip(self) -> tuple[int, int | None]:
+        """The epoch, and the digest of its entry, that a claim adopts: what the log holds."""
+        return self._table.txn(self._id("")) or 0, self._table.txn(self._id("-entry"))
+
     def _claimed_by(self, run: str) -> bool:
         """Whether the newest claim in the log is this run's, of the generation it wants."""
         for commit in self._log.backwards(self._table.version, CONFLICT_TRIES):
-            info = commit.info(self._pipeline)
+            info = commit.find_info(self._pipeline)
             if info is not None and info.get("kind") in ("claim", "create"):
                 return bool(info["run"] == run and info["generation"] == self._generation)
         return False
@@ -168,9 +175,10 @@ class DeltaSink(Sink):
     def _check_joinable(self) -> None:
         """A table that exists must have the partitions that the spec asks for."""
         found = self._table.partition_columns()
-        if list(self._options.partition_by) != found:
+        wanted = list(self._options.partition_by)
+        if wanted != found:
             raise SchemaError(
-                f"the table {self._table.uri} is partitioned by {found}, the spec says {list(self._options.partition_by)}",
+                f"the table {self._table.uri} is partitioned by {found}, the spec says {wanted}",
                 hint="Set partition_by as the table has it, or name another table.",
             )
 

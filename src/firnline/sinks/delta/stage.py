@@ -142,6 +142,7 @@ class ParquetStager:
         file = partition.file
         if file is None:
             return
+        file.stream.begin_footer()
         file.writer.close()
         metadata = file.writer.writer.metadata
         file.stream.close()
@@ -154,6 +155,7 @@ class ParquetStager:
                 "partition_values": partition.values,
                 "modification_time": int(time.time() * 1000),
                 "stats": file_stats(metadata, file.schema),
+                "footer_checksum": file.stream.footer_checksum(),
             }
         )
         partition.file = None
@@ -165,10 +167,20 @@ class _Counted:
     def __init__(self, stream: Writable) -> None:
         self._stream = stream
         self._written = 0
+        self._footer: Any = None
         self.closed = False
+
+    def begin_footer(self) -> None:
+        """All row groups are out: what follows is the footer."""
+        self._footer = hashlib.sha256()
+
+    def footer_checksum(self) -> str:
+        return str(self._footer.hexdigest())
 
     def write(self, data: Any) -> int:
         self._stream.write(data)
+        if self._footer is not None:
+            self._footer.update(data)
         self._written += len(data) if isinstance(data, bytes) else memoryview(data).nbytes
         return self._written
 

@@ -38,6 +38,7 @@ class Table:
         self.uri = uri
         self._options = dict(storage_options)
         self._delta: DeltaTable | None = None
+        self._described: tuple[int, tuple[pa.Schema, list[str], dict[str, Any]]] | None = None
 
     def refresh(self) -> bool:
         """Move to the newest version; False when there is no table."""
@@ -69,10 +70,24 @@ class Table:
         return None if found is None else int(found)
 
     def schema(self) -> pa.Schema:
-        return pa.schema(self.delta.schema().to_arrow())
+        return self._about()[0]
 
     def partition_columns(self) -> list[str]:
-        return list(self.delta.metadata().partition_columns)
+        return self._about()[1]
+
+    def setting(self, key: str) -> str | None:
+        """A table property."""
+        found = self._about()[2].get(key)
+        return None if found is None else str(found)
+
+    def _about(self) -> tuple[pa.Schema, list[str], dict[str, Any]]:
+        """Columns, partition columns and properties, read once per version."""
+        if self._described is None or self._described[0] != self.version:
+            metadata = self.delta.metadata()
+            columns = pa.schema(self.delta.schema().to_arrow())
+            about = (columns, list(metadata.partition_columns), dict(metadata.configuration))
+            self._described = (self.version, about)
+        return self._described[1]
 
     def create(self, schema: pa.Schema, partition_by: list[str], info: Json, txns: Mapping[str, int]) -> None:
         """Create the table as version 0; CommitConflictError when somebody else did."""
@@ -175,11 +190,6 @@ class Table:
             fault_point("delta.checkpoint.after")
         except (DeltaError, OSError) as error:
             raise SinkError(f"cannot write a checkpoint of {self.uri}: {error}", table=self.uri) from error
-
-    def setting(self, key: str) -> str | None:
-        """A table property."""
-        found: Any = self.delta.metadata().configuration.get(key)
-        return None if found is None else str(found)
 
 
 def _properties(info: Json, txns: Mapping[str, int], expiring: Mapping[str, int] | None = None) -> CommitProperties:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from firnline.storage import FileStat, Storage
+
+logger = logging.getLogger(__name__)
 
 _GLOB = re.compile(r"[*?\[]")
 
@@ -67,4 +70,14 @@ def _translate(glob: str) -> str:
 
 def list_files(storage: Storage, scope: Scope, after: str | None = None) -> Iterator[FileStat]:
     """Files of the scope after a name; on object stores by start-after paging, so the past is not listed again."""
-    return (stat for stat in storage.list("", after or "") if scope.covers(stat.name))
+    return (stat for stat in storage.list("", after or "") if scope.covers(stat.name) and _is_text(stat.name))
+
+
+def _is_text(name: str) -> bool:
+    """A name that is not UTF-8 can be written into no checkpoint: the file is left alone, and said so."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        logger.warning("file left alone: its name is not UTF-8", extra={"file": ascii(name)})
+        return False
+    return True

@@ -71,12 +71,12 @@ class FileSource(Source):
         return state.to_json()
 
     def adopt(self, source_state: Json) -> tuple[Json, list[dict[str, Json]]]:
-        """Take over another tool's position; what is listed at or below its mark becomes the baseline."""
+        """Take over another tool's position; what it says is read becomes the baseline."""
         state = FileState.from_interchange(source_state, self.root)
         baseline = [
             {**_identity(stat), "from": 0, "to": 0, "status": "committed", "baseline": True}
-            for stat in list_files(self._storage, self._scope)
-            if not state.is_after_mark(stat.name) and stat.name not in state.files
+            for stat in self.list_all()
+            if state.knows(stat.name)  # finished ones above the mark too: the mark will pass them
         ]
         return state.to_json(), baseline
 

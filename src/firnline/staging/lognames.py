@@ -1,0 +1,208 @@
+"""What the Delta log names: the files of the newest version, tombstones within retention, recent commits.
+
+Strict where recovery is forgiving: a line that cannot be read might name a file, so it stops whoever wants to
+delete. A tombstone's own time was written by the clock of whoever removed the file; therefore everything that a
+commit names whose log file is younger than the retention, by the storage's clock, counts as named, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from firnline.errors import SinkError
+from firnline.sinks.delta.table import Table
+from firnline.storage import Storage, is_remote
+from firnline.types import Json
+
+_COMMIT = re.compile(r"([0-9]{20})\.json")
+_CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint\..*(parquet|json)")
+_INTERVAL = re.compile(r"(?:interval\s+)?([0-9]+)\s+(microsecond|millisecond|second|minute|hour|day|week)s?")
+DEFAULT_RETENTION = timedelta(days=7)
+_HINT = "Nothing was deleted on doubt; read the table with another tool, or restore this file from a backup."
+
+
+@dataclass(slots=True)
+class Tombstone:
+    """A file that a commit removed. `deleted_at` None: the log does not say."""
+
+    key: str
+    deleted_at: datetime | None
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class LogTail:
+    """What was read of checkpoint and commits."""
+
+    version: int
+    tombstones: dict[str, Tombstone] = field(default_factory=dict)
+    recent: set[str] = field(default_factory=set)  # named by a commit that is younger than the retention
+    app_ids: set[str] = field(default_factory=set)
+
+
+def file_retention(table: Table) -> timedelta:
+    """How long removed files must stay, as the table says; seven days when it does not."""
+    text = table.setting("delta.deletedFileRetentionDuration")
+    if text is None:
+        return DEFAULT_RETENTION
+    found = _INTERVAL.fullmatch(text.strip().lower())
+    if found is None:
+        raise SinkError(f"delta.deletedFileRetentionDuration is {text!r}, which is no interval", hint=_HINT)
+    return timedelta(**{found[2] + "s": int(found[1])})
+
+
+class LogNames:
+    """Reads names from the log of one table. The table handle is moved by the caller."""
+
+    def __init__(self, storage: Storage, table: Table) -> None:
+        self._storage = storage
+        self._table = table
+        root = storage.root
+        self._roots = {root, root if is_remote(root) else os.path.realpath(root)}
+
+    def snapshot(self) -> Iterator[str]:
+        """Keys of the files of the version that the handle is at."""
+        return self._add_keys(self._table.delta)
+
+    def pinned(self, version: int) -> Iterator[str]:
+        """Keys of the files of one version; SinkError when the log cannot tell any more."""
+        try:
+            old = DeltaTable(self._table.uri, version=version, storage_options=self._table.storage_options or None)
+        except (DeltaError, OSError, ValueError) as error:
+            raise SinkError(
+                f"version {version} of {self._table.uri} is pinned, but the log does not hold it: {error}",
+                hint="Delete the pin below _firnline/pins/ if nobody needs that version any more.",
+            ) from error
+        return self._add_keys(old)
+
+    def _add_keys(self, delta: DeltaTable) -> Iterator[str]:
+        for chunk in pa.table(delta.get_add_actions()).column("path").chunks:
+            for path in chunk:
+                yield from self.keys(path.as_py())
+
+    def keys(self, path: str) -> Iterable[str]:
+        """What a path in the log may be called below the table: as it stands, and decoded."""
+        return dict.fromkeys(key for text in (path, unquote(path)) if (key := self._relative(text)) is not None)
+
+    def _relative(self, path: str) -> str | None:
+        path = path.removeprefix("file://")
+        for root in self._roots:
+            if path.startswith(root + "/"):
+                return path[len(root) + 1 :]
+        return None if path.startswith("/") or "://" in path else path
+
+    def tail(self, now: datetime, retention: timedelta) -> LogTail:
+        """Tombstones from the newest checkpoint on, and everything that commits within the retention name."""
+        version = self._table.version
+        listing = {s.name.rsplit("/", 1)[-1]: s for s in self._storage.list("_delta_log")}
+        checkpoint = max((int(m[1]) for m in map(_CHECKPOINT.fullmatch, listing) if m), default=-1)
+        found = LogTail(version)
+        if checkpoint >= 0:
+            parts = [n for n in listing if n.startswith(f"{checkpoint:020d}.checkpoint.")]
+            for action in self._checkpoint_actions(parts):
+                self._take(found, action, is_recent=False)
+        numbers = sorted(int(m[1]) for m in map(_COMMIT.fullmatch, listing) if m)
+        for number in numbers:
+            is_recent = now - listing[f"{number:020d}.json"].modified_at < retention
+            if number > checkpoint or is_recent:
+                for action in self.commit(number):
+                    self._take(found, action, is_recent=is_recent, is_old=number <= checkpoint)
+        return found
+
+    def _take(self, tail: LogTail, action: dict[str, Json], *, is_recent: bool, is_old: bool = False) -> None:
+        if "txn" in action:
+            tail.app_ids.add(str(action["txn"]["appId"]))
+        for kind in ("add", "remove"):
+            if kind not in action:
+                continue
+            body = action[kind]
+            for key in self.keys(str(body["path"])):
+                if is_recent:
+                    tail.recent.add(key)
+                if is_old:
+                    continue  # the checkpoint has the last word on what this commit did
+                if kind == "add":
+                    tail.tombstones.pop(key, None)
+                else:
+                    tail.tombstones[key] = _tombstone(key, body)
+
+    def named_between(self, after: int, upto: int) -> set[str] | None:
+        """Keys that the commits after one version name; None when one of them is gone."""
+        found: set[str] = set()
+        for number in range(after + 1, upto + 1):
+            try:
+                actions = self.commit(number)
+            except FileNotFoundError:
+                return None
+            for action in actions:
+                for kind in ("add", "remove"):
+                    if kind in action:
+                        found.update(self.keys(str(action[kind]["path"])))
+        return found
+
+    def commit(self, version: int) -> list[dict[str, Json]]:
+        """The actions of one commit, strictly read; FileNotFoundError when it is not there."""
+        name = f"_delta_log/{version:020d}.json"
+        return _parse_lines(self._storage.get(name), name)
+
+    def _checkpoint_actions(self, names: list[str]) -> Iterator[dict[str, Json]]:
+        """Removes and transactions of one checkpoint, with the sidecars that it names."""
+        sidecars: list[str] = []
+        for name in names:
+            for action in self._file_actions(f"_delta_log/{name}"):
+                if "sidecar" in action:
+                    sidecars.append(str(action["sidecar"]["path"]).rsplit("/", 1)[-1])
+                else:
+                    yield action
+        for name in sidecars:
+            yield from self._file_actions(f"_delta_log/_sidecars/{name}")
+
+    def _file_actions(self, key: str) -> Iterator[dict[str, Json]]:
+        data = self._storage.get(key)
+        if key.endswith(".json"):
+            yield from _parse_lines(data, key)
+            return
+        try:
+            file = pq.ParquetFile(pa.BufferReader(data))
+            kinds = [k for k in ("remove", "txn", "sidecar") if k in file.schema_arrow.names]
+            for batch in file.iter_batches(columns=kinds):
+                for kind in kinds:
+                    column = batch.column(batch.schema.get_field_index(kind))
+                    for value in column.filter(column.is_valid()).to_pylist():
+                        if value.get("path") or value.get("appId"):
+                            yield {kind: value}
+        except (pa.ArrowException, OSError) as error:
+            raise SinkError(f"{key} cannot be read: {error}", hint=_HINT) from error
+
+
+def _tombstone(key: str, body: dict[str, Any]) -> Tombstone:
+    stamp = body.get("deletionTimestamp")
+    deleted_at = None if stamp is None else datetime.fromtimestamp(stamp / 1000, UTC)
+    return Tombstone(key, deleted_at, int(body.get("size") or 0))
+
+
+def _parse_lines(data: bytes, name: str) -> list[dict[str, Json]]:
+    actions = []
+    for line in data.splitlines():
+        if not line.strip():
+            continue
+        try:
+            action = json.loads(line)
+        except ValueError as error:
+            raise SinkError(f"{name} cannot be read: {error}", hint=_HINT) from error
+        if not isinstance(action, dict):
+            raise SinkError(f"{name} holds a line that is no action", hint=_HINT)
+        actions.append(action)
+    return actions

@@ -1,0 +1,84 @@
+"""Units that can never be committed: set aside with their reason, shown, retried or discarded on demand."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+
+from firnline.checkpoint.codec import canonical, parse
+from firnline.errors import ConfigError, DamagedError
+from firnline.faults import fault_point
+from firnline.staging.unit import PENDING, REJECTED, SUFFIX
+from firnline.storage import Storage
+from firnline.types import Clock, Json
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedUnit:
+    """A unit that was set aside."""
+
+    name: str
+    reason: str
+    rejected_at: str
+    pipeline: str | None
+    epoch: int | None
+
+
+def reject(storage: Storage, name: str, reason: str, clock: Clock) -> None:
+    """Move a unit aside: first the copy with its reason, then the pending file goes."""
+    try:
+        data = storage.get(f"{PENDING}/{name}{SUFFIX}")
+    except FileNotFoundError:
+        return
+    try:
+        body = parse(data, name)
+        if not isinstance(body, dict):
+            raise DamagedError("not an object")
+    except DamagedError:
+        body = {"raw": base64.b64encode(data).decode()}
+    body["rejected"] = {"reason": reason, "at": clock.now().isoformat()}
+    fault_point("staging.reject.before")
+    storage.put(f"{REJECTED}/{name}{SUFFIX}", canonical(body))
+    storage.delete(f"{PENDING}/{name}{SUFFIX}")
+    fault_point("staging.reject.after")
+
+
+def load_rejected(storage: Storage) -> list[RejectedUnit]:
+    """Everything that was set aside."""
+    found = []
+    for stat in storage.list(REJECTED):
+        name = stat.name.rsplit("/", 1)[-1]
+        if not name.endswith(SUFFIX) or name.startswith("."):
+            continue
+        body = _load(storage, name.removesuffix(SUFFIX))
+        about = body["rejected"]
+        epoch = body.get("epoch")
+        found.append(
+            RejectedUnit(
+                name=name.removesuffix(SUFFIX),
+                reason=str(about["reason"]),
+                rejected_at=str(about["at"]),
+                pipeline=body.get("pipeline"),
+                epoch=int(epoch) if isinstance(epoch, int) else None,
+            )
+        )
+    return found
+
+
+def retry(storage: Storage, name: str) -> None:
+    """Put a unit back among the pending ones, as it was."""
+    try:
+        body = _load(storage, name)
+    except FileNotFoundError as error:
+        raise ConfigError(f"no unit {name!r} was set aside", hint="See `firnline staging TABLE`.") from error
+    body.pop("rejected")
+    data = base64.b64decode(body["raw"]) if set(body) == {"raw"} else canonical(body)
+    storage.put(f"{PENDING}/{name}{SUFFIX}", data)
+    storage.delete(f"{REJECTED}/{name}{SUFFIX}")
+
+
+def _load(storage: Storage, name: str) -> dict[str, Json]:
+    body = parse(storage.get(f"{REJECTED}/{name}{SUFFIX}"), name)
+    if not isinstance(body, dict) or "rejected" not in body:
+        raise DamagedError(f"{REJECTED}/{name}{SUFFIX} is unreadable")
+    return body

@@ -1,0 +1,183 @@
+"""A staged Delta table as a sink: the writer's side of a two-stage table.
+
+Committing an epoch here means putting its unit into `_staging/pending/`; the committer makes it true in the log. The
+writer's checkpoint is the newest of log and gapless pending units. Its claim, an empty Delta commit, names the
+tip of the chain it adopts, so a zombie's later unit is known to be a fork.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from firnline.checkpoint.ledger import LedgerEntry
+from firnline.checkpoint.model import Checkpoint
+from firnline.errors import DamagedError, FencedError, SinkError
+from firnline.faults import fault_point
+from firnline.schema import merge, schema_from_json, schema_to_json
+from firnline.sinks.base import EpochCommit, Held
+from firnline.sinks.delta.sink import DeltaSink
+from firnline.staging.chain import Arranged, arrange
+from firnline.staging.standing import read_standing
+from firnline.staging.unit import PENDING, SUFFIX, ForeignUnit, Unit, parse_unit
+from firnline.storage import Storage
+from firnline.types import EntryRef, Json, Receipt
+
+logger = logging.getLogger(__name__)
+
+
+class StagedDeltaSink(DeltaSink):
+    """Puts units instead of committing; claims and fences are those of a single-stage table."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._sizes: dict[str, int | None] = {}
+
+    def load(self) -> Held:
+        return self._chain_end()[0]
+
+    def _chain_end(self) -> tuple[Held, Arranged]:
+        """What the log holds, moved on by the units that are pending without a gap.
+
+        Units are listed before the log is read: one that is gone from the folder by then is in the log.
+        """
+        units = [u for u in load_pending(self.storage) if isinstance(u, Unit) and u.pipeline == self._pipeline]
+        held = super().load()
+        if not held.exists:
+            return held, Arranged()
+        arranged = arrange(read_standing(self._table, self._pipeline), units)
+        if not arranged.ready:
+            return held, arranged
+        last = arranged.ready[-1]
+        return replace(held, epoch=last.epoch, entry=last.entry, checkpoint=last.checkpoint), arranged
+
+    def find_schema(self) -> pa.Schema | None:
+        """The table's columns and those that pending units will add."""
+        _, arranged = self._chain_end()
+        found = super().find_schema()
+        if found is None:
+            return None
+        for unit in arranged.ready:
+            found = merge(found, schema_from_json(unit.schema), frozen=found.names)
+        return found
+
+    def _claim_tip(self) -> tuple[int, int | None]:
+        """The end of the chain, pending units included; a committer that moves it meanwhile moves the version too."""
+        units = [u for u in load_pending(self.storage) if isinstance(u, Unit) and u.pipeline == self._pipeline]
+        ready = arrange(read_standing(self._table, self._pipeline), units).ready
+        return (ready[-1].epoch, ready[-1].digest) if ready else super()._claim_tip()
+
+    def claim(self, run: str, generation: int | None = None, baseline: EntryRef | None = None) -> Held:
+        held = super().claim(run, generation, baseline)
+        return replace(self._chain_end()[0], generation=held.generation) if held.exists else held
+
+    def commit(self, commit: EpochCommit) -> Receipt:
+        """Put the unit, last of all: it is the checkpoint and the signal.
+
+        A repeat puts the same bytes under the same name; a unit that was committed meanwhile is known by its entry.
+        """
+        while not self._table.refresh():
+            self._create(commit)
+        if self._deferred:
+            self._claim_created()
+            self._table.refresh()
+        held = self._table.txn(self._id("-gen")) or 0
+        if held != self._generation:
+            raise FencedError(f"generation {held} holds {self.name}, not {self._generation}", generation=held)
+        unit = Unit(
+            name=commit.checkpoint.attempt,
+            checkpoint=commit.checkpoint,
+            entry=commit.entry,
+            previous=commit.previous,
+            previous_checkpoint=commit.previous_checkpoint,
+            files=commit.files,
+            schema=schema_to_json(commit.schema),
+            source_state=commit.source_state if self._writes_interchange() else None,
+        )
+        fault_point("staging.put.before")
+        self.storage.put(f"{PENDING}/{unit.name}{SUFFIX}", unit.to_bytes())
+        fault_point("staging.put.after")
+        return self._unit_receipt(unit)
+
+    def find_receipt(self, epoch: int) -> Receipt | None:
+        """The pending unit of an epoch, or what the log and the ledger say of it."""
+        held, arranged = self._chain_end()
+        for unit in arranged.ready:
+            if unit.epoch == epoch:
+                return self._unit_receipt(unit)
+        if not held.exists or held.epoch < epoch:
+            return None
+        for link in self._ledger.chain(held.entry):
+            if isinstance(link, LedgerEntry) and link.epoch == epoch:
+                return self._entry_receipt(link)
+        raise SinkError(f"epoch {epoch} of {self.name} is committed, but its ledger entry is folded away")
+
+    def _entry_receipt(self, entry: LedgerEntry) -> Receipt:
+        files = entry.staged.get(self.name, [])
+        return _receipt(self.name, entry.checkpoint, files, self._table.version)
+
+    def _unit_receipt(self, unit: Unit) -> Receipt:
+        return _receipt(self.name, unit.checkpoint, unit.files, self._table.version)
+
+    def is_full(self) -> tuple[int, int] | None:
+        """Pending units and bytes when a limit of back-pressure is reached; None when there is room."""
+        options = self._options
+        if options.max_pending_units is None and options.max_pending_bytes is None:
+            return None
+        sizes = {}
+        for stat in self.storage.list(PENDING):
+            name = stat.name.rsplit("/", 1)[-1].removesuffix(SUFFIX)
+            if name not in self._sizes:
+                self._sizes[name] = self._unit_bytes(name)
+            sizes[name] = self._sizes[name]
+        self._sizes = sizes
+        own = [size for size in sizes.values() if size is not None]
+        over_units = options.max_pending_units is not None and len(own) >= options.max_pending_units
+        over_bytes = options.max_pending_bytes is not None and sum(own) >= options.max_pending_bytes
+        return (len(own), sum(own)) if over_units or over_bytes else None
+
+    def _unit_bytes(self, name: str) -> int | None:
+        """Data bytes of a unit of this pipeline; None for anybody else's."""
+        try:
+            unit = parse_unit(name, self.storage.get(f"{PENDING}/{name}{SUFFIX}"))
+        except (FileNotFoundError, DamagedError):
+            return None
+        if not isinstance(unit, Unit) or unit.pipeline != self._pipeline:
+            return None
+        return sum(int(f["size_bytes"]) for f in unit.files)
+
+    def maintain(self) -> None:
+        """Nothing: the committer keeps the log."""
+
+
+def _receipt(sink: str, checkpoint: Checkpoint, files: list[dict[str, Json]], version: int) -> Receipt:
+    return Receipt(
+        sink=sink,
+        epoch=checkpoint.epoch,
+        generation=checkpoint.generation,
+        run=checkpoint.run,
+        attempt=checkpoint.attempt,
+        checkpoint_checksum=checkpoint.checksum,
+        version=version,
+        rows=sum(int(f["rows"]) for f in files),
+        size_bytes=sum(int(f["size_bytes"]) for f in files),
+    )
+
+
+def load_pending(storage: Storage) -> list[Unit | ForeignUnit]:
+    """Every pending unit that can be read; a damaged one is the committer's to set aside."""
+    found: list[Unit | ForeignUnit] = []
+    for stat in storage.list(PENDING):
+        name = stat.name.rsplit("/", 1)[-1]
+        if not name.endswith(SUFFIX) or name.startswith("."):
+            continue
+        try:
+            found.append(parse_unit(name.removesuffix(SUFFIX), storage.get(f"{PENDING}/{name}")))
+        except FileNotFoundError:
+            continue  # committed and deleted since it was listed
+        except DamagedError as error:
+            logger.warning("unreadable unit", extra={"unit": name, "reason": error.message})
+    return found

@@ -1,0 +1,173 @@
+"""What lies in a table's folder: every file that a sweep may look at, with its age by the storage's own clock.
+
+Symbolic links are never followed, `_delta_log` and `_staging/pending` are never entered, and nothing outside the
+table is ever seen.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from firnline.errors import SinkError
+from firnline.sinks.delta.table import Table
+from firnline.storage import Storage, is_remote, open_storage
+
+OWN_FILE = re.compile(r"[0-9a-f]{16}-[^/]*\.parquet")  # bears the attempt that wrote it
+TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.tmp|.+\.parquet#[0-9]+")  # ours, and delta-rs' unfinished uploads
+QUARANTINE = re.compile(r"_firnline/(?P<pipeline>[^/]+)/quarantine/(?P<epoch>[0-9]{20})-[^/]+\.parquet")
+TEMPORARY_SECONDS = 3600  # a temporary file lives for as long as one write
+
+Progress = Callable[[str, int, int], None]  # what is being done, how much is done, of how much (0: unknown)
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """One file below the table's folder."""
+
+    key: str
+    size_bytes: int
+    modified_at: datetime
+
+
+@dataclass(slots=True)
+class Candidates:
+    """Files that may be deleted unless something names them; `kept` counts why others stay."""
+
+    files: dict[str, TableFile] = field(default_factory=dict)
+    kept: Counter[str] = field(default_factory=Counter)
+
+    def drop(self, keys: Iterable[str], reason: str) -> int:
+        """These are named by something; returns how many of them were candidates."""
+        dropped = sum(1 for key in keys if self.files.pop(key, None) is not None)
+        if dropped:
+            self.kept[reason] += dropped
+        return dropped
+
+    def drop_where(self, named: Callable[[TableFile], bool], reason: str) -> None:
+        self.drop([key for key, file in self.files.items() if named(file)], reason)
+
+
+@dataclass(slots=True)
+class Survey:
+    """A listing of the table, sorted by what each file is; only what is older than the grace period."""
+
+    now: datetime
+    data: Candidates = field(default_factory=Candidates)
+    quarantine: dict[str, list[tuple[int, TableFile]]] = field(default_factory=dict)  # by pipeline, with the epoch
+    temporary: list[TableFile] = field(default_factory=list)
+    listed: int = 0
+
+
+def open_table(uri: str, options: dict[str, str], kind: type[Table] = Table) -> tuple[Storage, Table]:
+    """Storage and handle of a table that exists."""
+    storage = open_storage(uri, options)
+    table = kind(storage.root, options)
+    if not table.refresh():
+        raise SinkError(f"{storage.root} is no Delta table", hint="Check the path.", table=storage.root)
+    return storage, table
+
+
+def storage_now(storage: Storage) -> datetime:
+    """The time by the clock that stamps the table's files, which may be another than this machine's."""
+    key = f"_firnline/.{uuid.uuid4().hex}.tmp"  # named as a temporary file: one that is left behind is swept
+    storage.put(key, b"")
+    try:
+        return storage.stat(key).modified_at
+    finally:
+        storage.delete(key)
+
+
+def survey(storage: Storage, now: datetime, grace_seconds: float, progress: Progress | None = None) -> Survey:
+    """List the table."""
+    found = Survey(now)
+    for file in walk(storage):
+        found.listed += 1
+        if progress is not None and found.listed % 1000 == 0:
+            progress("listing", found.listed, 0)
+        _sort_in(found, file, grace_seconds)
+    return found
+
+
+def _sort_in(found: Survey, file: TableFile, grace_seconds: float) -> None:
+    name = file.key.rsplit("/", 1)[-1]
+    age = (found.now - file.modified_at).total_seconds()
+    if TEMPORARY.fullmatch(name):
+        if age > max(grace_seconds, TEMPORARY_SECONDS):
+            found.temporary.append(file)
+        return
+    quarantined = QUARANTINE.fullmatch(file.key)
+    if quarantined is not None:
+        if age > 0 and age >= grace_seconds:
+            found.quarantine.setdefault(quarantined["pipeline"], []).append((int(quarantined["epoch"]), file))
+        return
+    if not name.endswith(".parquet") or is_hidden(file.key):
+        return
+    if age < 0:
+        found.data.kept["from the future"] += 1
+    elif age < grace_seconds:
+        found.data.kept["young"] += 1
+    else:
+        found.data.files[file.key] = file
+
+
+def is_hidden(key: str) -> bool:
+    """Whether Delta's readers and writers leave a path alone; a partition folder may begin with an underscore."""
+    return any(part[:1] in ("_", ".") and "=" not in part for part in key.split("/"))
+
+
+def walk(storage: Storage, folder: str = "") -> Iterator[TableFile]:
+    """Every file that may be looked at, below a folder of the table."""
+    if is_remote(storage.root):
+        prefix = storage.root + "/"
+        for stat in storage.list(folder):
+            key = stat.name.removeprefix(prefix)
+            if not _is_closed(key + "/"):
+                yield TableFile(key, stat.size_bytes, stat.modified_at)
+    else:
+        yield from _walk_local(storage.root, folder)
+
+
+def _walk_local(root: str, folder: str) -> Iterator[TableFile]:
+    try:
+        with os.scandir(os.path.join(root, folder)) as entries:
+            found = sorted(entries, key=lambda e: e.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in found:
+        key = f"{folder}/{entry.name}" if folder else entry.name
+        if entry.is_symlink():
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            if not _is_closed(key + "/"):
+                yield from _walk_local(root, key)
+            continue
+        try:
+            stat = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            continue
+        yield TableFile(key, stat.st_size, datetime.fromtimestamp(stat.st_mtime, UTC))
+
+
+def _is_closed(key: str) -> bool:
+    return key.startswith(("_delta_log/", "_staging/pending/"))
+
+
+def is_inside(storage: Storage, key: str) -> bool:
+    """Whether a key still is a file of the table: no link on the way, nothing outside, no folder that is closed."""
+    parts = key.split("/")
+    if key.startswith("/") or ".." in parts or "" in parts or _is_closed(key):
+        return False
+    if is_remote(storage.root):
+        return True
+    root = os.path.realpath(storage.root)
+    return os.path.realpath(os.path.join(root, key)) == os.path.join(root, *parts)
+
+
+def older_than(file: TableFile, now: datetime, age: timedelta) -> bool:
+    return now - file.modified_at >= age

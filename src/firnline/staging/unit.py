@@ -1,0 +1,157 @@
+"""The unit: what one epoch of one writer staged, waiting in `_staging/pending/` to be committed.
+
+A Firnline unit is sealed JSON and carries the writer's checkpoint. A foreign unit is the plain JSON that any other
+program may put there to bring one Parquet file into the table; it has no epoch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from firnline.checkpoint.codec import canonical, parse, seal, short_number, unseal
+from firnline.checkpoint.model import Checkpoint
+from firnline.errors import DamagedError
+from firnline.types import EntryRef, Json
+
+PENDING = "_staging/pending"
+REJECTED = "_staging/rejected"
+SUFFIX = ".meta.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One epoch of one pipeline, staged. `previous` is the ledger entry of the epoch before, None for the first."""
+
+    name: str
+    checkpoint: Checkpoint
+    entry: EntryRef
+    previous: EntryRef | None
+    previous_checkpoint: str  # checksum of the checkpoint before; empty for the first
+    files: list[dict[str, Json]]
+    schema: list[dict[str, Json]]
+    source_state: Json = None
+
+    @property
+    def pipeline(self) -> str:
+        return self.checkpoint.pipeline
+
+    @property
+    def epoch(self) -> int:
+        return self.checkpoint.epoch
+
+    @property
+    def generation(self) -> int:
+        return self.checkpoint.generation
+
+    @property
+    def digest(self) -> int:
+        """What the log calls this unit's entry once it is committed."""
+        return short_number(self.entry.checksum)
+
+    @property
+    def previous_digest(self) -> int | None:
+        return short_number(self.previous.checksum) if self.previous else None
+
+    def to_bytes(self) -> bytes:
+        previous = {"entry": self.previous.to_json()} if self.previous else {"entry": None}
+        return canonical(
+            seal(
+                {
+                    "pipeline": self.pipeline,
+                    "epoch": self.epoch,
+                    "generation": self.generation,
+                    "attempt": self.checkpoint.attempt,
+                    "run": self.checkpoint.run,
+                    "schema": self.schema,
+                    "checkpoint": self.checkpoint.to_json(),
+                    "entry": self.entry.to_json(),
+                    "previous": {
+                        **previous,
+                        "epoch": self.previous.epoch if self.previous else 0,
+                        "checkpoint_checksum": self.previous_checkpoint,
+                    },
+                    "files": self.files,
+                    "source_state": self.source_state,
+                }
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignUnit:
+    """One Parquet file that another program brings; it names nothing before it."""
+
+    name: str
+    path: str
+    size_bytes: int
+    record_count: int
+    partition_values: dict[str, str | None] = field(default_factory=dict)
+    source_file: str | None = None
+
+
+def parse_unit(name: str, data: bytes) -> Unit | ForeignUnit:
+    """Read a pending unit, ours or another program's.
+
+    Raises:
+        DamagedError: it is neither.
+        NewerFormatError: a newer Firnline wrote it.
+    """
+    what = f"unit {name}"
+    value = parse(data, what)
+    if not isinstance(value, dict):
+        raise DamagedError(f"{what} is not an object", what=what)
+    return _own(name, value, what) if "checksum" in value or "epoch" in value else _foreign(name, value, what)
+
+
+def _own(name: str, value: dict[str, Json], what: str) -> Unit:
+    body = unseal(value, what)
+    try:
+        previous = body["previous"]
+        return Unit(
+            name=name,
+            checkpoint=Checkpoint.from_json(body["checkpoint"], what),
+            entry=EntryRef.from_json(body["entry"]),
+            previous=EntryRef.from_json(previous["entry"]) if previous["entry"] else None,
+            previous_checkpoint=str(previous["checkpoint_checksum"]),
+            files=[_checked_file(f, what) for f in body["files"]],
+            schema=body["schema"],
+            source_state=body["source_state"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedError(f"{what} lacks {error}", what=what) from error
+
+
+def _foreign(name: str, value: dict[str, Json], what: str) -> ForeignUnit:
+    try:
+        unit = ForeignUnit(
+            name=name,
+            path=str(value["path"]),
+            size_bytes=int(value["size"]),
+            record_count=int(value["record_count"]),
+            partition_values={
+                str(k): None if v is None else str(v) for k, v in value.get("partition_values", {}).items()
+            },
+            source_file=value.get("source_file"),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DamagedError(f"{what} lacks {error}", what=what) from error
+    _check_path(unit.path, what)
+    return unit
+
+
+def _checked_file(file: dict[str, Json], what: str) -> dict[str, Json]:
+    _check_path(str(file["path"]), what)
+    return file
+
+
+def _check_path(path: str, what: str) -> None:
+    """A unit may name only files inside its table."""
+    parts = path.split("/")
+    if (
+        not path
+        or path.startswith("/")
+        or "://" in path
+        or ".." in parts
+        or parts[0] in ("_delta_log", "_firnline", "_staging")
+    ):
+        raise DamagedError(f"{what} names {path!r}, which is not a data file of this table", what=what)

@@ -1,0 +1,99 @@
+"""Checks a unit's files right before their commit: present, whole, and of columns that fit the table.
+
+delta-rs would commit a file that is missing; nobody would notice until a reader fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from firnline.errors import SchemaError
+from firnline.sinks.delta.columns import missing_fields
+from firnline.storage import Storage
+from firnline.types import Json
+
+_MAGIC = b"PAR1"
+_TAIL = 64 * 1024
+
+
+class InvalidUnitError(Exception):
+    """A unit can never be committed as it is; the reason is for people. I/O errors are never this."""
+
+
+def check_files(
+    storage: Storage, files: list[dict[str, Json]], table: pa.Schema, declared: pa.Schema, *, whole: bool
+) -> None:
+    """Validate every file of a unit against what the unit says and what the table has.
+
+    Raises:
+        InvalidUnitError: a file is missing, has another size or checksum, or columns that do not fit.
+        OSError: the storage failed; try again.
+    """
+    _check_columns(table, declared, "the unit")
+    for file in files:
+        path = str(file["path"])
+        footer = read_footer(storage, path, int(file["size_bytes"]))
+        expected = file.get("footer_checksum")
+        if expected is not None and hashlib.sha256(footer).hexdigest() != expected:
+            raise InvalidUnitError(f"checksum wrong: the footer of {path} is not what was staged")
+        if whole and "checksum" in file and file_checksum(storage, path) != file["checksum"]:
+            raise InvalidUnitError(f"checksum wrong: {path} is not what was staged")
+        _check_columns(table, footer_schema(footer, path), path)
+
+
+def read_footer(storage: Storage, path: str, size_bytes: int) -> bytes:
+    """The footer of a Parquet file, which must exist and have this size."""
+    try:
+        found = storage.stat(path)
+        if found.size_bytes != size_bytes:
+            raise InvalidUnitError(f"size wrong: {path} has {found.size_bytes} bytes, the unit says {size_bytes}")
+        tail = _read(storage, path, max(0, size_bytes - _TAIL))
+        if len(tail) < 12 or tail[-4:] != _MAGIC:
+            raise InvalidUnitError(f"{path} is not a Parquet file")
+        length = int.from_bytes(tail[-8:-4], "little") + 8
+        if length > size_bytes:
+            raise InvalidUnitError(f"{path} is not a Parquet file")
+        return tail[-length:] if length <= len(tail) else _read(storage, path, size_bytes - length)
+    except FileNotFoundError as error:
+        raise InvalidUnitError(f"file missing: {path}") from error
+
+
+def _read(storage: Storage, path: str, offset: int) -> bytes:
+    stream = storage.open_read(path, offset)
+    try:
+        parts = []
+        while data := stream.read(1024 * 1024):
+            parts.append(data)
+        return b"".join(parts)
+    finally:
+        stream.close()
+
+
+def footer_schema(footer: bytes, path: str) -> pa.Schema:
+    """The columns of a Parquet file, from its footer alone."""
+    try:
+        return pq.read_schema(pa.BufferReader(_MAGIC + footer))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InvalidUnitError(f"the footer of {path} is unreadable: {error}") from error
+
+
+def file_checksum(storage: Storage, path: str) -> str:
+    """SHA-256 of a whole file."""
+    digest = hashlib.sha256()
+    stream = storage.open_read(path)
+    try:
+        while data := stream.read(1024 * 1024):
+            digest.update(data)
+    finally:
+        stream.close()
+    return digest.hexdigest()
+
+
+def _check_columns(table: pa.Schema, wanted: pa.Schema, what: str) -> None:
+    try:
+        missing_fields(table, wanted)
+    except SchemaError as error:
+        raise InvalidUnitError(f"schema incompatible: {what}: {error.message}") from error

@@ -1,0 +1,181 @@
+"""A log that another tool wrote is resumed at its files and records, or refused; nothing is read twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from firnline.engine.parts import assemble
+from firnline.engine.status import load_files
+from firnline.options import PipelineOptions
+from firnline.testing.damage import write_app_id, write_blizzard
+from firnline.testing.pipelines import run_once
+from firnline.testing.samples import SampleInput, table_ids
+from firnline.types import Json
+
+pytestmark = pytest.mark.crash
+
+NAMINGS = {
+    "absolute": lambda folder, name: f"{folder}/{name}",
+    "uri": lambda folder, name: f"file://{folder}/{name}",
+    "relative": lambda folder, name: name,
+}
+
+
+class OtherTool:
+    """Fills the table from the same input, as far as it is told, and notes where it stands."""
+
+    def __init__(self, sample: SampleInput, table: Path) -> None:
+        self.sample = sample
+        self.table = table
+
+    def read(self, name: str, records: int | None = None) -> None:
+        lines = self.sample.path(name).read_bytes().splitlines()[:records]
+        rows = [json.loads(line) for line in lines]
+        write_deltalake(str(self.table), pa.Table.from_pylist(rows), mode="append", schema_mode="merge")
+
+
+@pytest.fixture
+def other(sample: SampleInput, tmp_path: Path) -> OtherTool:
+    for name in ("a1.json", "a2.json", "b1.json", "b2.json", "c1.json"):
+        sample.add(name, 5)
+    tool = OtherTool(sample, tmp_path / "out")
+    tool.read("a1.json")
+    tool.read("a2.json")
+    tool.read("b1.json", 2)
+    tool.read("b2.json")
+    return tool
+
+
+def state(other: OtherTool, naming: str = "absolute") -> Json:
+    name = NAMINGS[naming]
+    folder = other.sample.folder
+    return {
+        "files": {name(folder, "b1.json"): {"RecordsRead": 2}, name(folder, "b2.json"): "Finished"},
+        "last_committed_file": name(folder, "a2.json"),
+    }
+
+
+@pytest.mark.parametrize("naming", NAMINGS)
+def test_resumed_at_files_and_records(other: OtherTool, make_options, naming: str) -> None:
+    write_blizzard(other.table, state(other, naming))
+    options: PipelineOptions = make_options()
+    run = run_once(options)
+    assert run.exit_code == 0, run.result
+    assert run.told.late == 0
+    assert table_ids(other.table) == other.sample.ids
+    again = run_once(options)
+    assert (again.exit_code, again.result.epochs, again.told.late) == (0, 0, 0)
+
+
+def test_what_lies_below_the_mark_is_a_baseline(other: OtherTool, make_options) -> None:
+    write_blizzard(other.table, state(other))
+    options: PipelineOptions = make_options()
+    assert run_once(options).exit_code == 0
+    parts = assemble(options)
+    rows = {Path(r["path"]).name: r for r in load_files(parts)}
+    assert {name for name, row in rows.items() if row["status"] == "committed"} == set(rows)
+    assert {"a1.json", "a2.json"} <= set(rows)
+    other.sample.add("a15.json", 4)  # after the take-over a file that comes late is late
+    late = run_once(options)
+    assert late.told.late == 1
+    assert table_ids(other.table) == other.sample.ids
+
+
+def test_killed_between_baseline_and_first_epoch(other: OtherTool, make_options, launcher) -> None:
+    write_blizzard(other.table, state(other))
+    options: PipelineOptions = make_options()
+    assert launcher.run(options, "delta.claim.after:1:kill").exit_code == -9
+    launcher.run_until_done(options)
+    assert table_ids(other.table) == other.sample.ids
+
+
+def test_other_writers_in_between(other: OtherTool, make_options) -> None:
+    write_blizzard(other.table, state(other))
+    for _ in range(5):
+        write_deltalake(str(other.table), pa.table({"v": [1.5]}), mode="append", schema_mode="merge")
+    assert run_once(make_options()).exit_code == 0
+    assert table_ids(other.table) == other.sample.ids
+
+
+def test_log_cleaned_up_after_a_delta_checkpoint(other: OtherTool, make_options) -> None:
+    """The payload is then in Delta's own checkpoint only."""
+    write_blizzard(other.table, state(other))
+    write_deltalake(str(other.table), pa.table({"v": [1.5]}), mode="append", schema_mode="merge")
+    DeltaTable(str(other.table)).create_checkpoint()
+    for path in sorted((other.table / "_delta_log").glob("*.json"))[:-1]:
+        path.unlink()
+    run = run_once(make_options())
+    assert run.exit_code == 0, run.result
+    assert table_ids(other.table) == other.sample.ids
+
+
+@pytest.mark.parametrize("payload", ["!!!", "bm90IGpzb24=", "e30=", "eyJzY2hlbWFfdmVyc2lvbiI6MX0="])
+def test_corrupt_newest_payload_is_refused(other: OtherTool, make_options, payload: str) -> None:
+    write_blizzard(other.table, state(other))
+    write_app_id(other.table, "blizzard:" + payload)
+    version = DeltaTable(str(other.table)).version()
+    options: PipelineOptions = make_options()
+    run = run_once(options)
+    assert run.exit_code == 1
+    assert run.error_code == "checkpoint"
+    assert run.result.error is not None
+    assert "--accept-duplicates" in run.result.error.hint
+    assert DeltaTable(str(other.table)).version() == version
+    accepted = run_once(options, accept_duplicates=True)
+    assert accepted.exit_code == 0
+    assert table_ids(other.table) == other.sample.ids
+
+
+def test_newer_schema_version_is_refused_by_name(other: OtherTool, make_options) -> None:
+    write_blizzard(other.table, state(other), schema_version=2)
+    run = run_once(make_options())
+    assert run.exit_code == 1
+    assert run.error_code == "newer-format"
+    assert run.result.error is not None
+    assert "schema_version 2" in run.result.error.message
+
+
+def test_unknown_fields_are_ignored(other: OtherTool, make_options) -> None:
+    write_blizzard(other.table, state(other), something_new={"x": 1})
+    assert run_once(make_options()).exit_code == 0
+    assert table_ids(other.table) == other.sample.ids
+
+
+def test_our_payload_reads_like_theirs(sample: SampleInput, make_options) -> None:
+    """Another tool finds its own shape in a log of ours."""
+    import base64
+
+    sample.add("a.json", 9)
+    sample.add("b.json", 3)
+    options: PipelineOptions = make_options(max_events=4, max_files=1)
+    assert run_once(options).exit_code == 0
+    found = []
+    for path in sorted((Path(options.sinks[0].table) / "_delta_log").glob("*.json")):
+        for line in path.read_text().splitlines():
+            app_id = json.loads(line).get("txn", {}).get("appId", "")
+            if app_id.startswith("blizzard:"):
+                assert json.loads(line)["txn"]["lastUpdated"] > 0
+                body = json.loads(base64.b64decode(app_id.removeprefix("blizzard:")))
+                assert body["schema_version"] == 1
+                assert body["delta_version"] == int(path.stem) - 1
+                found.append(body["source_state"])
+    a, b = str(sample.path("a.json")), str(sample.path("b.json"))
+    assert found[0] == {"files": {a: {"RecordsRead": 4}}, "last_committed_file": None}
+    assert found[-1] == {"files": {}, "last_committed_file": b}
+
+
+def test_no_interchange_on_tables_of_others(sample: SampleInput, make_options, tmp_path: Path) -> None:
+    write_deltalake(str(tmp_path / "out"), pa.table({"id": pa.array([], pa.int64())}))
+    sample.add("a.json", 3)
+    options: PipelineOptions = make_options()
+    assert run_once(options).exit_code == 0
+    table = DeltaTable(str(tmp_path / "out"))
+    assert "delta.setTransactionRetentionDuration" not in table.metadata().configuration
+    text = "".join(p.read_text() for p in (tmp_path / "out" / "_delta_log").glob("*.json"))
+    assert "blizzard:" not in text
+    assert table_ids(tmp_path / "out") == sample.ids

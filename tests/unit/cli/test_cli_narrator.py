@@ -1,0 +1,98 @@
+"""What a run says about itself, in words and numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from firnline.cli.narrator import Narrator, Tally
+from firnline.engine.observer import EpochFacts, Observers
+from firnline.errors import FencedError, SinkError
+from firnline.sinks.base import Held
+from firnline.sources.base import Backlog
+
+
+def facts(epoch: int, **changes: Any) -> EpochFacts:
+    values: dict[str, Any] = {
+        "epoch": epoch, "attempt": "a", "sink": "delta", "version": epoch + 1, "files": 2, "records": 2000,
+        "rows": 2000, "bad": {}, "bytes_read": 1_000_000, "raw_bytes": 8_000_000, "staged_files": 1, "staged_bytes": 1,
+        "late_files": 0,
+        "checkpoint_bytes": 487, "state_files": 0, "set_aside": 0, "durations_ms": {"run": 200, "commit": 100},
+    }  # fmt: skip
+    return EpochFacts(**{**values, **changes})
+
+
+class FakeTime:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_run_in_words() -> None:
+    said: list[str] = []
+    run = Observers(Narrator(said.append, attempts=5))
+    run.started("r1", Held(exists=False, version=-1))
+    run.claimed(1)
+    run.running(1)
+    run.committed(facts(1))
+    run.running(2)
+    run.committed(facts(2, rows=1999, files=1, bad={"not-json": 1}, late_files=1, set_aside=1))
+    run.committed(facts(3, set_aside=1))
+    run.reconciled(2, ["/in/a"], 10)
+    run.trouble(SinkError("disk full"), 1)
+    run.resting(1.25, 1)
+    run.trouble(FencedError("taken over"), 2)
+    run.idle()
+    run.idle()
+    assert said == [
+        "starting fresh",
+        "claimed generation 1",
+        "starting Spark",
+        "epoch 1 committed  2,000 rows  2 files  version 2  0.3 s",
+        "epoch 2 committed  1,999 rows  1 file  version 3  0.3 s  1 quarantined (not-json 1)  1 late file",
+        "1 file set aside; see `firnline files --status set_aside`",
+        "epoch 3 committed  2,000 rows  2 files  version 4  0.3 s",
+        "2 late files found among 10 listed",
+        "1 processed file changed later and not read again: /in/a",
+        "trouble: disk full",
+        "trying again in 1.2 s (failure 1 of at most 5)",
+        "all read; waiting for new files",
+    ]
+
+
+def test_resuming_names_the_epoch_and_every_repair() -> None:
+    said: list[str] = []
+    checkpoint: Any = object()
+    held = Held(exists=True, version=9, generation=2, epoch=42, checkpoint=checkpoint, repairs=("copy 1 was damaged",))
+    Narrator(said.append, attempts=5).started("r1", held)
+    assert said == ["resuming after epoch 42", "repaired: copy 1 was damaged"]
+
+
+def test_time_left_follows_speed_and_backlog() -> None:
+    time = FakeTime()
+    tally = Tally(time)
+    assert tally.seconds_left is None
+    time.now = 110
+    tally.running(1)  # Spark's start does not count
+    tally.backlog(Backlog(10, 10_000_000))
+    assert tally.seconds_left is None
+    time.now = 112
+    tally.committed(facts(1))
+    tally.backlog(Backlog(8, 9_000_000))
+    assert tally.speed == (500_000, 4_000_000)
+    assert tally.seconds_left == pytest.approx(18)
+    assert tally.summary()["records"] == 2000
+
+
+def test_old_commits_leave_the_speed() -> None:
+    time = FakeTime()
+    tally = Tally(time)
+    tally.running(1)
+    for epoch in range(1, 200):
+        time.now += 1
+        tally.committed(facts(epoch))
+    assert len(tally._recent) <= 33
+    assert tally.speed[0] == pytest.approx(1_000_000, rel=0.1)

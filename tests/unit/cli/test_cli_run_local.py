@@ -1,0 +1,167 @@
+"""`firnline run` in this process, with tasks that need no Spark: output, exit codes, signals, the terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from firnline.cli import signals
+from firnline.cli.main import run_command
+from firnline.cli.narrator import Tally
+from firnline.cli.progress import Lines, LiveDisplay, logging_to
+from firnline.engine.observer import EpochFacts
+from firnline.sources.base import Backlog
+from firnline.testing.local import LocalEngine
+
+DATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ")
+
+
+@pytest.fixture(autouse=True)
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("firnline.engine.spark.SparkEngine", lambda *_, **__: LocalEngine())
+
+
+def test_a_run_logs_dated_lines_and_ends_with_one_result(spec: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["run", "--once"]) == 0
+    shown = capfd.readouterr()
+    lines = shown.err.splitlines()
+    assert all(DATED.match(line) for line in lines)
+    texts = [line[21:] for line in lines]
+    assert texts[:3] == ["starting fresh", "claimed generation 1", "starting Spark"]
+    assert any(t.startswith("epoch 1 committed  10 rows  2 files  version 1") for t in texts)
+    assert any(t.startswith("1 file set aside") for t in texts)
+    assert shown.out.startswith("done after epoch 2: 15 rows from 4 files, 2 quarantined, 1 file set aside, ")
+    assert run_command(["run", "--once"]) == 0
+    shown = capfd.readouterr()
+    assert shown.out == "nothing to do; the table stands at epoch 2\n"
+    assert [line[21:] for line in shown.err.splitlines()] == ["resuming after epoch 2"]
+
+
+def test_the_json_result_has_the_documented_fields(spec: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from firnline.cli.run import EPILOGUE
+
+    assert run_command(["run", "--once", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert (found["status"], found["epoch"], found["rows"], found["quarantined"]) == ("done", 2, 15, {"not-json": 2})
+    assert [key for key in found if key not in EPILOGUE] == []
+
+
+def test_a_failed_run_exits_with_the_code_of_its_error(spec: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    spec.write_text(spec.read_text().replace("file_attempts: 1", "on_bad_record: fail"))
+    assert run_command(["run", "--once", "--json"]) == 1
+    shown = capfd.readouterr()
+    assert json.loads(shown.out)["error"]["code"] == "bad-records"
+    assert [line.split(":")[0] for line in shown.err.splitlines()[-2:]] == ["Error", "Try"]
+
+
+def test_a_signal_stops_a_run_cleanly(
+    spec: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(self: Tally, facts: EpochFacts) -> None:
+        committed(self, facts)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    committed: Callable[[Tally, EpochFacts], None] = Tally.committed
+    monkeypatch.setattr(Tally, "committed", interrupt)
+    monkeypatch.setattr("os._exit", lambda code: pytest.fail("stopped at once"))
+    spec.write_text(spec.read_text().replace("max_files: 2", "max_files: 4"))
+    assert run_command(["run"]) == 0
+    shown = capfd.readouterr()
+    assert shown.out == "stopped cleanly after epoch 1\n"
+    assert "stopping after the epochs in flight" in shown.err
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_the_second_signal_ends_the_process_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    class ExitedError(Exception):
+        pass
+
+    def leave(code: int) -> None:
+        calls.append(code)
+        raise ExitedError
+
+    monkeypatch.setattr("os._exit", leave)
+    with signals.stop_on_signals(
+        lambda: calls.append("stop"), lambda: calls.append("told"), lambda: calls.append("at once")
+    ) as state:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert state.asked
+        with pytest.raises(ExitedError):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert calls == ["stop", "told", "at once", 130]
+
+
+def test_metrics_are_served_while_a_run_lasts(
+    spec: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import urllib.request
+
+    answers: list[str] = []
+
+    def ask(self: Tally, facts: EpochFacts) -> None:
+        committed(self, facts)
+        url = re.search(r"http://127\.0\.0\.1:\d+/metrics", capfd.readouterr().err)
+        if url is not None:
+            answers.append(urllib.request.urlopen(url[0], timeout=5).read().decode())
+
+    committed: Callable[[Tally, EpochFacts], None] = Tally.committed
+    monkeypatch.setattr(Tally, "committed", ask)
+    assert run_command(["run", "--once", "--metrics-port", "0"]) == 0
+    assert 'firnline_epoch{pipeline="flights"}' in answers[0]
+
+
+def test_a_busy_port_is_a_usage_error(spec: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert run_command(["run", "--once", "--metrics-port", str(taken.getsockname()[1])]) == 2
+    assert "Try: Choose another --metrics-port" in capfd.readouterr().err
+
+
+def test_log_records_become_lines_with_their_facts() -> None:
+    stream = io.StringIO()
+    with logging_to(Lines(stream), debug=False):
+        logging.getLogger("firnline.x").warning("file failed", extra={"file": "a\x1bb", "reason": "truncated"})
+        logging.getLogger("firnline.x").info("not shown")
+        logging.getLogger("py4j.x").error("a page of tracebacks")
+    assert stream.getvalue()[21:] == "warning: file failed  file=a\\x1bb  reason=truncated\n"
+
+
+def test_the_live_block_shows_files_records_speed_epoch_backlog_and_time_left() -> None:
+    from rich.console import Console
+
+    tally = Tally(time.monotonic)
+    tally.running(7)
+    tally.backlog(Backlog(40, 8_000_000))
+    tally.files, tally.records, tally.bytes_read, tally.epoch = 12, 60_000, 2_000_000, 6
+    tally._recent.append((time.monotonic(), 2_000_000, 16_000_000))
+    display = LiveDisplay(tally, io.StringIO())
+    out = io.StringIO()
+    Console(file=out, width=100).print(display.draw())
+    text = out.getvalue()
+    for part in (
+        "12 files",
+        "60,000 records",
+        "MB/s",
+        "epoch 6",
+        "20 %",
+        "backlog 40 files, 8.0 MB",
+        "left",
+        "epoch 7 runs",
+    ):
+        assert part in text
+    display.stopping()
+    Console(file=out, width=100).print(display.draw())
+    assert "Ctrl-C again stops at once" in out.getvalue()

@@ -1,0 +1,112 @@
+"""Metrics: their names are the agreed ones, their labels bounded, their numbers right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from firnline.engine.observer import EpochFacts
+from firnline.errors import SinkError, SourceError
+from firnline.service.metrics import PipelineMetrics
+from firnline.sinks.base import Held
+from firnline.sources.base import Backlog
+
+NAMES = {
+    "firnline_records_total", "firnline_bytes_read_total", "firnline_checkpoint_lag_seconds",
+    "firnline_checkpoint_bytes",
+    "firnline_checkpoint_duration_seconds", "firnline_batch_commit_total", "firnline_batch_commit_failed_total",
+    "firnline_source_state_files", "firnline_source_lag_seconds", "firnline_backlog_files", "firnline_backlog_bytes",
+    "firnline_staging_pending", "firnline_staging_oldest_pending_seconds", "firnline_late_files_total",
+    "firnline_quarantined_records_total", "firnline_recovery_path_total", "firnline_checkpoint_pause_seconds",
+    "firnline_replication_lag_seconds", "firnline_staging_commits_total", "firnline_staging_units_total",
+    "firnline_staging_commit_duration_seconds", "firnline_set_aside_files", "firnline_restarts_total", "firnline_epoch",
+    "firnline_build_info",
+}  # fmt: skip
+LABELS = {"pipeline", "reason", "path", "version", "le"}
+PARTS = ("_bucket", "_count", "_sum")
+
+
+def facts(**changes: Any) -> EpochFacts:
+    values: dict[str, Any] = {
+        "epoch": 7, "attempt": "4be1", "sink": "delta", "version": 9, "files": 2, "records": 2000, "rows": 1998,
+        "bad": {"not-json": 2}, "bytes_read": 1000, "raw_bytes": 8000, "staged_files": 1, "staged_bytes": 1,
+        "late_files": 1, "checkpoint_bytes": 487, "state_files": 3, "set_aside": 1,
+        "durations_ms": {"run": 200, "commit": 100},
+    }  # fmt: skip
+    return EpochFacts(**{**values, **changes})
+
+
+def busy() -> PipelineMetrics:
+    times = iter(range(100, 1000))
+    metrics = PipelineMetrics("flights", lambda: float(next(times)))
+    metrics.started("run-id", Held(exists=False, version=-1))
+    metrics.committed(facts())
+    metrics.committed(facts(epoch=8, bad={}, durations_ms={"run": 400_000}))
+    metrics.backlog(Backlog(4, 9000))
+    metrics.trouble(SinkError("x"), 1)
+    metrics.trouble(SourceError("y"), 2)
+    metrics.resting(1.0, 2)
+    return metrics
+
+
+def samples(metrics: PipelineMetrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    text = generate_latest(metrics.registry()).decode()
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_every_name_is_an_agreed_one_and_every_label_bounded() -> None:
+    for name, labels in samples(busy()):
+        plain = name
+        for part in PARTS:
+            plain = plain.removesuffix(part)
+        assert plain in NAMES or name in NAMES
+        assert "pipeline" in dict(labels)
+        assert set(dict(labels)) <= LABELS
+        assert not {"run-id", "4be1"} & set(dict(labels).values())
+
+
+def test_the_numbers_are_right() -> None:
+    found = samples(busy())
+
+    def value(name: str, **labels: str) -> float:
+        return found[f"firnline_{name}", tuple(sorted({"pipeline": "flights", **labels}.items()))]
+
+    assert value("records_total") == 4000
+    assert value("bytes_read_total") == 2000
+    assert value("batch_commit_total") == 2
+    assert value("batch_commit_failed_total") == 1
+    assert value("late_files_total") == 2
+    assert value("restarts_total") == 1
+    assert value("quarantined_records_total", reason="not-json") == 2
+    assert value("recovery_path_total", path="fresh") == 1
+    assert value("epoch") == 8
+    assert value("backlog_files") == 4
+    assert value("backlog_bytes") == 9000
+    assert value("set_aside_files") == 1
+    assert value("source_state_files") == 3
+    assert value("checkpoint_bytes") == 487
+    assert value("checkpoint_duration_seconds_count") == 2
+    assert value("checkpoint_duration_seconds_sum") == 400.3
+    assert value("checkpoint_duration_seconds_bucket", le="0.5") == 1
+    assert value("checkpoint_duration_seconds_bucket", le="+Inf") == 2
+    assert value("checkpoint_lag_seconds") > 0
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    names = {name for name, _ in samples(PipelineMetrics("flights", lambda: 1.0))}
+    assert not names & {"firnline_backlog_files", "firnline_epoch", "firnline_checkpoint_bytes"}
+    assert "firnline_build_info" in names
+
+
+def test_a_resumed_run_names_its_path_once() -> None:
+    metrics = PipelineMetrics("flights", lambda: 1.0)
+    checkpoint: Any = object()
+    for _ in range(2):
+        metrics.started("r", Held(exists=True, version=3, epoch=2, checkpoint=checkpoint))
+    assert samples(metrics)["firnline_recovery_path_total", (("path", "sink"), ("pipeline", "flights"))] == 1
