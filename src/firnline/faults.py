@@ -24,6 +24,7 @@ DURABLE_CALLS = (
     "delta.commit",
     "delta.sync",
     "delta.checkpoint",
+    "delta.compact",
     "staging.put",
     "staging.delete",
     "staging.reject",

@@ -94,6 +94,13 @@ class CheckpointOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class StagingOptions:
+    """How the committer of staged tables works."""
+
+    poll_interval_secs: float = 10
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineOptions:
     """One pipeline: a file source into Delta tables. The first required sink decides."""
 
@@ -103,6 +110,7 @@ class PipelineOptions:
     batch: BatchOptions = BatchOptions()
     restart: RestartOptions = RestartOptions()
     checkpoint: CheckpointOptions = CheckpointOptions()
+    staging: StagingOptions = StagingOptions()
     spark: Mapping[str, str] = field(default_factory=dict)
 
     @property

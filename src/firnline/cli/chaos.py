@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from firnline.cli.signals import terminable
 from firnline.errors import EngineError
 
 POLL_SECONDS = 0.05
@@ -85,17 +86,18 @@ class Chaos:
             EngineError: the pipeline failed by itself.
         """
         watch, ordeal, began = LogWatch(self.table, self.pipeline), Ordeal(), time.monotonic()
-        while True:
-            wanted = self.rng.randint(*commits_between) if len(ordeal.kills) < kills else None
-            if self._one_run(watch, ordeal, wanted):
-                break
+        with terminable():
+            while True:
+                wanted = self.rng.randint(*commits_between) if len(ordeal.kills) < kills else None
+                if self._one_run(watch, ordeal, wanted):
+                    break
         ordeal.epochs = watch.look()
         ordeal.seconds = time.monotonic() - began
         return ordeal
 
     def _one_run(self, watch: LogWatch, ordeal: Ordeal, wanted: int | None) -> bool:
         """One process: killed after `wanted` new commits, or left alone. True when it came to the end."""
-        start, base = time.monotonic(), watch.look()
+        start, base, litter = time.monotonic(), watch.look(), watch.uncommitted()
         changed_at, shown = start, base
         child = self._start()
         try:
@@ -115,7 +117,7 @@ class Chaos:
             if child.poll() is None:
                 self._kill(child)
                 ordeal.kills.append(watch.look())
-                left = watch.uncommitted()
+                left = watch.uncommitted() - litter
                 rest = f"{left} files written that no commit names" if left else "the next under way"
                 self.say(f"kill -9 number {len(ordeal.kills)}, with epoch {watch.epoch} committed and {rest}")
                 return False

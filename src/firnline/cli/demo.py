@@ -65,7 +65,7 @@ app = App(name="demo", help_epilogue=EPILOGUE)
 @app.default
 def demo(
     *,
-    folder: Annotated[Path, Parameter(help="Where files, spec and table go.")] = Path("firnline-demo"),
+    folder: Annotated[Path, Parameter(help="Where files, spec and table go.")] = Path("demo"),
     records: Annotated[int, Parameter(help="How many records to make.", validator=Number(gte=1000))] = 200_000,
     kills: Annotated[int, Parameter(help="How often to kill the pipeline.", validator=Number(gte=0, lte=5))] = 2,
     seed: Annotated[int | None, Parameter(help="Choose the moments as an earlier demo did. [default: random]")] = None,

@@ -23,6 +23,8 @@ COMMANDS = (
     ("checkpoints", "checkpoints", "List the newest checkpoints."),
     ("files", "files", "List files with their state, or take up one that was set aside."),
     ("quarantine", "quarantine", "Show records that could not be decoded."),
+    ("commit", "commit", "Commit what writers of staged tables have staged."),
+    ("staging", "staging", "Show what is staged and not committed; retry or discard what was set aside."),
     ("demo", "demo", "Kill a pipeline in mid-run and count what arrives."),
     ("drill", "drill", "Do the same with your own spec, on a scratch table."),
     ("schema", "schema", "Print the JSON Schema of firnline.yml, for editors."),

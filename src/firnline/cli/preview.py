@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pyarrow as pa
 
 from firnline.engine.orders import Columns, Context, collect, columns_of, declared
 from firnline.engine.parts import Parts
-from firnline.engine.spark import SparkEngine
+from firnline.engine.spark import SparkEngine, find_java
 from firnline.errors import LedgerHoleError, SchemaError, SinkError, SourceError
 from firnline.ndjson import (
     BrokenFileError,
@@ -52,7 +51,7 @@ def preview(parts: Parts) -> dict[str, Any]:
     backlog = parts.source.backlog(position)
     plan = parts.source.plan(position, _limits(parts))
     columns, schema, sample = _sample(parts, plan, warnings)
-    java = _find_java()
+    java = find_java()
     if java is None:
         warnings.append("no Java found: a run needs Java 17 or newer on PATH or in JAVA_HOME")
     if not backlog.files_outstanding and not late:
@@ -247,10 +246,3 @@ def _writable(root: str) -> bool | None:
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return os.access(folder, os.W_OK | os.X_OK)
-
-
-def _find_java() -> str | None:
-    home = os.environ.get("JAVA_HOME")
-    if home and os.access(os.path.join(home, "bin", "java"), os.X_OK):
-        return os.path.join(home, "bin", "java")
-    return shutil.which("java")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 EXIT_AT_ONCE = 130
+EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
 class StopSignals:
@@ -44,3 +46,13 @@ def stop_on_signals(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM unwind the stack, so that what this process has started is ended too."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from firnline.checkpoint.ledger import Fold, Ledger, LedgerEntry
-from firnline.engine.clock import SystemClock
+from firnline.clock import SystemClock
 from firnline.engine.requests import Requests
 from firnline.options import PipelineOptions
 from firnline.sinks.base import Held

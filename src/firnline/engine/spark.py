@@ -6,12 +6,13 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from firnline.errors import EngineError, FirnlineError
+from firnline.errors import ConfigError, EngineError, FirnlineError
 from firnline.types import Json
 
 if TYPE_CHECKING:
@@ -43,8 +44,15 @@ def open_session(name: str, settings: Mapping[str, str]) -> SparkSession:
     """Start Spark, or join the session that the caller has already.
 
     Raises:
-        EngineError: there is no Java, or Spark does not start.
+        ConfigError: there is no Java.
+        EngineError: Spark does not start.
     """
+    if find_java() is None and not (settings.get("spark.remote") or os.environ.get("SPARK_REMOTE")):
+        raise ConfigError(
+            "no Java found, and Spark needs Java 17 or newer",
+            hint="Install one (Debian: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) or set "
+            "JAVA_HOME.",
+        )
     # Workers must see the driver's packages; the variable also reaches executors on other hosts.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -64,6 +72,15 @@ def open_session(name: str, settings: Mapping[str, str]) -> SparkSession:
             f"Spark does not start: {error}",
             hint="Firnline needs Java 17 or newer: check `java -version` and JAVA_HOME.",
         ) from error
+
+
+def find_java() -> str | None:
+    """The Java that Spark would start, or None."""
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        found = os.path.join(home, "bin", "java")
+        return found if os.access(found, os.X_OK) else None
+    return shutil.which("java")
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from firnline.options import (
     PipelineOptions,
     RestartOptions,
     SchemaOptions,
+    StagingOptions,
 )
 from firnline.spec.loading import LoadedSpec, load_spec
 from firnline.spec.models import DeltaSinkConfig, FilesSourceConfig
@@ -52,6 +53,7 @@ def build_options(loaded: LoadedSpec, *, environ: Mapping[str, str]) -> Pipeline
         batch=BatchOptions(**spec.batch.model_dump()),
         restart=RestartOptions(**spec.restart.model_dump()),
         checkpoint=CheckpointOptions(**spec.checkpoint.model_dump()),
+        staging=StagingOptions(**spec.staging.model_dump()),
         spark=secrets.read(spec.spark, ("spark",)),
     )
     secrets.raise_problems()

@@ -21,6 +21,7 @@ __all__ = [
     "PipelineSpec",
     "RestartConfig",
     "SchemaConfig",
+    "StagingConfig",
 ]
 
 _TIME_WITHOUT_ZONE = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d+)?)?")
@@ -257,6 +258,12 @@ class CheckpointConfig(Config):
     rollback_window: Count = Field(default=64, description="Epochs that one can go back.")
 
 
+class StagingConfig(Config):
+    """How the committer of staged tables works."""
+
+    poll_interval_secs: Seconds = Field(default=10, description="How often `firnline commit` looks for new units.")
+
+
 class PipelineSpec(Config):
     """One pipeline: a file source into Delta tables."""
 
@@ -270,6 +277,7 @@ class PipelineSpec(Config):
     batch: BatchConfig = Field(default=BatchConfig(), description="How much one epoch takes.")
     restart: RestartConfig = Field(default=RestartConfig(), description="What happens after a failure.")
     checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="How checkpoints are found and kept.")
+    staging: StagingConfig = Field(default=StagingConfig(), description="How staged tables are committed.")
     spark: dict[SparkKey, SparkValue] = Field(
         default={}, description="Spark settings passed through, e.g. spark.master; what loads code is refused."
     )

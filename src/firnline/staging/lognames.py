@@ -27,7 +27,8 @@ from firnline.storage import Storage, is_remote
 from firnline.types import Json
 
 _COMMIT = re.compile(r"([0-9]{20})\.json")
-_CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint\..*(parquet|json)")
+_CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint\.(?:.*\.)?(?:parquet|json)")
+_PART = re.compile(r"[0-9]{20}\.checkpoint\.[0-9]+\.[0-9]+\.parquet")  # of a checkpoint in several files
 _INTERVAL = re.compile(r"(?:interval\s+)?([0-9]+)\s+(microsecond|millisecond|second|minute|hour|day|week)s?")
 DEFAULT_RETENTION = timedelta(days=7)
 _HINT = "Nothing was deleted on doubt; read the table with another tool, or restore this file from a backup."
@@ -66,9 +67,10 @@ def file_retention(table: Table) -> timedelta:
 class LogNames:
     """Reads names from the log of one table. The table handle is moved by the caller."""
 
-    def __init__(self, storage: Storage, table: Table) -> None:
+    def __init__(self, storage: Storage, table: Table, options: dict[str, str]) -> None:
         self._storage = storage
         self._table = table
+        self._options = options
         root = storage.root
         self._roots = {root, root if is_remote(root) else os.path.realpath(root)}
 
@@ -79,7 +81,7 @@ class LogNames:
     def pinned(self, version: int) -> Iterator[str]:
         """Keys of the files of one version; SinkError when the log cannot tell any more."""
         try:
-            old = DeltaTable(self._table.uri, version=version, storage_options=self._table.storage_options or None)
+            old = DeltaTable(self._table.uri, version=version, storage_options=self._options or None)
         except (DeltaError, OSError, ValueError) as error:
             raise SinkError(
                 f"version {version} of {self._table.uri} is pinned, but the log does not hold it: {error}",
@@ -107,19 +109,26 @@ class LogNames:
         """Tombstones from the newest checkpoint on, and everything that commits within the retention name."""
         version = self._table.version
         listing = {s.name.rsplit("/", 1)[-1]: s for s in self._storage.list("_delta_log")}
-        checkpoint = max((int(m[1]) for m in map(_CHECKPOINT.fullmatch, listing) if m), default=-1)
+        checkpoint, parts = _newest_checkpoint(listing)
         found = LogTail(version)
-        if checkpoint >= 0:
-            parts = [n for n in listing if n.startswith(f"{checkpoint:020d}.checkpoint.")]
-            for action in self._checkpoint_actions(parts):
-                self._take(found, action, is_recent=False)
+        for action in self._checkpoint_actions(parts):
+            self._take(found, action, is_recent=False)
         numbers = sorted(int(m[1]) for m in map(_COMMIT.fullmatch, listing) if m)
+        missing = set(range(checkpoint + 1, version + 1)).difference(numbers)
+        if missing:
+            raise SinkError(f"the log of {self._table.uri} has no version {min(missing)}", hint=_HINT)
         for number in numbers:
             is_recent = now - listing[f"{number:020d}.json"].modified_at < retention
             if number > checkpoint or is_recent:
-                for action in self.commit(number):
+                for action in self._find_commit(number) if number <= checkpoint else self.commit(number):
                     self._take(found, action, is_recent=is_recent, is_old=number <= checkpoint)
         return found
+
+    def _find_commit(self, version: int) -> list[dict[str, Json]]:
+        try:
+            return self.commit(version)
+        except FileNotFoundError:
+            return []  # cleaned up since it was listed; the checkpoint knows what it did
 
     def _take(self, tail: LogTail, action: dict[str, Json], *, is_recent: bool, is_old: bool = False) -> None:
         if "txn" in action:
@@ -187,9 +196,32 @@ class LogNames:
             raise SinkError(f"{key} cannot be read: {error}", hint=_HINT) from error
 
 
+def _newest_checkpoint(names: Iterable[str]) -> tuple[int, list[str]]:
+    """Version and files of the newest complete checkpoint; -1 when there is none."""
+    found: dict[int, list[str]] = {}
+    for name in names:
+        match = _CHECKPOINT.fullmatch(name)
+        if match is not None:
+            found.setdefault(int(match[1]), []).append(name)
+    for version in sorted(found, reverse=True):
+        whole = [n for n in found[version] if not _PART.fullmatch(n)]
+        if whole:
+            return version, whole[:1]
+        by_count: dict[str, list[str]] = {}
+        for name in found[version]:
+            by_count.setdefault(name.split(".")[3], []).append(name)
+        for count, parts in by_count.items():
+            if len(parts) == int(count):
+                return version, parts
+    return -1, []
+
+
 def _tombstone(key: str, body: dict[str, Any]) -> Tombstone:
     stamp = body.get("deletionTimestamp")
-    deleted_at = None if stamp is None else datetime.fromtimestamp(stamp / 1000, UTC)
+    try:
+        deleted_at = None if stamp is None else datetime.fromtimestamp(stamp / 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        deleted_at = None
     return Tombstone(key, deleted_at, int(body.get("size") or 0))
 
 

@@ -170,4 +170,5 @@ def is_inside(storage: Storage, key: str) -> bool:
 
 
 def older_than(file: TableFile, now: datetime, age: timedelta) -> bool:
+    """Whether a file was last written at least that long ago; one from the future was not."""
     return now - file.modified_at >= age

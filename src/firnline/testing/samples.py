@@ -13,6 +13,7 @@ from typing import Any
 import duckdb
 import zstandard
 from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
 
 from firnline.types import Json
 
@@ -84,7 +85,10 @@ def unpack_lines(data: bytes) -> list[bytes]:
 
 def table_ids(table: str | Path, column: str = "id", **options: Any) -> Counter[int]:
     """Every id in a Delta table, with how often it is there: the log read by delta-rs, the files by DuckDB."""
-    files = DeltaTable(str(table), **options).file_uris()
+    try:
+        files = DeltaTable(str(table), **options).file_uris()
+    except TableNotFoundError:
+        return Counter()
     if not files:
         return Counter()
     rows = duckdb.sql(f'select "{column}" from read_parquet({[str(f) for f in files]!r}, union_by_name=true)')

@@ -26,6 +26,7 @@ PAIRS: list[tuple[type[Any], type[BaseModel]]] = [
     (options.BatchOptions, models.BatchConfig),
     (options.RestartOptions, models.RestartConfig),
     (options.CheckpointOptions, models.CheckpointConfig),
+    (options.StagingOptions, models.StagingConfig),
     (options.PipelineOptions, models.PipelineSpec),
 ]
 DIFFERENT = {  # where the spec and the core hold the same thing in another shape

@@ -1,0 +1,141 @@
+"""`firnline staging`: what is staged and not committed; retry or discard what was set aside."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+from cyclopts.validators import Number
+
+from firnline.cli.common import Common, Flag
+from firnline.cli.output import Column, Output, size_text, time_text
+from firnline.cli.tables import Table, named_tables
+from firnline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from firnline.sinks.delta.table import Table as Handle
+    from firnline.staging.overview import StagingOverview
+    from firnline.storage import Storage
+
+PIPELINE_COLUMNS = (
+    Column("pipeline"),
+    Column("units", right=True),
+    Column("bytes", right=True),
+    Column("first_epoch", right=True),
+    Column("last_epoch", right=True),
+    Column("ready", right=True),
+    Column("waiting", right=True),
+    Column("forks", right=True),
+)
+REJECTED_COLUMNS = (
+    Column("unit"),
+    Column("pipeline"),
+    Column("epoch", right=True),
+    Column("reason"),
+    Column("rejected_at"),
+)
+
+EPILOGUE = """\
+Reads <table>/_staging/ and the log; starts no Spark.
+
+Output (JSON fields):
+  table, units_pending, bytes_pending, oldest_pending_seconds, unreadable
+  pipelines  [{pipeline, units, bytes, first_epoch, last_epoch, ready, waiting,
+             forks, waits_for_epochs}]; pipeline null: files of other programs
+  rejected   [{unit, pipeline, epoch, reason, rejected_at}]
+  committer  {run, host, pid, beat}, or null when none is active
+
+--retry puts a unit that was set aside back among the pending ones.
+--discard-from drops the units of a pipeline from that epoch on; its writer then
+begins a new generation before it and reads that input again.
+
+Examples:
+  firnline staging /lake/flights
+  firnline staging /lake/flights --pipeline flights --discard-from 42 --yes
+"""
+
+app = App(name="staging", help_epilogue=EPILOGUE)
+
+
+@app.default
+def staging(
+    table: Table,
+    /,
+    *,
+    retry: Annotated[str | None, Parameter(help="Take this unit up again. [default: none]")] = None,
+    pipeline: Annotated[str | None, Parameter(help="With --discard-from: whose units. [default: the only one]")] = None,
+    discard_from: Annotated[
+        int | None, Parameter(help="Drop units from this epoch on. [default: none]", validator=Number(gte=1))
+    ] = None,
+    yes: Annotated[bool, Flag, Parameter(help="Really discard; without it only what would go is shown.")] = False,
+    common: Common = Common(),
+) -> int:
+    """Show what is staged and not committed; retry or discard what was set aside."""
+    uri, options = next(iter(named_tables([table]).tables.items()))
+    from firnline.clock import SystemClock
+    from firnline.sinks.delta.table import Table as Handle
+    from firnline.staging.overview import load_overview
+    from firnline.staging.rejected import retry as retry_unit
+    from firnline.storage import open_storage
+
+    storage = open_storage(uri, options)
+    handle = Handle(storage.root, options)
+    if retry is not None:
+        retry_unit(storage, retry)
+        common.out.line(f"{retry} is pending again; the committer takes it up with its next round")
+        return 0
+    found = load_overview(handle, storage, SystemClock().now())
+    if discard_from is not None:
+        return _discard(common, handle, storage, pipeline or _only_pipeline(found), discard_from, yes=yes)
+    if common.json:
+        common.out.json(asdict(found))
+    else:
+        _show(common.out, found)
+    return 0
+
+
+def _only_pipeline(found: StagingOverview) -> str:
+    names = {str(row["pipeline"]) for row in [*found.pipelines, *found.rejected] if row["pipeline"] is not None}
+    if len(names) != 1:
+        raise ConfigError(f"several pipelines have units here: {sorted(names)}", hint="Name one with --pipeline.")
+    return names.pop()
+
+
+def _discard(common: Common, handle: Handle, storage: Storage, pipeline: str, epoch: int, *, yes: bool) -> int:
+    from firnline.staging.discard import discard, plan_discard
+    from firnline.types import RandomIds
+
+    if yes:
+        done = discard(handle, storage, pipeline, epoch, RandomIds().new())
+    else:
+        done = plan_discard(handle, storage, pipeline, epoch)
+    if common.json:
+        common.out.json({**asdict(done), "done": yes})
+        return 0
+    verb = "discarded" if yes else "would discard"
+    common.out.line(f"{verb} {len(done.pending)} pending and {len(done.rejected)} rejected units of {pipeline}")
+    common.out.line(f"its writer resumes after epoch {done.resumes_after_epoch}")
+    if not yes:
+        common.out.line("add --yes to do it")
+    return 0
+
+
+def _show(out: Output, found: StagingOverview) -> None:
+    holder = found.committer
+    out.facts(
+        {
+            "table": found.table,
+            "pending": f"{found.units_pending:,} units, {size_text(found.bytes_pending)}",
+            "oldest": time_text(found.oldest_pending_seconds) if found.units_pending else "-",
+            "committer": f"host {holder['host']}, process {holder['pid']}" if holder else "none",
+        }
+    )
+    if found.pipelines:
+        out.line()
+        out.table(PIPELINE_COLUMNS, found.pipelines)
+    if found.rejected:
+        out.line()
+        out.table(REJECTED_COLUMNS, found.rejected)
+    for problem in found.unreadable:
+        out.line(f"unreadable: {problem}")

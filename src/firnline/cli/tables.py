@@ -1,0 +1,50 @@
+"""Arguments of commands that work on tables: table paths or URIs, or spec files whose staged tables are meant."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from firnline.cli.common import load_options
+from firnline.errors import ConfigError
+
+TABLES_HELP = "Tables (path or URI), or spec files whose staged tables are meant. [default: firnline.yml here or above]"
+Tables = Annotated[str, Parameter(help=TABLES_HELP, show_default=False)]
+Table = Annotated[str, Parameter(help="The table: a path or URI.")]
+
+
+@dataclass(slots=True)
+class Named:
+    """The tables that the arguments name, with what it takes to reach them."""
+
+    tables: dict[str, dict[str, str]] = field(default_factory=dict)  # uri -> storage options
+    poll_interval_secs: float | None = None
+
+
+def named_tables(arguments: Sequence[str]) -> Named:
+    """Resolve arguments; a spec stands for its staged sinks."""
+    found = Named()
+    for text in arguments or ("",):
+        if text and not _is_spec(text):
+            found.tables[text if "://" in text else os.path.abspath(text)] = {}
+            continue
+        options = load_options(text or None)
+        staged = {s.table: dict(s.storage_options) for s in options.sinks if s.mode == "staged"}
+        if not staged:
+            raise ConfigError(
+                f"pipeline {options.name!r} has no staged sink",
+                hint="Set mode: staged on a sink, or name a table instead of a spec.",
+            )
+        found.tables |= staged
+        found.poll_interval_secs = options.staging.poll_interval_secs
+    return found
+
+
+def _is_spec(text: str) -> bool:
+    if text.endswith((".yml", ".yaml")):
+        return True
+    return any(os.path.isfile(os.path.join(text, name)) for name in ("firnline.yml", "firnline.yaml"))

@@ -1,0 +1,210 @@
+"""Deletes what nobody needs any more: orphans, units set aside long ago, old ledger entries, temporary files.
+
+The steps, in this order:
+1. List the files. Only what is older than the grace period, by the storage's own clock, is a candidate.
+2. Read everything that names files (`references`). What became named after the listing is seen here.
+3. Delete in batches; before each batch read the news again.
+4. Fold ledgers and sweep quarantine, below the floor.
+A kill at any point leaves fewer files that nobody names, and nothing else changed; run it again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+
+from firnline.errors import CheckpointError, ConfigError, SinkError
+from firnline.sinks.delta.table import Table
+from firnline.staging.references import References
+from firnline.staging.survey import (
+    Candidates,
+    Progress,
+    Survey,
+    TableFile,
+    is_inside,
+    open_table,
+    storage_now,
+    survey,
+)
+from firnline.staging.upkeep import keep_up
+from firnline.storage import Storage, is_remote
+from firnline.types import Clock
+
+logger = logging.getLogger(__name__)
+
+GRACE_SECONDS = 86_400.0
+BATCH_FILES = 500  # deleted between two looks at the log
+_DELETERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """Files of one kind that were deleted, or would be."""
+
+    files: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GcReport:
+    """What `gc` did; in a dry run, what it would do."""
+
+    table: str
+    dry_run: bool
+    version: int
+    files: int
+    size_bytes: int
+    kinds: dict[str, Swept]  # data, quarantine, temporary, rejected (metadata), pins
+    kept: dict[str, int]  # Parquet files that stay, by reason
+    entries_folded: int
+    entries_swept: int
+    listed: int
+    clock_skew_seconds: float | None  # this machine's clock minus the storage's; nothing is decided by it
+    stopped: bool = False
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Sweep:
+    """Deletes files through storage, batch by batch, and counts them."""
+
+    storage: Storage
+    dry_run: bool
+    progress: Progress | None = None
+    stop: Callable[[], bool] | None = None
+    kinds: dict[str, Swept] = field(default_factory=dict)
+    stopped: bool = False
+
+    def delete(self, kind: str, files: Iterable[TableFile]) -> None:
+        """Delete files that nobody names."""
+        doomed = [f for f in files if is_inside(self.storage, f.key)]
+        if not self.dry_run:
+            if is_remote(self.storage.root):
+                with ThreadPoolExecutor(_DELETERS) as deleters:
+                    list(deleters.map(lambda f: self.storage.delete(f.key), doomed))
+            else:
+                for file in doomed:
+                    self.storage.delete(file.key)
+        before = self.kinds.get(kind, Swept())
+        size_bytes = before.size_bytes + sum(f.size_bytes for f in doomed)
+        self.kinds[kind] = Swept(before.files + len(doomed), size_bytes)
+
+    def delete_unnamed(self, kind: str, candidates: Candidates, references: References) -> None:
+        """Delete candidates in batches; before each, whatever was named meanwhile is taken out."""
+        total, done = len(candidates.files), 0
+        while candidates.files and not self.is_stopped():
+            if not self.dry_run:
+                references.apply(candidates)
+            batch = list(islice(candidates.files.values(), BATCH_FILES))
+            self.delete(kind, batch)
+            for file in batch:
+                del candidates.files[file.key]
+            done += len(batch)
+            if self.progress is not None:
+                self.progress("deleting", done, total)
+
+    def is_stopped(self) -> bool:
+        self.stopped = self.stopped or (self.stop is not None and self.stop())
+        return self.stopped
+
+
+def gc(
+    table: str,
+    storage_options: Mapping[str, str] | None = None,
+    *,
+    grace_seconds: float = GRACE_SECONDS,
+    dry_run: bool = False,
+    ledgers: Mapping[str, Storage] | None = None,
+    progress: Progress | None = None,
+    stop: Callable[[], bool] | None = None,
+    clock: Clock | None = None,
+) -> GcReport:
+    """Sweep one table. Safe beside running writers and committers, at every kill point, with a wrong clock.
+
+    Args:
+        grace_seconds: Files younger than this, by the storage's clock, stay.
+        dry_run: Delete nothing and say what would be deleted; writes one empty probe to read the storage's clock.
+        ledgers: Where the ledger lies of pipelines for which this table is not the deciding sink. Of a pipeline
+            whose ledger is neither here nor there, staged files stay.
+        stop: Asked between batches; True ends the sweep early, with nothing half done.
+        clock: This machine's, to report how far it is from the storage's.
+
+    Raises:
+        CheckpointError: a unit, an entry or a pin cannot be read, and might name a file; nothing was deleted.
+        SinkError: the table or the storage cannot be read or written; what was deleted was named by nobody.
+    """
+    if grace_seconds < 0:
+        raise ConfigError(f"the grace period is {grace_seconds} s; it cannot be negative")
+    options = dict(storage_options or {})
+    try:
+        storage, handle = open_table(table, options)
+        now = storage_now(storage)
+        skew = (clock.now() - now).total_seconds() if clock is not None else None
+        found = survey(storage, now, grace_seconds, progress)  # step 1
+        references = References(storage, handle, options, now, ledgers)
+        sweep = Sweep(storage, dry_run, progress, stop)
+        return _sweep(handle, found, references, sweep, skew)
+    except OSError as error:
+        raise SinkError(f"cannot sweep {table}: {error}", table=table) from error
+
+
+def _sweep(table: Table, found: Survey, references: References, sweep: Sweep, skew: float | None) -> GcReport:
+    references.apply(found.data)  # step 2
+    _check_plausible(found, references)
+    # Step 3. Metadata of units set aside long ago first: without it, its files are orphans like any other.
+    sweep.delete("rejected", references.expired_units)
+    sweep.delete("pins", references.expired_pins)
+    sweep.delete("temporary", found.temporary)
+    sweep.delete_unnamed("data", found.data, references)
+    folded = swept = 0
+    notes = list(references.notes)
+    for pipeline in sorted(references.pipelines):  # step 4
+        if sweep.is_stopped():
+            break
+        try:
+            done = keep_up(
+                sweep.storage,
+                table,
+                pipeline,
+                found.quarantine.get(pipeline, []),
+                oldest_pending=references.oldest_pending.get(pipeline),
+                may_fold=not sweep.dry_run and pipeline not in references.live,  # a run folds its ledger itself
+            )
+        except (CheckpointError, SinkError) as error:
+            notes.append(f"the ledger and quarantine of {pipeline} were left alone: {error.message}")
+            continue
+        sweep.delete("quarantine", done.quarantine)
+        folded, swept = folded + done.folded, swept + done.swept
+    kinds = {kind: one for kind, one in sweep.kinds.items() if one.files}
+    report = GcReport(
+        table=table.uri,
+        dry_run=sweep.dry_run,
+        version=table.version,
+        files=sum(one.files for one in kinds.values()),
+        size_bytes=sum(one.size_bytes for one in kinds.values()),
+        kinds=kinds,
+        kept=dict(found.data.kept),
+        entries_folded=folded,
+        entries_swept=swept,
+        listed=found.listed,
+        clock_skew_seconds=skew,
+        stopped=sweep.stopped,
+        notes=tuple(notes),
+    )
+    logger.info("table swept", extra={"table": report.table, "files": report.files, "size_bytes": report.size_bytes})
+    return report
+
+
+def _check_plausible(found: Survey, references: References) -> None:
+    """A log whose files are all missing from the listing means that names are compared wrongly, not that all may go."""
+    kept = found.data.kept
+    if not found.data.files or kept["named by the log"] or kept["young"] or kept["from the future"]:
+        return
+    if next(iter(references.log.snapshot()), None) is not None:
+        raise SinkError(
+            "not one file that the log names was found in the table's folder",
+            hint="Nothing was deleted. Check that the path is the table's own, and not a link or a mount of it.",
+        )
