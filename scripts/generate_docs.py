@@ -1,4 +1,4 @@
-"""Writes the reference pages that follow from the code: errors, spec keys, commands. `--check` only compares."""
+"""Writes the reference pages that follow from the code: errors, spec, metrics, commands. `--check` only compares."""
 
 from __future__ import annotations
 
@@ -79,6 +79,36 @@ def _about(prop: dict[str, Any], schema: dict[str, Any]) -> str:
     return str(schema["$defs"].get(ref, {}).get("description", "")) if ref else ""
 
 
+def metrics_page() -> str:
+    import time
+
+    from firnline.service.metrics import PipelineMetrics
+    from firnline.service.staging_metrics import StagingMetrics
+    from firnline.staging.serving import CommitterObserver
+
+    lines = [NOTE, "# Metrics and health\n"]
+    lines.append(
+        "`firnline run --metrics-port N` and `firnline commit --metrics-port N` serve Prometheus metrics on "
+        "`127.0.0.1:N/metrics`. Every metric has the label `pipeline`; none has a path, a key or a run id.\n"
+    )
+    for title, collector in (
+        ("A run", PipelineMetrics("flights", time.monotonic)),
+        ("A committer", StagingMetrics(CommitterObserver())),
+    ):
+        lines += [f"## {title}\n", "| metric | type | meaning |", "|---|---|---|"]
+        for family in collector.collect():
+            name = family.name + ("_total" if family.type == "counter" else "")
+            lines.append(f"| `{name}` | {family.type} | {family.documentation} |")
+        lines.append("")
+    lines.append(
+        "## Health\n\n`/healthz` answers 200 while the pipeline works, and 503 with the reason in JSON when it has failed, is "
+        "failing in a row, or is stuck: there is work, and nothing has moved for 15 minutes. `/readyz` answers 200 once "
+        "the sinks have been read, and 503 before that, while failing, and after the run has ended. Both serve on "
+        "loopback only.\n\nUnder systemd use `KillMode=mixed`, so that the first signal reaches Firnline and not Spark's JVM.\n"
+    )
+    return "\n".join(lines)
+
+
 def command_pages() -> dict[str, str]:
     from firnline.cli.main import COMMANDS
 
@@ -96,7 +126,12 @@ def command_pages() -> dict[str, str]:
 
 
 def pages() -> dict[str, str]:
-    return {"errors.md": errors_page(), "spec.md": spec_page(), **command_pages()}
+    return {
+        "errors.md": errors_page(),
+        "spec.md": spec_page(),
+        "metrics.md": metrics_page(),
+        **command_pages(),
+    }
 
 
 def stale() -> list[str]:
