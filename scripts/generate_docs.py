@@ -82,17 +82,22 @@ def _about(prop: dict[str, Any], schema: dict[str, Any]) -> str:
 def metrics_page() -> str:
     import time
 
+    from firnline.engine.observer import EpochFacts
     from firnline.service.metrics import PipelineMetrics
     from firnline.service.staging_metrics import StagingMetrics
+    from firnline.sources.base import Backlog
     from firnline.staging.serving import CommitterObserver
 
+    running = PipelineMetrics("flights", time.monotonic)
+    running.committed(EpochFacts(1, "", "", 1, 1, 1, 1, {"not-json": 1}, 1, 1, 1, 1, 0, 1, 0, 0))
+    running.backlog(Backlog(0, 0))
     lines = [NOTE, "# Metrics and health\n"]
     lines.append(
         "`firnline run --metrics-port N` and `firnline commit --metrics-port N` serve Prometheus metrics on "
         "`127.0.0.1:N/metrics`. Every metric has the label `pipeline`; none has a path, a key or a run id.\n"
     )
     for title, collector in (
-        ("A run", PipelineMetrics("flights", time.monotonic)),
+        ("A run", running),
         ("A committer", StagingMetrics(CommitterObserver())),
     ):
         lines += [f"## {title}\n", "| metric | type | meaning |", "|---|---|---|"]
@@ -116,7 +121,11 @@ def command_pages() -> dict[str, str]:
     pages = {}
     for verb, _, about in COMMANDS:
         out = subprocess.run(
-            [sys.executable, "-m", "firnline.cli", verb, "--help"], capture_output=True, text=True, env=environment, check=True
+            [sys.executable, "-m", "firnline.cli", verb, "--help"],
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=True,
         )
         text = "\n".join(line.rstrip() for line in out.stdout.strip().splitlines())
         extra = DOCS / "commands" / "notes" / f"{verb}.md"

@@ -56,7 +56,7 @@ def commit(
     metrics_port: Annotated[
         int | None,
         Parameter(
-            help="Serve /metrics on this port of 127.0.0.1; 0 takes a free one. [default: off]",
+            help="Serve /metrics, /healthz and /readyz on this port of 127.0.0.1; 0 takes a free one. [default: off]",
             env_var="FIRNLINE_METRICS_PORT",
             validator=Number(gte=0, lte=65535),
         ),
@@ -144,8 +144,9 @@ def _observer(port: int | None) -> Iterator[CommitterObserver]:
     from firnline.service.health import Health
     from firnline.service.staging_metrics import StagingMetrics
 
-    metrics = StagingMetrics(Lines())
-    with Endpoints(metrics.registry(), Health("committer", time.monotonic, poll_seconds=10), port) as served:
+    health = Health("committer", time.monotonic, poll_seconds=10)
+    metrics = StagingMetrics(Lines(), health)
+    with Endpoints(metrics.registry(), health, port) as served:
         _say(f"metrics on http://{HOST}:{served.port}/metrics")
         yield metrics
 

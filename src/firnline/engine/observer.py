@@ -29,6 +29,7 @@ class EpochFacts:
     checkpoint_bytes: int
     state_files: int  # entries in the source's position
     set_aside: int
+    lag_seconds: float = 0.0  # from the arrival of its oldest file to the commit
     durations_ms: dict[str, int] = field(default_factory=dict)  # plan, run, stage, commit
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -508,8 +509,16 @@ class Steps:
             checkpoint_bytes=len(canonical(checkpoint.to_json())),
             state_files=len(position["files"]),
             set_aside=len(position["set_aside"]),
+            lag_seconds=self._lag(made.plan),
             durations_ms=dict(made.durations_ms),
         )
+
+    def _lag(self, plan: SourcePlan) -> float:
+        """Seconds since the oldest file of a plan arrived."""
+        arrived = [str(item["create_time"]) for task in plan.tasks for item in task.inputs]
+        if not arrived:
+            return 0.0
+        return max(0.0, (self._parts.clock.now() - datetime.fromisoformat(min(arrived))).total_seconds())
 
     def _flying(self, epoch: int) -> EpochInFlight:
         return next(e for e in list(self._epochs.values()) if e.epoch == epoch)

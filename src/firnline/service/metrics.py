@@ -80,6 +80,7 @@ class PipelineMetrics(Observer, Collector):
                 "checkpoint_bytes": facts.checkpoint_bytes,
                 "source_state_files": facts.state_files,
                 "set_aside_files": facts.set_aside,
+                "lag": facts.lag_seconds,
             }
             self._durations.add(sum(facts.durations_ms.values()) / 1000)
             self._committed_at = self._monotonic()
@@ -139,6 +140,7 @@ class PipelineMetrics(Observer, Collector):
             ("checkpoint_bytes", "Size of the newest checkpoint.", self._gauges.get("checkpoint_bytes")),
             ("checkpoint_lag_seconds", "Time since the last commit or empty poll.", lag),
             ("source_state_files", "Files named in the source's position.", self._gauges.get("source_state_files")),
+            ("source_lag_seconds", "From arrival to commit, oldest file of the newest epoch.", self._gauges.get("lag")),
             ("set_aside_files", "Files that are set aside.", self._gauges.get("set_aside_files")),
             ("backlog_files", "Files that wait to be read.", self._gauges.get("backlog_files")),
             ("backlog_bytes", "Bytes that wait to be read, as stored.", self._gauges.get("backlog_bytes")),

@@ -11,7 +11,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from firnline import __version__
+from firnline.engine.observer import Observer
 from firnline.errors import FirnlineError
+from firnline.sinks.base import Held
 from firnline.staging.committer import CycleReport
 from firnline.staging.serving import CommitterObserver
 
@@ -19,10 +21,11 @@ PIPELINE = "committer"  # units of several pipelines share a commit, so the comm
 
 
 class StagingMetrics(CommitterObserver, Collector):
-    """Listens to a committer, passes on to the next observer, and answers scrapes."""
+    """Listens to a committer, tells its health and the next observer, and answers scrapes."""
 
-    def __init__(self, then: CommitterObserver) -> None:
+    def __init__(self, then: CommitterObserver, health: Observer | None = None) -> None:
         self._then = then
+        self._health = health or Observer()
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._seconds = 0.0
@@ -41,14 +44,18 @@ class StagingMetrics(CommitterObserver, Collector):
             self._seconds += sum(report.commit_seconds)
             self._pending[table] = report.pending
             self._oldest[table] = report.oldest_pending_seconds if report.pending else 0.0
+        self._health.started("", Held(exists=True, version=0))
+        self._health.idle()
         self._then.cycled(table, report)
 
     def standing_by(self, table: str, holder: str) -> None:
+        self._health.idle()
         self._then.standing_by(table, holder)
 
     def trouble(self, table: str, error: FirnlineError) -> None:
         with self._lock:
             self._counts["failed"] += 1
+        self._health.trouble(error, 1)
         self._then.trouble(table, error)
 
     def collect(self) -> Iterator[Metric]:

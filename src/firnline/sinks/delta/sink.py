@@ -234,7 +234,7 @@ class DeltaSink(Sink):
 
     def _probe(self) -> None:
         """Refuse a store on which two writers could both create the same log file."""
-        key = f"_firnline/{self._pipeline}/probe"
+        key = f"_firnline/{self._pipeline}/probe-{self._run}"
         try:
             self.storage.put(key, b"probe")
             self.storage.put_new(key, b"probe again")
@@ -276,7 +276,7 @@ class DeltaSink(Sink):
         checkpoint = commit.checkpoint
         txns = {
             self._id(""): checkpoint.epoch,
-            self._id("-gen"): checkpoint.generation,
+            self._id("-gen"): self._generation,  # ours, also where an older run's epoch is caught up on
             self._id("-entry"): short_number(commit.entry.checksum),
         }
         expiring: dict[str, int] = {}
