@@ -45,7 +45,9 @@ def main() -> None:
             found = CASES[name](world)
             rows += found
             for row in found:
-                console.print(f"  {row.name}: {row.firnline:g} {row.unit}" + (f", peer {row.peer:g}" if row.peer else ""))
+                console.print(
+                    f"  {row.name}: {row.firnline:g} {row.unit}" + (f", peer {row.peer:g}" if row.peer else "")
+                )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     console.print(_table(rows))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
-from firnline.engine.requests import Requests
-from firnline.faults import POINTS
+from firnline.faults import POINTS as ALL_POINTS
 from firnline.options import PipelineOptions
-from firnline.storage import open_storage
 from firnline.testing.processes import KILLED, Launcher
-from firnline.testing.samples import SampleInput, quarantined, table_ids, unpack_lines
-from firnline.types import RandomIds
+from firnline.testing.samples import SampleInput, quarantined, table_ids
 
 pytestmark = pytest.mark.crash
+
+# What only two-stage tables do is tried by their own tests.
+POINTS = [p for p in ALL_POINTS if not p.startswith(("staging.", "delta.compact."))]
 
 PATCHES = {
     # Delta's own checkpoint after every few commits, so that a short run writes some
@@ -74,4 +76,15 @@ def test_broken_at_a_point(launcher: Launcher, options: PipelineOptions, sample:
     prepare(launcher, options, sample, point)
     ended = launcher.run(options, f"{point}:1:raise", patches=PATCHES)
     assert ended.exit_code == 0, ended  # one fault is healed without a new run
+    check(sample, options)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_killed_again_and_again(launcher: Launcher, options: PipelineOptions, sample: SampleInput, seed: int) -> None:
+    """Kills in the recovery of kills, at any time a point is reached."""
+    rng = random.Random(seed)
+    for number in range(6):
+        launcher.run(options, f"{rng.choice(POINTS)}:{rng.randint(1, 4)}:kill", patches=PATCHES, threads=2)
+        sample.add(f"{rng.choice('abcxyz')}{number + 4}.json.gz", 5, bad=number % 2)
+    launcher.run_until_done(options, patches=PATCHES)
     check(sample, options)

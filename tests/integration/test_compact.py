@@ -56,7 +56,7 @@ def rows(table: Path) -> Counter[str]:
     uris = delta.file_uris()
     listed = ", ".join(f'"{n}"' for n in names)
     query = f"select {listed} from read_parquet({uris!r}, union_by_name=true, hive_partitioning=true)"
-    return Counter(repr(row) for row in duckdb.sql(query).fetchall())
+    return Counter(repr(row) for row in duckdb.execute(query).fetchall())
 
 
 def log(table: Path, version: int) -> list[dict[str, Any]]:
@@ -95,7 +95,7 @@ def test_statistics_are_those_of_the_rows(table: Path) -> None:
     assert len(adds) == 3
     for add in adds:
         query = f"select count(*), min(id), max(id), count(*) - count(note) from read_parquet('{table / add['path']}')"
-        found = duckdb.sql(query).fetchall()[0]
+        found = duckdb.execute(query).fetchall()[0]
         assert found == (add["num_records"], add["min.id"], add["max.id"], add["null_count.note"])
 
 
@@ -131,8 +131,8 @@ def test_a_filter_that_makes_no_sense_is_refused(table: Path, wanted: tuple[str,
 def test_large_files_stay_and_bins_do_not_exceed_the_target(tmp_path: Path) -> None:
     root = tmp_path / "t"
     for number in range(6):
-        size = 100_000 if number == 2 else 30_000
-        values = pa.array(os.urandom(8 * size), pa.binary()) if False else [os.urandom(8).hex() for _ in range(size)]
+        size = 100_000 if number == 2 else 15_000
+        values = [os.urandom(8).hex() for _ in range(size)]
         write_deltalake(root, pa.table({"id": range(size), "v": values}), mode="append")
     sizes = pa.table(DeltaTable(root).get_add_actions())["size_bytes"].to_pylist()
     large = max(sizes)
@@ -140,7 +140,7 @@ def test_large_files_stay_and_bins_do_not_exceed_the_target(tmp_path: Path) -> N
     before = rows(root)
     report = compact(str(root), target_size_mb=1)
     assert rows(root) == before
-    assert report.files_removed >= 2
+    assert (report.files_removed, report.files_added) == (4, 2)  # pairs; the fifth finds no partner
     kept = pa.table(DeltaTable(root).get_add_actions())["size_bytes"].to_pylist()
     assert large in kept
 
@@ -232,7 +232,8 @@ def test_it_stops_between_commits(table: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object], times: int = 1) -> None:
     """Do something when the new files are written and the commit is about to be made."""
-    original, done = CompactTable.swap, []
+    original = CompactTable.swap
+    done: list[object] = []
 
     def swap(self: CompactTable, *args: Any) -> int:
         if len(done) < times:

@@ -22,6 +22,7 @@ from deltalake.transaction import AddAction
 import firnline.checkpoint.ledger
 import firnline.staging.gc
 import firnline.staging.lognames
+import firnline.staging.survey
 from firnline.checkpoint.codec import canonical, seal
 from firnline.errors import CheckpointError, ConfigError, SinkError
 from firnline.options import DeltaSinkOptions, PipelineOptions
@@ -182,7 +183,7 @@ def test_a_storage_whose_clock_jumped_a_year_ahead_loses_only_orphans(table: Pat
 
 def test_a_file_that_is_committed_after_the_listing_stays(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     orphan(table, f"month=2026-01/{OWN}")
-    original = firnline.staging.gc.survey
+    original = firnline.staging.survey.survey
 
     def survey(*args: object) -> Survey:
         found = original(*args)  # type: ignore[arg-type]
@@ -197,7 +198,8 @@ def test_a_file_that_is_committed_after_the_listing_stays(table: Path, monkeypat
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Do something once references have been read for the first time."""
-    original, done = References.apply, []
+    original = References.apply
+    done: list[object] = []
 
     def apply(self: References, candidates: object) -> None:
         original(self, candidates)  # type: ignore[arg-type]
@@ -207,9 +209,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> Non
     monkeypatch.setattr(References, "apply", apply)
 
 
-def test_a_file_that_is_committed_right_before_its_deletion_stays(
-    table: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_committed_right_before_its_deletion_stays(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     orphan(table, f"month=2026-01/{OWN}")
     other = orphan(table, "other.parquet")
     meanwhile(monkeypatch, lambda: commit(table, f"month=2026-01/{OWN}"))
@@ -524,7 +524,9 @@ def test_old_ledger_entries_are_folded_and_attempts_that_never_committed_swept(
     assert (run.exit_code, run.told.late) == (0, 0)
     assert table_ids(root) == sample.ids
     assert len(run.parts.known_files(run.parts.load().entry)) == 13
-    rows = duckdb.sql(f"select raw from read_parquet('{root}/_firnline/demo/quarantine/*.parquet', union_by_name=true)")
+    rows = duckdb.execute(
+        f"select raw from read_parquet('{root}/_firnline/demo/quarantine/*.parquet', union_by_name=true)"
+    )
     assert Counter(bytes(r[0]) for r in rows.fetchall() if r[0]) == sample.bad
 
 

@@ -188,6 +188,9 @@ class Table:
             self.delta.create_checkpoint()
             self.delta.cleanup_metadata()
             fault_point("delta.checkpoint.after")
+            # A handle keeps replaying what came after the checkpoint it was opened on; a new one starts at this one.
+            self._delta = None
+            self.refresh()
         except (DeltaError, OSError) as error:
             raise SinkError(f"cannot write a checkpoint of {self.uri}: {error}", table=self.uri) from error
 

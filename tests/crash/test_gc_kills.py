@@ -1,0 +1,196 @@
+"""gc, compact and vacuum killed at every point that they reach: rows stay, pipelines go on, the next sweep ends it.
+
+These tests cover the fault points of `delta.compact`; `test_fault_points.py` covers those that a run reaches.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from firnline.faults import VARIABLE
+from firnline.options import PipelineOptions
+from firnline.staging.compact import compact
+from firnline.staging.gc import gc
+from firnline.staging.vacuum import vacuum
+from firnline.testing.pipelines import run_once
+from firnline.testing.processes import KILLED
+from firnline.testing.samples import SampleInput, table_ids
+
+pytestmark = pytest.mark.crash
+
+DAY = 86_400
+OPERATIONS = ("gc", "compact", "vacuum")
+MOST_KILLS = None if os.environ.get("FIRNLINE_PROOF") else 8  # per point; spread over its calls
+
+
+@pytest.fixture
+def options(sample: SampleInput, make_options: Callable[..., PipelineOptions], tmp_path: Path) -> PipelineOptions:
+    """A table with small files, removed files, orphans, units set aside, quarantine and ledger entries to fold."""
+    for number in range(8):
+        sample.add(f"a{number}.json", 4, bad=number % 2)
+    options = make_options(max_files=1, partition_by=("month",), rollback_window=1)
+    assert run_once(options).exit_code == 0
+    root = Path(options.sinks[0].table)
+    compact(str(root))
+    for number in range(4):
+        sample.add(f"b{number}.json", 4)
+    assert run_once(options).exit_code == 0
+    litter(root)
+    age(root, 40 * DAY)
+    shutil.copytree(root, tmp_path / "kept")
+    return options
+
+
+def litter(root: Path) -> None:
+    names = ["0123456789abcdef-1.parquet", "month=2026-01/part-1.parquet", "set-aside.parquet", f".{'a' * 32}.tmp"]
+    names.append(f"_firnline/demo/quarantine/{1:020d}-{'e' * 16}-{'0' * 32}.parquet")
+    for name in names:
+        pq.write_table(pa.table({"id": pa.array([-1], pa.int64())}), root / name)
+    rejected = root / "_staging" / "rejected" / "u.meta.json"
+    rejected.parent.mkdir(parents=True)
+    about = {"reason": "fork", "at": ""}
+    rejected.write_text(json.dumps({"path": "set-aside.parquet", "size": 1, "record_count": 1, "rejected": about}))
+
+
+def age(root: Path, seconds: float) -> None:
+    """Everything happened longer ago, removals too."""
+    for path in root.rglob("*"):
+        if not path.is_file():
+            continue
+        if path.parent.name == "_delta_log" and path.suffix == ".json":
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            for line in lines:
+                if "remove" in line:
+                    line["remove"]["deletionTimestamp"] -= int(seconds * 1000)
+            path.write_text("\n".join(json.dumps(line) for line in lines))
+        os.utime(path, (time.time() - seconds,) * 2)
+
+
+def operate(name: str, table: str) -> None:
+    if name == "gc":
+        gc(table)
+    elif name == "vacuum":
+        vacuum(table)
+    else:
+        compact(table)
+
+
+def child(name: str, table: str, fault: str, told: str) -> None:
+    """In a process of its own: note how often each fault point is reached."""
+    import firnline.checkpoint.ledger
+    import firnline.staging.compact as compacting
+    import firnline.storage
+    from firnline import faults
+    from firnline.sinks.delta import stage
+    from firnline.sinks.delta import table as delta_table
+
+    os.environ[VARIABLE] = fault
+    firnline.checkpoint.ledger.FOLD_ENTRIES = 3
+    compacting.BATCH_BINS = 1
+    reached: Counter[str] = Counter()
+    original = faults.fault_point
+
+    def noting(point: str) -> None:
+        reached[point] += 1
+        original(point)
+
+    for module in (firnline.storage, stage, delta_table):
+        module.fault_point = noting  # type: ignore[attr-defined]
+    try:
+        operate(name, table)
+    finally:
+        Path(told).write_bytes(pickle.dumps(reached))
+    os._exit(0)
+
+
+def perform(name: str, table: str, fault: str, told: Path) -> tuple[int, Counter[str]]:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["firnline.testing.warm"])
+    process = context.Process(target=child, args=(name, table, fault, str(told)), daemon=True)
+    process.start()
+    process.join(60)
+    assert process.exitcode is not None
+    reached: Any = pickle.loads(told.read_bytes()) if told.exists() else Counter()
+    told.unlink(missing_ok=True)
+    return process.exitcode, reached
+
+
+def start_over(options: PipelineOptions, kept: Path) -> Path:
+    root = Path(options.sinks[0].table)
+    shutil.rmtree(root)
+    shutil.copytree(kept, root)  # with its times
+    return root
+
+
+def check(root: Path, options: PipelineOptions, sample: SampleInput, where: str) -> None:
+    """Rows and quarantine are those of the input, and once everything is old, a sweep leaves what the log names."""
+    assert table_ids(root) == sample.ids, where
+    run = run_once(options)
+    assert (run.exit_code, run.told.late, run.told.epochs) == (0, 0, []), where
+    assert len(run.parts.known_files(run.parts.load().entry)) == 12, where
+    age(root, 40 * DAY)
+    gc(str(root))
+    on_disk = {str(p.relative_to(root)) for p in root.rglob("*.parquet") if "/_" not in str(p)}
+    in_log = {str(Path(uri).relative_to(root)) for uri in DeltaTable(root).file_uris()}
+    assert on_disk == in_log, where
+    assert not list(root.rglob("*.tmp")), where
+    assert not list((root / "_firnline/pins").iterdir()), where
+    assert table_ids(root) == sample.ids, where
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_killed_at_every_point(name: str, options: PipelineOptions, sample: SampleInput, tmp_path: Path) -> None:
+    root, told, kept = start_over(options, tmp_path / "kept"), tmp_path / "told", tmp_path / "kept"
+    code, reached = perform(name, str(root), "", told)
+    assert code == 0
+    wanted = {"storage.put.after", "storage.delete.before", "storage.delete.after"}
+    if name == "compact":
+        wanted |= {"stage.file.before", "stage.file.after", "delta.compact.before", "delta.compact.after"}
+        wanted |= {"delta.sync.before", "delta.sync.after"}
+    assert wanted <= set(reached)
+    assert min(reached["storage.delete.before"], reached["storage.put.before"]) >= 1
+    check(root, options, sample, f"{name}, not killed")
+    for point, calls in sorted(reached.items()):
+        stride = 1 if MOST_KILLS is None else max(1, calls // MOST_KILLS)
+        for nth in range(1, calls + 1, stride):
+            start_over(options, kept)
+            code, _ = perform(name, str(root), f"{point}:{nth}:kill", told)
+            assert code == KILLED, (point, nth)
+            check(root, options, sample, f"{name}, killed at {point}, call {nth}")
+
+
+def test_a_sweep_that_is_killed_again_and_again_comes_to_an_end(
+    options: PipelineOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    root = start_over(options, tmp_path / "kept")
+    for _ in range(200):
+        code, _ = perform("gc", str(root), "storage.delete.after:4:kill", tmp_path / "told")
+        if code == 0:
+            break
+        assert table_ids(root) == sample.ids
+    else:
+        raise AssertionError("never done")
+    assert quarantined_after(root) == sample.bad
+    check(root, options, sample, "killed again and again")
+
+
+def quarantined_after(root: Path) -> Counter[bytes]:
+    """All quarantine that is left; entries may be folded by now."""
+    found: Counter[bytes] = Counter()
+    for path in (root / "_firnline/demo/quarantine").glob("*.parquet"):
+        found.update(row["raw"] for row in pq.read_table(path).to_pylist())
+    return found
