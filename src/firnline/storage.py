@@ -147,14 +147,15 @@ class LocalStorage:
         make_folders(folder)
         temporary = os.path.join(folder, f".{uuid.uuid4().hex}.tmp")
         fault_point("storage.put.before")
-        with open(temporary, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
         try:
+            with open(temporary, "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
             publish(temporary, path)
-        except FileExistsError:
-            os.unlink(temporary)
+        except OSError:
+            with contextlib.suppress(OSError):  # a full disk must not fill up with what failed
+                os.unlink(temporary)
             raise
         fsync_path(folder)
         fault_point("storage.put.after")
@@ -244,6 +245,28 @@ def _local_stat(path: str, stat: os.stat_result) -> FileStat:
     return FileStat(path, stat.st_size, f"{stat.st_mtime_ns:x}-{stat.st_size:x}", modified_at)
 
 
+# Options that configure the HTTP client, and options that only delta-rs knows; both take the same ones.
+_CLIENT_OPTIONS = ("allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "timeout")
+_DELTA_OPTIONS = ("conditional_put", "s3_allow_unsafe_rename", "s3_locking_provider")
+
+
+@contextlib.contextmanager
+def _os_errors() -> Iterator[None]:
+    """obstore's errors as the built-in ones that local disk raises."""
+    from obstore import exceptions as found
+
+    try:
+        yield
+    except found.NotFoundError as error:
+        raise FileNotFoundError(str(error)) from error
+    except found.AlreadyExistsError as error:
+        raise FileExistsError(str(error)) from error
+    except (found.PermissionDeniedError, found.UnauthenticatedError) as error:
+        raise PermissionError(str(error)) from error
+    except found.BaseError as error:
+        raise OSError(str(error)) from error
+
+
 class ObjectStorage:
     """A prefix in a bucket, through obstore: the same code for S3, GCS and Azure."""
 
@@ -254,12 +277,15 @@ class ObjectStorage:
         scheme, _, rest = root.partition("://")
         bucket, _, self._prefix = rest.partition("/")
         self._bucket = f"{scheme}://{bucket}"
-        config = {key.lower(): value for key, value in options.items()}
+        config: dict[str, str] = {}
         client: dict[str, Any] = {}
-        if config.pop("aws_allow_http", config.pop("allow_http", "false")).lower() == "true":
-            client["allow_http"] = True
-        config.pop("conditional_put", None)
-        config.pop("aws_conditional_put", None)
+        for key, value in options.items():
+            name = key.lower()
+            plain = name.removeprefix("aws_")
+            if plain in _CLIENT_OPTIONS:
+                client[plain] = value.lower() == "true" if plain.startswith("allow_") else value
+            elif plain not in _DELTA_OPTIONS:
+                config[name] = value
         try:
             self._store = obstore.store.from_url(
                 self._bucket, config=cast(Any, config), client_options=cast(Any, client)
@@ -273,7 +299,8 @@ class ObjectStorage:
     def get(self, key: str) -> bytes:
         import obstore
 
-        return bytes(obstore.get(self._store, self._key(key)).bytes())
+        with _os_errors():
+            return bytes(obstore.get(self._store, self._key(key)).bytes())
 
     def put(self, key: str, data: bytes) -> None:
         self._put(key, data, "overwrite")
@@ -283,20 +310,17 @@ class ObjectStorage:
 
     def _put(self, key: str, data: bytes, mode: Any) -> None:
         import obstore
-        from obstore.exceptions import AlreadyExistsError
 
         fault_point("storage.put.before")
-        try:
+        with _os_errors():
             obstore.put(self._store, self._key(key), data, mode=mode)
-        except AlreadyExistsError as error:
-            raise FileExistsError(self._key(key)) from error
         fault_point("storage.put.after")
 
     def delete(self, key: str) -> None:
         import obstore
 
         fault_point("storage.delete.before")
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError), _os_errors():
             obstore.delete(self._store, self._key(key))
         fault_point("storage.delete.after")
 
@@ -305,15 +329,17 @@ class ObjectStorage:
 
         offset = after.removeprefix(self._bucket + "/") if after else None
         folder = self._key(prefix).rstrip("/")
-        for page in obstore.list(self._store, folder + "/" if folder else None, offset=offset):
-            for meta in page:
-                if offset is None or meta["path"] > offset:
-                    yield self._stat_of(meta)
+        with _os_errors():
+            for page in obstore.list(self._store, folder + "/" if folder else None, offset=offset):
+                for meta in page:
+                    if offset is None or meta["path"] > offset:
+                        yield self._stat_of(meta)
 
     def stat(self, key: str) -> FileStat:
         import obstore
 
-        return self._stat_of(obstore.head(self._store, self._key(key)))
+        with _os_errors():
+            return self._stat_of(obstore.head(self._store, self._key(key)))
 
     def _stat_of(self, meta: Any) -> FileStat:
         name = f"{self._bucket}/{meta['path']}"
@@ -323,25 +349,43 @@ class ObjectStorage:
     def open_read(self, key: str, offset: int = 0) -> Readable:
         import obstore
 
-        reader = obstore.open_reader(self._store, self._key(key), buffer_size=8 * 1024 * 1024)
-        if offset:
-            reader.seek(offset)
-        return cast(Readable, _BytesReader(reader))
+        with _os_errors():
+            reader = obstore.open_reader(self._store, self._key(key), buffer_size=8 * 1024 * 1024)
+            if offset:
+                reader.seek(offset)
+        return _RemoteReader(reader)
 
     def create(self, key: str) -> Writable:
         import obstore
 
-        return cast(Writable, obstore.open_writer(self._store, self._key(key)))
+        with _os_errors():
+            return _RemoteWriter(obstore.open_writer(self._store, self._key(key)))
 
 
-class _BytesReader:
-    """obstore's reader, giving plain bytes."""
+class _RemoteReader:
+    """obstore's reader, giving plain bytes and built-in errors."""
 
     def __init__(self, reader: Any) -> None:
         self._reader = reader
 
     def read(self, size: int = -1, /) -> bytes:
-        return bytes(self._reader.read(size if size >= 0 else None))
+        with _os_errors():
+            return bytes(self._reader.read(size if size >= 0 else None))
 
     def close(self) -> None:
         self._reader.close()
+
+
+class _RemoteWriter:
+    """obstore's writer, with built-in errors; the object exists once `close` has returned."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def write(self, data: Any, /) -> int:
+        with _os_errors():
+            return int(self._writer.write(data))
+
+    def close(self) -> None:
+        with _os_errors():
+            self._writer.close()

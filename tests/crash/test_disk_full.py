@@ -52,6 +52,7 @@ def test_full_disk(sample: SampleInput, make_options, small_disk: Path, free_kb:
     if run.exit_code:
         assert run.result.error is not None
         assert "o space left on device" in run.result.error.message
+    assert not list(small_disk.rglob("*.tmp"))
     before = table_ids(options.sinks[0].table)
     assert before <= sample.ids  # nothing doubled, whole epochs only
     ballast.unlink()

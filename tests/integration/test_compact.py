@@ -180,6 +180,7 @@ def test_files_whose_names_cannot_be_repeated_exactly_are_left_alone(tmp_path: P
         ("p=a%2520b/a.parquet", "p=a%20b/a.parquet"),
         ("p=a%20b/a.parquet", None),
         ("p=a+b/a.parquet", None),
+        ("p=%41/a.parquet", None),
         ("p=a%253ab/a.parquet", "p=a%3ab/a.parquet"),
         ("p=é/a.parquet", None),
         ("/other/a.parquet", None),

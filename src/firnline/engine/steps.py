@@ -26,7 +26,6 @@ from firnline.engine.requests import RetryRequest
 from firnline.errors import (
     BadRecordsError,
     CheckpointLostError,
-    CommitUnknownError,
     ConfigError,
     FencedError,
     FirnlineError,
@@ -354,6 +353,7 @@ class Steps:
         if before is None or columns != before.schema_fingerprint:
             version += 1
         window = self._parts.options.checkpoint.rollback_window
+        settled = [found for sink in self._parts.sinks if (found := sink.settled_epoch()) is not None]
         return Checkpoint(
             pipeline=self._parts.options.name,
             epoch=epoch,
@@ -364,7 +364,7 @@ class Steps:
             positions=positions,
             schema_fingerprint=columns,
             schema_version=version,
-            floor=max(floor, min(epoch - window, self.slowest)),
+            floor=max(floor, min(epoch - window, self.slowest, *settled)),
         )
 
     def commit(self, name: str, epoch: int) -> m.Event:
@@ -378,9 +378,6 @@ class Steps:
         assert ref is not None
         try:
             receipt = sink.commit(self._epoch_commit(sink, entry, ref, made))
-        except CommitUnknownError as error:
-            logger.warning("commit unclear, asking the sink", extra={"sink": name, "reason": error.message})
-            return m.CommitUnclear(name, epoch)
         except SchemaError as error:
             if made is None:
                 raise

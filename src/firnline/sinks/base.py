@@ -112,6 +112,10 @@ class Sink(ABC):
         """Units and bytes that wait downstream when no more should be made now; None when there is room."""
         return None
 
+    def settled_epoch(self) -> int | None:
+        """The newest epoch that can no longer be set aside; None: every epoch that the sink holds."""
+        return None
+
     @abstractmethod
     def maintain(self) -> None:
         """Housekeeping between commits; safe to skip, safe at every kill point."""

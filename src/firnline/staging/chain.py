@@ -28,61 +28,71 @@ class Standing:
 class Arranged:
     """The pending units of one pipeline, sorted out."""
 
+    after_epoch: int = 0  # where the log stands
     ready: list[Unit] = field(default_factory=list)  # in order, each onto the one before
     waiting: list[Unit] = field(default_factory=list)  # valid, but something before them is missing
     forks: list[Unit] = field(default_factory=list)
     past: list[Unit] = field(default_factory=list)  # at or below the log's epoch: committed already, or forks
+    repeats: list[Unit] = field(default_factory=list)  # a ready unit's entry again: past once that one is committed
 
     @property
     def gap(self) -> tuple[int, int] | None:
         """The epochs that are waited for: first and last."""
         if not self.waiting:
             return None
-        reached = self.ready[-1].epoch if self.ready else self.waiting[0].epoch - 1
-        first = min(u.epoch for u in self.waiting)
-        return (reached + 1, first - 1) if first - 1 >= reached + 1 else (first, first)
+        present = {u.epoch for u in self.waiting}
+        first = (self.ready[-1].epoch if self.ready else self.after_epoch) + 1
+        while first in present:
+            first += 1
+        return first, min((epoch for epoch in present if epoch > first), default=first + 1) - 1
 
 
 def arrange(standing: Standing, units: Sequence[Unit]) -> Arranged:
-    """Sort the pending units of one pipeline out."""
-    out = Arranged()
+    """Sort the pending units of one pipeline out. What a listing missed is waited for, never taken for absent."""
+    out = Arranged(after_epoch=standing.epoch)
     beyond: list[Unit] = []
     for unit in sorted(units, key=lambda u: (u.epoch, u.name)):
         (out.past if unit.epoch <= standing.epoch else beyond).append(unit)
-    adopted = _adopted(standing, beyond)
-    valid = [u for u in beyond if u.generation >= standing.generation or u.name in adopted]
-    out.forks = [u for u in beyond if u.generation < standing.generation and u.name not in adopted]
-    at = standing.entry
-    left = list(valid)
-    epoch = standing.epoch
-    while True:
-        fitting = [u for u in left if u.epoch == epoch + 1 and u.previous_digest == at]
-        if not fitting:
-            break
+    adopted, unknown_below = _adopted(standing, beyond)
+    onto: dict[tuple[int, int | None], list[Unit]] = {}
+    for unit in beyond:
+        if unit.generation >= standing.generation or unit.digest in adopted:
+            onto.setdefault((unit.epoch, unit.previous_digest), []).append(unit)
+        elif unit.epoch < unknown_below:
+            out.waiting.append(unit)  # may lie on the adopted path, of which a part is not listed
+        else:
+            out.forks.append(unit)
+    at, epoch = standing.entry, standing.epoch
+    while fitting := onto.pop((epoch + 1, at), None):
         chosen = max(fitting, key=lambda u: (u.generation, u.name))
         out.ready.append(chosen)
         # Two units of one epoch onto one predecessor: one is the chain, the other a fork.
-        out.forks += [u for u in fitting if u is not chosen]
-        left = [u for u in left if u not in fitting]
+        for unit in fitting:
+            if unit is not chosen:
+                (out.repeats if unit.digest == chosen.digest else out.forks).append(unit)
         at, epoch = chosen.digest, chosen.epoch
-    _split_descendants(out, left)
+    _split_descendants(out, [unit for left in onto.values() for unit in left])
     return out
 
 
-def _adopted(standing: Standing, units: Sequence[Unit]) -> set[str]:
-    """Names of the units on the path from the log to the tip that the newest claim adopted."""
+def _adopted(standing: Standing, units: Sequence[Unit]) -> tuple[set[int], int]:
+    """Digests on the path from the tip that the newest claim adopted down to the log, as far as it is listed.
+
+    Below the second number nothing is known of the path: a part of it is not listed (yet).
+    """
     if standing.tip is None or standing.tip_epoch <= standing.epoch:
-        return set()
+        return set(), 0
     by_digest = {u.digest: u for u in units}
-    path: set[str] = set()
+    path: set[int] = set()
     at: int | None = standing.tip
+    lowest = standing.tip_epoch + 1
     while at is not None and at != standing.entry:
         unit = by_digest.get(at)
         if unit is None:
-            return path  # the rest of the path is not listed yet; what is known of it still counts
-        path.add(unit.name)
-        at = unit.previous_digest
-    return path
+            return path, lowest
+        path.add(at)
+        at, lowest = unit.previous_digest, unit.epoch
+    return path, 0
 
 
 def _split_descendants(out: Arranged, left: list[Unit]) -> None:

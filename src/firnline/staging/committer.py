@@ -18,17 +18,17 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import partial
 
 import pyarrow as pa
 
 from firnline.checkpoint.codec import short_number
-from firnline.checkpoint.ledger import Fold, Ledger
 from firnline.errors import (
     CommitConflictError,
     CommitUnknownError,
     DamagedError,
     FencedError,
-    LedgerHoleError,
     NewerFormatError,
     SchemaError,
     SinkError,
@@ -38,23 +38,25 @@ from firnline.schema import schema_from_json
 from firnline.sinks.delta.columns import missing_fields
 from firnline.sinks.delta.log import encode_blizzard
 from firnline.sinks.delta.table import CREATED_WITH, Table
-from firnline.staging.chain import Arranged, arrange
-from firnline.staging.committed import CommittedUnits
-from firnline.staging.foreign import foreign_file, unit_id
+from firnline.staging.chain import Arranged, Standing, arrange
+from firnline.staging.committed import CommittedUnits, find_last_checkpoint, load_committed
+from firnline.staging.foreign import check_age, foreign_file, unit_id
+from firnline.staging.intervals import DELETED_FILES, DELETED_FILES_DEFAULT, TRANSACTIONS, find_interval
 from firnline.staging.rejected import reject
 from firnline.staging.standing import read_standing
 from firnline.staging.unit import PENDING, SUFFIX, ForeignUnit, Unit, parse_unit
 from firnline.staging.validate import InvalidUnitError, check_files
 from firnline.storage import Storage
-from firnline.types import Clock, EntryRef, Json
+from firnline.types import Clock, Json
 
 logger = logging.getLogger(__name__)
 
 UNITS_PER_COMMIT = 1000
 COMMITTER = "firnline-committer"
 _READERS = 8
-CHECKPOINT_EVERY = 20
+CHECKPOINT_EVERY = 20  # where the table does not say
 MAX_ROUNDS = 10_000  # of one cycle; a cycle that long only gives others their turn
+MAX_UNCLEAR = 3  # commits in a row without a clear answer, before the next poll tries again
 
 
 @dataclass(slots=True)
@@ -86,8 +88,12 @@ class Committer:
         self._clock = clock
         self._whole = whole_file_checksums
         self._known: dict[str, Unit | ForeignUnit] = {}
+        self._put_at: dict[str, datetime] = {}
+        self._wanted: dict[str, list[pa.Schema]] = {}  # columns that validated units need
         self._term: int | None = None  # the committer's transaction version, once claimed
-        self._since_checkpoint = 0
+        self._checkpointed = 0  # version of Delta's own checkpoint
+        self._unclear = 0
+        self._progress: Callable[[int], None] = lambda _: None
         self._committed = CommittedUnits(storage)
         self._moved = False  # the log moved under us: what was sorted out must be sorted out again
 
@@ -103,22 +109,41 @@ class Committer:
             SinkError: the storage failed; nothing is lost, call again.
         """
         report = CycleReport()
+        self._progress = progress or self._progress
+        self._unclear = 0
         self._read_pending(report)
-        if not self._known or not self._table.refresh():
+        if not self._known:
+            return report
+        if not self._table.refresh():
+            report.alarms.append("there is no table yet; its first writer creates it")
             self._measure(report)
             return report
+        failures: dict[str, SinkError | OSError] = {}
         for _ in range(MAX_ROUNDS):
             before, self._moved = report.units, False
-            self._commit_foreign(report)
+            self._apart("", failures, lambda: self._commit_foreign(report))
             for pipeline in sorted({u.pipeline for u in self._known.values() if isinstance(u, Unit)}):
-                self._commit_pipeline(pipeline, report)
-            if progress is not None:
-                progress(report.units)
+                self._apart(pipeline, failures, partial(self._commit_pipeline, pipeline, report))
+            self._progress(report.units)
             if report.units == before and not self._moved:
                 break
         self._measure(report)
+        self._warn_of_age(report)
         self._maintain()
+        if failures:
+            raise next(iter(failures.values()))
         return report
+
+    def _apart(self, what: str, failures: dict[str, SinkError | OSError], work: Callable[[], None]) -> None:
+        """What fails for one pipeline, or for foreign units, is tried again at the next poll and holds up no other."""
+        if what in failures:
+            return
+        moved = self._moved
+        try:
+            work()
+        except (SinkError, OSError) as error:
+            failures[what] = error
+            self._moved = moved
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -130,6 +155,7 @@ class Committer:
             if name.endswith(SUFFIX) and not name.startswith("."):
                 listed[name.removesuffix(SUFFIX)] = stat
         self._known = {name: unit for name, unit in self._known.items() if name in listed}
+        self._put_at = {name: stat.modified_at for name, stat in listed.items()}
         new = [name for name in listed if name not in self._known]
         with ThreadPoolExecutor(_READERS) as readers:
             for name, data in zip(new, readers.map(self._find_bytes, new), strict=True):
@@ -141,9 +167,6 @@ class Committer:
                     report.alarms.append(error.message)
                 except DamagedError as error:
                     self._reject(name, error.message, report)
-        now = self._clock.now()
-        ages = [(now - stat.modified_at).total_seconds() for stat in listed.values()]
-        report.oldest_pending_seconds = max(ages, default=0.0)
 
     def _find_bytes(self, name: str) -> bytes | None:
         try:
@@ -157,12 +180,15 @@ class Committer:
         """Commit the next units of one pipeline; a bad unit holds up only its own pipeline."""
         units = [u for u in self._known.values() if isinstance(u, Unit) and u.pipeline == pipeline]
         self._table.refresh()
-        arranged = arrange(read_standing(self._table, pipeline), units)
-        self._finish_past(pipeline, arranged, report)
+        standing = read_standing(self._table, pipeline)
+        arranged = arrange(standing, units)
+        self._finish_past(pipeline, standing, arranged, report)
         for fork in arranged.forks:
             self._reject(fork.name, "fork: another unit has this epoch, or stands before it", report)
         if arranged.gap is not None:
             report.waiting[pipeline] = arranged.gap
+        else:
+            report.waiting.pop(pipeline, None)
         batch = self._valid_prefix(arranged.ready[:UNITS_PER_COMMIT], report)
         if batch and self._commit_batch(pipeline, batch, report):
             self._delete(batch)
@@ -171,12 +197,16 @@ class Committer:
         """The units up to the first that can never be committed."""
         columns = self._table.schema()
         for number, unit in enumerate(ready):
+            self._progress(report.units)
             try:
-                check_files(self._storage, unit.files, columns, schema_from_json(unit.schema), whole=self._whole)
+                declared = schema_from_json(unit.schema)
+                wanted = check_files(self._storage, unit.files, columns, declared, whole=self._whole)
             except InvalidUnitError as error:
                 self._reject(unit.name, str(error), report)
                 return ready[:number]
-            columns = _widened(columns, schema_from_json(unit.schema))
+            self._wanted[unit.name] = wanted
+            for each in wanted:
+                columns = _widened(columns, each)
         return ready
 
     def _commit_batch(self, pipeline: str, batch: list[Unit], report: CycleReport) -> bool:
@@ -185,9 +215,8 @@ class Committer:
         self._moved = True  # until the commit stands
         try:
             self._ensure_term()
-            for unit in batch:
-                if self._evolve(schema_from_json(unit.schema)):
-                    return False
+            if any(self._evolve(wanted) for unit in batch for wanted in self._wanted[unit.name]):
+                return False
             # Under the very version that is committed onto: the same units, in the same order.
             if arrange(read_standing(self._table, pipeline), batch).ready != batch:
                 return False
@@ -199,12 +228,20 @@ class Committer:
             files = [file for unit in batch for file in unit.files]
             self._append(files, self._epoch_info(pipeline, batch), txns, self._interchange(last), report)
         except (CommitConflictError, CommitUnknownError) as error:
-            logger.info("commit repeated", extra={"reason": error.message})
-            return False
+            return self._repeat(error)
         self._moved = False
         report.units += len(batch)
         report.rows += sum(int(f["rows"]) for f in files)
         return True
+
+    def _repeat(self, error: CommitConflictError | CommitUnknownError) -> bool:
+        """After a conflict or a lost answer the log is read again; a storage that never answers ends the cycle."""
+        self._unclear = self._unclear + 1 if isinstance(error, CommitUnknownError) else 0
+        if self._unclear >= MAX_UNCLEAR:
+            self._unclear = 0
+            raise error
+        logger.info("commit repeated", extra={"reason": error.message})
+        return False
 
     def _append(
         self,
@@ -220,7 +257,7 @@ class Committer:
         report.commit_seconds.append(time.perf_counter() - began)
         report.commits += 1
         report.files += len(files)
-        self._since_checkpoint += 1
+        self._unclear = 0
 
     def _epoch_info(self, pipeline: str, batch: list[Unit]) -> str:
         last = batch[-1]
@@ -234,7 +271,7 @@ class Committer:
                 "epoch": last.epoch,
                 "checkpoint": last.checkpoint.to_json(),
                 "entry": last.entry.to_json(),
-                "units": [{"epoch": u.epoch, "unit": u.name} for u in batch],
+                "units": [{"epoch": u.epoch, "unit": u.name, "attempt": u.checkpoint.attempt} for u in batch],
                 "delta_version": self._table.version,
                 "rows": sum(int(f["rows"]) for f in files),
                 "size_bytes": sum(int(f["size_bytes"]) for f in files),
@@ -254,63 +291,58 @@ class Committer:
         }
         return {encode_blizzard(unit.source_state, self._table.version, extra): self._now_ms()}
 
-    def _finish_past(self, pipeline: str, arranged: Arranged, report: CycleReport) -> None:
+    def _finish_past(self, pipeline: str, standing: Standing, arranged: Arranged, report: CycleReport) -> None:
         """Units at or below the log's epoch: committed ones lose their metadata, others are forks."""
         if not arranged.past:
             return
-        committed = self._committed_attempts(pipeline, min(u.epoch for u in arranged.past))
-        if committed is None:
-            report.alarms.append(f"{pipeline}: the ledger has a hole; committed units stay listed")
-            return
-        done = [u for u in arranged.past if u.checkpoint.attempt in committed]
-        self._delete(done)
+        oldest = min(u.epoch for u in arranged.past)
+        committed = load_committed(self._storage, self._table.version, pipeline, standing, oldest)
+        self._delete(u for u in arranged.past if u.checkpoint.attempt in committed.attempts)
+        unknown = 0
         for unit in arranged.past:
-            if unit not in done:
+            if unit.checkpoint.attempt in committed.attempts:
+                continue
+            if unit.epoch >= committed.since:
                 self._reject(unit.name, f"fork: epoch {unit.epoch} was committed from another unit", report)
-
-    def _committed_attempts(self, pipeline: str, oldest: int) -> set[str] | None:
-        """Attempts that the chain of committed entries names, back to an epoch; None when it cannot be told."""
-        digest = self._table.txn(f"firnline-entry:{pipeline}")
-        epoch = self._table.txn(f"firnline:{pipeline}") or 0
-        ledger = Ledger(self._storage, pipeline)
-        tip: EntryRef | None = next(
-            (ref for ref, _ in ledger.candidates(epoch) if short_number(ref.checksum) == digest), None
-        )
-        if tip is None:
-            return None
-        found: set[str] = set()
-        try:
-            for link in ledger.chain(tip):
-                if isinstance(link, Fold):
-                    return None
-                found.add(link.checkpoint.attempt)
-                if link.epoch <= oldest:
-                    break
-        except LedgerHoleError:
-            return None
-        return found
+            else:
+                unknown += 1
+        if unknown:
+            report.alarms.append(f"{pipeline}: {unknown} units stay listed: ledger and log no longer tell their epochs")
 
     # -- other writers' files -------------------------------------------------------------------------
 
     def _commit_foreign(self, report: CycleReport) -> None:
         """Commit files that other programs brought, each once: a transaction per unit proves it."""
         waiting = [u for u in self._known.values() if isinstance(u, ForeignUnit)]
-        for start in range(0, len(waiting), UNITS_PER_COMMIT):
-            batch: list[tuple[ForeignUnit, dict[str, Json]]] = []
-            self._table.refresh()
-            self._committed.follow(self._table.version)
-            done = []
-            for unit in waiting[start : start + UNITS_PER_COMMIT]:
-                if unit.name in self._committed:
-                    done.append(unit)
-                    continue
-                try:
-                    batch.append((unit, foreign_file(self._table, self._storage, unit, self._clock.now())))
-                except InvalidUnitError as error:
-                    self._reject(unit.name, str(error), report)
-            self._delete(done)
-            if batch and self._commit_foreign_batch(batch, report):
-                self._delete([unit for unit, _ in batch])
+        if not waiting:
+            return
+        retention = find_interval(self._table, TRANSACTIONS)
+        with ThreadPoolExecutor(_READERS) as readers:
+            for start in range(0, len(waiting), UNITS_PER_COMMIT):
+                self._table.refresh()
+                now = self._clock.now()
+                self._committed.follow(self._table.version, now - retention if retention is not None else None)
+                part = waiting[start : start + UNITS_PER_COMMIT]
+                self._delete(unit for unit in part if unit.name in self._committed)
+                left = [unit for unit in part if unit.name not in self._committed]
+                batch: list[tuple[ForeignUnit, dict[str, Json]]] = []
+                for unit, found in zip(left, readers.map(partial(self._examine, now, retention), left), strict=True):
+                    if isinstance(found, InvalidUnitError):
+                        self._reject(unit.name, str(found), report)
+                    else:
+                        batch.append((unit, found))
+                self._progress(report.units)
+                if batch and self._commit_foreign_batch(batch, report):
+                    self._delete(unit for unit, _ in batch)
+
+    def _examine(
+        self, now: datetime, retention: timedelta | None, unit: ForeignUnit
+    ) -> dict[str, Json] | InvalidUnitError:
+        try:
+            check_age(self._put_at[unit.name], now, retention)
+            return foreign_file(self._table, self._storage, unit)
+        except InvalidUnitError as error:
+            return error
 
     def _commit_foreign_batch(self, batch: list[tuple[ForeignUnit, dict[str, Json]]], report: CycleReport) -> bool:
         version = self._table.version
@@ -324,10 +356,10 @@ class Committer:
                 return False
             info = json.dumps({"kind": "units", "run": self._run, "units": [u.name for u, _ in batch]})
             expiring = {unit_id(unit): self._now_ms() for unit, _ in batch}
-            self._append([file for _, file in batch], info, {COMMITTER: self._term or 0}, expiring, report)
+            files = {str(file["path"]): file for _, file in batch}  # two units may name one file
+            self._append(list(files.values()), info, {COMMITTER: self._term or 0}, expiring, report)
         except (CommitConflictError, CommitUnknownError) as error:
-            logger.info("commit repeated", extra={"reason": error.message})
-            return False
+            return self._repeat(error)
         self._moved = False
         report.units += len(batch)
         report.rows += sum(unit.record_count for unit, _ in batch)
@@ -372,6 +404,7 @@ class Committer:
             self._storage.delete(f"{PENDING}/{unit.name}{SUFFIX}")
             fault_point("staging.delete.after")
             self._known.pop(unit.name, None)
+            self._wanted.pop(unit.name, None)
 
     def _reject(self, name: str, reason: str, report: CycleReport) -> None:
         reject(self._storage, name, reason, self._clock)
@@ -381,12 +414,30 @@ class Committer:
     def _measure(self, report: CycleReport) -> None:
         report.pending = len(self._known)
         report.pending_bytes = sum(_unit_bytes(u) for u in self._known.values())
+        ages = [(self._clock.now() - self._put_at[name]).total_seconds() for name in self._known]
+        report.oldest_pending_seconds = max(ages, default=0.0)
+
+    def _warn_of_age(self, report: CycleReport) -> None:
+        """Someone else's VACUUM deletes what no log names, once it is older than the table keeps deleted files."""
+        retention = find_interval(self._table, DELETED_FILES) or DELETED_FILES_DEFAULT
+        if report.oldest_pending_seconds > retention.total_seconds() / 2:
+            days = report.oldest_pending_seconds / 86_400
+            report.alarms.append(
+                f"a unit has been pending for {days:.1f} days, more than half of what the table keeps deleted files "
+                f"({retention.total_seconds() / 86_400:.1f} days): a VACUUM may delete its files"
+            )
 
     def _maintain(self) -> None:
-        if self._since_checkpoint >= CHECKPOINT_EVERY:
-            self._table.refresh()
+        """Write Delta's own checkpoint when it is due, whoever made the commits: writers leave it to us."""
+        interval = int(self._table.setting("delta.checkpointInterval") or CHECKPOINT_EVERY)
+        self._table.refresh()
+        if self._table.version - self._checkpointed < interval:
+            return
+        last = find_last_checkpoint(self._storage)
+        self._checkpointed = int(last["version"]) if last else 0
+        if self._table.version - self._checkpointed >= interval:
             self._table.checkpoint()
-            self._since_checkpoint = 0
+            self._checkpointed = self._table.version
 
     def _now_ms(self) -> int:
         return int(self._clock.now().timestamp() * 1000)

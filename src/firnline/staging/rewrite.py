@@ -10,8 +10,6 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.dataset as pads
-import pyarrow.fs as pafs
-from deltalake.fs import DeltaStorageHandler
 
 from firnline.errors import ConfigError, SinkError
 from firnline.sinks.delta.stage import ParquetStager
@@ -169,7 +167,6 @@ class Rewriter:
         self._target_mb = target_mb
         self._partitions = table.partition_columns()
         self._schema = table.schema()
-        self._files = pafs.PyFileSystem(DeltaStorageHandler(table.uri, options or None))
         self._format = pads.ParquetFileFormat()
 
     def rewrite(self, chosen: Bin, attempt: str) -> list[dict[str, Json]]:
@@ -209,7 +206,7 @@ class Rewriter:
     def _read(self, file: OldFile) -> Iterator[pa.RecordBatch]:
         """The rows of one file, with columns that it lacks as nulls, and its partition values as columns."""
         data = pa.schema([f for f in self._schema if f.name not in self._partitions])
-        fragment = self._format.make_fragment(file.path, self._files)
+        fragment = self._format.make_fragment(pa.BufferReader(self._storage.get(file.path)))  # a small file, by choice
         values = dict(zip(self._partitions, file.partition, strict=True))
         for batch in fragment.to_batches(schema=data, batch_size=BATCH_ROWS):
             if not batch.num_rows:

@@ -35,6 +35,7 @@ class StagedDeltaSink(DeltaSink):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._sizes: dict[str, int | None] = {}
+        self._settled = 0  # the log's epoch, when it was last looked at
 
     def load(self) -> Held:
         return self._chain_end()[0]
@@ -84,11 +85,11 @@ class StagedDeltaSink(DeltaSink):
         if self._deferred:
             self._claim_created()
             self._table.refresh()
-        held = self._table.txn(self._id("-gen")) or 0
-        if held != self._generation:
-            raise FencedError(f"generation {held} holds {self.name}, not {self._generation}", generation=held)
+        self._check_claim()
+        made_by = commit.checkpoint.generation
         unit = Unit(
-            name=commit.checkpoint.attempt,
+            # An earlier run may put the same epoch late: it must not replace ours.
+            name=commit.checkpoint.attempt + (f"-{self._generation}" if made_by != self._generation else ""),
             checkpoint=commit.checkpoint,
             entry=commit.entry,
             previous=commit.previous,
@@ -96,11 +97,22 @@ class StagedDeltaSink(DeltaSink):
             files=commit.files,
             schema=schema_to_json(commit.schema),
             source_state=commit.source_state if self._writes_interchange() else None,
+            claimed=self._generation,
         )
         fault_point("staging.put.before")
         self.storage.put(f"{PENDING}/{unit.name}{SUFFIX}", unit.to_bytes())
         fault_point("staging.put.after")
+        # Another's claim may have come between the look and the put: then this unit may be a fork.
+        self._table.refresh()
+        self._check_claim()
         return self._unit_receipt(unit)
+
+    def _check_claim(self) -> None:
+        """Our claim still stands under the version read."""
+        self._settled = self._table.txn(self._id("")) or 0
+        held = self._table.txn(self._id("-gen")) or 0
+        if held != self._generation:
+            raise FencedError(f"generation {held} holds {self.name}, not {self._generation}", generation=held)
 
     def find_receipt(self, epoch: int) -> Receipt | None:
         """The pending unit of an epoch, or what the log and the ledger say of it."""
@@ -148,6 +160,10 @@ class StagedDeltaSink(DeltaSink):
         if not isinstance(unit, Unit) or unit.pipeline != self._pipeline:
             return None
         return sum(int(f["size_bytes"]) for f in unit.files)
+
+    def settled_epoch(self) -> int | None:
+        """What the log holds: a pending unit may still be set aside, and its input be read again."""
+        return self._settled
 
     def maintain(self) -> None:
         """Nothing: the committer keeps the log."""

@@ -6,6 +6,7 @@ program may put there to bring one Parquet file into the table; it has no epoch.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from firnline.checkpoint.codec import canonical, parse, seal, short_number, unseal
@@ -16,6 +17,7 @@ from firnline.types import EntryRef, Json
 PENDING = "_staging/pending"
 REJECTED = "_staging/rejected"
 SUFFIX = ".meta.json"
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class Unit:
     files: list[dict[str, Json]]
     schema: list[dict[str, Json]]
     source_state: Json = None
+    claimed: int | None = None  # generation of the run that put it, where that is not the one that made the epoch
 
     @property
     def pipeline(self) -> str:
@@ -41,7 +44,8 @@ class Unit:
 
     @property
     def generation(self) -> int:
-        return self.checkpoint.generation
+        """Of the run that put it: a sink that lags gets epochs of earlier runs from a later one."""
+        return self.checkpoint.generation if self.claimed is None else self.claimed
 
     @property
     def digest(self) -> int:
@@ -100,7 +104,7 @@ def parse_unit(name: str, data: bytes) -> Unit | ForeignUnit:
     value = parse(data, what)
     if not isinstance(value, dict):
         raise DamagedError(f"{what} is not an object", what=what)
-    return _own(name, value, what) if "checksum" in value or "epoch" in value else _foreign(name, value, what)
+    return _own(name, value, what) if "checkpoint" in value or "epoch" in value else _foreign(name, value, what)
 
 
 def _own(name: str, value: dict[str, Json], what: str) -> Unit:
@@ -116,6 +120,7 @@ def _own(name: str, value: dict[str, Json], what: str) -> Unit:
             files=[_checked_file(f, what) for f in body["files"]],
             schema=body["schema"],
             source_state=body["source_state"],
+            claimed=int(body["generation"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedError(f"{what} lacks {error}", what=what) from error
@@ -140,18 +145,20 @@ def _foreign(name: str, value: dict[str, Json], what: str) -> ForeignUnit:
 
 
 def _checked_file(file: dict[str, Json], what: str) -> dict[str, Json]:
+    """A file as the commit needs it; KeyError, TypeError or ValueError when something is missing."""
     _check_path(str(file["path"]), what)
-    return file
+    numbers = {key: int(file[key]) for key in ("size_bytes", "rows", "modification_time")}
+    values = {str(k): None if v is None else str(v) for k, v in dict(file["partition_values"]).items()}
+    return {**file, **numbers, "partition_values": values, "stats": str(file["stats"])}
 
 
 def _check_path(path: str, what: str) -> None:
-    """A unit may name only files inside its table."""
+    """A unit may name only files inside its table, and none in the folders of its log, ledger and staging."""
     parts = path.split("/")
     if (
-        not path
-        or path.startswith("/")
-        or "://" in path
-        or ".." in parts
-        or parts[0] in ("_delta_log", "_firnline", "_staging")
+        any(part in ("", ".", "..") for part in parts)
+        or _SCHEME.match(path)
+        or any(sign in path for sign in "\\\0")
+        or (len(parts) > 1 and parts[0].startswith("_") and "=" not in parts[0])
     ):
         raise DamagedError(f"{what} names {path!r}, which is not a data file of this table", what=what)

@@ -6,6 +6,7 @@ delta-rs would commit a file that is missing; nobody would notice until a reader
 from __future__ import annotations
 
 import hashlib
+from datetime import datetime
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,27 +26,35 @@ class InvalidUnitError(Exception):
 
 def check_files(
     storage: Storage, files: list[dict[str, Json]], table: pa.Schema, declared: pa.Schema, *, whole: bool
-) -> None:
+) -> list[pa.Schema]:
     """Validate every file of a unit against what the unit says and what the table has.
+
+    Returns:
+        The columns that the table must have before the commit: what the unit says, and what its files have.
 
     Raises:
         InvalidUnitError: a file is missing, has another size or checksum, or columns that do not fit.
         OSError: the storage failed; try again.
     """
     _check_columns(table, declared, "the unit")
+    wanted = [declared]
     for file in files:
         path = str(file["path"])
-        footer = read_footer(storage, path, int(file["size_bytes"]))
+        footer, _ = read_footer(storage, path, int(file["size_bytes"]))
         expected = file.get("footer_checksum")
         if expected is not None and hashlib.sha256(footer).hexdigest() != expected:
             raise InvalidUnitError(f"checksum wrong: the footer of {path} is not what was staged")
         if whole and "checksum" in file and file_checksum(storage, path) != file["checksum"]:
             raise InvalidUnitError(f"checksum wrong: {path} is not what was staged")
-        _check_columns(table, footer_schema(footer, path), path)
+        columns = footer_schema(footer, path)
+        _check_columns(table, columns, path)
+        if _missing(declared, columns, path):
+            wanted.append(columns)
+    return wanted
 
 
-def read_footer(storage: Storage, path: str, size_bytes: int) -> bytes:
-    """The footer of a Parquet file, which must exist and have this size."""
+def read_footer(storage: Storage, path: str, size_bytes: int) -> tuple[bytes, datetime]:
+    """The footer of a Parquet file, which must exist and have this size, and when the file was written."""
     try:
         found = storage.stat(path)
         if found.size_bytes != size_bytes:
@@ -56,7 +65,8 @@ def read_footer(storage: Storage, path: str, size_bytes: int) -> bytes:
         length = int.from_bytes(tail[-8:-4], "little") + 8
         if length > size_bytes:
             raise InvalidUnitError(f"{path} is not a Parquet file")
-        return tail[-length:] if length <= len(tail) else _read(storage, path, size_bytes - length)
+        footer = tail[-length:] if length <= len(tail) else _read(storage, path, size_bytes - length)
+        return footer, found.modified_at
     except FileNotFoundError as error:
         raise InvalidUnitError(f"file missing: {path}") from error
 
@@ -72,12 +82,20 @@ def _read(storage: Storage, path: str, offset: int) -> bytes:
         stream.close()
 
 
+def footer_metadata(footer: bytes, path: str) -> pq.FileMetaData:
+    """What a Parquet file says of itself, from its footer alone."""
+    try:
+        return pq.read_metadata(pa.BufferReader(_MAGIC + footer))
+    except (pa.ArrowException, OSError) as error:  # all in memory: this is the file's fault, not the storage's
+        raise InvalidUnitError(f"the footer of {path} is unreadable: {error}") from error
+
+
 def footer_schema(footer: bytes, path: str) -> pa.Schema:
     """The columns of a Parquet file, from its footer alone."""
     try:
-        return pq.read_schema(pa.BufferReader(_MAGIC + footer))
-    except (pa.ArrowInvalid, OSError) as error:
-        raise InvalidUnitError(f"the footer of {path} is unreadable: {error}") from error
+        return footer_metadata(footer, path).schema.to_arrow_schema()
+    except pa.ArrowException as error:
+        raise InvalidUnitError(f"the columns of {path} are unreadable: {error}") from error
 
 
 def file_checksum(storage: Storage, path: str) -> str:
@@ -97,3 +115,10 @@ def _check_columns(table: pa.Schema, wanted: pa.Schema, what: str) -> None:
         missing_fields(table, wanted)
     except SchemaError as error:
         raise InvalidUnitError(f"schema incompatible: {what}: {error.message}") from error
+
+
+def _missing(declared: pa.Schema, columns: pa.Schema, path: str) -> bool:
+    try:
+        return bool(missing_fields(declared, columns))
+    except SchemaError as error:
+        raise InvalidUnitError(f"schema incompatible: {path} is not what the unit says: {error.message}") from error

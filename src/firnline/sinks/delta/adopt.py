@@ -5,7 +5,6 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from firnline.checkpoint.codec import parse
 from firnline.errors import CheckpointError, DamagedError
 from firnline.sinks.delta.log import BLIZZARD, DeltaLog, decode_blizzard
 from firnline.storage import Storage
@@ -50,9 +49,8 @@ def _decode(app_id: str, where: str, *, accept_older: bool) -> dict[str, Json] |
 def _kept_ids(storage: Storage) -> list[str]:
     """The ids that Delta's newest checkpoint keeps: those of commits whose files are cleaned up."""
     try:
-        last = parse(storage.get("_delta_log/_last_checkpoint"), "_last_checkpoint")
-        data = storage.get(f"_delta_log/{int(last['version']):020d}.checkpoint.parquet")
-    except (FileNotFoundError, DamagedError, KeyError, TypeError, ValueError):
+        data = storage.get(f"_delta_log/{DeltaLog(storage).checkpoint_version():020d}.checkpoint.parquet")
+    except FileNotFoundError:
         return []
     try:
         txns = pq.read_table(pa.BufferReader(data), columns=["txn"]).column("txn").to_pylist()

@@ -87,6 +87,13 @@ class DeltaLog:
                 actions.append(action)
         return LogCommit(version, actions)
 
+    def checkpoint_version(self) -> int:
+        """The version of Delta's newest checkpoint, by its pointer; -1 when there is none, or it cannot be read."""
+        try:
+            return int(parse(self._storage.get("_delta_log/_last_checkpoint"), "_last_checkpoint")["version"])
+        except (FileNotFoundError, DamagedError, KeyError, TypeError, ValueError):
+            return -1
+
     def backwards(self, version: int, limit: int | None = None) -> Iterator[LogCommit]:
         """Commits from `version` down, at most `limit` of them, until the log has been cleaned up."""
         lowest = -1 if limit is None else max(-1, version - limit)

@@ -53,7 +53,7 @@ class DeltaSink(Sink):
         self._deciding = True
         self._deferred = False
         self._generation = 0
-        self._since_checkpoint = 0
+        self._checkpointed: int | None = None  # the version of Delta's newest checkpoint, once it is known
 
     # -- what it holds --------------------------------------------------------------------------------
 
@@ -206,7 +206,6 @@ class DeltaSink(Sink):
                     return receipt
                 self._pause()
                 continue
-            self._since_checkpoint += 1
             return self._receipt(json.loads(self._commit_info(commit)), version)
         raise SinkError(f"cannot commit to {self._table.uri}: other writers commit all the time")
 
@@ -326,11 +325,14 @@ class DeltaSink(Sink):
 
     def maintain(self) -> None:
         """Write Delta's own checkpoint when it is due, off the commit path."""
+        if not self._table.refresh():
+            return
+        if self._checkpointed is None:  # counted over runs, so that many short ones write it too
+            self._checkpointed = self._log.checkpoint_version()
         interval = int(self._table.setting("delta.checkpointInterval") or 100)
-        if self._since_checkpoint >= interval:
-            self._table.refresh()
+        if self._table.version - self._checkpointed >= interval:
             self._table.checkpoint()
-            self._since_checkpoint = 0
+            self._checkpointed = self._table.version
 
     def _id(self, part: str) -> str:
         return f"firnline{part}:{self._pipeline}"

@@ -7,7 +7,7 @@ a lower bound by cutting, an upper bound by cutting and raising its last charact
 from __future__ import annotations
 
 import json
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -92,6 +92,9 @@ def _lower(value: Any) -> Any:
 
 
 def _upper(value: Any) -> Any:
+    if isinstance(value, datetime) and value.microsecond % 1000:
+        # Times are written in milliseconds: a bound is raised, never cut; at the end of time there is none.
+        return _plain(value + timedelta(milliseconds=1)) if value.year < 9999 else None
     if not isinstance(value, str):
         return _plain(value)
     if len(value) <= TEXT_BOUND:

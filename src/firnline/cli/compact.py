@@ -1,0 +1,87 @@
+"""`firnline compact`: small files become large ones, without disturbing ingestion."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+from cyclopts.validators import Number
+
+from firnline.cli.common import Common, Flag
+from firnline.cli.output import count_text, size_text
+from firnline.cli.tables import Table, named_tables
+from firnline.errors import ConfigError
+
+_FILTER = re.compile(r"([^<>=!]+?)\s*(<=|>=|!=|=|<|>)\s*(.*)")
+
+EPILOGUE = """\
+Rewrites the small files of each partition as files of about the target size, in
+several commits that say dataChange: false. It is the side that yields: ingestion
+and the committer never fail because of it. --vacuum then deletes removed files
+whose retention is over, but none that a pin or a unit names.
+
+Output (JSON fields):
+  table, version, files_removed, files_added, bytes_removed, bytes_added, rows,
+  commits, conflicts, attempts, files_skipped, stopped; with --vacuum also
+  vacuum {files, size_bytes, retention_hours, kept, notes, ...}
+
+Examples:
+  firnline compact /lake/flights
+  firnline compact /lake/flights --partition 'month>=2026-11' --vacuum
+"""
+
+app = App(name="compact", help_epilogue=EPILOGUE)
+
+
+@app.default
+def compact(
+    table: Table,
+    /,
+    *,
+    target_size_mb: Annotated[int, Parameter(help="Size that files should have.", validator=Number(gte=1))] = 128,
+    partition: Annotated[
+        tuple[str, ...], Parameter(help="Only partitions like this, e.g. month=2026-11; may be repeated.")
+    ] = (),
+    vacuum: Annotated[bool, Flag, Parameter(help="Then delete removed files whose retention is over.")] = False,
+    common: Common = Common(),
+) -> int:
+    """Turn small files into large ones, without disturbing ingestion."""
+    filters = [_filter(text) for text in partition]
+    uri, options = next(iter(named_tables([table]).tables.items()))
+    from firnline.cli.working import working
+    from firnline.staging.compact import compact as rewrite
+    from firnline.staging.vacuum import vacuum as sweep
+
+    with working() as work:
+        report = rewrite(
+            uri,
+            options,
+            target_size_mb=target_size_mb,
+            partitions=filters or None,
+            progress=work.progress,
+            stop=work.stopping,
+        )
+        swept = sweep(uri, options, progress=work.progress, stop=work.stopping) if vacuum else None
+    if common.json:
+        body: dict[str, Any] = asdict(report)
+        common.out.json({**body, "vacuum": asdict(swept)} if swept else body)
+        return 0
+    common.out.line(
+        f"{count_text(report.files_removed, 'file')} ({size_text(report.bytes_removed)}) became "
+        f"{count_text(report.files_added, 'file')} ({size_text(report.bytes_added)}) in "
+        f"{count_text(report.commits, 'commit')}"
+    )
+    if swept is not None:
+        common.out.line(f"vacuumed {count_text(swept.files, 'file')}, {size_text(swept.size_bytes)}")
+    if report.stopped:
+        common.out.line("stopped before the end; run again to go on")
+    return 0
+
+
+def _filter(text: str) -> tuple[str, str, str]:
+    found = _FILTER.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(f"--partition {text}: not a filter", hint="Write it as month=2026-11 or 'month>=2026-11'.")
+    return found[1], found[2], found[3]

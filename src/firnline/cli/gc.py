@@ -1,0 +1,98 @@
+"""`firnline gc`: deletes files of a table that nobody needs any more."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from firnline.cli.common import Common, Flag
+from firnline.cli.output import Output, count_text, size_text
+from firnline.cli.tables import Table, named_tables
+from firnline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from firnline.staging.gc import GcReport
+
+_DURATION = re.compile(r"(\d+)\s*(s|m|h|d)?")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, None: 1}
+
+EPILOGUE = """\
+Finds Parquet files that no version within retention, no pending or rejected
+unit, no epoch that may still be committed and no pin names, older than the
+grace period by the storage's own clock; and temporary files, quarantine that
+no commit names, and units set aside over 30 days ago. Folds old ledger entries.
+Never touches files outside the table. Safe beside running writers and
+committers, and at every kill; an epoch must not run for longer than the grace
+period.
+
+Output (JSON fields):
+  table, dry_run, version, files, size_bytes, kinds {kind: {files, size_bytes}},
+  kept {reason: files}, entries_folded, entries_swept, listed,
+  clock_skew_seconds, stopped, notes
+
+Examples:
+  firnline gc /lake/flights                    shows what would go
+  firnline gc /lake/flights --grace 48h --yes  deletes it
+"""
+
+app = App(name="gc", help_epilogue=EPILOGUE)
+
+
+@app.default
+def gc(
+    table: Table,
+    /,
+    *,
+    dry_run: Annotated[bool, Flag, Parameter(help="Only show what would go, even with --yes.")] = False,
+    grace: Annotated[str, Parameter(help="Spare files younger than this: 90s, 30m, 24h, 7d.")] = "24h",
+    yes: Annotated[bool, Flag, Parameter(help="Really delete; without it nothing is deleted.")] = False,
+    common: Common = Common(),
+) -> int:
+    """Delete files of a table that nobody needs any more."""
+    seconds = _seconds(grace)
+    uri, options = next(iter(named_tables([table]).tables.items()))
+    from firnline.cli.working import working
+    from firnline.staging.gc import gc as sweep
+
+    with working() as work:
+        report = sweep(
+            uri,
+            options,
+            grace_seconds=seconds,
+            dry_run=dry_run or not yes,
+            progress=work.progress,
+            stop=work.stopping,
+        )
+    if common.json:
+        common.out.json(asdict(report))
+    else:
+        _show(common.out, report, asked=dry_run)
+    return 0
+
+
+def _seconds(text: str) -> float:
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(f"--grace {text}: not a duration", hint="Write it as 90s, 30m, 24h or 7d.")
+    return int(found[1]) * float(_SECONDS[found[2]])
+
+
+def _show(out: Output, report: GcReport, *, asked: bool) -> None:
+    verb = "would delete" if report.dry_run else "deleted"
+    out.line(f"{verb} {count_text(report.files, 'file')}, {size_text(report.size_bytes)}")
+    for kind, swept in report.kinds.items():
+        if swept.files:
+            out.line(f"  {kind}: {count_text(swept.files, 'file')}, {size_text(swept.size_bytes)}")
+    for reason, files in report.kept.items():
+        out.line(f"  kept, {reason}: {count_text(files, 'file')}")
+    if report.entries_folded:
+        out.line(f"folded {report.entries_folded:,} ledger entries")
+    for note in report.notes:
+        out.line(note)
+    if report.stopped:
+        out.line("stopped before the end; run again to go on")
+    if report.dry_run and report.files and not asked:
+        out.line("add --yes to delete them")

@@ -1,0 +1,218 @@
+"""Source and table on S3, by moto's server: conditional put, kills, two runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import obstore
+import obstore.store
+import pytest
+from deltalake import DeltaTable
+
+from firnline.engine.parts import assemble
+from firnline.errors import ConfigError
+from firnline.options import DeltaSinkOptions, PipelineOptions
+from firnline.storage import Storage, open_storage
+from firnline.testing.pipelines import run_once
+from firnline.testing.processes import KILLED, Launcher
+from firnline.testing.samples import pack
+
+pytestmark = [pytest.mark.s3, pytest.mark.crash]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host if host != '0.0.0.0' else '127.0.0.1'}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def storage_options(server: str) -> dict[str, str]:
+    return {
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": server,
+        "AWS_ALLOW_HTTP": "true",
+    }
+
+
+@pytest.fixture
+def bucket(server: str, tmp_path: Any) -> str:
+    """A new bucket for each test."""
+    import urllib.request
+
+    name = "b" + os.urandom(6).hex()
+    request = urllib.request.Request(f"{server}/{name}", method="PUT")
+    urllib.request.urlopen(request).close()
+    return name
+
+
+@pytest.fixture
+def store(bucket: str, storage_options: dict[str, str]) -> Storage:
+    return open_storage(f"s3://{bucket}/deep/er", storage_options)
+
+
+class RemoteInput:
+    """Files in the bucket, and the ids that were put into them."""
+
+    def __init__(self, bucket: str, options: dict[str, str]) -> None:
+        self.storage = open_storage(f"s3://{bucket}/in", options)
+        self.ids: Counter[int] = Counter()
+
+    def add(self, name: str, records: int) -> None:
+        lines = []
+        for _ in range(records):
+            number = len(self.ids) + 1
+            self.ids[number] += 1
+            lines.append(json.dumps({"id": number, "month": f"2026-{number % 3 + 1:02d}"}))
+        self.storage.put(name, pack(name, ("\n".join(lines) + "\n").encode()))
+
+
+@pytest.fixture
+def remote(bucket: str, storage_options: dict[str, str]) -> RemoteInput:
+    return RemoteInput(bucket, storage_options)
+
+
+@pytest.fixture
+def options(bucket: str, storage_options: dict[str, str], make_options) -> PipelineOptions:
+    sink = DeltaSinkOptions(
+        "delta", f"s3://{bucket}/tables/out", partition_by=("month",), storage_options=storage_options
+    )
+    found: PipelineOptions = make_options(
+        path=f"s3://{bucket}/in", sinks=(sink,), storage_options=storage_options, max_files=2
+    )
+    return found
+
+
+def ids(options: PipelineOptions) -> Counter[int]:
+    sink = options.sinks[0]
+    table = DeltaTable(sink.table, storage_options=dict(sink.storage_options)).to_pyarrow_table()
+    return Counter(table.column("id").to_pylist())
+
+
+def test_storage_contract(store: Storage) -> None:
+    store.put("a/x", b"1")
+    store.put("a/x", b"2")
+    assert store.get("a/x") == b"2"
+    with pytest.raises(FileExistsError):
+        store.put_new("a/x", b"3")
+    store.put_new("a/y", b"4")
+    with pytest.raises(FileNotFoundError):
+        store.get("a/none")
+    with pytest.raises(FileNotFoundError):
+        store.stat("a/none")
+    with pytest.raises(FileNotFoundError):
+        store.open_read("a/none").read(1)
+    store.delete("a/none")
+    store.delete("a/y")
+    assert [s.name.rsplit("/", 1)[-1] for s in store.list("a")] == ["x"]
+    writer = store.create("big")
+    writer.write(b"x" * 6_000_000)
+    writer.write(b"y" * 6_000_000)
+    assert [s.name for s in store.list("big")] == []
+    writer.close()
+    assert store.stat("big").size_bytes == 12_000_000
+    reader = store.open_read("big", 5_999_999)
+    assert reader.read(2) == b"xy"
+    reader.close()
+
+
+def test_listing_in_byte_order_after_a_name(store: Storage) -> None:
+    names = ["a", "a b", "a%20b", "a/b", "a/b/c", "b=1/x", "z", "ä", "😀"]
+    for name in names:
+        store.put(name, b"1")
+    listed = [s.name for s in store.list("")]
+    assert listed == [f"{store.root}/{name}" for name in sorted(names, key=str.encode)]
+    assert [s.name for s in store.list("", listed[3])] == listed[4:]
+    for name in names:
+        assert store.stat(name).name == f"{store.root}/{name}"
+
+
+def test_errors_of_the_machine_are_os_errors(bucket: str, storage_options: dict[str, str]) -> None:
+    down = open_storage(
+        f"s3://{bucket}/x",
+        {**storage_options, "AWS_ENDPOINT_URL": "http://127.0.0.1:9", "timeout": "1s", "connect_timeout": "1s"},
+    )
+    with pytest.raises(OSError):
+        down.get("a")
+
+
+def test_wrong_option_is_a_config_error(bucket: str) -> None:
+    with pytest.raises(ConfigError):
+        open_storage(f"s3://{bucket}/x", {"no_such_key": "1"})
+
+
+def test_runs_and_resumes(options: PipelineOptions, remote: RemoteInput) -> None:
+    for number in range(5):
+        remote.add(f"f{number}.json.gz", 20)
+    run = run_once(options)
+    assert run.exit_code == 0, run.result
+    assert ids(options) == remote.ids
+    held = assemble(options).load()
+    assert held.checkpoint is not None
+    assert held.checkpoint.positions["files"]["last_committed_file"] == f"{remote.storage.root}/f4.json.gz"
+    remote.add("f9.json", 5)
+    remote.add("f0a.json", 5)  # late
+    again = run_once(options)
+    assert (again.exit_code, again.told.late) == (0, 1)
+    assert ids(options) == remote.ids
+    assert run_once(options).result.epochs == 0
+
+
+@pytest.mark.parametrize(
+    "point",
+    ["delta.create.after:1", "stage.file.after:2", "storage.put.after:2", "delta.commit.before:2", "delta.commit.after:2"],
+)
+def test_killed(launcher: Launcher, options: PipelineOptions, remote: RemoteInput, point: str) -> None:
+    for number in range(5):
+        remote.add(f"f{number}.json.gz", 20)
+    assert launcher.run(options, f"{point}:kill").exit_code == KILLED
+    launcher.run_until_done(options)
+    assert ids(options) == remote.ids
+
+
+def test_two_at_once(launcher: Launcher, options: PipelineOptions, remote: RemoteInput) -> None:
+    remote.add("a.json", 3)
+    assert run_once(options).exit_code == 0
+    for number in range(6):
+        remote.add(f"f{number}.json.gz", 20)
+    children = [launcher.start(options) for _ in range(2)]
+    assert {child.wait(90).exit_code for child in children} <= {0, 5}
+    launcher.run_until_done(options)
+    assert ids(options) == remote.ids
+
+
+def test_store_without_put_if_absent_is_refused(
+    options: PipelineOptions, remote: RemoteInput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote.add("a.json", 3)
+    put = obstore.put
+
+    def careless(store: Any, path: str, file: Any, **settings: Any) -> Any:
+        settings.pop("mode", None)
+        return put(store, path, file, **settings)
+
+    monkeypatch.setattr(obstore, "put", careless)
+    run = run_once(options)
+    assert (run.exit_code, run.error_code) == (1, "store-unsafe")
+
+
+def test_large_object_over_several_epochs(options: PipelineOptions, remote: RemoteInput) -> None:
+    from dataclasses import replace
+
+    options = replace(options, batch=replace(options.batch, max_events=150))
+    remote.add("big.json.gz", 400)
+    remote.add("big2.json", 400)
+    run = run_once(options)
+    assert run.exit_code == 0, run.result
+    assert ids(options) == remote.ids
