@@ -24,8 +24,12 @@ import firnline.staging.gc
 import firnline.staging.lognames
 import firnline.staging.survey
 from firnline.checkpoint.codec import canonical, seal
+from firnline.clock import SystemClock
 from firnline.errors import CheckpointError, ConfigError, SinkError
 from firnline.options import DeltaSinkOptions, PipelineOptions
+from firnline.sinks.delta.table import Table
+from firnline.staging.committer import Committer
+from firnline.staging.compact import compact
 from firnline.staging.gc import gc
 from firnline.staging.references import References
 from firnline.staging.survey import Survey
@@ -547,3 +551,24 @@ def test_progress_is_told(table: Path) -> None:
     told: list[tuple[str, int, int]] = []
     gc(str(table), progress=lambda *facts: told.append(facts))
     assert told == [("deleting", 1, 1)]
+
+
+def test_staged_pipelines_lose_nothing_before_between_and_after_commits(
+    sample: SampleInput, make_options: Callable[..., PipelineOptions]
+) -> None:
+    options = make_options(max_files=1, partition_by=("month",), mode="staged")
+    root = Path(options.sinks[0].table)
+    for number in range(3):
+        sample.add(f"a{number}.json", 6)
+        sample.add(f"b{number}.json", 6)
+        assert run_once(options).exit_code == 0
+        left = orphan(root, f"month=2026-01/{number}{OWN}")
+        report = gc(str(root), grace_seconds=0)
+        assert not left.exists()
+        assert report.kinds["data"].files == 1
+        assert report.kept["pending"] > 0
+        Committer(Table(str(root), {}), open_storage(str(root)), "run", SystemClock()).cycle()
+        assert gc(str(root), grace_seconds=0).files == 0
+        compact(str(root))
+        assert table_ids(root) == sample.ids
+    assert gc(str(root), grace_seconds=0, dry_run=True).kept.get("pending", 0) == 0

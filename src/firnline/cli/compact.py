@@ -17,10 +17,10 @@ from firnline.errors import ConfigError
 _FILTER = re.compile(r"([^<>=!]+?)\s*(<=|>=|!=|=|<|>)\s*(.*)")
 
 EPILOGUE = """\
-Rewrites the small files of each partition as files of about the target size, in
-several commits that say dataChange: false. It is the side that yields: ingestion
-and the committer never fail because of it. --vacuum then deletes removed files
-whose retention is over, but none that a pin or a unit names.
+Rewrites the small files of each partition as files of about the target size,
+in several commits that say dataChange: false. It is the side that yields:
+ingestion and the committer never fail because of it. --vacuum then deletes
+removed files whose retention is over, but none that a pin or a unit names.
 
 Output (JSON fields):
   table, version, files_removed, files_added, bytes_removed, bytes_added, rows,

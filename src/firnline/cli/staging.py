@@ -97,7 +97,9 @@ def staging(
 
 def _only_pipeline(found: StagingOverview) -> str:
     names = {str(row["pipeline"]) for row in [*found.pipelines, *found.rejected] if row["pipeline"] is not None}
-    if len(names) != 1:
+    if not names:
+        raise ConfigError("no pipeline has units here", hint="Name the pipeline with --pipeline.")
+    if len(names) > 1:
         raise ConfigError(f"several pipelines have units here: {sorted(names)}", hint="Name one with --pipeline.")
     return names.pop()
 

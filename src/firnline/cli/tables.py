@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from firnline.cli.common import load_options
 from firnline.errors import ConfigError
+from firnline.storage import normalise
 
 TABLES_HELP = "Tables (path or URI), or spec files whose staged tables are meant. [default: firnline.yml here or above]"
 Tables = Annotated[str, Parameter(help=TABLES_HELP, show_default=False)]
@@ -30,10 +31,10 @@ def named_tables(arguments: Sequence[str]) -> Named:
     found = Named()
     for text in arguments or ("",):
         if text and not _is_spec(text):
-            found.tables[text if "://" in text else os.path.abspath(text)] = {}
+            found.tables[normalise(text)] = {}
             continue
         options = load_options(text or None)
-        staged = {s.table: dict(s.storage_options) for s in options.sinks if s.mode == "staged"}
+        staged = {normalise(s.table): dict(s.storage_options) for s in options.sinks if s.mode == "staged"}
         if not staged:
             raise ConfigError(
                 f"pipeline {options.name!r} has no staged sink",

@@ -25,10 +25,12 @@ import pyarrow as pa
 
 from firnline.checkpoint.codec import short_number
 from firnline.errors import (
+    CheckpointError,
     CommitConflictError,
     CommitUnknownError,
     DamagedError,
     FencedError,
+    FirnlineError,
     NewerFormatError,
     SchemaError,
     SinkError,
@@ -108,17 +110,24 @@ class Committer:
             FencedError: another committer took over.
             SinkError: the storage failed; nothing is lost, call again.
         """
-        report = CycleReport()
         self._progress = progress or self._progress
         self._unclear = 0
+        report = CycleReport()
+        try:
+            self._work(report)
+        except OSError as error:
+            raise SinkError(f"storage failed: {error}") from error
+        return report
+
+    def _work(self, report: CycleReport) -> None:
         self._read_pending(report)
         if not self._known:
-            return report
+            return
         if not self._table.refresh():
             report.alarms.append("there is no table yet; its first writer creates it")
             self._measure(report)
-            return report
-        failures: dict[str, SinkError | OSError] = {}
+            return
+        failures: dict[str, FirnlineError | OSError] = {}
         for _ in range(MAX_ROUNDS):
             before, self._moved = report.units, False
             self._apart("", failures, lambda: self._commit_foreign(report))
@@ -132,16 +141,15 @@ class Committer:
         self._maintain()
         if failures:
             raise next(iter(failures.values()))
-        return report
 
-    def _apart(self, what: str, failures: dict[str, SinkError | OSError], work: Callable[[], None]) -> None:
+    def _apart(self, what: str, failures: dict[str, FirnlineError | OSError], work: Callable[[], None]) -> None:
         """What fails for one pipeline, or for foreign units, is tried again at the next poll and holds up no other."""
         if what in failures:
             return
         moved = self._moved
         try:
             work()
-        except (SinkError, OSError) as error:
+        except (SinkError, CheckpointError, OSError) as error:
             failures[what] = error
             self._moved = moved
 
@@ -154,8 +162,10 @@ class Committer:
             name = stat.name.rsplit("/", 1)[-1]
             if name.endswith(SUFFIX) and not name.startswith("."):
                 listed[name.removesuffix(SUFFIX)] = stat
-        self._known = {name: unit for name, unit in self._known.items() if name in listed}
-        self._put_at = {name: stat.modified_at for name, stat in listed.items()}
+        put_at = {name: stat.modified_at for name, stat in listed.items()}
+        # One that was put again may say something else.
+        self._known = {name: u for name, u in self._known.items() if put_at.get(name) == self._put_at[name]}
+        self._put_at = put_at
         new = [name for name in listed if name not in self._known]
         with ThreadPoolExecutor(_READERS) as readers:
             for name, data in zip(new, readers.map(self._find_bytes, new), strict=True):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from firnline.errors import DamagedError
+from firnline.errors import DamagedError, NewerFormatError
 from firnline.sinks.delta.table import Table
 from firnline.staging.chain import arrange
-from firnline.staging.place import find_holder
+from firnline.staging.place import find_holder, is_gone
 from firnline.staging.rejected import load_rejected
 from firnline.staging.standing import read_standing
 from firnline.staging.unit import PENDING, SUFFIX, ForeignUnit, Unit, parse_unit
@@ -45,7 +45,7 @@ def load_overview(table: Table, storage: Storage, now: datetime) -> StagingOverv
             unit = parse_unit(name.removesuffix(SUFFIX), storage.get(f"{PENDING}/{name}"))
         except FileNotFoundError:
             continue
-        except DamagedError as error:
+        except (DamagedError, NewerFormatError) as error:
             out.unreadable.append(error.message)
             continue
         if isinstance(unit, Unit):
@@ -71,7 +71,8 @@ def load_overview(table: Table, storage: Storage, now: datetime) -> StagingOverv
                 "rejected_at": unit_aside.rejected_at,
             }
         )
-    out.committer = find_holder(storage)
+    holder = find_holder(storage)
+    out.committer = holder if holder is not None and not is_gone(holder) else None
     return out
 
 

@@ -15,6 +15,7 @@ from firnline.storage import Storage
 from firnline.types import Clock, Json
 
 KEY = "_staging/committer.json"
+BEATS = 6  # so many fit into the time after which another takes over
 
 
 class Place:
@@ -26,6 +27,7 @@ class Place:
         self._clock = clock
         self._takeover_seconds = takeover_seconds
         self._beat = 0
+        self._beat_at = 0.0
         self._watched: tuple[str, int] | None = None
         self._watched_since = 0.0
         self.held = False
@@ -33,19 +35,29 @@ class Place:
     def take(self) -> bool:
         """Hold the place, or see whether its holder is dead; True when it is ours."""
         holder = find_holder(self._storage)
-        if holder is None or holder["run"] == self._run or self._is_dead(holder):
-            self._beat += 1
-            body = {"run": self._run, "host": socket.gethostname(), "pid": os.getpid(), "beat": self._beat}
-            self._storage.put(KEY, canonical(seal(body)))
-            self.held = True
-        else:
-            self.held = False
+        self.held = holder is None or holder["run"] == self._run or self._is_dead(holder)
+        if self.held:
+            self._write()
         return self.held
 
+    def beat(self) -> None:
+        """Show a sign of life in the middle of long work; nothing when it is too soon, or somebody took over."""
+        if not self.held or self._clock.monotonic() - self._beat_at < self._takeover_seconds / BEATS:
+            return
+        holder = find_holder(self._storage)
+        if holder is not None and holder["run"] == self._run:
+            self._write()
+
+    def _write(self) -> None:
+        self._beat += 1
+        self._beat_at = self._clock.monotonic()
+        body = {"run": self._run, "host": socket.gethostname(), "pid": os.getpid(), "beat": self._beat}
+        self._storage.put(KEY, canonical(seal(body)))
+
     def _is_dead(self, holder: dict[str, Json]) -> bool:
-        sign = (str(holder["run"]), int(holder["beat"]))
-        if holder["host"] == socket.gethostname() and not _is_alive(int(holder["pid"])):
+        if is_gone(holder):
             return True
+        sign = (str(holder["run"]), int(holder["beat"]))
         if sign != self._watched:
             self._watched, self._watched_since = sign, self._clock.monotonic()
             return False
@@ -67,11 +79,14 @@ def find_holder(storage: Storage) -> dict[str, Json] | None:
         return None
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+def is_gone(holder: dict[str, Json]) -> bool:
+    """Whether the holder's process has ended; only its own host can tell."""
+    if holder["host"] != socket.gethostname():
         return False
-    except PermissionError:
+    try:
+        os.kill(int(holder["pid"]), 0)
+    except ProcessLookupError:
         return True
-    return True
+    except PermissionError:
+        pass
+    return False

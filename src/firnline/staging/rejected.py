@@ -30,17 +30,27 @@ def reject(storage: Storage, name: str, reason: str, clock: Clock) -> None:
         data = storage.get(f"{PENDING}/{name}{SUFFIX}")
     except FileNotFoundError:
         return
-    try:
-        body = parse(data, name)
-        if not isinstance(body, dict):
-            raise DamagedError("not an object")
-    except DamagedError:
+    about: dict[str, Json] = {"reason": reason, "at": clock.now().isoformat()}
+    body = _readable(data, name)
+    if body is None:
         body = {"raw": base64.b64encode(data).decode()}
-    body["rejected"] = {"reason": reason, "at": clock.now().isoformat()}
+    elif canonical(body) != data:
+        about["raw"] = base64.b64encode(data).decode()  # what is put back must be what was put, to the byte
+    body["rejected"] = about
     fault_point("staging.reject.before")
     storage.put(f"{REJECTED}/{name}{SUFFIX}", canonical(body))
     storage.delete(f"{PENDING}/{name}{SUFFIX}")
     fault_point("staging.reject.after")
+
+
+def _readable(data: bytes, name: str) -> dict[str, Json] | None:
+    """The unit as an object that can be written down again; None when it is none."""
+    try:
+        body = parse(data, name)
+        canonical(body)
+    except (DamagedError, ValueError, RecursionError):  # e.g. NaN, or half a surrogate pair
+        return None
+    return body if isinstance(body, dict) and "rejected" not in body and set(body) != {"raw"} else None
 
 
 def load_rejected(storage: Storage) -> list[RejectedUnit]:
@@ -50,7 +60,10 @@ def load_rejected(storage: Storage) -> list[RejectedUnit]:
         name = stat.name.rsplit("/", 1)[-1]
         if not name.endswith(SUFFIX) or name.startswith("."):
             continue
-        body = _load(storage, name.removesuffix(SUFFIX))
+        try:
+            body = _load(storage, name.removesuffix(SUFFIX))
+        except FileNotFoundError:
+            continue  # retried or discarded since it was listed
         about = body["rejected"]
         epoch = body.get("epoch")
         found.append(
@@ -68,11 +81,13 @@ def load_rejected(storage: Storage) -> list[RejectedUnit]:
 def retry(storage: Storage, name: str) -> None:
     """Put a unit back among the pending ones, as it was."""
     try:
+        if "/" in name:
+            raise FileNotFoundError(name)
         body = _load(storage, name)
     except FileNotFoundError as error:
         raise ConfigError(f"no unit {name!r} was set aside", hint="See `firnline staging TABLE`.") from error
-    body.pop("rejected")
-    data = base64.b64decode(body["raw"]) if set(body) == {"raw"} else canonical(body)
+    raw = body.pop("rejected").get("raw") or (body["raw"] if set(body) == {"raw"} else None)
+    data = canonical(body) if raw is None else base64.b64decode(raw)
     storage.put(f"{PENDING}/{name}{SUFFIX}", data)
     storage.delete(f"{REJECTED}/{name}{SUFFIX}")
 

@@ -46,6 +46,9 @@ class _Served:
     committer: Committer
     place: Place
 
+    def beat(self, _: int) -> None:
+        self.place.beat()
+
 
 class CommitterService:
     """Serves tables until stopped, or once."""
@@ -82,16 +85,22 @@ class CommitterService:
         Raises:
             FencedError: another committer is active on a table.
         """
-        reports = []
+        reports, failures = [], []
         try:
             for served in self._served:
-                if not served.place.take():
-                    raise FencedError(f"another committer is active on {served.ref.uri} ({_who(served)})")
-                report = served.committer.cycle()
+                try:
+                    if not served.place.take():
+                        raise FencedError(f"another committer is active on {served.ref.uri} ({_who(served)})")
+                    report = served.committer.cycle(served.beat)
+                except FirnlineError as error:  # told once the other tables had their turn
+                    failures.append(error)
+                    continue
                 self._observer.cycled(served.ref.uri, report)
                 reports.append(report)
         finally:
             self._release()
+        if failures:
+            raise failures[0]
         return reports
 
     def run(self) -> None:
@@ -109,11 +118,10 @@ class CommitterService:
             if not served.place.take():
                 self._observer.standing_by(served.ref.uri, _who(served))
                 return
-            self._observer.cycled(served.ref.uri, served.committer.cycle())
-        except FencedError as error:
-            served.place.held = False
-            self._observer.trouble(served.ref.uri, error)
-        except SinkError as error:
+            self._observer.cycled(served.ref.uri, served.committer.cycle(served.beat))
+        except FirnlineError as error:
+            if isinstance(error, FencedError):
+                served.place.held = False
             self._observer.trouble(served.ref.uri, error)
         except OSError as error:
             self._observer.trouble(served.ref.uri, SinkError(f"storage failed: {error}"))

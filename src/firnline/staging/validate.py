@@ -10,6 +10,7 @@ from datetime import datetime
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from isal import isal_zlib
 
 from firnline.errors import SchemaError
 from firnline.sinks.delta.columns import missing_fields
@@ -44,7 +45,7 @@ def check_files(
         expected = file.get("footer_checksum")
         if expected is not None and hashlib.sha256(footer).hexdigest() != expected:
             raise InvalidUnitError(f"checksum wrong: the footer of {path} is not what was staged")
-        if whole and "checksum" in file and file_checksum(storage, path) != file["checksum"]:
+        if whole and "crc32" in file and file_crc32(storage, path) != file["crc32"]:
             raise InvalidUnitError(f"checksum wrong: {path} is not what was staged")
         columns = footer_schema(footer, path)
         _check_columns(table, columns, path)
@@ -98,16 +99,16 @@ def footer_schema(footer: bytes, path: str) -> pa.Schema:
         raise InvalidUnitError(f"the columns of {path} are unreadable: {error}") from error
 
 
-def file_checksum(storage: Storage, path: str) -> str:
-    """SHA-256 of a whole file."""
-    digest = hashlib.sha256()
+def file_crc32(storage: Storage, path: str) -> int:
+    """CRC-32 of a whole file."""
+    found = 0
     stream = storage.open_read(path)
     try:
         while data := stream.read(1024 * 1024):
-            digest.update(data)
+            found = isal_zlib.crc32(data, found)
     finally:
         stream.close()
-    return digest.hexdigest()
+    return found
 
 
 def _check_columns(table: pa.Schema, wanted: pa.Schema, what: str) -> None:

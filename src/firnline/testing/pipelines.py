@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import Any
 
 from firnline.engine.observer import EpochFacts, Observer
@@ -18,6 +19,8 @@ from firnline.options import (
     RestartOptions,
 )
 from firnline.testing.local import LocalEngine
+
+logger = logging.getLogger(__name__)
 
 _QUICK = {"backoff_secs": 0.01, "max_backoff_secs": 0.05, "attempts": 3, "poll_interval_secs": 0.05}
 
@@ -68,6 +71,19 @@ class Recorder(Observer):
     def reconciled(self, late: int, changed: list[str], listed: int) -> None:
         self.late += late
         self.changed += changed
+
+
+class Loud(Observer):
+    """Logs what tests wait for."""
+
+    def running(self, epoch: int) -> None:
+        logger.info("running epoch %d", epoch)
+
+    def ran(self, epoch: int, seconds: float) -> None:
+        logger.info("ran epoch %d", epoch)
+
+    def committed(self, facts: EpochFacts) -> None:
+        logger.info("committed epoch %d", facts.epoch)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -14,12 +14,13 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from firnline.errors import FirnlineError
 from firnline.faults import VARIABLE
 from firnline.options import PipelineOptions
 
@@ -36,6 +37,7 @@ class RunOrder:
     moved: tuple[str, str] | None = None
     accept_duplicates: bool = False
     threads: int = 1
+    spark: bool = False  # on Spark, instead of in the child itself
     patches: Mapping[str, object] = field(default_factory=dict)  # "module:attribute" -> value
     log: str = ""
     result: str = ""
@@ -97,10 +99,11 @@ class Child:
 
 
 class Launcher:
-    """Starts children that keep their logs in `folder`."""
+    """Starts children that keep their logs in `folder`. `work` is what they do: run a pipeline, if not told."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, work: Callable[[RunOrder], int] | None = None) -> None:
         self._folder = folder
+        self._work = work or _run
         self._folder.mkdir(parents=True, exist_ok=True)
         self._count = 0
         self._context = multiprocessing.get_context("forkserver")
@@ -110,7 +113,7 @@ class Launcher:
         self._count += 1
         place = self._folder / f"child-{self._count:03d}"
         order = RunOrder(options, fault, log=f"{place}.log", result=f"{place}.result", **settings)
-        process = self._context.Process(target=_perform, args=(order,), daemon=True)
+        process = self._context.Process(target=_perform, args=(order, self._work), daemon=True)
         process.start()
         return Child(process, order)
 
@@ -127,8 +130,8 @@ class Launcher:
         raise AssertionError(f"never done: {ends}")
 
 
-def _perform(order: RunOrder) -> None:
-    """In the child: run the pipeline and leave without looking back."""
+def _perform(order: RunOrder, work: Callable[[RunOrder], int]) -> None:
+    """In the child: do the work and leave without looking back."""
     os.setsid()
     os.environ[VARIABLE] = order.fault
     handler = logging.FileHandler(order.log)
@@ -141,7 +144,7 @@ def _perform(order: RunOrder) -> None:
     try:
         for target, value in order.patches.items():
             _patch(target, value)
-        code = _run(order)
+        code = work(order)
     except BaseException:
         logging.exception("the child failed")
     finally:
@@ -150,23 +153,34 @@ def _perform(order: RunOrder) -> None:
 
 
 def _run(order: RunOrder) -> int:
+    from firnline.engine.engine import Engine
     from firnline.engine.parts import assemble
     from firnline.engine.runner import Runner
+    from firnline.engine.spark import SparkEngine
     from firnline.testing.local import LocalEngine
+    from firnline.testing.pipelines import Loud
 
+    options = order.options
+    engine: Engine = SparkEngine(options.name, options.spark) if order.spark else LocalEngine(order.threads)
     with reached_points() as points:
-        parts = assemble(order.options, once=order.once, moved=order.moved)
-        runner = Runner(parts, LocalEngine(order.threads), once=order.once, accept_duplicates=order.accept_duplicates)
+        parts = assemble(options, once=order.once, moved=order.moved)
+        runner = Runner(parts, engine, Loud(), once=order.once, accept_duplicates=order.accept_duplicates)
         signal.signal(signal.SIGTERM, lambda *_: runner.stop())
         result = runner.run()
+    engine.stop()
+    tell_end(order, result.error, points)
+    return result.exit_code
+
+
+def tell_end(order: RunOrder, error: FirnlineError | None, points: set[str]) -> None:
+    """In the child: leave word for whoever waits for it."""
     told = {
-        "error_code": result.error.code if result.error else "",
-        "message": result.error.message if result.error else "",
+        "error_code": error.code if error else "",
+        "message": error.message if error else "",
         "points": frozenset(points),
     }
     with open(order.result, "wb") as stream:
         pickle.dump(told, stream)
-    return result.exit_code
 
 
 @contextmanager

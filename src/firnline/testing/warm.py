@@ -8,6 +8,7 @@ import pyarrow.parquet  # noqa: F401
 
 import firnline.engine.parts
 import firnline.engine.runner
+import firnline.staging.serving
 import firnline.testing.local  # noqa: F401
 from firnline.ndjson import warm_up
 

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from isal import isal_zlib
 
 from firnline.faults import fault_point
 from firnline.sinks.delta.stats import file_stats
@@ -156,6 +157,7 @@ class ParquetStager:
                 "modification_time": int(time.time() * 1000),
                 "stats": file_stats(metadata, file.schema),
                 "footer_checksum": file.stream.footer_checksum(),
+                "crc32": file.stream.crc32,
             }
         )
         partition.file = None
@@ -168,6 +170,7 @@ class _Counted:
         self._stream = stream
         self._written = 0
         self._footer: Any = None
+        self.crc32 = 0  # of everything written; next to nothing beside encoding it
         self.closed = False
 
     def begin_footer(self) -> None:
@@ -179,6 +182,7 @@ class _Counted:
 
     def write(self, data: Any) -> int:
         self._stream.write(data)
+        self.crc32 = isal_zlib.crc32(data, self.crc32)
         if self._footer is not None:
             self._footer.update(data)
         self._written += len(data) if isinstance(data, bytes) else memoryview(data).nbytes

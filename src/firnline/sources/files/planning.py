@@ -10,6 +10,7 @@ from firnline.sources.files.state import FileState, Progress, SetAside
 from firnline.storage import FileStat
 from firnline.types import Json
 
+DONE = Progress(finished=True)
 TASK_BYTES = 32 * 1024 * 1024  # beyond one task per core, another task must be worth its start
 
 
@@ -154,14 +155,13 @@ def advance(
             status = "set_aside" if path in aside else "in_progress"
             records.append({**_record(item, before.records), "status": status, "reason": outcome["failed"]})
             continue
-        files[path] = Progress(
+        files[path] = DONE if outcome["finished"] else Progress(
             records=int(outcome["to"]),
-            finished=bool(outcome["finished"]),
             offset=int(outcome["offset"]),
             line=int(outcome["line"]),
             size_bytes=int(item["size_bytes"]),
             etag=str(item["etag"]),
-        )
+        )  # fmt: skip
         status = "committed" if outcome["finished"] else "in_progress"
         late = {"late": True} if not base.is_after_mark(path) and before.records == 0 else {}
         records.append({**_record(item, int(outcome["to"])), "status": status, **late})
@@ -173,12 +173,9 @@ def replay(base: FileState, records: Sequence[dict[str, Json]]) -> FileState:
     files, aside = dict(base.files), dict(base.set_aside)
     for record in records:
         path, status = str(record["path"]), record["status"]
-        progress = Progress(
-            records=int(record["to"]),
-            finished=status == "committed",
-            size_bytes=int(record["size_bytes"]),
-            etag=str(record["etag"]),
-        )
+        progress = DONE if status == "committed" else Progress(
+            records=int(record["to"]), size_bytes=int(record["size_bytes"]), etag=str(record["etag"])
+        )  # fmt: skip
         if status == "set_aside":
             files.pop(path, None)
             aside[path] = _aside(progress, str(record["reason"]))
