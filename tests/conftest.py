@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,10 +7,9 @@ import pytest
 
 if TYPE_CHECKING:
     from firnline.options import PipelineOptions
+    from firnline.testing.pipelines import MakeOptions
     from firnline.testing.processes import Launcher
     from firnline.testing.samples import SampleInput
-
-MakeOptions = Callable[..., "PipelineOptions"]
 
 
 @pytest.fixture

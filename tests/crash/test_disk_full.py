@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from firnline.options import PipelineOptions
-from firnline.testing.pipelines import run_once
+from firnline.testing.pipelines import MakeOptions, run_once
 from firnline.testing.samples import SampleInput, quarantined, table_ids
 
 pytestmark = pytest.mark.crash
@@ -38,7 +38,7 @@ def fill(disk: Path, free: int) -> Path:
 
 
 @pytest.mark.parametrize("free_kb", [0, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 128])
-def test_full_disk(sample: SampleInput, make_options, small_disk: Path, free_kb: int) -> None:
+def test_full_disk(sample: SampleInput, make_options: MakeOptions, small_disk: Path, free_kb: int) -> None:
     options: PipelineOptions = make_options(table=str(small_disk / "out"), max_files=2, attempts=1)
     sample.add("a1.json", 30, bad=3)
     assert run_once(options).exit_code == 0
@@ -61,7 +61,7 @@ def test_full_disk(sample: SampleInput, make_options, small_disk: Path, free_kb:
     assert quarantined(options.sinks[0].table, options.name) == sample.bad
 
 
-def test_first_run_on_a_full_disk(sample: SampleInput, make_options, small_disk: Path) -> None:
+def test_first_run_on_a_full_disk(sample: SampleInput, make_options: MakeOptions, small_disk: Path) -> None:
     options: PipelineOptions = make_options(table=str(small_disk / "out"), attempts=1)
     sample.add("a1.json", 30)
     ballast = fill(small_disk, 0)

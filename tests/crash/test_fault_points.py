@@ -8,6 +8,7 @@ import pytest
 
 from firnline.faults import POINTS as ALL_POINTS
 from firnline.options import PipelineOptions
+from firnline.testing.pipelines import MakeOptions
 from firnline.testing.processes import KILLED, Launcher
 from firnline.testing.samples import SampleInput, quarantined, table_ids
 
@@ -26,7 +27,7 @@ PATCHES = {
 
 
 @pytest.fixture
-def options(sample: SampleInput, make_options) -> PipelineOptions:
+def options(sample: SampleInput, make_options: MakeOptions) -> PipelineOptions:
     """Several epochs, a column that comes later, bad records, a file that is broken for good."""
     sample.add("a1.json.gz", 6)
     sample.add("a2.json.gz", 6, bad=2)

@@ -13,7 +13,8 @@ from firnline.engine.parts import assemble
 from firnline.engine.status import load_files
 from firnline.options import PipelineOptions
 from firnline.testing.damage import write_app_id, write_blizzard
-from firnline.testing.pipelines import run_once
+from firnline.testing.pipelines import MakeOptions, run_once
+from firnline.testing.processes import Launcher
 from firnline.testing.samples import SampleInput, table_ids
 from firnline.types import Json
 
@@ -61,7 +62,7 @@ def state(other: OtherTool, naming: str = "absolute") -> Json:
 
 
 @pytest.mark.parametrize("naming", NAMINGS)
-def test_resumed_at_files_and_records(other: OtherTool, make_options, naming: str) -> None:
+def test_resumed_at_files_and_records(other: OtherTool, make_options: MakeOptions, naming: str) -> None:
     write_blizzard(other.table, state(other, naming))
     options: PipelineOptions = make_options()
     run = run_once(options)
@@ -72,7 +73,7 @@ def test_resumed_at_files_and_records(other: OtherTool, make_options, naming: st
     assert (again.exit_code, again.result.epochs, again.told.late) == (0, 0, 0)
 
 
-def test_what_lies_below_the_mark_is_a_baseline(other: OtherTool, make_options) -> None:
+def test_what_lies_below_the_mark_is_a_baseline(other: OtherTool, make_options: MakeOptions) -> None:
     write_blizzard(other.table, state(other))
     options: PipelineOptions = make_options()
     assert run_once(options).exit_code == 0
@@ -86,7 +87,9 @@ def test_what_lies_below_the_mark_is_a_baseline(other: OtherTool, make_options) 
     assert table_ids(other.table) == other.sample.ids
 
 
-def test_killed_between_baseline_and_first_epoch(other: OtherTool, make_options, launcher) -> None:
+def test_killed_between_baseline_and_first_epoch(
+    other: OtherTool, make_options: MakeOptions, launcher: Launcher
+) -> None:
     write_blizzard(other.table, state(other))
     options: PipelineOptions = make_options()
     assert launcher.run(options, "delta.claim.after:1:kill").exit_code == -9
@@ -94,7 +97,7 @@ def test_killed_between_baseline_and_first_epoch(other: OtherTool, make_options,
     assert table_ids(other.table) == other.sample.ids
 
 
-def test_other_writers_in_between(other: OtherTool, make_options) -> None:
+def test_other_writers_in_between(other: OtherTool, make_options: MakeOptions) -> None:
     write_blizzard(other.table, state(other))
     for _ in range(5):
         write_deltalake(str(other.table), pa.table({"v": [1.5]}), mode="append", schema_mode="merge")
@@ -102,7 +105,7 @@ def test_other_writers_in_between(other: OtherTool, make_options) -> None:
     assert table_ids(other.table) == other.sample.ids
 
 
-def test_log_cleaned_up_after_a_delta_checkpoint(other: OtherTool, make_options) -> None:
+def test_log_cleaned_up_after_a_delta_checkpoint(other: OtherTool, make_options: MakeOptions) -> None:
     """The payload is then in Delta's own checkpoint only."""
     write_blizzard(other.table, state(other))
     write_deltalake(str(other.table), pa.table({"v": [1.5]}), mode="append", schema_mode="merge")
@@ -115,7 +118,7 @@ def test_log_cleaned_up_after_a_delta_checkpoint(other: OtherTool, make_options)
 
 
 @pytest.mark.parametrize("payload", ["!!!", "bm90IGpzb24=", "e30=", "eyJzY2hlbWFfdmVyc2lvbiI6MX0="])
-def test_corrupt_newest_payload_is_refused(other: OtherTool, make_options, payload: str) -> None:
+def test_corrupt_newest_payload_is_refused(other: OtherTool, make_options: MakeOptions, payload: str) -> None:
     write_blizzard(other.table, state(other))
     write_app_id(other.table, "blizzard:" + payload)
     version = DeltaTable(str(other.table)).version()
@@ -131,7 +134,7 @@ def test_corrupt_newest_payload_is_refused(other: OtherTool, make_options, paylo
     assert table_ids(other.table) == other.sample.ids
 
 
-def test_newer_schema_version_is_refused_by_name(other: OtherTool, make_options) -> None:
+def test_newer_schema_version_is_refused_by_name(other: OtherTool, make_options: MakeOptions) -> None:
     write_blizzard(other.table, state(other), schema_version=2)
     run = run_once(make_options())
     assert run.exit_code == 1
@@ -140,13 +143,13 @@ def test_newer_schema_version_is_refused_by_name(other: OtherTool, make_options)
     assert "schema_version 2" in run.result.error.message
 
 
-def test_unknown_fields_are_ignored(other: OtherTool, make_options) -> None:
+def test_unknown_fields_are_ignored(other: OtherTool, make_options: MakeOptions) -> None:
     write_blizzard(other.table, state(other), something_new={"x": 1})
     assert run_once(make_options()).exit_code == 0
     assert table_ids(other.table) == other.sample.ids
 
 
-def test_our_payload_reads_like_theirs(sample: SampleInput, make_options) -> None:
+def test_our_payload_reads_like_theirs(sample: SampleInput, make_options: MakeOptions) -> None:
     """Another tool finds its own shape in a log of ours."""
     import base64
 
@@ -169,7 +172,7 @@ def test_our_payload_reads_like_theirs(sample: SampleInput, make_options) -> Non
     assert found[-1] == {"files": {}, "last_committed_file": b}
 
 
-def test_no_interchange_on_tables_of_others(sample: SampleInput, make_options, tmp_path: Path) -> None:
+def test_no_interchange_on_tables_of_others(sample: SampleInput, make_options: MakeOptions, tmp_path: Path) -> None:
     write_deltalake(str(tmp_path / "out"), pa.table({"id": pa.array([], pa.int64())}))
     sample.add("a.json", 3)
     options: PipelineOptions = make_options()

@@ -10,14 +10,14 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from firnline.options import PipelineOptions
-from firnline.testing.pipelines import run_once
+from firnline.testing.pipelines import MakeOptions, run_once
 from firnline.testing.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
 
 
 @pytest.fixture
-def options(sample: SampleInput, make_options) -> PipelineOptions:
+def options(sample: SampleInput, make_options: MakeOptions) -> PipelineOptions:
     options: PipelineOptions = make_options(max_files=1)
     sample.add("a0.json", 3)
     assert run_once(options).exit_code == 0
@@ -70,7 +70,12 @@ ERRORS = {
 @pytest.mark.parametrize("lost", CALLS, ids=str)
 @pytest.mark.parametrize("late", [False, True], ids=["committed", "lands-later"])
 def test_commit(
-    options: PipelineOptions, sample: SampleInput, monkeypatch: pytest.MonkeyPatch, error: str, lost: set[int], late: bool
+    options: PipelineOptions,
+    sample: SampleInput,
+    monkeypatch: pytest.MonkeyPatch,
+    error: str,
+    lost: set[int],
+    late: bool,
 ) -> None:
     """Claims and epochs alike: `create_write_transaction` writes both."""
     lossy = Lossy(DeltaTable.create_write_transaction, lost, ERRORS[error], late=late)
@@ -100,7 +105,7 @@ def test_add_columns(
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_create(sample: SampleInput, make_options, monkeypatch: pytest.MonkeyPatch, error: str) -> None:
+def test_create(sample: SampleInput, make_options: MakeOptions, monkeypatch: pytest.MonkeyPatch, error: str) -> None:
     options: PipelineOptions = make_options(max_files=1)
     sample.add("a0.json", 3)
     sample.add("a1.json", 3)

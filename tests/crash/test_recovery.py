@@ -28,7 +28,7 @@ from firnline.testing.damage import (
     flips,
     ledger_files,
 )
-from firnline.testing.pipelines import run_once
+from firnline.testing.pipelines import MakeOptions, run_once
 from firnline.testing.samples import SampleInput, table_ids
 from firnline.types import Json
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.crash
 
 
 @pytest.fixture
-def options(sample: SampleInput, make_options) -> PipelineOptions:
+def options(sample: SampleInput, make_options: MakeOptions) -> PipelineOptions:
     """A table with four epochs, the last one with a file half read, one set aside and one that failed once."""
     sample.add("a1.json", 4)
     sample.add("a2.json.gz", 4)

@@ -23,7 +23,7 @@ from firnline.sources.files import planning
 from firnline.sources.files.state import FileState
 from firnline.storage import FileStat
 from firnline.testing.local import LocalEngine
-from firnline.testing.pipelines import Recorder, run_once
+from firnline.testing.pipelines import MakeOptions, Recorder, run_once
 from firnline.testing.processes import Launcher
 from firnline.testing.samples import SampleInput, table_ids
 
@@ -47,7 +47,7 @@ class Meter(Recorder):
             self.readings.append((process.memory_info().rss, threading.active_count(), process.num_fds()))
 
 
-def test_one_long_run(sample: SampleInput, make_options, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_long_run(sample: SampleInput, make_options: MakeOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("firnline.checkpoint.ledger.FOLD_ENTRIES", 40)
     options: PipelineOptions = make_options(max_files=1, partition_by=("month",), rollback_window=20)
     for number in range(EPOCHS):
@@ -80,7 +80,7 @@ def test_one_long_run(sample: SampleInput, make_options, monkeypatch: pytest.Mon
     assert table_ids(options.sinks[0].table) == sample.ids
 
 
-def test_commits_stay_flat(sample: SampleInput, make_options) -> None:
+def test_commits_stay_flat(sample: SampleInput, make_options: MakeOptions) -> None:
     options: PipelineOptions = make_options(max_files=1)
     for number in range(120):
         sample.add(f"{number:05d}.json", 1)
@@ -90,7 +90,7 @@ def test_commits_stay_flat(sample: SampleInput, make_options) -> None:
     assert late <= early * 1.5 + 10, (early, late)
 
 
-def test_log_stays_bounded_over_many_short_runs(sample: SampleInput, make_options) -> None:
+def test_log_stays_bounded_over_many_short_runs(sample: SampleInput, make_options: MakeOptions) -> None:
     """Delta's own checkpoint is written on schedule also when every run makes one commit."""
     options: PipelineOptions = make_options()
     for number in range(24):
@@ -104,7 +104,7 @@ def test_log_stays_bounded_over_many_short_runs(sample: SampleInput, make_option
 @pytest.mark.parametrize("kill", ["storage.put", "storage.delete"])
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_killed_while_it_folds(
-    launcher: Launcher, sample: SampleInput, make_options, kill: str, side: str
+    launcher: Launcher, sample: SampleInput, make_options: MakeOptions, kill: str, side: str
 ) -> None:
     patches = {"firnline.checkpoint.ledger:FOLD_ENTRIES": 4, "firnline.engine.steps:FOLD_EVERY": 2}
     options: PipelineOptions = make_options(max_files=1, rollback_window=3)
@@ -145,7 +145,7 @@ def test_position_stays_small_over_100_000_files() -> None:
     assert state.mark == names[-1]
 
 
-def test_listing_a_large_folder_is_not_slow(sample: SampleInput, make_options) -> None:
+def test_listing_a_large_folder_is_not_slow(sample: SampleInput, make_options: MakeOptions) -> None:
     """A plan lists after the mark only, and an idle pipeline costs little."""
     options: PipelineOptions = make_options(max_files=2000)
     for number in range(2000):

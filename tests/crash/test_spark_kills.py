@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from firnline.options import PipelineOptions
+from firnline.testing.pipelines import MakeOptions
 from firnline.testing.processes import KILLED, Child, Launcher
 from firnline.testing.samples import SampleInput, quarantined, table_ids
 
@@ -21,7 +22,7 @@ WAIT = 150
 
 
 @pytest.fixture
-def options(sample: SampleInput, make_options) -> PipelineOptions:
+def options(sample: SampleInput, make_options: MakeOptions) -> PipelineOptions:
     for number in range(8):
         sample.add(f"f{number}.json.gz", 3000, bad=1, **({"extra": "x"} if number > 3 else {}))
     found: PipelineOptions = make_options(max_files=2, partition_by=("month",), attempts=5)
@@ -66,7 +67,7 @@ def kill_one(child: Child, wanted: Callable[[psutil.Process], bool]) -> None:
 
 
 def test_driver_killed(launcher: Launcher, options: PipelineOptions, sample: SampleInput) -> None:
-    for point in ("epoch.run.after:2", "delta.commit.before:2", "delta.commit.after:1"):
+    for point in ("epoch.run.after:2", "delta.commit.after:1"):
         child = launcher.start(options, f"{point}:kill", spark=True)
         assert child.wait(WAIT).exit_code == KILLED
     assert launcher.start(options, spark=True).wait(WAIT).exit_code == 0
@@ -79,7 +80,6 @@ def test_jvm_killed_alone(launcher: Launcher, options: PipelineOptions, sample: 
     child.wait_for("running epoch 2", WAIT)
     kill_one(child, is_jvm)
     ended = child.wait(WAIT)
-    assert ended.exit_code in (0, 3), ended
     assert ended.exit_code == 0, child.log()[-6000:]
     check(sample, options)
 
@@ -94,17 +94,16 @@ def test_worker_killed_alone(launcher: Launcher, options: PipelineOptions, sampl
 
 
 def test_everything_killed(launcher: Launcher, options: PipelineOptions, sample: SampleInput) -> None:
-    for text in ("running epoch 1", "committed epoch 1"):
-        child = launcher.start(options, spark=True)
-        child.wait_for(text, WAIT)
-        os.killpg(child.pid, signal.SIGKILL)
-        assert child.wait(WAIT).exit_code == KILLED
+    child = launcher.start(options, spark=True)
+    child.wait_for("committed epoch 1", WAIT)
+    os.killpg(child.pid, signal.SIGKILL)
+    assert child.wait(WAIT).exit_code == KILLED
     assert launcher.start(options, spark=True).wait(WAIT).exit_code == 0
     check(sample, options)
 
 
 def test_executor_killed(
-    launcher: Launcher, sample: SampleInput, make_options, options: PipelineOptions
+    launcher: Launcher, sample: SampleInput, make_options: MakeOptions, options: PipelineOptions
 ) -> None:
     cluster = {"spark.master": "local-cluster[2,1,1024]", "spark.executor.memory": "512m"}
     found: PipelineOptions = make_options(max_files=2, partition_by=("month",), attempts=5, spark=cluster)

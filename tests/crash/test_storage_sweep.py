@@ -11,16 +11,21 @@ import pytest
 
 from firnline.options import PipelineOptions
 from firnline.testing.faulty import ERRORS, Faults, faulty_storage
-from firnline.testing.pipelines import LocalRun, run_once
+from firnline.testing.pipelines import LocalRun, MakeOptions, run_once
 from firnline.testing.samples import SampleInput, quarantined, table_ids
 
 pytestmark = pytest.mark.crash
 
-STRIDE = 1 if os.environ.get("FIRNLINE_PROOF") else 3
+STRIDE = 1 if os.environ.get("FIRNLINE_PROOF") else 5
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("firnline.engine.task.READ_BACKOFF_SECS", 0.001)
 
 
 @pytest.fixture
-def options(sample: SampleInput, make_options) -> PipelineOptions:
+def options(sample: SampleInput, make_options: MakeOptions) -> PipelineOptions:
     sample.add("a1.json.gz", 6, bad=1)
     sample.add("a2.json", 9)
     sample.add("b1.json", 6, extra={"deep": 1})

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 from firnline.engine.parts import assemble
 from firnline.options import PipelineOptions
-from firnline.testing.pipelines import run_once
+from firnline.testing.pipelines import MakeOptions, run_once
 from firnline.testing.processes import Child, Launcher
 from firnline.testing.samples import SampleInput, quarantined, table_ids
 
@@ -46,7 +46,7 @@ ZOMBIES = [
 
 
 @pytest.mark.parametrize("point", ZOMBIES)
-def test_zombie(launcher: Launcher, sample: SampleInput, make_options, point: str) -> None:
+def test_zombie(launcher: Launcher, sample: SampleInput, make_options: MakeOptions, point: str) -> None:
     """A run sleeps, its successor does all the work, the first wakes up."""
     options: PipelineOptions = make_options(max_files=1)
     sample.add("a1.json", 4)
@@ -72,7 +72,7 @@ def test_zombie(launcher: Launcher, sample: SampleInput, make_options, point: st
 @pytest.mark.parametrize(
     "point", ["epoch.run.after:1", "epoch.stage.after:1", "delta.create.before:1", "delta.create.after:1"]
 )
-def test_zombie_of_a_first_run(launcher: Launcher, sample: SampleInput, make_options, point: str) -> None:
+def test_zombie_of_a_first_run(launcher: Launcher, sample: SampleInput, make_options: MakeOptions, point: str) -> None:
     """Two first runs on a table that does not exist."""
     options: PipelineOptions = make_options(max_files=1)
     for name in ("a1.json", "a2.json", "a3.json"):
@@ -85,7 +85,7 @@ def test_zombie_of_a_first_run(launcher: Launcher, sample: SampleInput, make_opt
     assert table_ids(options.sinks[0].table) == sample.ids
 
 
-def test_zombie_before_its_claim_takes_over(launcher: Launcher, sample: SampleInput, make_options) -> None:
+def test_zombie_before_its_claim_takes_over(launcher: Launcher, sample: SampleInput, make_options: MakeOptions) -> None:
     """It claims last, so it goes on, on what its predecessor committed."""
     options: PipelineOptions = make_options(max_files=1)
     sample.add("a1.json", 4)
@@ -102,7 +102,7 @@ def test_zombie_before_its_claim_takes_over(launcher: Launcher, sample: SampleIn
 
 @pytest.mark.parametrize("runs", [2, 4])
 @pytest.mark.parametrize("first", [True, False])
-def test_at_once(launcher: Launcher, sample: SampleInput, make_options, runs: int, first: bool) -> None:
+def test_at_once(launcher: Launcher, sample: SampleInput, make_options: MakeOptions, runs: int, first: bool) -> None:
     options: PipelineOptions = make_options(max_files=2)
     sample.add("a0.json", 4)
     if not first:
@@ -118,7 +118,7 @@ def test_at_once(launcher: Launcher, sample: SampleInput, make_options, runs: in
     assert quarantined(options.sinks[0].table, options.name) == sample.bad
 
 
-def test_a_running_pipeline_is_taken_over(launcher: Launcher, sample: SampleInput, make_options) -> None:
+def test_a_running_pipeline_is_taken_over(launcher: Launcher, sample: SampleInput, make_options: MakeOptions) -> None:
     options: PipelineOptions = make_options()
     sample.add("a1.json", 4)
     running = launcher.start(options, once=False)
@@ -138,7 +138,7 @@ def test_a_running_pipeline_is_taken_over(launcher: Launcher, sample: SampleInpu
     assert table_ids(table) == sample.ids
 
 
-def test_each_claim_is_a_new_generation(sample: SampleInput, make_options) -> None:
+def test_each_claim_is_a_new_generation(sample: SampleInput, make_options: MakeOptions) -> None:
     options: PipelineOptions = make_options()
     for number in range(1, 5):
         sample.add(f"a{number}.json", 2)

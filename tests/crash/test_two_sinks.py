@@ -10,7 +10,7 @@ import pytest
 
 from firnline.engine.parts import assemble
 from firnline.options import DeltaSinkOptions, PipelineOptions
-from firnline.testing.pipelines import run_once
+from firnline.testing.pipelines import MakeOptions, run_once
 from firnline.testing.processes import KILLED, Launcher
 from firnline.testing.samples import SampleInput, table_ids
 
@@ -49,7 +49,7 @@ def both(options: PipelineOptions) -> tuple[Counter[int], Counter[int]]:
 @pytest.mark.parametrize(("policy", "count"), [("all", 1), ("all", 2), ("all", 3), ("required", 1), ("required", 2)])
 @pytest.mark.parametrize("point", POINTS)
 def test_killed(
-    launcher: Launcher, sample: SampleInput, make_options, sinks: Any, point: str, count: int, policy: str
+    launcher: Launcher, sample: SampleInput, make_options: MakeOptions, sinks: Any, point: str, count: int, policy: str
 ) -> None:
     options: PipelineOptions = make_options(max_files=1, commit_policy=policy, **sinks)
     sample.add("a1.json", 3)
@@ -85,7 +85,7 @@ def mend_second(options: PipelineOptions) -> None:
 
 
 @pytest.mark.parametrize("policy", ["all", "required"])
-def test_second_sink_is_down(sample: SampleInput, make_options, sinks: Any, policy: str) -> None:
+def test_second_sink_is_down(sample: SampleInput, make_options: MakeOptions, sinks: Any, policy: str) -> None:
     """Policy `all` stops, safe to run again; `required` goes on without, and the sink catches up later."""
     options: PipelineOptions = make_options(max_files=1, commit_policy=policy, **sinks)
     for number in range(5):
@@ -104,7 +104,9 @@ def test_second_sink_is_down(sample: SampleInput, make_options, sinks: Any, poli
     assert both(options) == (sample.ids, sample.ids)
 
 
-def test_lagging_sink_keeps_the_floor(sample: SampleInput, make_options, sinks: Any, monkeypatch) -> None:
+def test_lagging_sink_keeps_the_floor(
+    sample: SampleInput, make_options: MakeOptions, sinks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Entries that a lagging sink still needs are neither folded nor swept."""
     monkeypatch.setattr("firnline.checkpoint.ledger.FOLD_ENTRIES", 4)
     monkeypatch.setattr("firnline.engine.steps.FOLD_EVERY", 2)
@@ -122,7 +124,7 @@ def test_lagging_sink_keeps_the_floor(sample: SampleInput, make_options, sinks: 
     assert both(options) == (sample.ids, sample.ids)
 
 
-def test_new_sink_on_old_pipeline_is_refused(sample: SampleInput, make_options, sinks: Any) -> None:
+def test_new_sink_on_old_pipeline_is_refused(sample: SampleInput, make_options: MakeOptions, sinks: Any) -> None:
     sample.add("a.json", 3)
     options: PipelineOptions = make_options(sinks=sinks["sinks"][1:])
     assert run_once(options).exit_code == 0
@@ -130,7 +132,7 @@ def test_new_sink_on_old_pipeline_is_refused(sample: SampleInput, make_options, 
     assert (run.exit_code, run.error_code) == (2, "config")
 
 
-def test_first_required_sink_decides(sample: SampleInput, make_options, sinks: Any) -> None:
+def test_first_required_sink_decides(sample: SampleInput, make_options: MakeOptions, sinks: Any) -> None:
     sample.add("a.json", 3)
     options: PipelineOptions = make_options(**sinks)
     assert run_once(options).exit_code == 0

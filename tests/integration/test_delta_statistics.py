@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 
 from firnline.options import FieldOptions, PipelineOptions, SchemaOptions
 from firnline.testing.damage import commit_files
-from firnline.testing.pipelines import run_once
+from firnline.testing.pipelines import MakeOptions, run_once
 
 FIELDS = SchemaOptions(
     fields=(
@@ -95,7 +95,7 @@ def comparable(bound: Any, true: Any) -> Any:
     return bound
 
 
-def test_statistics_are_true(tmp_path: Path, make_options) -> None:
+def test_statistics_are_true(tmp_path: Path, make_options: MakeOptions) -> None:
     for number in range(4):
         write(tmp_path / "in", f"{number}.json", [record(number * 100 + k) for k in range(100)])
     options: PipelineOptions = make_options(schema=FIELDS, max_files=1)
@@ -125,7 +125,7 @@ def test_statistics_are_true(tmp_path: Path, make_options) -> None:
         assert "tags" not in stats["minValues"]
 
 
-def test_skipping_by_statistics_loses_nothing(tmp_path: Path, make_options) -> None:
+def test_skipping_by_statistics_loses_nothing(tmp_path: Path, make_options: MakeOptions) -> None:
     """A reader that skips files by their bounds finds every row that a reader of everything finds."""
     import pyarrow.compute as pc
 
@@ -145,7 +145,7 @@ def test_skipping_by_statistics_loses_nothing(tmp_path: Path, make_options) -> N
             assert dataset.to_table(filter=pc.field(column) == scalar).num_rows == expected, (column, value)
 
 
-def test_infinite_and_huge_numbers_leave_valid_statistics(tmp_path: Path, make_options) -> None:
+def test_infinite_and_huge_numbers_leave_valid_statistics(tmp_path: Path, make_options: MakeOptions) -> None:
     rows = '{"id":1,"x":1e308}\n{"id":2,"x":-1e308}\n{"id":3,"x":1e999}\n{"id":4,"x":-0.0}\n'
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.json").write_text(rows)
@@ -156,17 +156,32 @@ def test_infinite_and_huge_numbers_leave_valid_statistics(tmp_path: Path, make_o
     assert DeltaTable(options.sinks[0].table).to_pyarrow_table().num_rows == 4
 
 
-ODD = ["plain", "with space", "a/b", "a=b", "100%", "ü😀", "quote'\"", "a:b", "#?&", "..", "x" * 200, "%2F", "a\nb", " "]
+ODD = [
+    "plain",
+    "with space",
+    "a/b",
+    "a=b",
+    "100%",
+    "ü😀",
+    "quote'\"",
+    "a:b",
+    "#?&",
+    "..",
+    "x" * 200,
+    "%2F",
+    "a\nb",
+    " ",
+]
 
 
-def test_partition_values_read_back(tmp_path: Path, make_options) -> None:
+def test_partition_values_read_back(tmp_path: Path, make_options: MakeOptions) -> None:
     rows: list[dict[str, Any]] = [{"id": n, "p": value} for n, value in enumerate(ODD)]
     rows += [{"id": 100, "p": None}, {"id": 101}, {"id": 102, "p": ""}]
     write(tmp_path / "in", "a.json", rows)
     options: PipelineOptions = make_options(partition_by=("p",))
     assert run_once(options).exit_code == 0
     found = {row["id"]: row["p"] for row in DeltaTable(options.sinks[0].table).to_pyarrow_table().to_pylist()}
-    expected: dict[int, Any] = {n: value for n, value in enumerate(ODD)}
+    expected: dict[int, Any] = dict(enumerate(ODD))
     expected |= {100: None, 101: None, 102: None}  # Delta knows no empty partition value: it reads as null
     assert found == expected
     dataset = DeltaTable(options.sinks[0].table).to_pyarrow_dataset()
@@ -186,7 +201,7 @@ TYPED: dict[str, tuple[str, list[Any], list[Any]]] = {
 
 
 @pytest.mark.parametrize("kind", TYPED)
-def test_typed_partition_values_read_back(tmp_path: Path, make_options, kind: str) -> None:
+def test_typed_partition_values_read_back(tmp_path: Path, make_options: MakeOptions, kind: str) -> None:
     declared, values, expected = TYPED[kind]
     write(tmp_path / "in", "a.json", [{"id": n, "p": value} for n, value in enumerate(values)])
     fields = SchemaOptions(fields=(FieldOptions("id", "int64"), FieldOptions("p", declared)))
@@ -196,7 +211,7 @@ def test_typed_partition_values_read_back(tmp_path: Path, make_options, kind: st
     assert {row["id"]: row["p"] for row in rows} == dict(enumerate(expected))
 
 
-def test_negative_decimal_partition_value(tmp_path: Path, make_options) -> None:
+def test_negative_decimal_partition_value(tmp_path: Path, make_options: MakeOptions) -> None:
     """Looked at in the log itself: delta-rs 1.6 reads -0.01 as `0.-1` and fails."""
     write(tmp_path / "in", "a.json", [{"id": 1, "p": "-0.01"}])
     fields = SchemaOptions(fields=(FieldOptions("id", "int64"), FieldOptions("p", "decimal(10,2)")))
@@ -205,8 +220,10 @@ def test_negative_decimal_partition_value(tmp_path: Path, make_options) -> None:
     assert [add["partitionValues"] for add in adds(options.sinks[0].table)] == [{"p": "-0.01"}]
 
 
-def test_timestamp_partition_reads_back(tmp_path: Path, make_options) -> None:
-    write(tmp_path / "in", "a.json", [{"id": 1, "p": "2026-01-02T03:04:05Z"}, {"id": 2, "p": "2026-01-02T03:04:05.25Z"}])
+def test_timestamp_partition_reads_back(tmp_path: Path, make_options: MakeOptions) -> None:
+    write(
+        tmp_path / "in", "a.json", [{"id": 1, "p": "2026-01-02T03:04:05Z"}, {"id": 2, "p": "2026-01-02T03:04:05.25Z"}]
+    )
     fields = SchemaOptions(fields=(FieldOptions("id", "int64"), FieldOptions("p", "timestamp")))
     options: PipelineOptions = make_options(partition_by=("p",), schema=fields)
     assert run_once(options).exit_code == 0
@@ -216,7 +233,7 @@ def test_timestamp_partition_reads_back(tmp_path: Path, make_options) -> None:
 
 
 @pytest.mark.parametrize("name", ["größe", "a/b", "a%b", "a.b", "a-b"])
-def test_odd_partition_column_names(tmp_path: Path, make_options, name: str) -> None:
+def test_odd_partition_column_names(tmp_path: Path, make_options: MakeOptions, name: str) -> None:
     write(tmp_path / "in", "a.json", [{"id": 1, name: "x"}, {"id": 2, name: "y"}])
     options: PipelineOptions = make_options(partition_by=(name,))
     assert run_once(options).exit_code == 0
@@ -224,7 +241,7 @@ def test_odd_partition_column_names(tmp_path: Path, make_options, name: str) -> 
     assert {row["id"]: row[name] for row in rows} == {1: "x", 2: "y"}
 
 
-def test_columns_from_folders(tmp_path: Path, make_options) -> None:
+def test_columns_from_folders(tmp_path: Path, make_options: MakeOptions) -> None:
     write(tmp_path / "in", "x", [])
     (tmp_path / "in" / "x").unlink()
     for number, folder in enumerate(("day=2026-11-01", "day=__HIVE_DEFAULT_PARTITION__", "day=a%20b")):

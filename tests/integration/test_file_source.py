@@ -17,7 +17,8 @@ from firnline.engine.parts import assemble
 from firnline.engine.status import load_files
 from firnline.options import PipelineOptions
 from firnline.testing.damage import ledger_files
-from firnline.testing.pipelines import LocalRun, run_once
+from firnline.testing.pipelines import LocalRun, MakeOptions, run_once
+from firnline.testing.processes import Launcher
 from firnline.testing.samples import SampleInput, pack, quarantined, table_ids, unpack_lines
 from firnline.types import RandomIds
 
@@ -54,7 +55,7 @@ def retry(options: PipelineOptions, path: Path, *, changed: bool = False) -> Non
 # -- late files ---------------------------------------------------------------------------------------
 
 
-def test_late_file_is_ingested(sample: SampleInput, make_options) -> None:
+def test_late_file_is_ingested(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options()
     sample.add("b.json", 3)
     done(options)
@@ -67,7 +68,7 @@ def test_late_file_is_ingested(sample: SampleInput, make_options) -> None:
     assert done(options).told.late == 0
 
 
-def test_late_file_over_several_epochs(sample: SampleInput, make_options) -> None:
+def test_late_file_over_several_epochs(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_events=4, max_files=1)
     sample.add("b.json", 3)
     done(options)
@@ -78,7 +79,7 @@ def test_late_file_over_several_epochs(sample: SampleInput, make_options) -> Non
     assert position(options)["last_committed_file"] == str(sample.path("b.json"))
 
 
-def test_late_file_is_ignored(sample: SampleInput, make_options) -> None:
+def test_late_file_is_ignored(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(late_files="ignore")
     sample.add("b.json", 3)
     done(options)
@@ -91,7 +92,7 @@ def test_late_file_is_ignored(sample: SampleInput, make_options) -> None:
     assert statuses(options)["a.json"] == "late"
 
 
-def test_late_file_fails_the_run(sample: SampleInput, make_options) -> None:
+def test_late_file_fails_the_run(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(late_files="fail")
     sample.add("b.json", 3)
     done(options)
@@ -104,7 +105,7 @@ def test_late_file_fails_the_run(sample: SampleInput, make_options) -> None:
 
 
 def test_hole_in_the_ledger_stops_the_reconcile(
-    sample: SampleInput, make_options, caplog: pytest.LogCaptureFixture
+    sample: SampleInput, make_options: MakeOptions, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Late files cannot be told from processed ones: they wait, and nothing is doubled."""
     options = make_options(max_files=1)
@@ -123,7 +124,7 @@ def test_hole_in_the_ledger_stops_the_reconcile(
 
 
 def test_late_file_of_a_lost_epoch_is_found_again(
-    sample: SampleInput, make_options, monkeypatch: pytest.MonkeyPatch
+    sample: SampleInput, make_options: MakeOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FIRNLINE_FAULT", "epoch.stage.before:1:raise")
     monkeypatch.setattr("firnline.faults._seen", Counter({"epoch.stage.before": -1}))
@@ -136,7 +137,9 @@ def test_late_file_of_a_lost_epoch_is_found_again(
     assert ids(options) == sample.ids
 
 
-def test_reconcile_while_an_epoch_settles(sample: SampleInput, make_options, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reconcile_while_an_epoch_settles(
+    sample: SampleInput, make_options: MakeOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What commits while the ledger is being read is neither lost nor taken for late."""
     from firnline.engine.parts import Parts
     from firnline.engine.runner import Runner
@@ -169,7 +172,7 @@ def test_reconcile_while_an_epoch_settles(sample: SampleInput, make_options, mon
 # -- files that change --------------------------------------------------------------------------------
 
 
-def test_half_read_file_that_changes_is_set_aside(sample: SampleInput, make_options) -> None:
+def test_half_read_file_that_changes_is_set_aside(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_events=4)
     lines = sample.lines(10)
     path = sample.path("a.json")
@@ -204,7 +207,7 @@ def run_until_epoch(options: PipelineOptions, epoch: int) -> None:
     time.sleep(0.05)
 
 
-def test_changed_file_is_taken_up_only_when_that_is_accepted(sample: SampleInput, make_options) -> None:
+def test_changed_file_is_taken_up_only_when_that_is_accepted(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_events=4, max_inflight=1)
     lines = sample.lines(10)
     path = sample.path("a.json")
@@ -224,7 +227,7 @@ def test_changed_file_is_taken_up_only_when_that_is_accepted(sample: SampleInput
     assert ids(options) == sample.ids
 
 
-def test_processed_file_that_changes_is_reported_not_read(sample: SampleInput, make_options) -> None:
+def test_processed_file_that_changes_is_reported_not_read(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options()
     path = sample.add("a.json", 3)
     done(options)
@@ -235,7 +238,9 @@ def test_processed_file_that_changes_is_reported_not_read(sample: SampleInput, m
     assert ids(options) == sample.ids
 
 
-def test_file_that_changes_while_it_is_read(sample: SampleInput, make_options, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_changes_while_it_is_read(
+    sample: SampleInput, make_options: MakeOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was read of it counts for nothing: it is read again as it is then."""
     from firnline.storage import LocalStorage
 
@@ -259,7 +264,7 @@ def test_file_that_changes_while_it_is_read(sample: SampleInput, make_options, m
     assert ids(options) == sample.ids
 
 
-def test_vanished_file_is_set_aside(sample: SampleInput, make_options) -> None:
+def test_vanished_file_is_set_aside(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_events=4, max_inflight=1)
     lines = sample.lines(10)
     path = sample.path("a.json")
@@ -276,7 +281,7 @@ def test_vanished_file_is_set_aside(sample: SampleInput, make_options) -> None:
 # -- broken files -------------------------------------------------------------------------------------
 
 
-def test_truncated_file_is_set_aside_and_holds_up_nobody(sample: SampleInput, make_options) -> None:
+def test_truncated_file_is_set_aside_and_holds_up_nobody(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(file_attempts=3, max_files=2)
     sample.add("a.json.gz", 3)
     whole = sample.add_truncated("b.json.gz", 300)
@@ -297,7 +302,7 @@ def test_truncated_file_is_set_aside_and_holds_up_nobody(sample: SampleInput, ma
     assert assemble(options).requests.load() == []
 
 
-def test_retry_of_a_file_that_is_still_broken(sample: SampleInput, make_options) -> None:
+def test_retry_of_a_file_that_is_still_broken(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(file_attempts=2)
     sample.add_truncated("b.json.gz")
     done(options)
@@ -307,7 +312,9 @@ def test_retry_of_a_file_that_is_still_broken(sample: SampleInput, make_options)
     assert assemble(options).requests.load() == []
 
 
-def test_truncated_file_that_is_completed_in_time(sample: SampleInput, make_options, launcher) -> None:
+def test_truncated_file_that_is_completed_in_time(
+    sample: SampleInput, make_options: MakeOptions, launcher: Launcher
+) -> None:
     """A file that is still being copied: retried, then read whole."""
     options = make_options(file_attempts=1000, poll_interval_secs=0.05)
     whole = sample.add_truncated("b.json.gz", 300)
@@ -323,7 +330,9 @@ def test_truncated_file_that_is_completed_in_time(sample: SampleInput, make_opti
     assert running.wait().exit_code == 0
 
 
-def test_broken_large_file_leaves_no_rows(sample: SampleInput, make_options, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_large_file_leaves_no_rows(
+    sample: SampleInput, make_options: MakeOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows of a file too large to hold are written before its end is seen; when it is broken, none may stay."""
     monkeypatch.setattr("firnline.engine.task.HOLD_BYTES", 1000)
     monkeypatch.setattr("firnline.ndjson.reader.BLOCK_BYTES", 4000)
@@ -336,7 +345,7 @@ def test_broken_large_file_leaves_no_rows(sample: SampleInput, make_options, mon
     assert quarantined(options.sinks[0].table, options.name) == sample.bad
 
 
-def test_gzip_with_several_members_is_read_whole(sample: SampleInput, make_options) -> None:
+def test_gzip_with_several_members_is_read_whole(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options()
     parts = [b"\n".join(sample.lines(4)) + b"\n" for _ in range(3)]
     sample.path("a.json.gz").write_bytes(b"".join(gzip.compress(p) for p in parts))
@@ -344,7 +353,9 @@ def test_gzip_with_several_members_is_read_whole(sample: SampleInput, make_optio
     assert ids(options) == sample.ids
 
 
-def test_unreadable_file_is_set_aside(sample: SampleInput, make_options, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_file_is_set_aside(
+    sample: SampleInput, make_options: MakeOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from firnline.storage import LocalStorage
 
     options = make_options(file_attempts=2)
@@ -370,7 +381,9 @@ def test_unreadable_file_is_set_aside(sample: SampleInput, make_options, monkeyp
 
 @pytest.mark.parametrize("name", ["a.json", "a.json.gz", "a.json.zst"])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_large_file_over_several_epochs(sample: SampleInput, make_options, name: str, threads: int) -> None:
+def test_large_file_over_several_epochs(
+    sample: SampleInput, make_options: MakeOptions, name: str, threads: int
+) -> None:
     options = make_options(max_events=70, lineage=True)
     sample.add(name, 500, bad=7)
     sample.add("b.json", 40)
@@ -382,7 +395,9 @@ def test_large_file_over_several_epochs(sample: SampleInput, make_options, name:
     assert max(records) >= 499
 
 
-def test_large_file_over_several_epochs_with_kills(sample: SampleInput, make_options, launcher) -> None:
+def test_large_file_over_several_epochs_with_kills(
+    sample: SampleInput, make_options: MakeOptions, launcher: Launcher
+) -> None:
     options = make_options(max_events=70)
     sample.add("a.json.gz", 400, bad=7)
     sample.add("b.json", 400)
@@ -393,7 +408,7 @@ def test_large_file_over_several_epochs_with_kills(sample: SampleInput, make_opt
     assert quarantined(options.sinks[0].table, options.name) == sample.bad
 
 
-def test_blank_lines_bom_crlf_and_no_last_newline(sample: SampleInput, make_options) -> None:
+def test_blank_lines_bom_crlf_and_no_last_newline(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_events=3)
     lines = sample.lines(8)
     sample.path("a.json").write_bytes(b"\xef\xbb\xbf\r\n\n" + b"\r\n\n  \n".join(lines))
@@ -404,7 +419,7 @@ def test_blank_lines_bom_crlf_and_no_last_newline(sample: SampleInput, make_opti
 
 
 @pytest.mark.parametrize("partition_by", [(), ("month",)])
-def test_only_empty_files(sample: SampleInput, make_options, partition_by: tuple[str, ...]) -> None:
+def test_only_empty_files(sample: SampleInput, make_options: MakeOptions, partition_by: tuple[str, ...]) -> None:
     options = make_options(partition_by=partition_by)
     sample.path("a.json").write_bytes(b"")
     sample.path("b.json.gz").write_bytes(gzip.compress(b""))
@@ -417,7 +432,9 @@ def test_only_empty_files(sample: SampleInput, make_options, partition_by: tuple
 
 
 @pytest.mark.parametrize("partition_by", [(), ("month",)])
-def test_first_epoch_has_only_a_broken_file(sample: SampleInput, make_options, partition_by: tuple[str, ...]) -> None:
+def test_first_epoch_has_only_a_broken_file(
+    sample: SampleInput, make_options: MakeOptions, partition_by: tuple[str, ...]
+) -> None:
     options = make_options(partition_by=partition_by, file_attempts=1)
     sample.add_truncated("a.json.gz")
     done(options)
@@ -426,14 +443,14 @@ def test_first_epoch_has_only_a_broken_file(sample: SampleInput, make_options, p
     assert ids(options) == sample.ids
 
 
-def test_only_bad_records(sample: SampleInput, make_options) -> None:
+def test_only_bad_records(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(partition_by=("month",))
     sample.add("a.json", 0, bad=3)
     done(options)
     assert quarantined(options.sinks[0].table, options.name) == sample.bad
 
 
-def test_many_small_files(sample: SampleInput, make_options) -> None:
+def test_many_small_files(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=400)
     for number in range(1000):
         sample.add(f"{number % 7}/{number:04d}.json", 1)
@@ -444,7 +461,7 @@ def test_many_small_files(sample: SampleInput, make_options) -> None:
     assert position(options)["files"] == {}
 
 
-def test_names_with_odd_characters(sample: SampleInput, make_options) -> None:
+def test_names_with_odd_characters(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=2, lineage=True)
     for name in ("ä ö.json", "a%20b.json", "a=b/c=ü/x y.json", "😀.json", "'quote\".json", "a#b?.json", "z;&.json"):
         sample.add(name, 2)
@@ -453,7 +470,7 @@ def test_names_with_odd_characters(sample: SampleInput, make_options) -> None:
     assert done(options).result.epochs == 0
 
 
-def test_name_that_is_not_text_is_no_trap(sample: SampleInput, make_options) -> None:
+def test_name_that_is_not_text_is_no_trap(sample: SampleInput, make_options: MakeOptions) -> None:
     """Such a name cannot be written down: the file is left alone, and said so; the rest goes on."""
     options = make_options()
     sample.add("a.json", 2)
@@ -467,7 +484,7 @@ def test_name_that_is_not_text_is_no_trap(sample: SampleInput, make_options) -> 
 # -- where to start, where it lies --------------------------------------------------------------------
 
 
-def test_start_after_a_name(sample: SampleInput, make_options) -> None:
+def test_start_after_a_name(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(start_after="b.json")
     for name in ("a.json", "b.json"):
         sample.add(name, 3)
@@ -480,7 +497,7 @@ def test_start_after_a_name(sample: SampleInput, make_options) -> None:
     assert ids(options) == sample.ids
 
 
-def test_start_after_a_time(sample: SampleInput, make_options) -> None:
+def test_start_after_a_time(sample: SampleInput, make_options: MakeOptions) -> None:
     old = (datetime.now(UTC) - timedelta(days=2)).timestamp()
     for name in ("a.json", "z.json"):
         os.utime(sample.add(name, 3), (old, old))
@@ -495,7 +512,7 @@ def test_start_after_a_time(sample: SampleInput, make_options) -> None:
     assert ids(options) == sample.ids
 
 
-def test_another_root_is_refused(sample: SampleInput, make_options, tmp_path: Path) -> None:
+def test_another_root_is_refused(sample: SampleInput, make_options: MakeOptions, tmp_path: Path) -> None:
     sample.add("a.json", 3)
     done(make_options())
     before = ids(make_options())
@@ -506,7 +523,7 @@ def test_another_root_is_refused(sample: SampleInput, make_options, tmp_path: Pa
     assert ids(make_options()) == before
 
 
-def test_source_moved(sample: SampleInput, make_options, tmp_path: Path) -> None:
+def test_source_moved(sample: SampleInput, make_options: MakeOptions, tmp_path: Path) -> None:
     options = make_options(max_events=4, max_inflight=1)
     sample.add("a.json", 3)
     sample.add("b.json.gz", 10)

@@ -17,7 +17,7 @@ from firnline.engine.parts import assemble
 from firnline.errors import ConfigError
 from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.storage import Storage, open_storage
-from firnline.testing.pipelines import run_once
+from firnline.testing.pipelines import MakeOptions, run_once
 from firnline.testing.processes import KILLED, Launcher
 from firnline.testing.samples import pack
 
@@ -84,7 +84,7 @@ def remote(bucket: str, storage_options: dict[str, str]) -> RemoteInput:
 
 
 @pytest.fixture
-def options(bucket: str, storage_options: dict[str, str], make_options) -> PipelineOptions:
+def options(bucket: str, storage_options: dict[str, str], make_options: MakeOptions) -> PipelineOptions:
     sink = DeltaSinkOptions(
         "delta", f"s3://{bucket}/tables/out", partition_by=("month",), storage_options=storage_options
     )
@@ -171,7 +171,13 @@ def test_runs_and_resumes(options: PipelineOptions, remote: RemoteInput) -> None
 
 @pytest.mark.parametrize(
     "point",
-    ["delta.create.after:1", "stage.file.after:2", "storage.put.after:2", "delta.commit.before:2", "delta.commit.after:2"],
+    [
+        "delta.create.after:1",
+        "stage.file.after:2",
+        "storage.put.after:2",
+        "delta.commit.before:2",
+        "delta.commit.after:2",
+    ],
 )
 def test_killed(launcher: Launcher, options: PipelineOptions, remote: RemoteInput, point: str) -> None:
     for number in range(5):

@@ -21,6 +21,7 @@ def test_unknown_names_are_attribute_errors() -> None:
 
 
 def test_import_loads_nothing_heavy() -> None:
-    code = "import firnline, sys; print([m for m in ('pyspark','pyarrow','deltalake','numba','pandas') if m in sys.modules])"
+    heavy = ("pyspark", "pyarrow", "deltalake", "numba", "pandas")
+    code = f"import firnline, sys; print([m for m in {heavy} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

@@ -39,6 +39,7 @@ from firnline.types import Json
 
 HOLD_BYTES = 48 * 1024 * 1024  # decoded rows of one file that wait until the file is known to be whole
 READ_TRIES = 4
+READ_BACKOFF_SECS = 0.1
 LINEAGE = ("_firnline_file", "_firnline_record", "_firnline_epoch")
 
 
@@ -281,7 +282,7 @@ class _OpenFile:
             except OSError:
                 if attempt == READ_TRIES - 1:
                     raise
-                time.sleep(0.1 * 2**attempt)
+                time.sleep(READ_BACKOFF_SECS * 2**attempt)
         raise AssertionError("unreachable")
 
     def _open_once(self) -> BlockReader:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from firnline.engine.observer import EpochFacts, Observer
 from firnline.engine.parts import Parts, assemble
@@ -21,6 +22,8 @@ from firnline.options import (
 from firnline.testing.local import LocalEngine
 
 logger = logging.getLogger(__name__)
+
+MakeOptions: TypeAlias = Callable[..., PipelineOptions]
 
 _QUICK = {"backoff_secs": 0.01, "max_backoff_secs": 0.05, "attempts": 3, "poll_interval_secs": 0.05}
 

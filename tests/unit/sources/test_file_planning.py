@@ -16,7 +16,9 @@ from firnline.storage import FileStat
 from firnline.types import Json
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
-NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=6)
+NAMES = st.text(
+    st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=6
+)
 
 
 @dataclass

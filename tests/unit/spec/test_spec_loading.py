@@ -162,7 +162,7 @@ zzz: 1
         "firnline.yml:10: batch.respect_source_tx: unknown key (files have no transactions)",
         "firnline.yml:11: lineage: unknown key here (it belongs in sources.<name>)",
         "firnline.yml:12: operators: unknown key (operators are not in this version)",
-        "firnline.yml:13: zzz: unknown key (known: name, sources, sinks, batch, restart, checkpoint, spark)",
+        "firnline.yml:13: zzz: unknown key (known: name, sources, sinks, batch, restart, checkpoint, staging, spark)",
     ]
 
 

@@ -36,7 +36,7 @@ def test_a_gapless_chain_is_ready_in_order() -> None:
     units = chain(4)
     found = arrange(after(units, 0), list(reversed(units)))
     assert found.ready == units
-    assert not (found.waiting or found.forks or found.past or found.gap)
+    assert [found.waiting, found.forks, found.past, found.gap] == [[], [], [], None]
 
 
 def test_a_gap_is_waited_for_and_shown() -> None:

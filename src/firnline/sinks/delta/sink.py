@@ -173,13 +173,19 @@ class DeltaSink(Sink):
             self._check_joinable()
 
     def _check_joinable(self) -> None:
-        """A table that exists must have the partitions that the spec asks for."""
+        """A table that exists must have the partitions that the spec asks for, and no rules that we do not enforce."""
         found = self._table.partition_columns()
         wanted = list(self._options.partition_by)
         if wanted != found:
             raise SchemaError(
                 f"the table {self._table.uri} is partitioned by {found}, the spec says {wanted}",
                 hint="Set partition_by as the table has it, or name another table.",
+            )
+        rules = self._table.rules()
+        if rules:
+            raise SchemaError(
+                f"the table {self._table.uri} has rules that Firnline does not enforce: {', '.join(rules)}",
+                hint="Drop them, or write to a table of its own and check there.",
             )
 
     # -- commit ---------------------------------------------------------------------------------------

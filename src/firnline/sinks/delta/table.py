@@ -23,6 +23,8 @@ from firnline.sinks.delta.log import INFO_KEY
 from firnline.storage import fsync_path, is_remote, make_folders
 from firnline.types import Json
 
+_CONSTRAINT = "delta.constraints."
+_COLUMN_RULES = ("delta.invariants", "delta.generationExpression", "delta.identity.start")
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 # What a table of ours is created with. Interchange ids differ in every commit, so they must expire.
 CREATED_WITH = {
@@ -79,6 +81,13 @@ class Table:
         """A table property."""
         found = self._about()[2].get(key)
         return None if found is None else str(found)
+
+    def rules(self) -> list[str]:
+        """What every writer of this table would have to compute or check per row, by name."""
+        found = [f"constraint {key[len(_CONSTRAINT) :]}" for key in self._about()[2] if key.startswith(_CONSTRAINT)]
+        for field in self.delta.schema().fields:
+            found += [f"{key} of column {field.name}" for key in _COLUMN_RULES if key in field.metadata]
+        return found
 
     def _about(self) -> tuple[pa.Schema, list[str], dict[str, Any]]:
         """Columns, partition columns and properties, read once per version."""
