@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from firnline.types import Json
 
 pytestmark = pytest.mark.crash
 
-NAMINGS = {
+NAMINGS: dict[str, Callable[[Path, str], str]] = {
     "absolute": lambda folder, name: f"{folder}/{name}",
     "uri": lambda folder, name: f"file://{folder}/{name}",
     "relative": lambda folder, name: name,

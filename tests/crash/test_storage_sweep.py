@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ def start_over(options: PipelineOptions, kept: Path | None) -> None:
         shutil.copytree(kept, table)
 
 
-def sweep(options: PipelineOptions, sample: SampleInput, kept: Path | None, **how: bool) -> Iterator[LocalRun]:
+def sweep(options: PipelineOptions, sample: SampleInput, kept: Path | None, **how: Any) -> Iterator[LocalRun]:
     """Fail call after call of one run; after each, a clean run must put everything right."""
     start_over(options, kept)
     with faulty_storage(Faults()) as counted:

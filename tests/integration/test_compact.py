@@ -25,7 +25,7 @@ from firnline.staging.compact import CompactTable, compact
 from firnline.staging.gc import gc
 from firnline.staging.rewrite import find_removable
 from firnline.staging.vacuum import vacuum
-from firnline.testing.pipelines import MakeOptions, run_once
+from firnline.testing.pipelines import run_once
 from firnline.testing.samples import SampleInput, quarantined, table_ids
 
 DAY = 86_400

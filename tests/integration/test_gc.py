@@ -34,7 +34,7 @@ from firnline.staging.gc import gc
 from firnline.staging.references import References
 from firnline.staging.survey import Survey
 from firnline.storage import open_storage
-from firnline.testing.pipelines import MakeOptions, run_once
+from firnline.testing.pipelines import run_once
 from firnline.testing.samples import SampleInput, quarantined, table_ids
 
 DAY = 86_400
@@ -514,7 +514,7 @@ def twelve_epochs(
 def test_old_ledger_entries_are_folded_and_attempts_that_never_committed_swept(
     sample: SampleInput, make_options: Callable[..., PipelineOptions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = twelve_epochs(sample, make_options: MakeOptions, monkeypatch: pytest.MonkeyPatch)
+    options = twelve_epochs(sample, make_options, monkeypatch)
     root = Path(options.sinks[0].table)
     report = gc(str(root))
     assert report.entries_folded >= 4
@@ -537,7 +537,7 @@ def test_old_ledger_entries_are_folded_and_attempts_that_never_committed_swept(
 def test_a_hole_in_the_ledger_leaves_quarantine_and_entries_alone(
     sample: SampleInput, make_options: Callable[..., PipelineOptions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = Path(twelve_epochs(sample, make_options: MakeOptions, monkeypatch: pytest.MonkeyPatch).sinks[0].table)
+    root = Path(twelve_epochs(sample, make_options, monkeypatch).sinks[0].table)
     sorted((root / "_firnline/demo/ledger").iterdir())[6].unlink()
     kept, path = files(root), orphan(root, OWN)
     report = gc(str(root))

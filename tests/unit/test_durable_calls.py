@@ -32,8 +32,7 @@ BETWEEN_POINTS = {
     "storage.py:ObjectStorage.create": "called by ParquetStager._open, between stage.file.before and .after",
     "sinks/delta/table.py:Table.create.write": "called by Table._write between delta.create.before and .after",
     "sinks/delta/table.py:Table.add_columns.write": "called by Table._write between delta.evolve.before and .after",
-    "sinks/delta/table.py:Table.append.write": "called by Table._write between the points that its caller names",
-    "staging/compact.py:CompactTable.swap.write": "called by Table._write between delta.compact.before and .after",
+    "sinks/delta/table.py:Table.transact.write": "called by Table._write between the points that its caller names",
 }
 
 

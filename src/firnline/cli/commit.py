@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Flag
+from firnline.cli.common import Common, Flag, MetricsPort
 from firnline.cli.output import count_text, safe
 from firnline.cli.tables import Tables, named_tables
 
@@ -53,14 +53,7 @@ def commit(
         float | None, Parameter(help="Seconds between two looks. [default: 10, or the spec's]", validator=Number(gt=0))
     ] = None,
     whole_files: Annotated[bool, Flag, Parameter(help="Check the sum of whole files, not of footers alone.")] = False,
-    metrics_port: Annotated[
-        int | None,
-        Parameter(
-            help="Serve /metrics, /healthz and /readyz on this port of 127.0.0.1; 0 takes a free one. [default: off]",
-            env_var="FIRNLINE_METRICS_PORT",
-            validator=Number(gte=0, lte=65535),
-        ),
-    ] = None,
+    metrics_port: MetricsPort = None,
     common: Common = Common(),
 ) -> int:
     """Commit what writers of staged tables have staged."""

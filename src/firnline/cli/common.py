@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from firnline.cli.output import Output
 
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
 SPEC_HELP = "The pipeline file, or its folder. [default: firnline.yml here or in a folder above]"
 Spec = Annotated[str | None, Parameter(help=SPEC_HELP, show_default=False)]
 Flag = Parameter(negative="", show_default=False)
+MetricsPort = Annotated[
+    int | None,
+    Parameter(
+        help="Serve /metrics, /healthz and /readyz on this port of 127.0.0.1; 0 takes a free one. [default: off]",
+        env_var="FIRNLINE_METRICS_PORT",
+        validator=Number(gte=0, lte=65535),
+    ),
+]
 
 
 @Parameter(name="*")

@@ -27,7 +27,7 @@ from firnline.schema import type_to_text
 from firnline.sinks.base import Held
 from firnline.sinks.delta.adopt import find_foreign
 from firnline.sinks.delta.columns import missing_fields
-from firnline.sources.base import Backlog, Limits, SourcePlan
+from firnline.sources.base import Backlog, SourcePlan
 from firnline.storage import is_remote, open_storage
 from firnline.types import Json
 
@@ -49,7 +49,7 @@ def preview(parts: Parts) -> dict[str, Any]:
     position, known = _resume(parts, held, warnings)
     late = _late(parts, position, known, warnings)
     backlog = parts.source.backlog(position)
-    plan = parts.source.plan(position, _limits(parts))
+    plan = parts.source.plan(position, parts.limits(SparkEngine(parts.options.name, parts.options.spark).parallelism))
     columns, schema, sample = _sample(parts, plan, warnings)
     java = find_java()
     if java is None:
@@ -117,18 +117,6 @@ def _late(parts: Parts, position: Json, known: dict[str, str] | None, warnings: 
     if found.changed:
         warnings.append(f"{len(found.changed)} processed file(s) changed later: {found.changed[0]}")
     return len(found.late) if parts.options.source.late_files != "ignore" else 0
-
-
-def _limits(parts: Parts) -> Limits:
-    batch = parts.options.batch
-    return Limits(
-        max_files=batch.max_files,
-        max_bytes=batch.max_bytes,
-        max_events=batch.max_events,
-        max_ms=batch.max_ms,
-        max_output_files=batch.max_output_files,
-        parallelism=SparkEngine(parts.options.name, parts.options.spark).parallelism,
-    )
 
 
 def _epochs(parts: Parts, backlog: Backlog, late: int) -> int:

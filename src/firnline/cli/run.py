@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
-from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Flag, Spec, load_options
+from firnline.cli.common import Common, Flag, MetricsPort, Spec, load_options
 from firnline.cli.output import count_text, print_failure, time_text
 from firnline.errors import ConfigError, FirnlineError
 
@@ -62,14 +61,7 @@ def run(
     source_moved: Annotated[
         str | None, Parameter(help="OLD=NEW: the same files now lie elsewhere. [default: none]")
     ] = None,
-    metrics_port: Annotated[
-        int | None,
-        Parameter(
-            help="Serve /metrics, /healthz and /readyz on this port of 127.0.0.1; 0 takes a free one. [default: off]",
-            env_var="FIRNLINE_METRICS_PORT",
-            validator=Number(gte=0, lte=65535),
-        ),
-    ] = None,
+    metrics_port: MetricsPort = None,
     common: Common = Common(),
 ) -> int:
     """Run the pipeline until stopped, or once."""

@@ -11,6 +11,7 @@ from firnline.engine.requests import Requests
 from firnline.options import PipelineOptions
 from firnline.sinks.base import Held
 from firnline.sinks.delta import DeltaSink
+from firnline.sources.base import Limits
 from firnline.sources.files.source import FileSource
 from firnline.staging.sink import StagedDeltaSink
 from firnline.storage import Storage, open_storage
@@ -33,6 +34,18 @@ class Parts:
     @property
     def deciding(self) -> DeltaSink:
         return self.sinks[0]
+
+    def limits(self, parallelism: int) -> Limits:
+        """How much one plan may take."""
+        batch = self.options.batch
+        return Limits(
+            max_files=batch.max_files,
+            max_bytes=batch.max_bytes,
+            max_events=batch.max_events,
+            max_ms=batch.max_ms,
+            max_output_files=batch.max_output_files,
+            parallelism=parallelism,
+        )
 
     def known_files(self, tip: EntryRef | None) -> dict[str, str]:
         """Every file that the ledger knows, with its etag. LedgerHoleError when the chain is broken."""

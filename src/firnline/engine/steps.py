@@ -39,7 +39,7 @@ from firnline.sinks.base import EpochCommit, Held
 from firnline.sinks.delta import DeltaSink
 from firnline.sinks.delta.adopt import find_foreign
 from firnline.sinks.delta.columns import missing_fields
-from firnline.sources.base import Limits, SourcePlan
+from firnline.sources.base import SourcePlan
 from firnline.sources.files.state import FileState
 from firnline.types import EntryRef, Json, Receipt
 
@@ -192,7 +192,7 @@ class Steps:
         requests = self._parts.requests.load()
         for request in requests:
             self._parts.source.retry(request.path, changed=request.changed)
-        plan = self._parts.source.plan(position, self._limits())
+        plan = self._parts.source.plan(position, self._parts.limits(self._engine.parallelism))
         if plan is None:
             return m.NothingToPlan(), None
         attempt = self._parts.ids.new()
@@ -239,17 +239,6 @@ class Steps:
         found = self._parts.source.reconcile(position, known)
         self._reconciled_at = self._parts.clock.monotonic()
         return len(found.late), found.changed, found.listed
-
-    def _limits(self) -> Limits:
-        batch = self._parts.options.batch
-        return Limits(
-            max_files=batch.max_files,
-            max_bytes=batch.max_bytes,
-            max_events=batch.max_events,
-            max_ms=batch.max_ms,
-            max_output_files=batch.max_output_files,
-            parallelism=self._engine.parallelism,
-        )
 
     # -- run ------------------------------------------------------------------------------------------
 

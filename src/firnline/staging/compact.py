@@ -28,7 +28,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from firnline.checkpoint.codec import FORMAT, canonical
 from firnline.errors import CommitConflictError, CommitUnknownError, ConfigError, SinkError
 from firnline.sinks.delta.log import INFO_KEY
-from firnline.sinks.delta.table import Table
+from firnline.sinks.delta.table import Table, add_action
 from firnline.staging.lognames import LogNames
 from firnline.staging.references import PINS
 from firnline.staging.rewrite import Bin, PartitionFilter, Rewriter, check_supported, plan
@@ -88,38 +88,16 @@ class CompactTable(Table):
 
     def swap(self, done: Sequence[_Rewritten], info: Json) -> int:
         """Remove and add in one commit, onto the version that was read; returns the new version."""
-        version, now_ms = self.version + 1, int(time.time() * 1000)
+        now_ms = int(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = []
         for one in done:
             values = dict(one.staged[0]["partition_values"]) if one.staged else None
             actions += [RemoveAction(old.path, False, now_ms, old.size_bytes, values) for old in one.chosen.files]
-            actions += [
-                AddAction(
-                    path=str(f["path"]),
-                    size=int(f["size_bytes"]),
-                    partition_values=dict(f["partition_values"]),
-                    modification_time=int(f["modification_time"]),
-                    data_change=False,
-                    stats=str(f["stats"]),
-                )
-                for f in one.staged
-            ]
+            actions += [add_action(file, data_change=False) for file in one.staged]
         properties = CommitProperties(
             custom_metadata={INFO_KEY: json.dumps(info), "isBlindAppend": False}, max_commit_retries=0
         )
-
-        def write() -> None:
-            self.delta.create_write_transaction(
-                actions,
-                "append",
-                self.delta.schema(),
-                partition_by=self.partition_columns() or None,
-                commit_properties=properties,
-                post_commithook_properties=_NO_HOOKS,
-            )
-
-        self._write("delta.compact", write, version)
-        return version
+        return self.transact("delta.compact", actions, properties)
 
 
 def compact(

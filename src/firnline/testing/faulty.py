@@ -98,7 +98,7 @@ class _FaultyStream:
 @contextmanager
 def faulty_storage(faults: Faults) -> Iterator[Faults]:
     """Make every local storage that is opened meanwhile a faulty one."""
-    made = type("CountedStorage", (FaultyStorage,), {"faults": faults})
+    made: Any = type("CountedStorage", (FaultyStorage,), {"faults": faults})
     original = firnline.storage.LocalStorage
     firnline.storage.LocalStorage = made  # type: ignore[misc]
     try:

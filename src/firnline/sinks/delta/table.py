@@ -8,7 +8,7 @@ it holds, so the caller checks its fence under that version and repeats after a 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -136,26 +136,19 @@ class Table:
         self, point: str, files: list[dict[str, Json]], info: Json, txns: Mapping[str, int], expiring: Mapping[str, int]
     ) -> int:
         """Commit files and transaction ids onto the version that was read; returns the new version."""
+        return self.transact(point, [add_action(f) for f in files], _properties(info, txns, expiring))
+
+    def transact(self, point: str, actions: Sequence[AddAction | RemoveAction], properties: CommitProperties) -> int:
+        """Commit actions onto the version that was read; returns the new version."""
         version = self.version + 1
-        actions: list[AddAction | RemoveAction] = [
-            AddAction(
-                path=str(f["path"]),
-                size=int(f["size_bytes"]),
-                partition_values=dict(f["partition_values"]),
-                modification_time=int(f["modification_time"]),
-                data_change=True,
-                stats=str(f["stats"]),
-            )
-            for f in files
-        ]
 
         def write() -> None:
             self.delta.create_write_transaction(
-                actions,
+                list(actions),
                 "append",
                 self.delta.schema(),
                 partition_by=self.partition_columns() or None,
-                commit_properties=_properties(info, txns, expiring),
+                commit_properties=properties,
                 post_commithook_properties=_NO_HOOKS,
             )
 
@@ -202,6 +195,18 @@ class Table:
             self.refresh()
         except (DeltaError, OSError) as error:
             raise SinkError(f"cannot write a checkpoint of {self.uri}: {error}", table=self.uri) from error
+
+
+def add_action(file: dict[str, Json], *, data_change: bool = True) -> AddAction:
+    """What the log says of a staged file."""
+    return AddAction(
+        path=str(file["path"]),
+        size=int(file["size_bytes"]),
+        partition_values=dict(file["partition_values"]),
+        modification_time=int(file["modification_time"]),
+        data_change=data_change,
+        stats=str(file["stats"]),
+    )
 
 
 def _properties(info: Json, txns: Mapping[str, int], expiring: Mapping[str, int] | None = None) -> CommitProperties:
