@@ -1,9 +1,8 @@
-"""Two-stage tables, every row of the crash table: whatever dies, the table equals the input and nothing is left pending."""
+"""Two-stage tables, every row of the crash table: whatever dies, the table equals the input, and nothing is pending."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 from collections import Counter
@@ -32,7 +31,7 @@ from firnline.testing.committers import (
     rejected_reasons,
 )
 from firnline.testing.pipelines import pipeline_options, run_once
-from firnline.testing.processes import KILLED, Child, Launcher
+from firnline.testing.processes import KILLED, Child, Launcher, RunOrder
 from firnline.testing.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
@@ -463,16 +462,19 @@ def test_a_running_writer_is_fenced_by_a_discard(world: World) -> None:
     world.finish()
 
 
+def discard_from_two(order: RunOrder) -> int:
+    """In a child."""
+    table = order.options.sinks[0].table
+    discard(Table(table, {}), open_storage(table), "demo", 2, "person")
+    return 0
+
+
 @pytest.mark.parametrize("point", ["delta.claim.after:1", "storage.delete.before:1", "storage.delete.after:1"])
-def test_a_discard_dies(world: World, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_discard_dies(world: World, tmp_path: Path, point: str) -> None:
     """The claim comes first: from then on those units are forks."""
     world.stage("a", "b", "c")
-    pid = os.fork()
-    if pid == 0:
-        os.environ["FIRNLINE_FAULT"] = f"{point}:kill"
-        discard(Table(str(world.table), {}), open_storage(str(world.table)), "demo", 2, "person")
-        os._exit(0)
-    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    people = Launcher(tmp_path / "people", discard_from_two)
+    assert people.run(world.options, f"{point}:kill").exit_code == KILLED
     world.finish()
 
 

@@ -166,7 +166,7 @@ class Runner:
             case m.ReadSinks():
                 self._on(self._deciding_lane, action, self._read)
             case m.Claim():
-                self._on(self._deciding_lane, action, steps.claim)
+                self._on(self._deciding_lane, action, self._claim)
             case m.Join(sink):
                 self._on(f"sink {sink}", action, lambda: steps.join(sink))
             case m.Plan(epoch, base):
@@ -302,8 +302,16 @@ class Runner:
         fault_point("epoch.record.after")
         return m.Recorded(epoch)
 
+    def _claim(self) -> m.Event:
+        event = self._steps.claim()
+        self._open_history()
+        return event
+
     def _open_history(self) -> None:
-        """Put the run on record once it owns the pipeline; one that finds nothing to do leaves no trace."""
+        """Put the run on record once it owns the pipeline, before it stages anything: gc spares what it writes.
+
+        A run that finds nothing to do leaves no trace.
+        """
         try:
             self._ensure_history().note(now=True, generation=self._steps.held.generation)
         except OSError as problem:
@@ -345,7 +353,6 @@ class Runner:
         match event:
             case m.Claimed():
                 self._observer.claimed(self._steps.held.generation)
-                self._on("stage", m.Record(0), self._open_history)
             case m.Ran(epoch, attempt):
                 self._observer.ran(epoch, self._steps.run_seconds(attempt))
 

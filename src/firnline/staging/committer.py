@@ -188,7 +188,7 @@ class Committer:
 
     def _commit_pipeline(self, pipeline: str, report: CycleReport) -> None:
         """Commit the next units of one pipeline; a bad unit holds up only its own pipeline."""
-        units = [u for u in self._known.values() if isinstance(u, Unit) and u.pipeline == pipeline]
+        units = self._units_of(pipeline)
         self._table.refresh()
         standing = read_standing(self._table, pipeline)
         arranged = arrange(standing, units)
@@ -202,6 +202,9 @@ class Committer:
         batch = self._valid_prefix(arranged.ready[:UNITS_PER_COMMIT], report)
         if batch and self._commit_batch(pipeline, batch, report):
             self._delete(batch)
+
+    def _units_of(self, pipeline: str) -> list[Unit]:
+        return [u for u in self._known.values() if isinstance(u, Unit) and u.pipeline == pipeline]
 
     def _valid_prefix(self, ready: list[Unit], report: CycleReport) -> list[Unit]:
         """The units up to the first that can never be committed."""
@@ -227,8 +230,10 @@ class Committer:
             self._ensure_term()
             if any(self._evolve(wanted) for unit in batch for wanted in self._wanted[unit.name]):
                 return False
-            # Under the very version that is committed onto: the same units, in the same order.
-            if arrange(read_standing(self._table, pipeline), batch).ready != batch:
+            # Under the very version that is committed onto: the same units, in the same order. All that is
+            # known takes part, since the tip that a claim adopted may lie far beyond this batch.
+            again = arrange(read_standing(self._table, pipeline), self._units_of(pipeline))
+            if again.ready[: len(batch)] != batch:
                 return False
             txns = {
                 f"firnline:{pipeline}": last.epoch,
