@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from firnline.engine.parts import assemble
 from firnline.engine.status import load_files
-from firnline.options import PipelineOptions
+from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.testing.damage import write_app_id, write_blizzard
 from firnline.testing.pipelines import MakeOptions, run_once
 from firnline.testing.processes import Launcher
@@ -183,3 +183,13 @@ def test_no_interchange_on_tables_of_others(sample: SampleInput, make_options: M
     text = "".join(p.read_text() for p in (tmp_path / "out" / "_delta_log").glob("*.json"))
     assert "blizzard:" not in text
     assert table_ids(tmp_path / "out") == sample.ids
+
+
+def test_a_second_sink_begins_after_the_baseline(other: OtherTool, make_options: MakeOptions, tmp_path: Path) -> None:
+    write_blizzard(other.table, state(other))
+    second = tmp_path / "second"
+    sinks = [DeltaSinkOptions(name="delta", table=str(other.table)), DeltaSinkOptions(name="second", table=str(second))]
+    run = run_once(make_options(sinks=sinks))
+    assert run.exit_code == 0, run.result
+    assert table_ids(other.table) == other.sample.ids
+    assert sum(table_ids(second).values()) == 8, "what was read from here on: 3 records of b1, 5 of c1"

@@ -387,13 +387,18 @@ class Steps:
         return EpochCommit(
             checkpoint=entry.checkpoint,
             entry=ref,
-            previous=entry.previous,
+            previous=self._previous_in(sink, entry),
             previous_checkpoint=entry.previous_checkpoint,
             files=entry.staged.get(sink.name, []),
             schema=schema,
             source_state=FileState.from_json(position).interchange(),
             facts={"files": len(entry.inputs[self._parts.source.name])},
         )
+
+    def _previous_in(self, sink: DeltaSink, entry: LedgerEntry) -> EntryRef | None:
+        """The entry that a sink must hold before; a baseline (epoch 0) stands in the deciding sink alone."""
+        before = entry.previous
+        return before if before is None or before.epoch > 0 or sink is self._parts.deciding else None
 
     def _decided_entry(self, epoch: int) -> tuple[LedgerEntry, EntryRef]:
         """The ledger entry of a decided epoch: what every further sink is given, and nothing else."""
