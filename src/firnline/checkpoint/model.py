@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from firnline.checkpoint.codec import seal, unseal
 from firnline.errors import DamagedError
@@ -80,7 +80,3 @@ class Checkpoint:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"{what} lacks {error}", what=what) from error
-
-    def with_position(self, source: str, position: Json) -> Checkpoint:
-        """The same checkpoint with one source standing elsewhere."""
-        return replace(self, positions={**self.positions, source: position})

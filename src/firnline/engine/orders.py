@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from firnline.engine.task import LINEAGE, folder_values, retyped
+from firnline.errors import EngineError, SchemaError
 from firnline.options import FileSourceOptions
-from firnline.schema import merge, schema_from_json, schema_from_spec, schema_to_json, type_to_text
+from firnline.schema import RESCUED_COLUMN, merge, schema_from_json, schema_from_spec, schema_to_json, type_to_text
 from firnline.sources.base import SourcePlan
 from firnline.types import Json
 
@@ -27,6 +28,11 @@ class Context:
     quarantine: dict[str, Json]
     base: pa.Schema | None  # the table's columns, None before it exists
 
+    @property
+    def is_first(self) -> bool:
+        """Whether the columns are still to be inferred: then there is nothing yet that a field could not fit."""
+        return self.base is None and not self.options.schema.fields
+
 
 @dataclass(frozen=True, slots=True)
 class Columns:
@@ -35,6 +41,7 @@ class Columns:
     decoded: pa.Schema  # from records
     frozen: frozenset[str]  # their types are fixed: the table has them, or the spec declares them
     folder: dict[str, str]  # from `name=value` folders, with their types
+    partitions: tuple[str, ...] = ()
     reserved: frozenset[str] = frozenset()  # never taken from records: such values are rescued
 
 
@@ -70,7 +77,13 @@ def columns_of(context: Context, plan: SourcePlan) -> Columns:
     foreign = {f.name for f in known if not _is_supported(f)}  # columns that only another writer can fill
     taken = {*folders, *LINEAGE, *foreign}
     decoded = pa.schema([f for f in known if f.name not in taken])
-    return Columns(decoded, frozenset(decoded.names), dict(sorted(folders.items())), frozenset({*folders, *foreign}))
+    return Columns(
+        decoded=decoded,
+        frozen=frozenset(decoded.names),
+        folder=dict(sorted(folders.items())),
+        partitions=tuple(name for target in context.targets for name in target["partition_by"]),
+        reserved=frozenset({*folders, *foreign}),
+    )
 
 
 def _is_supported(field: pa.Field) -> bool:
@@ -94,7 +107,7 @@ def make_orders(context: Context, plan: SourcePlan, columns: Columns, only: Coll
         "frozen": sorted(columns.frozen),
         "reserved": sorted(columns.reserved),
         "folder_types": columns.folder,
-        "evolution": options.schema.evolution,
+        "evolution": "add" if context.is_first else options.schema.evolution,
         "on_bad_record": options.on_bad_record,
         "max_record_bytes": options.max_record_bytes,
         "lineage": options.lineage,
@@ -118,6 +131,10 @@ def agree(columns: Columns, reports: Sequence[dict[str, Json]]) -> tuple[Columns
     merged = columns.decoded
     for schema in found:
         merged = merge(merged, schema, frozen=columns.frozen)
+    for name in columns.partitions:
+        index = merged.get_field_index(name)
+        if index >= 0 and pa.types.is_nested(merged.field(index).type):
+            raise SchemaError(f"partition_by names {name!r}, which holds {merged.field(index).type}")
     again = {number for number, schema in enumerate(found) if retyped(schema, merged)}
     return replace(columns, decoded=merged), again
 
@@ -136,6 +153,12 @@ def collect(context: Context, columns: Columns, reports: Sequence[dict[str, Json
         for file in report["quarantine"]:
             out.bad.update(file["reasons"])
     out.schema = _staged_schema(context, columns)
+    if any(report["rescues"] for report in reports) and RESCUED_COLUMN not in out.schema.names:
+        out.schema = out.schema.append(pa.field(RESCUED_COLUMN, pa.string()))
+    for sink in out.staged:
+        rows = sum(int(file["rows"]) for file in out.staged[sink])
+        if rows != out.records - out.bad.total():
+            raise EngineError(f"{rows} rows were staged for {sink} from {out.records} records: refused")
     return out
 
 
@@ -151,7 +174,7 @@ def _staged_schema(context: Context, columns: Columns) -> pa.Schema:
                 fields.append(pa.field(name, pa.string()))
                 names.add(name)
     if not fields:
-        fields.append(pa.field("_rescued_data", pa.string()))
+        fields.append(pa.field(RESCUED_COLUMN, pa.string()))
     if context.options.lineage:
         kinds = (pa.string(), pa.int64(), pa.int64())
         fields += [pa.field(n, k) for n, k in zip(LINEAGE, kinds, strict=True)]

@@ -49,7 +49,10 @@ class Parts:
 
     def known_files(self, tip: EntryRef | None) -> dict[str, str]:
         """Every file that the ledger knows, with its etag. LedgerHoleError when the chain is broken."""
-        return {str(f["path"]): str(f.get("etag", "")) for f in self.ledger_files(tip)}
+        found: dict[str, str] = {}
+        for file in self.ledger_files(tip):  # newest first: the last time a file was read is what counts
+            found.setdefault(str(file["path"]), str(file.get("etag", "")))
+        return found
 
     def ledger_files(self, tip: EntryRef | None) -> Iterator[dict[str, Json]]:
         """What the ledger says of every file, newest epoch first."""

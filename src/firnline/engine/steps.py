@@ -25,7 +25,9 @@ from firnline.engine.parts import Parts
 from firnline.engine.requests import RetryRequest
 from firnline.errors import (
     BadRecordsError,
+    CheckpointError,
     CheckpointLostError,
+    CommitConflictError,
     ConfigError,
     FencedError,
     FirnlineError,
@@ -49,6 +51,7 @@ JUDGED_RECORDS = 100  # below this, a ratio of bad records says little
 SCHEMA_ROUNDS = 8  # types only widen, so this is never reached; it keeps a bug from looping
 FOLD_EVERY = 64
 KEPT_ENTRIES = 8
+CLAIM_TRIES = 20
 ROOM_POLL_SECONDS = 0.5
 
 
@@ -92,6 +95,7 @@ class Steps:
         self._epochs: dict[str, EpochInFlight] = {}
         self._generation = 0
         self._baseline: LedgerEntry | None = None
+        self._baseline_version = -1
         self._reconciled_at: float | None = None
         self.held: Held = Held(exists=False, version=-1)
         self.receipts: list[Receipt] = []
@@ -103,10 +107,10 @@ class Steps:
 
     def read_sinks(self) -> m.Event:
         held = self._parts.deciding.load()
-        if not held.exists:
+        if held.checkpoint is None:
             self._check_no_history()
-        elif held.checkpoint is None:
-            self._baseline = self._find_baseline()
+        if held.exists and held.checkpoint is None:
+            self._baseline = self._find_baseline(held.version)
         self._set_tip(held)
         tip = self._baseline.checkpoint.attempt if self._baseline else held.attempt
         epochs = {self._parts.deciding.name: held.epoch}
@@ -129,11 +133,12 @@ class Steps:
                 epoch=staged,
             )
 
-    def _find_baseline(self) -> LedgerEntry | None:
+    def _find_baseline(self, version: int) -> LedgerEntry | None:
         """Another tool's progress in this table's log, as the entry that the first claim will name."""
+        self._baseline_version = version
         found = find_foreign(
             self._parts.storage,
-            self._parts.deciding.load().version,
+            version,
             self._parts.options.checkpoint.recovery_scan_commits,
             accept_older=self._accept_duplicates,
         )
@@ -156,13 +161,23 @@ class Steps:
 
     def claim(self) -> m.Event:
         sink = self._parts.deciding
-        baseline = self._parts.ledger.stage(self._baseline) if self._baseline else None
-        held = sink.claim(self._run, baseline=baseline)
+        held = self._claim_onto_baseline() if self._baseline else sink.claim(self._run)
         self._generation = held.generation
         self._set_tip(held)
         if held.exists:
             missing_fields(sink.find_schema() or pa.schema([]), declared(self._parts.options.source))
         return m.Claimed(held.epoch, held.attempt)
+
+    def _claim_onto_baseline(self) -> Held:
+        """Claim onto the very version that the other tool's progress was read from; if it moved on, read it again."""
+        for _ in range(CLAIM_TRIES):
+            assert self._baseline is not None
+            ref = self._parts.ledger.stage(self._baseline)
+            try:
+                return self._parts.deciding.claim(self._run, baseline=ref, onto=self._baseline_version)
+            except CommitConflictError:
+                self._baseline = self._find_baseline(self._parts.deciding.load().version)
+        raise SinkError("the other tool commits all the time; stop it before Firnline takes over")
 
     def join(self, name: str) -> m.Event:
         held = self._sink(name).claim(self._run, generation=self._generation)
@@ -260,6 +275,8 @@ class Steps:
             reports.update(zip(sorted(wanted), done, strict=True))
             columns, again = agree(columns, [reports[n] for n in sorted(reports)])
             wanted = {sorted(reports)[n] for n in again}
+        if wanted:
+            raise SchemaError(f"the tasks of epoch {made.epoch} do not agree on the types of their columns")
         made.produced = collect(context, columns, [reports[n] for n in sorted(reports)])
         self._judge(made.produced)
         position, records = self._parts.source.advance(made.plan, made.produced.outcomes, made.epoch)
@@ -299,8 +316,8 @@ class Steps:
         """Forget an epoch in flight. Its files stay until a sweep finds that no commit names them."""
         self._engine.cancel(attempt)
         made = self._epochs.pop(attempt, None)
-        if made is not None and made.plan.notes.get("late"):
-            self._reconciled_at = None  # its late files must be found again
+        if made is not None and self._parts.source.forget_late(made.plan):
+            self._reconciled_at = None  # what is late is relative to a base: it must be found again
 
     # -- stage and commit -----------------------------------------------------------------------------
 
@@ -365,6 +382,8 @@ class Steps:
         entry, ref = (made.entry, made.ref) if made is not None else self._decided_entry(epoch)
         assert entry is not None
         assert ref is not None
+        if made is None:
+            self._check_files(sink, entry)
         try:
             receipt = sink.commit(self._epoch_commit(sink, entry, ref, made))
         except SchemaError as error:
@@ -394,6 +413,17 @@ class Steps:
             source_state=FileState.from_json(position).interchange(),
             facts={"files": len(entry.inputs[self._parts.source.name])},
         )
+
+    def _check_files(self, sink: DeltaSink, entry: LedgerEntry) -> None:
+        """A sink that lags is given files that were staged long ago: delta-rs would commit missing ones too."""
+        for file in entry.staged.get(sink.name, []):
+            try:
+                sink.storage.stat(str(file["path"]))
+            except FileNotFoundError as error:
+                raise CheckpointError(
+                    f"sink {sink.name!r} lacks epoch {entry.epoch}, and {file['path']}, staged for it, is gone",
+                    hint="Restore the sink's folder, or take the sink out of the spec.",
+                ) from error
 
     def _previous_in(self, sink: DeltaSink, entry: LedgerEntry) -> EntryRef | None:
         """The entry that a sink must hold before; a baseline (epoch 0) stands in the deciding sink alone."""

@@ -9,6 +9,7 @@ discard its own output and begin again, knowing better.
 
 from __future__ import annotations
 
+import json
 import resource
 import time
 import urllib.parse
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from firnline.engine.quarantine import QuarantineWriter
 from firnline.errors import BadRecordsError, SchemaError, SourceError
@@ -32,7 +34,7 @@ from firnline.ndjson import (
     compression_of,
     open_blocks,
 )
-from firnline.schema import RESCUED_COLUMN, schema_from_json, schema_to_json
+from firnline.schema import RESCUED_COLUMN, is_column_name_ok, is_json, schema_from_json, schema_to_json
 from firnline.sinks.delta.stage import ParquetStager
 from firnline.storage import Readable, Storage, open_storage
 from firnline.types import Json
@@ -103,6 +105,7 @@ class _Attempt:
         self._decoder = Decoder(learned.schema, order["frozen"], self._options)
         self._written: pa.Schema | None = None
         self._counts = _Counts()
+        self._rescues = False  # rows have `_rescued_data` though no record made the decoder add it
 
     def run(self) -> dict[str, Json]:
         outcomes: list[dict[str, Json]] = []
@@ -122,6 +125,7 @@ class _Attempt:
             "staged": staged,
             "quarantine": self._quarantine.close(),
             "schema": schema_to_json(self._decoder.schema),
+            "rescues": self._rescues,
             "records": self._counts.records,
             "bad": self._counts.bad,
             "bytes_read": self._counts.bytes_read,
@@ -144,7 +148,7 @@ class _Attempt:
 
     def _read_file(self, item: dict[str, Json]) -> dict[str, Json] | None:
         """Read one file as far as the limits allow; None when it failed."""
-        before, counted = self._decoder.schema, self._counts.records
+        before, counted, read = self._decoder.schema, self._counts.records, self._counts.bytes_read
         held: list[Decoded] = []
         held_bytes, spilled = 0, False
         file = _OpenFile(self._source, self._order, item, self._order["max_records"] - counted)
@@ -165,7 +169,7 @@ class _Attempt:
             if spilled:
                 raise _RestartError from error
             self._decoder = Decoder(before, self._order["frozen"], self._options)
-            self._counts.records = counted
+            self._counts.records, self._counts.bytes_read = counted, read
             return None
         finally:
             file.close()
@@ -217,18 +221,23 @@ class _Attempt:
         batch, rows = decoded.batch, decoded.batch.num_rows
         columns, fields = list(batch.columns), list(batch.schema)
         folder = folder_values(item["path"], self._order["source"]["root"])
+        misfits: dict[str, str | None] = {}
         for name, kind in self._order["folder_types"].items():
-            value = pa.array([folder.get(name)], pa.string()).cast(_arrow_type(kind))
+            value = self._folder_value(item, name, folder.get(name), _arrow_type(kind))
+            if value[0].as_py() is None and folder.get(name) is not None:
+                misfits[name] = folder[name]
             columns.append(pa.repeat(value[0], rows))
             fields.append(pa.field(name, value.type))
-        names = {f.name for f in fields}
-        missing = [n for t in self._order["targets"] for n in t["partition_by"] if n not in names]
-        for name in dict.fromkeys(missing):
-            columns.append(pa.nulls(rows, pa.string()))
-            fields.append(pa.field(name, pa.string()))
-        if not fields:
-            columns.append(pa.nulls(rows, pa.string()))
-            fields.append(pa.field(RESCUED_COLUMN, pa.string()))
+        partitions = [n for t in self._order["targets"] for n in t["partition_by"]]
+        for name in dict.fromkeys(partitions):
+            if name not in {f.name for f in fields}:
+                columns.append(pa.nulls(rows, pa.string()))
+                fields.append(pa.field(name, pa.string()))
+        _check_spelling(item["path"], fields)
+        if misfits or any(all(f.name in t["partition_by"] for f in fields) for t in self._order["targets"]):
+            # Also for rows of partition columns alone: a Parquet file without a column has no rows.
+            _rescue(columns, fields, misfits, rows)
+            self._rescues = True
         if self._order["lineage"]:
             columns += [
                 pa.repeat(pa.scalar(item["path"]), rows),
@@ -238,6 +247,15 @@ class _Attempt:
             kinds = (pa.string(), pa.int64(), pa.int64())
             fields += [pa.field(name, kind) for name, kind in zip(LINEAGE, kinds, strict=True)]
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+    def _folder_value(self, item: dict[str, Json], name: str, text: str | None, kind: pa.DataType) -> pa.Array:
+        """The value of a folder column; null when it does not fit, so that it is rescued."""
+        try:
+            return pa.array([text], pa.string()).cast(kind)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            if self._order["evolution"] == "fail":
+                raise SchemaError(f"{item['path']}: the folder's {name}={text} is no {kind}") from error
+            return pa.nulls(1, kind)
 
 
 class _OpenFile:
@@ -333,22 +351,48 @@ def folder_values(path: str, root: str) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for part in path.removeprefix(root).split("/")[:-1]:
         name, equals, value = part.partition("=")
-        if equals and name:
+        if equals and is_column_name_ok(name):
             found[name] = None if value == "__HIVE_DEFAULT_PARTITION__" else urllib.parse.unquote(value)
     return found
 
 
 def retyped(old: pa.Schema, new: pa.Schema) -> bool:
     """Whether a column of `old` has another type in `new`; new columns and new nested fields do not count."""
-    return any(new.get_field_index(f.name) < 0 or _type_differs(f.type, new.field(f.name).type) for f in old)
+    return any(new.get_field_index(f.name) < 0 or _type_differs(f, new.field(f.name)) for f in old)
 
 
-def _type_differs(old: pa.DataType, new: pa.DataType) -> bool:
-    if pa.types.is_struct(old) and pa.types.is_struct(new):
-        return retyped(pa.schema(list(_children(old))), pa.schema(list(_children(new))))
-    if pa.types.is_list(old) and pa.types.is_list(new):
-        return _type_differs(old.value_type, new.value_type)
-    return bool(old != new)
+def _type_differs(old: pa.Field, new: pa.Field) -> bool:
+    if pa.types.is_struct(old.type) and pa.types.is_struct(new.type):
+        return retyped(pa.schema(list(_children(old.type))), pa.schema(list(_children(new.type))))
+    if pa.types.is_list(old.type) and pa.types.is_list(new.type):
+        return _type_differs(old.type.value_field, new.type.value_field)
+    return bool(old.type != new.type) or is_json(old) != is_json(new)
+
+
+def _check_spelling(path: str, fields: list[pa.Field]) -> None:
+    """Delta cannot hold two columns whose names differ in case alone."""
+    seen: dict[str, str] = {}
+    for name in (f.name for f in fields):
+        other = seen.setdefault(name.lower(), name)
+        if other != name:
+            raise SchemaError(
+                f"{path}: columns {other!r} and {name!r} differ in case alone",
+                hint="Spell partition_by, declared fields and folder names as the records do.",
+            )
+
+
+def _rescue(columns: list[Any], fields: list[pa.Field], misfits: dict[str, str | None], rows: int) -> None:
+    """Add what does not fit its folder column to `_rescued_data`, which is made when it is not there."""
+    index = next((i for i, f in enumerate(fields) if f.name == RESCUED_COLUMN), None)
+    if index is None:
+        columns.append(pa.nulls(rows, pa.string()))
+        fields.append(pa.field(RESCUED_COLUMN, pa.string()))
+        index = len(fields) - 1
+    if misfits:
+        text = json.dumps(misfits, ensure_ascii=False)
+        held = columns[index]
+        merged = pc.binary_join_element_wise(text[:-1], pc.utf8_slice_codeunits(held, 1), ",")
+        columns[index] = pc.if_else(pc.is_null(held), text, merged)
 
 
 def _children(kind: Any) -> Iterator[pa.Field]:

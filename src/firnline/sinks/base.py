@@ -71,15 +71,19 @@ class Sink(ABC):
         """
 
     @abstractmethod
-    def claim(self, run: str, generation: int | None = None, baseline: EntryRef | None = None) -> Held:
+    def claim(
+        self, run: str, generation: int | None = None, baseline: EntryRef | None = None, onto: int | None = None
+    ) -> Held:
         """Claim a generation, conditionally on the version read, and return what stands under the claim.
 
         Without `generation` the next free one is taken (the deciding sink); with it, that one is registered
         unless the sink knows a newer one (every other sink). A sink that does not exist yet is claimed by the
-        commit that creates it. `baseline` names the ledger entry of what another tool had committed.
+        commit that creates it. `baseline` names the ledger entry of what another tool had committed, as read from
+        version `onto`.
 
         Raises:
             FencedError: the sink holds a newer generation.
+            CommitConflictError: with a baseline: the table is no longer at the version `onto`.
         """
 
     @abstractmethod

@@ -78,9 +78,5 @@ class Source(ABC):
         """Pure: the position after the tasks of `plan` ended as they report, and the ledger's input records."""
 
     @abstractmethod
-    def acknowledge(self, position: Json) -> None:
-        """Forget what lies before `position`. Called with positions that no recovery path can still need."""
-
-    @abstractmethod
     def backlog(self, position: Json) -> Backlog:
         """Count what lies after `position`."""

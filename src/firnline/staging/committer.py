@@ -360,12 +360,12 @@ class Committer:
             return error
 
     def _commit_foreign_batch(self, batch: list[tuple[ForeignUnit, dict[str, Json]]], report: CycleReport) -> bool:
-        version = self._table.version
         self._moved = True
         try:
             self._ensure_term()
-            if self._table.version != version:
-                return False  # somebody may have committed one of them: look again
+            self._committed.follow(self._table.version)
+            if any(unit.name in self._committed for unit, _ in batch):
+                return False  # somebody committed one of them meanwhile
             wanted = {file["columns"].to_string(): file["columns"] for _, file in batch}
             if any(self._evolve(columns) for columns in wanted.values()):
                 return False

@@ -71,8 +71,10 @@ class StagedDeltaSink(DeltaSink):
         ready = arrange(read_standing(self._table, self._pipeline), units).ready
         return (ready[-1].epoch, ready[-1].digest) if ready else super()._claim_tip()
 
-    def claim(self, run: str, generation: int | None = None, baseline: EntryRef | None = None) -> Held:
-        held = super().claim(run, generation, baseline)
+    def claim(
+        self, run: str, generation: int | None = None, baseline: EntryRef | None = None, onto: int | None = None
+    ) -> Held:
+        held = super().claim(run, generation, baseline, onto)
         return replace(self._chain_end()[0], generation=held.generation) if held.exists else held
 
     def commit(self, commit: EpochCommit) -> Receipt:

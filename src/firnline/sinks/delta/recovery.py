@@ -112,6 +112,8 @@ def _rebuild(
         return None
     ref, data = candidates[0]
     what = f"ledger entry {ref.name}"
+    if _is_whole(data, what):
+        return None  # intact, but not what the log names: an attempt that never committed
     try:
         body = parse(data, what)
         inputs = unseal(body["inputs"], what)["sources"]
@@ -132,6 +134,14 @@ def _rebuild(
     except (DamagedError, KeyError, TypeError, ValueError):
         return None
     return Found(after, _entry_ref(ref.epoch, after.attempt, "", digest))
+
+
+def _is_whole(data: bytes, what: str) -> bool:
+    try:
+        LedgerEntry.from_bytes(data, what)
+    except DamagedError:
+        return False
+    return True
 
 
 def _checkpoint_before(

@@ -119,7 +119,9 @@ class DeltaSink(Sink):
 
     # -- claim ----------------------------------------------------------------------------------------
 
-    def claim(self, run: str, generation: int | None = None, baseline: EntryRef | None = None) -> Held:
+    def claim(
+        self, run: str, generation: int | None = None, baseline: EntryRef | None = None, onto: int | None = None
+    ) -> Held:
         self._run = run
         self._deferred = False
         self._deciding = generation is None
@@ -138,6 +140,8 @@ class DeltaSink(Sink):
             tip_epoch, tip = self._claim_tip()
             txns = {self._id("-gen"): self._generation, self._id("-tip-epoch"): tip_epoch, self._id("-tip"): tip or 0}
             if baseline is not None and self._table.txn(self._id("")) is None:
+                if self._table.version != onto:
+                    raise CommitConflictError("the table moved since another tool's progress was read")
                 txns |= {self._id(""): baseline.epoch, self._id("-entry"): short_number(baseline.checksum)}
             info = self._info("claim", baseline=baseline.to_json() if baseline else None)
             try:
@@ -265,7 +269,8 @@ class DeltaSink(Sink):
             raise FencedError(f"generation {held} holds {self.name}, not {self._generation}", generation=held)
         entry = table.txn(self._id("-entry"))
         expected = short_number(commit.previous.checksum) if commit.previous else None
-        if epoch != (commit.previous.epoch if commit.previous else 0) or entry != expected:
+        before = commit.previous.epoch if commit.previous else 0
+        if (epoch, entry, checkpoint.epoch) != (before, expected, before + 1):
             raise FencedError(f"{self.name} stands at epoch {epoch}, not at the one before {checkpoint.epoch}")
         return None
 

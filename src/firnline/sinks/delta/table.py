@@ -188,7 +188,8 @@ class Table:
         try:
             fault_point("delta.checkpoint.before")
             self.delta.create_checkpoint()
-            self.delta.cleanup_metadata()
+            if (self.setting("delta.enableExpiredLogCleanup") or "true").lower() != "false":
+                self.delta.cleanup_metadata()
             fault_point("delta.checkpoint.after")
             # A handle keeps replaying what came after the checkpoint it was opened on; a new one starts at this one.
             self._delta = None

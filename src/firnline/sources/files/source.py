@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from firnline.errors import LateFileError, SourceError, SourceMovedError
+from firnline.errors import ConfigError, LateFileError, SourceError, SourceMovedError
 from firnline.options import FileSourceOptions
 from firnline.sources.base import Backlog, Limits, Source, SourcePlan
 from firnline.sources.files import planning
 from firnline.sources.files.listing import Scope, list_files
 from firnline.sources.files.state import FileState, Progress
-from firnline.storage import FileStat, Storage, normalise, open_storage
+from firnline.storage import FileStat, Storage, is_remote, normalise, open_storage
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,9 @@ class FileSource(Source):
         self._scope = Scope.of(normalise(options.path))
         self._storage = storage or open_storage(self._scope.root, options.storage_options)
         self._start_name, self._start_time = _start_after(options.start_after, self._scope.root)
+        if moved is not None and normalise(moved[1]) != self.root:
+            raise ConfigError(f"--source-moved says {moved[1]}, the spec says {self.root}")
+        self._unsaved = False
         self._late: dict[str, FileStat] = {}
         self._retries: dict[str, bool] = {}
         self._retry_at: dict[str, float] = {}
@@ -58,11 +62,14 @@ class FileSource(Source):
     # -- positions ------------------------------------------------------------------------------------
 
     def start(self, position: Json | None) -> Json:
+        if not is_remote(self.root) and not os.path.isdir(self.root):
+            raise ConfigError(f"{self.root}: no such folder", hint="Correct the source's path, or create the folder.")
         if position is None:
             return FileState(self.root, mark=self._start_name, start_after=self._start_name).to_json()
         state = FileState.from_json(position)
         if self._moved is not None and state.root == normalise(self._moved[0]) != self.root:
             state = state.moved(state.root, self.root)
+            self._unsaved = True  # worth an epoch of its own, so that the next run need not be told again
         if state.root != self.root:
             raise SourceMovedError(
                 f"the checkpoint was made on {state.root}, the spec says {self.root}",
@@ -88,9 +95,13 @@ class FileSource(Source):
 
     def plan(self, position: Json, limits: Limits) -> SourcePlan | None:
         state = self._apply_retries(FileState.from_json(position))
+        late = self._late
         chosen = planning.choose(state, self._in_progress(state), self._listed(state, limits), limits)
-        if not chosen.files and chosen.base == FileState.from_json(position):
+        if not chosen.files and chosen.base == FileState.from_json(position) and not self._unsaved:
             return None
+        self._unsaved = False
+        taken = {f.name for f in chosen.files}
+        self._late = {name: stat for name, stat in late.items() if name not in taken}
         for path in chosen.changed:
             logger.warning("file set aside", extra={"file": path, "reason": "changed while it was half read"})
         return SourcePlan(
@@ -99,7 +110,7 @@ class FileSource(Source):
             tasks=planning.deal(chosen, limits, datetime.now(UTC).isoformat(timespec="seconds")),
             files=len(chosen.files),
             size_bytes=chosen.size_bytes,
-            notes={"late": sum(1 for f in chosen.files if f.name in self._late)},
+            notes={"late": sum(1 for f in chosen.files if f.name in late)},
         )
 
     def _listed(self, state: FileState, limits: Limits) -> Iterator[FileStat]:
@@ -109,8 +120,8 @@ class FileSource(Source):
             for stat in list_files(self._storage, self._scope, state.mark):
                 if self._start_time is None or stat.modified_at > self._start_time:
                     yield stat
-                if time.monotonic() > deadline:
-                    return
+                    if time.monotonic() > deadline:
+                        return
         except OSError as error:
             raise SourceError(f"cannot list {self.root}: {error}", path=self.root) from error
 
@@ -130,7 +141,8 @@ class FileSource(Source):
             except OSError as error:
                 raise SourceError(f"cannot look at {path}: {error}", path=path) from error
         late = (s for s in self._late.values() if s.name not in state.files and s.name not in state.set_aside)
-        return [*found, *late]
+        # A file that lies after the mark of this base is not late here: its turn comes in the order of names.
+        return [*found, *(s for s in late if not state.is_after_mark(s.name))]
 
     def _key(self, path: str) -> str:
         return path.removeprefix(self.root).lstrip("/")
@@ -139,16 +151,10 @@ class FileSource(Source):
         base = FileState.from_json(plan.base)
         state, records = planning.advance(base, plan.tasks, outcomes, self._options.file_attempts, epoch)
         for record in records:
-            path = str(record["path"])
-            if record["status"] in ("committed", "in_progress"):
-                self._late.pop(path, None)
             if "reason" in record:
-                self._retry_at[path] = time.monotonic() + self._options.poll_interval_secs
-                logger.warning("file failed", extra={"file": path, "reason": record["reason"]})
+                self._retry_at[str(record["path"])] = time.monotonic() + self._options.poll_interval_secs
+                logger.warning("file failed", extra={"file": record["path"], "reason": record["reason"]})
         return state.to_json(), records
-
-    def acknowledge(self, position: Json) -> None:
-        """Nothing to forget: files stay where they are."""
 
     def backlog(self, position: Json) -> Backlog:
         state = FileState.from_json(position)
@@ -212,6 +218,12 @@ class FileSource(Source):
         if self._start_time is not None and stat.modified_at <= self._start_time:
             return False
         return state.start_after is None or stat.name.encode() > state.start_after.encode()
+
+    def forget_late(self, plan: SourcePlan) -> bool:
+        """An epoch was lost, and with it the base that files were late to; True when they must be found again."""
+        found = bool(self._late) or bool(plan.notes.get("late"))
+        self._late = {}
+        return found
 
     def retry(self, path: str, *, changed: bool) -> None:
         """Take a file that was set aside up again with the next plan."""
