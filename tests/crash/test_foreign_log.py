@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -13,6 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 from firnline.engine.parts import assemble
 from firnline.engine.status import load_files
 from firnline.options import DeltaSinkOptions, PipelineOptions
+from firnline.sinks.delta import DeltaSink
 from firnline.testing.damage import write_app_id, write_blizzard
 from firnline.testing.pipelines import MakeOptions, run_once
 from firnline.testing.processes import Launcher
@@ -193,3 +195,24 @@ def test_a_second_sink_begins_after_the_baseline(other: OtherTool, make_options:
     assert run.exit_code == 0, run.result
     assert table_ids(other.table) == other.sample.ids
     assert sum(table_ids(second).values()) == 8, "what was read from here on: 3 records of b1, 5 of c1"
+
+
+def test_the_other_tool_commits_between_our_look_and_our_claim(
+    other: OtherTool, make_options: MakeOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_blizzard(other.table, state(other))
+    claim = DeltaSink.claim
+    moved: list[int] = []
+
+    def late_commit(self: DeltaSink, *arguments: Any, **named: Any) -> Any:
+        if not moved:
+            moved.append(1)
+            other.read("c1.json")
+            files = {**state(other)["files"], f"{other.sample.folder}/c1.json": "Finished"}
+            write_blizzard(other.table, {**state(other), "files": files})
+        return claim(self, *arguments, **named)
+
+    monkeypatch.setattr(DeltaSink, "claim", late_commit)
+    run = run_once(make_options())
+    assert run.exit_code == 0, run.result
+    assert table_ids(other.table) == other.sample.ids

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from firnline.engine.task import LINEAGE, folder_values, retyped
-from firnline.errors import EngineError, SchemaError
+from firnline.errors import EngineError
 from firnline.options import FileSourceOptions
 from firnline.schema import RESCUED_COLUMN, merge, schema_from_json, schema_from_spec, schema_to_json, type_to_text
 from firnline.sources.base import SourcePlan
@@ -41,7 +41,6 @@ class Columns:
     decoded: pa.Schema  # from records
     frozen: frozenset[str]  # their types are fixed: the table has them, or the spec declares them
     folder: dict[str, str]  # from `name=value` folders, with their types
-    partitions: tuple[str, ...] = ()
     reserved: frozenset[str] = frozenset()  # never taken from records: such values are rescued
 
 
@@ -81,7 +80,6 @@ def columns_of(context: Context, plan: SourcePlan) -> Columns:
         decoded=decoded,
         frozen=frozenset(decoded.names),
         folder=dict(sorted(folders.items())),
-        partitions=tuple(name for target in context.targets for name in target["partition_by"]),
         reserved=frozenset({*folders, *foreign}),
     )
 
@@ -131,10 +129,6 @@ def agree(columns: Columns, reports: Sequence[dict[str, Json]]) -> tuple[Columns
     merged = columns.decoded
     for schema in found:
         merged = merge(merged, schema, frozen=columns.frozen)
-    for name in columns.partitions:
-        index = merged.get_field_index(name)
-        if index >= 0 and pa.types.is_nested(merged.field(index).type):
-            raise SchemaError(f"partition_by names {name!r}, which holds {merged.field(index).type}")
     again = {number for number, schema in enumerate(found) if retyped(schema, merged)}
     return replace(columns, decoded=merged), again
 

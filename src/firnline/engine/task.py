@@ -209,7 +209,7 @@ class _Attempt:
     def _check_types(self, schema: pa.Schema) -> None:
         """Files of one task must agree on types: begin again when a column widened after rows were written."""
         if self._written is not None:
-            if self._written.equals(schema):
+            if self._written.equals(schema, check_metadata=True):
                 return
             if retyped(self._written, schema):
                 self._learned.schema = schema
@@ -234,6 +234,7 @@ class _Attempt:
                 columns.append(pa.nulls(rows, pa.string()))
                 fields.append(pa.field(name, pa.string()))
         _check_spelling(item["path"], fields)
+        _check_partitions(item["path"], fields, partitions)
         if misfits or any(all(f.name in t["partition_by"] for f in fields) for t in self._order["targets"]):
             # Also for rows of partition columns alone: a Parquet file without a column has no rows.
             _rescue(columns, fields, misfits, rows)
@@ -379,6 +380,12 @@ def _check_spelling(path: str, fields: list[pa.Field]) -> None:
                 f"{path}: columns {other!r} and {name!r} differ in case alone",
                 hint="Spell partition_by, declared fields and folder names as the records do.",
             )
+
+
+def _check_partitions(path: str, fields: list[pa.Field], partitions: list[str]) -> None:
+    for field_ in fields:
+        if field_.name in partitions and pa.types.is_nested(field_.type):
+            raise SchemaError(f"{path}: partition_by names {field_.name!r}, which holds {field_.type}")
 
 
 def _rescue(columns: list[Any], fields: list[pa.Field], misfits: dict[str, str | None], rows: int) -> None:
