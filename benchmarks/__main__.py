@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cases
+from benchmarks import cases, staging
 
 CASES: dict[str, Callable[[cases.World], list[cases.Row]]] = {
     "throughput": cases.throughput,
@@ -26,6 +26,10 @@ CASES: dict[str, Callable[[cases.World], list[cases.Row]]] = {
     "memory": cases.memory,
     "fsync": cases.fsync_cost,
     "recovery": cases.recovery,
+    "staged-ingest": staging.staged_ingest,
+    "units": staging.units,
+    "poll": staging.poll,
+    "latency": staging.latency,
 }
 
 

@@ -1,4 +1,4 @@
-"""Files that other programs bring: committed once, checked before, set aside with their reason, put back to the byte."""
+"""Files that other programs bring: committed once, checked before; set aside with their reason and put back whole."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def ids(table: Path) -> list[int]:
 
 
 def test_a_file_is_committed_with_its_statistics(table: Path) -> None:
-    bring_file(table, "u1", {"id": [2, 3]}, source_file="elsewhere.csv")
+    bring_file(table, "u1", {"id": [2, 3]}, says={"source_file": "elsewhere.csv"})
     report = commit_table(table)
     assert (report.units, report.files, report.rows, report.pending) == (1, 1, 2, 0)
     assert ids(table) == [1, 2, 3]
@@ -87,7 +87,8 @@ def test_a_unit_is_committed_once_across_deltas_own_checkpoint(table: Path) -> N
     delta = DeltaTable(str(table))
     delta.create_checkpoint()
     for path in (table / "_delta_log").glob("*.json"):
-        path.unlink()
+        if int(path.stem) < delta.version():  # as a clean-up of the log would
+            path.unlink()
     put_unit(table, "u1", body)
     assert commit_table(table).units == 0
     assert ids(table) == [1, 2]
@@ -127,12 +128,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"path": "../u1.parquet"}, "not a data file"),
     ({"path": "a/../../u1.parquet"}, "not a data file"),
     ({"path": "./_delta_log/00000000000000000000.json"}, "not a data file"),
-    ({"path": "/etc/passwd"}, "not a data file"),
+    ({"path": "/no-such-folder/u1.parquet"}, "not a data file"),
     ({"path": "_delta_log/00000000000000000000.json"}, "not a data file"),
     ({"path": "_staging/x.parquet"}, "not a data file"),
     ({"path": "_other/x.parquet"}, "not a data file"),
-    ({"path": "file:///etc/passwd"}, "not a data file"),
-    ({"path": "file:/etc/passwd"}, "not a data file"),
+    ({"path": "file:///no-such-folder/u1.parquet"}, "not a data file"),
+    ({"path": "file:/no-such-folder/u1.parquet"}, "not a data file"),
     ({"path": ""}, "not a data file"),
     ({"partition_values": {"date": "2026-11-01"}}, "partitioned by []"),
     ({"partition_values": ["x"]}, "lacks"),
@@ -144,7 +145,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("change", "reason"), WRONG, ids=[str(i) for i in range(len(WRONG))])
 def test_what_is_not_as_described_is_set_aside(table: Path, change: dict[str, Any], reason: str) -> None:
     (table.parent / "u1.parquet").write_bytes(b"outside")
-    bring_file(table, "u1", {"id": [2]}, **change)
+    bring_file(table, "u1", {"id": [2]}, says=change)
     bring_file(table, "u2", {"id": [3]})
     report = commit_table(table)
     assert ids(table) == [1, 3]
@@ -183,7 +184,7 @@ def test_a_file_that_is_no_parquet_file_is_set_aside(table: Path, garbage: str) 
     ],
 )
 def test_partition_values_must_fit_the_table(parted: Path, values: dict[str, Any], fits: bool) -> None:
-    bring_file(parted, "u1", {"id": [2]}, path="date=x/u1.parquet", partition_values=values)
+    bring_file(parted, "u1", {"id": [2]}, at="date=x/u1.parquet", says={"partition_values": values})
     commit_table(parted)
     assert ids(parted) == ([1, 2] if fits else [1])
     assert DeltaTable(str(parted)).to_pyarrow_table().num_rows == (2 if fits else 1)
@@ -192,7 +193,7 @@ def test_partition_values_must_fit_the_table(parted: Path, values: dict[str, Any
 
 @pytest.mark.parametrize("name", ["with space.parquet", "p=a%3Ab/ü#?.parquet"])
 def test_odd_names_are_written_so_that_readers_find_them(table: Path, name: str) -> None:
-    bring_file(table, "u1", {"id": [2]}, path=name)
+    bring_file(table, "u1", {"id": [2]}, at=name)
     commit_table(table)
     assert DeltaTable(str(table)).to_pyarrow_table().num_rows == 2
 

@@ -66,8 +66,8 @@ class CommittedUnits:
         stem = f"_delta_log/{version:020d}.checkpoint"
         names = [f"{stem}.{n + 1:010d}.{parts:010d}.parquet" for n in range(parts)] if parts else [f"{stem}.parquet"]
         for name in names:
-            table = pq.read_table(pa.BufferReader(self._storage.get(name)), columns=["txn.appId", "txn.lastUpdated"])
-            self._add(row for row in table.column("txn").to_pylist() if row and row["appId"])
+            for batch in pq.ParquetFile(pa.BufferReader(self._storage.get(name))).iter_batches(columns=["txn"]):
+                self._add(row for row in batch.column("txn").to_pylist() if row and row["appId"])
         return version
 
 

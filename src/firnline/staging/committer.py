@@ -15,11 +15,12 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -56,9 +57,14 @@ logger = logging.getLogger(__name__)
 UNITS_PER_COMMIT = 1000
 COMMITTER = "firnline-committer"
 _READERS = 8
+_AT_A_TIME = 16
 CHECKPOINT_EVERY = 20  # where the table does not say
 MAX_ROUNDS = 10_000  # of one cycle; a cycle that long only gives others their turn
 MAX_UNCLEAR = 3  # commits in a row without a clear answer, before the next poll tries again
+
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 @dataclass(slots=True)
@@ -168,7 +174,7 @@ class Committer:
         self._put_at = put_at
         new = [name for name in listed if name not in self._known]
         with ThreadPoolExecutor(_READERS) as readers:
-            for name, data in zip(new, readers.map(self._find_bytes, new), strict=True):
+            for name, data in zip(new, _spread(readers, self._find_bytes, new), strict=True):
                 if data is None:
                     continue
                 try:
@@ -341,7 +347,9 @@ class Committer:
                 self._delete(unit for unit in part if unit.name in self._committed)
                 left = [unit for unit in part if unit.name not in self._committed]
                 batch: list[tuple[ForeignUnit, dict[str, Json]]] = []
-                for unit, found in zip(left, readers.map(partial(self._examine, now, retention), left), strict=True):
+                for unit, found in zip(
+                    left, _spread(readers, partial(self._examine, now, retention), left), strict=True
+                ):
                     if isinstance(found, InvalidUnitError):
                         self._reject(unit.name, str(found), report)
                     else:
@@ -456,6 +464,13 @@ class Committer:
 
     def _now_ms(self) -> int:
         return int(self._clock.now().timestamp() * 1000)
+
+
+def _spread(pool: ThreadPoolExecutor, work: Callable[[_Item], _Result], items: list[_Item]) -> Iterator[_Result]:
+    """Like `pool.map`, a few at a time: handing over each by itself costs more than the work."""
+    parts = [items[start : start + _AT_A_TIME] for start in range(0, len(items), _AT_A_TIME)]
+    for found in pool.map(lambda part: [work(item) for item in part], parts):
+        yield from found
 
 
 def _unit_bytes(unit: Unit | ForeignUnit) -> int:

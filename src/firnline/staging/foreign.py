@@ -41,7 +41,7 @@ def foreign_file(table: Table, storage: Storage, unit: ForeignUnit) -> dict[str,
     metadata = footer_metadata(footer, unit.path)
     if metadata.num_rows != unit.record_count:
         raise InvalidUnitError(f"{unit.path} has {metadata.num_rows} rows, the unit says {unit.record_count}")
-    columns = footer_schema(footer, unit.path)
+    columns = footer_schema(metadata, unit.path)
     _check_partition(table, unit)
     try:
         missing_fields(table.schema(), columns)

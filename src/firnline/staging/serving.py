@@ -85,15 +85,16 @@ class CommitterService:
         Raises:
             FencedError: another committer is active on a table.
         """
-        reports, failures = [], []
+        reports: list[CycleReport] = []
+        failures: list[FirnlineError] = []
         try:
             for served in self._served:
                 try:
                     if not served.place.take():
                         raise FencedError(f"another committer is active on {served.ref.uri} ({_who(served)})")
                     report = served.committer.cycle(served.beat)
-                except FirnlineError as error:  # told once the other tables had their turn
-                    failures.append(error)
+                except (FirnlineError, OSError) as error:  # told once the other tables had their turn
+                    failures.append(error if isinstance(error, FirnlineError) else _storage_failed(error))
                     continue
                 self._observer.cycled(served.ref.uri, report)
                 reports.append(report)
@@ -124,7 +125,7 @@ class CommitterService:
                 served.place.held = False
             self._observer.trouble(served.ref.uri, error)
         except OSError as error:
-            self._observer.trouble(served.ref.uri, SinkError(f"storage failed: {error}"))
+            self._observer.trouble(served.ref.uri, _storage_failed(error))
 
     def _release(self) -> None:
         for served in self._served:
@@ -134,6 +135,12 @@ class CommitterService:
 def _who(served: _Served) -> str:
     holder = find_holder(open_storage(served.ref.uri, served.ref.storage_options)) or {}
     return f"host {holder.get('host', '?')}, process {holder.get('pid', '?')}"
+
+
+def _storage_failed(error: OSError) -> SinkError:
+    failed = SinkError(f"storage failed: {error}")
+    failed.__cause__ = error
+    return failed
 
 
 def _quietly(work: Callable[[], None]) -> None:

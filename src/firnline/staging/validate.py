@@ -47,7 +47,7 @@ def check_files(
             raise InvalidUnitError(f"checksum wrong: the footer of {path} is not what was staged")
         if whole and "crc32" in file and file_crc32(storage, path) != file["crc32"]:
             raise InvalidUnitError(f"checksum wrong: {path} is not what was staged")
-        columns = footer_schema(footer, path)
+        columns = footer_schema(footer_metadata(footer, path), path)
         _check_columns(table, columns, path)
         if _missing(declared, columns, path):
             wanted.append(columns)
@@ -91,10 +91,10 @@ def footer_metadata(footer: bytes, path: str) -> pq.FileMetaData:
         raise InvalidUnitError(f"the footer of {path} is unreadable: {error}") from error
 
 
-def footer_schema(footer: bytes, path: str) -> pa.Schema:
-    """The columns of a Parquet file, from its footer alone."""
+def footer_schema(metadata: pq.FileMetaData, path: str) -> pa.Schema:
+    """The columns of a Parquet file."""
     try:
-        return footer_metadata(footer, path).schema.to_arrow_schema()
+        return metadata.schema.to_arrow_schema()
     except pa.ArrowException as error:
         raise InvalidUnitError(f"the columns of {path} are unreadable: {error}") from error
 

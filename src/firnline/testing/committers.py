@@ -90,15 +90,17 @@ def put_unit(table: str | Path, name: str, body: Json | bytes) -> Path:
 
 
 def bring_file(
-    table: str | Path, name: str, rows: Mapping[str, Any], path: str = "", **changes: Json
+    table: str | Path, name: str, rows: Mapping[str, Any], at: str = "", says: Mapping[str, Json] | None = None
 ) -> dict[str, Json]:
-    """Write a Parquet file into a table's folder and put its unit; returns what the unit says."""
-    path = path or f"{name}.parquet"
-    file = Path(table) / path
+    """Write a Parquet file into a table's folder and put its unit; `says` changes what the unit tells, nothing else."""
+    at = at or f"{name}.parquet"
+    file = Path(table) / at
+    if not file.resolve().is_relative_to(Path(table).resolve()):
+        raise ValueError(f"{at!r} lies outside the table")
     file.parent.mkdir(parents=True, exist_ok=True)
     made = pa.table(dict(rows))
     pq.write_table(made, file)
-    body: dict[str, Json] = {"path": path, "size": file.stat().st_size, "record_count": made.num_rows, **changes}
+    body: dict[str, Json] = {"path": at, "size": file.stat().st_size, "record_count": made.num_rows, **(says or {})}
     put_unit(table, name, body)
     return body
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import time
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -88,6 +90,42 @@ def test_nothing_of_an_earlier_generation_counts_when_the_tip_is_committed() -> 
     found = arrange(claim, old[1:])
     assert found.ready == []
     assert found.forks == old[1:]
+
+
+def test_a_gap_right_after_the_log_is_shown() -> None:
+    units = chain(5)
+    assert arrange(after(units, 1), [units[3], units[4]]).gap == (2, 3)
+
+
+def test_units_below_an_adopted_tip_that_is_not_listed_yet_wait() -> None:
+    """A listing may miss what was put while it ran: nothing on the adopted path is taken for a fork."""
+    old = chain(4)
+    claim = after(old, 0, generation=2, tip_epoch=4, tip=old[3].digest)
+    beyond = unit(5, "z5", old[3])
+    for missing in range(1, 4):
+        listed = [u for u in old if u is not old[missing]]
+        found = arrange(claim, [*listed, beyond])
+        assert found.forks == [beyond]
+        assert found.ready == []
+        assert {u.name for u in found.waiting} == {u.name for u in listed}
+        assert found.gap == (missing + 1, missing + 1)
+
+
+def test_the_same_entry_under_two_names_is_no_fork() -> None:
+    """A sink that lags may get an epoch from two runs; both units name the same entry."""
+    first = chain(2)
+    again = replace(first[1], name="u2-2", claimed=2)
+    found = arrange(after(first, 1), [first[1], again])
+    assert found.ready == [again]
+    assert found.repeats == [first[1]]
+    assert not found.forks
+
+
+def test_ten_thousand_units_are_sorted_out_quickly() -> None:
+    units = chain(10_000)
+    began = time.perf_counter()
+    assert arrange(after(units, 0), units).ready == units
+    assert time.perf_counter() - began < 2
 
 
 def test_the_digest_is_what_the_log_holds() -> None:
