@@ -456,6 +456,14 @@ def test_a_foreign_vacuum_took_a_pending_file(world: World) -> None:
     assert rejected_reasons(world.table) == {}
 
 
+def test_everything_is_discarded_before_anything_was_committed(world: World) -> None:
+    """The ledger knows epochs that the log never held: the writer begins again, it does not refuse."""
+    world.stage(*"abcdef")
+    done = discard(Table(str(world.table), {}), open_storage(str(world.table)), "demo", 1, "person")
+    assert (len(done.pending), done.resumes_after_epoch) == (6, 0)
+    world.finish()
+
+
 def test_a_running_writer_is_fenced_by_a_discard(world: World) -> None:
     world.stage("a", "b")
     world.sample.add("c.json", 4)

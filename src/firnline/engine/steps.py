@@ -107,7 +107,7 @@ class Steps:
 
     def read_sinks(self) -> m.Event:
         held = self._parts.deciding.load()
-        if held.checkpoint is None:
+        if held.checkpoint is None and not held.generation:  # a log that knows our claim knows what it lacks
             self._check_no_history()
         if held.exists and held.checkpoint is None:
             self._baseline = self._find_baseline(held.version)

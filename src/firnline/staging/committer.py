@@ -48,7 +48,7 @@ from firnline.staging.intervals import DELETED_FILES, DELETED_FILES_DEFAULT, TRA
 from firnline.staging.rejected import reject
 from firnline.staging.standing import read_standing
 from firnline.staging.unit import PENDING, SUFFIX, ForeignUnit, Unit, parse_unit
-from firnline.staging.validate import InvalidUnitError, check_files
+from firnline.staging.validate import Columns, InvalidUnitError, check_files, distinct
 from firnline.storage import Storage
 from firnline.types import Clock, Json
 
@@ -97,7 +97,6 @@ class Committer:
         self._whole = whole_file_checksums
         self._known: dict[str, Unit | ForeignUnit] = {}
         self._put_at: dict[str, datetime] = {}
-        self._wanted: dict[str, list[pa.Schema]] = {}  # columns that validated units need
         self._term: int | None = None  # the committer's transaction version, once claimed
         self._checkpointed = 0  # version of Delta's own checkpoint
         self._unclear = 0
@@ -205,42 +204,45 @@ class Committer:
             report.waiting[pipeline] = arranged.gap
         else:
             report.waiting.pop(pipeline, None)
-        batch = self._valid_prefix(arranged.ready[:UNITS_PER_COMMIT], report)
-        if batch and self._commit_batch(pipeline, batch, report):
+        version, columns = self._table.version, Columns(self._table.schema())
+        batch = self._valid_prefix(arranged.ready[:UNITS_PER_COMMIT], columns, report)
+        if batch and self._commit_batch(pipeline, batch, columns.wanted, version, report):
             self._delete(batch)
 
     def _units_of(self, pipeline: str) -> list[Unit]:
         return [u for u in self._known.values() if isinstance(u, Unit) and u.pipeline == pipeline]
 
-    def _valid_prefix(self, ready: list[Unit], report: CycleReport) -> list[Unit]:
+    def _valid_prefix(self, ready: list[Unit], columns: Columns, report: CycleReport) -> list[Unit]:
         """The units up to the first that can never be committed."""
-        columns = self._table.schema()
+        told: list[dict[str, Json]] = []
+        declared = schema_from_json(told)
         for number, unit in enumerate(ready):
             self._progress(report.units)
             try:
-                declared = schema_from_json(unit.schema)
-                wanted = check_files(self._storage, unit.files, columns, declared, whole=self._whole)
+                if unit.schema != told:
+                    told, declared = unit.schema, schema_from_json(unit.schema)
+                check_files(self._storage, unit.files, columns, declared, whole=self._whole)
             except InvalidUnitError as error:
                 self._reject(unit.name, str(error), report)
                 return ready[:number]
-            self._wanted[unit.name] = wanted
-            for each in wanted:
-                columns = _widened(columns, each)
         return ready
 
-    def _commit_batch(self, pipeline: str, batch: list[Unit], report: CycleReport) -> bool:
-        """One Delta commit; False when the log moved and the units must be sorted out again."""
+    def _commit_batch(
+        self, pipeline: str, batch: list[Unit], wanted: list[pa.Schema], version: int, report: CycleReport
+    ) -> bool:
+        """One Delta commit; False when the log moved since `version` and the units must be sorted out again."""
         last = batch[-1]
         self._moved = True  # until the commit stands
         try:
             self._ensure_term()
-            if any(self._evolve(wanted) for unit in batch for wanted in self._wanted[unit.name]):
+            if any(self._evolve(columns) for columns in wanted):
                 return False
-            # Under the very version that is committed onto: the same units, in the same order. All that is
-            # known takes part, since the tip that a claim adopted may lie far beyond this batch.
-            again = arrange(read_standing(self._table, pipeline), self._units_of(pipeline))
-            if again.ready[: len(batch)] != batch:
-                return False
+            if self._table.version != version:
+                # Under the very version that is committed onto: the same units, in the same order. All that is
+                # known takes part, since the tip that a claim adopted may lie far beyond this batch.
+                again = arrange(read_standing(self._table, pipeline), self._units_of(pipeline))
+                if again.ready[: len(batch)] != batch:
+                    return False
             txns = {
                 f"firnline:{pipeline}": last.epoch,
                 f"firnline-entry:{pipeline}": short_number(last.entry.checksum),
@@ -374,8 +376,7 @@ class Committer:
             self._committed.follow(self._table.version)
             if any(unit.name in self._committed for unit, _ in batch):
                 return False  # somebody committed one of them meanwhile
-            wanted = {file["columns"].to_string(): file["columns"] for _, file in batch}
-            if any(self._evolve(columns) for columns in wanted.values()):
+            if any(self._evolve(columns) for columns in distinct(file["columns"] for _, file in batch)):
                 return False
             info = json.dumps({"kind": "units", "run": self._run, "units": [u.name for u, _ in batch]})
             expiring = {unit_id(unit): self._now_ms() for unit, _ in batch}
@@ -427,7 +428,6 @@ class Committer:
             self._storage.delete(f"{PENDING}/{unit.name}{SUFFIX}")
             fault_point("staging.delete.after")
             self._known.pop(unit.name, None)
-            self._wanted.pop(unit.name, None)
 
     def _reject(self, name: str, reason: str, report: CycleReport) -> None:
         reject(self._storage, name, reason, self._clock)
@@ -475,10 +475,3 @@ def _spread(pool: ThreadPoolExecutor, work: Callable[[_Item], _Result], items: l
 
 def _unit_bytes(unit: Unit | ForeignUnit) -> int:
     return unit.size_bytes if isinstance(unit, ForeignUnit) else sum(int(f["size_bytes"]) for f in unit.files)
-
-
-def _widened(columns: pa.Schema, wanted: pa.Schema) -> pa.Schema:
-    fields = {f.name: f for f in columns}
-    for added in missing_fields(columns, wanted):
-        fields[added.name] = added
-    return pa.schema(list(fields.values()))

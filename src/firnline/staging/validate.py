@@ -6,6 +6,7 @@ delta-rs would commit a file that is missing; nobody would notice until a reader
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from datetime import datetime
 
 import pyarrow as pa
@@ -25,20 +26,58 @@ class InvalidUnitError(Exception):
     """A unit can never be committed as it is; the reason is for people. I/O errors are never this."""
 
 
-def check_files(
-    storage: Storage, files: list[dict[str, Json]], table: pa.Schema, declared: pa.Schema, *, whole: bool
-) -> list[pa.Schema]:
-    """Validate every file of a unit against what the unit says and what the table has.
+class Columns:
+    """What a table has, and what units will add before they are committed. Remembers what it has compared."""
 
-    Returns:
-        The columns that the table must have before the commit: what the unit says, and what its files have.
+    def __init__(self, table: pa.Schema) -> None:
+        self._table = table
+        self._fitting: list[pa.Schema] = []
+        self.wanted: list[pa.Schema] = []  # to be added, in this order
+
+    def check(self, schema: pa.Schema, what: str) -> bool:
+        """Whether every column is there; InvalidUnitError when one has another type."""
+        if any(schema.equals(known) for known in self._fitting):
+            return True
+        try:
+            if missing_fields(self._table, schema):
+                return False
+        except SchemaError as error:
+            raise InvalidUnitError(f"schema incompatible: {what}: {error.message}") from error
+        self._fitting = [schema, *self._fitting[:3]]
+        return True
+
+    def widen(self, schemas: list[pa.Schema]) -> None:
+        """A unit that is about to be committed needs these; all or none."""
+        table = self._table
+        try:
+            for schema in schemas:
+                fields = {f.name: f for f in table} | {f.name: f for f in missing_fields(table, schema)}
+                table = pa.schema(list(fields.values()))
+        except SchemaError as error:
+            raise InvalidUnitError(f"schema incompatible: the files of the unit differ: {error.message}") from error
+        self._table = table
+        self.wanted += schemas
+
+
+def distinct(schemas: Iterable[pa.Schema]) -> list[pa.Schema]:
+    """Each once."""
+    found: list[pa.Schema] = []
+    for schema in schemas:
+        if not any(schema.equals(known) for known in found):
+            found.append(schema)
+    return found
+
+
+def check_files(
+    storage: Storage, files: list[dict[str, Json]], columns: Columns, declared: pa.Schema, *, whole: bool
+) -> None:
+    """Validate every file of a unit against what the unit says and what the table has or will have by then.
 
     Raises:
         InvalidUnitError: a file is missing, has another size or checksum, or columns that do not fit.
         OSError: the storage failed; try again.
     """
-    _check_columns(table, declared, "the unit")
-    wanted = [declared]
+    wider = [] if columns.check(declared, "the unit") else [declared]
     for file in files:
         path = str(file["path"])
         footer, _ = read_footer(storage, path, int(file["size_bytes"]))
@@ -47,11 +86,11 @@ def check_files(
             raise InvalidUnitError(f"checksum wrong: the footer of {path} is not what was staged")
         if whole and "crc32" in file and file_crc32(storage, path) != file["crc32"]:
             raise InvalidUnitError(f"checksum wrong: {path} is not what was staged")
-        columns = footer_schema(footer_metadata(footer, path), path)
-        _check_columns(table, columns, path)
-        if _missing(declared, columns, path):
-            wanted.append(columns)
-    return wanted
+        found = footer_schema(footer_metadata(footer, path), path)
+        if not columns.check(found, path) and not any(found.equals(known) for known in wider):
+            wider.append(found)
+    if wider:
+        columns.widen(wider)  # only now: a unit that is set aside adds nothing
 
 
 def read_footer(storage: Storage, path: str, size_bytes: int) -> tuple[bytes, datetime]:
@@ -109,17 +148,3 @@ def file_crc32(storage: Storage, path: str) -> int:
     finally:
         stream.close()
     return found
-
-
-def _check_columns(table: pa.Schema, wanted: pa.Schema, what: str) -> None:
-    try:
-        missing_fields(table, wanted)
-    except SchemaError as error:
-        raise InvalidUnitError(f"schema incompatible: {what}: {error.message}") from error
-
-
-def _missing(declared: pa.Schema, columns: pa.Schema, path: str) -> bool:
-    try:
-        return bool(missing_fields(declared, columns))
-    except SchemaError as error:
-        raise InvalidUnitError(f"schema incompatible: {path} is not what the unit says: {error.message}") from error
