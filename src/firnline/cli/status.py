@@ -29,7 +29,9 @@ Reads the table, its ledger and the history of runs; starts no Spark and
 writes nothing.
 
 Output (JSON fields):
-  pipeline, table, table_version, sinks [{name, epoch, required}]
+  pipeline, table, table_version
+  sinks         [{name, epoch, required, epochs_pending}]; pending: staged, and
+                not yet made true by `firnline commit`
   state         new, running, done, failed, fenced, or died (killed without a
                 word; running again is safe)
   epoch, generation
@@ -86,6 +88,8 @@ def _show(out: Output, found: PipelineStatus) -> None:
     }
     if behind:
         facts["sinks behind"] = behind
+    if pending := sum(s["epochs_pending"] for s in found.sinks):
+        facts["pending"] = f"{count_text(pending, 'epoch')} staged; `firnline commit` makes them true"
     if found.repairs:
         facts["repairs"] = "; ".join(found.repairs)
     out.facts(facts)

@@ -13,6 +13,7 @@ from firnline.checkpoint.codec import canonical
 from firnline.checkpoint.ledger import LedgerEntry
 from firnline.engine.history import has_died, load_runs
 from firnline.engine.parts import Parts
+from firnline.sinks.delta import DeltaSink
 from firnline.sources.files.state import FileState
 from firnline.types import Json
 
@@ -50,7 +51,7 @@ def load_status(parts: Parts) -> PipelineStatus:
     backlog = parts.source.backlog(stored or parts.source.start(None))
     on_record = load_runs(parts.storage, parts.options.name)
     runs = [{**run, "status": "died"} if has_died(run) else run for run in on_record]
-    sinks = [{"name": s.name, "epoch": s.load().epoch, "required": s.required} for s in parts.sinks]
+    sinks = [_sink_row(sink) for sink in parts.sinks]
     return PipelineStatus(
         pipeline=parts.options.name,
         state=str(runs[0]["status"]) if runs else "new",
@@ -69,6 +70,13 @@ def load_status(parts: Parts) -> PipelineStatus:
         restarts=sum(int(r["restarts"]) for r in runs),
         runs=runs,
     )
+
+
+def _sink_row(sink: DeltaSink) -> dict[str, Json]:
+    epoch = sink.load().epoch
+    settled = sink.settled_epoch()
+    pending = 0 if settled is None else epoch - settled
+    return {"name": sink.name, "epoch": epoch, "required": sink.required, "epochs_pending": pending}
 
 
 def load_checkpoints(parts: Parts, limit: int) -> list[dict[str, Json]]:

@@ -47,6 +47,7 @@ class StagedDeltaSink(DeltaSink):
         """
         units = [u for u in load_pending(self.storage) if isinstance(u, Unit) and u.pipeline == self._pipeline]
         held = super().load()
+        self._settled = held.epoch
         if not held.exists:
             return held, Arranged()
         arranged = arrange(read_standing(self._table, self._pipeline), units)

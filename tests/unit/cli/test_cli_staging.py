@@ -82,6 +82,15 @@ def test_staging_shows_what_waits(table: Path, capsys: pytest.CaptureFixture[str
     assert "5 units" in out
 
 
+def test_status_tells_what_is_staged_from_what_is_committed(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = said(capsys, "status")
+    assert (found["epoch"], found["sinks"][0]["epoch"], found["sinks"][0]["epochs_pending"]) == (3, 3, 3)
+    assert run_command(["status"]) == 0
+    assert "3 epochs staged" in capsys.readouterr().out
+    commit_table(table)
+    assert said(capsys, "status")["sinks"][0]["epochs_pending"] == 0
+
+
 def test_a_dead_committer_is_not_shown_as_active(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = (
         "import os, sys\nfrom firnline.clock import SystemClock\nfrom firnline.staging.place import Place\n"
