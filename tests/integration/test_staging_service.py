@@ -19,6 +19,7 @@ from deltalake import DeltaTable
 
 from firnline.checkpoint.codec import canonical, seal, unseal
 from firnline.clock import SystemClock
+from firnline.engine.history import load_runs
 from firnline.engine.parts import assemble
 from firnline.errors import CommitUnknownError, FencedError, SinkError
 from firnline.options import DeltaSinkOptions, PipelineOptions
@@ -29,7 +30,7 @@ from firnline.staging.intervals import parse_interval
 from firnline.staging.place import Place, find_holder
 from firnline.staging.rejected import retry
 from firnline.staging.serving import CommitterService, TableRef
-from firnline.storage import open_storage
+from firnline.storage import LocalStorage, open_storage
 from firnline.testing.committers import (
     PENDING,
     bring_file,
@@ -309,6 +310,9 @@ def test_a_writer_waits_for_the_committer(sample: SampleInput, table: Path, laun
     writer.wait_for("waiting for the committer")
     assert len(pending_units(table)) in (2, 3)  # one more may have been in flight
     deadline = time.monotonic() + 30
+    while not load_runs(LocalStorage(str(table)), options.name)[0]["waiting_for"]:  # what `status` shows
+        assert time.monotonic() < deadline, writer.log()
+        time.sleep(0.02)
     while writer.is_alive:
         assert time.monotonic() < deadline, writer.log()
         commit_table(table)

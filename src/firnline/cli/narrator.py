@@ -140,6 +140,12 @@ class Narrator(Observer):
         self._idle = False
         self._set_aside = 0
 
+    def held_up(self, full: tuple[int, int] | None) -> None:
+        if full is None:
+            self._say("the committer caught up; going on")
+        else:
+            self._say(f"waiting for the committer: {full[0]:,} units, {full[1]:,} bytes are pending")
+
     def started(self, run: str, held: Held) -> None:
         self._starts += 1
         if self._starts == 1:

@@ -44,7 +44,8 @@ Output (JSON fields):
                 its size, and damaged copies that another copy stood in for
   restarts      after failures, over all runs on record
   runs          [{run, status, started_at, ended_at, epoch, generation,
-                restarts, exit_code, host, pid, user, last_restarts}]
+                restarts, exit_code, waiting_for, host, pid, user,
+                last_restarts}]
 
 Environment:
   FIRNLINE__A__B      overrides the key a.b of the spec
@@ -90,6 +91,8 @@ def _show(out: Output, found: PipelineStatus) -> None:
         facts["sinks behind"] = behind
     if pending := sum(s["epochs_pending"] for s in found.sinks):
         facts["pending"] = f"{count_text(pending, 'epoch')} staged; `firnline commit` makes them true"
+    if found.runs and found.runs[0].get("waiting_for") and found.state == "running":
+        facts["waiting for"] = found.runs[0]["waiting_for"]
     if found.repairs:
         facts["repairs"] = "; ".join(found.repairs)
     out.facts(facts)

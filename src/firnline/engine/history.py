@@ -38,6 +38,7 @@ class RunHistory:
             "generation": None,
             "epoch": None,
             "exit_code": None,
+            "waiting_for": None,
             "restarts": 0,
             "last_restarts": [],
         }

@@ -63,6 +63,9 @@ class Observer:
     def idle(self) -> None:
         """Nothing to read; waits for the next poll."""
 
+    def held_up(self, full: tuple[int, int] | None) -> None:
+        """Back-pressure: pending units and bytes that the committer must take first; None when there is room again."""
+
     def trouble(self, error: FirnlineError, failures: int) -> None:
         """Something failed and is tried again after a back-off."""
 
@@ -114,6 +117,10 @@ class Observers(Observer):
     def idle(self) -> None:
         for o in self._observers:
             o.idle()
+
+    def held_up(self, full: tuple[int, int] | None) -> None:
+        for o in self._observers:
+            o.held_up(full)
 
     def trouble(self, error: FirnlineError, failures: int) -> None:
         for o in self._observers:

@@ -87,6 +87,7 @@ class Runner:
         self._once = once
         self._steps = Steps(parts, engine, self.run_id, once=once, accept_duplicates=accept_duplicates)
         # SimpleQueue: a signal handler may put while this very thread is inside get.
+        self._steps.tell_waiting = self._waiting
         self._inbox: queue.SimpleQueue[m.Event | _Note] = queue.SimpleQueue()
         self._lanes: dict[str, ThreadPoolExecutor] = {}
         self._timers = _Timers()
@@ -301,6 +302,16 @@ class Runner:
         self._ensure_history().note(epoch=epoch, generation=self._steps.held.generation)
         fault_point("epoch.record.after")
         return m.Recorded(epoch)
+
+    def _waiting(self, full: tuple[int, int] | None) -> None:
+        """Called from the source lane when back-pressure begins and ends."""
+        self._inbox.put(_Note(lambda: self._observer.held_up(full)))
+        reason = f"the committer: {full[0]} units, {full[1]} bytes pending" if full else None
+        self._on("stage", m.Record(0), lambda: self._note_waiting(reason))
+
+    def _note_waiting(self, reason: str | None) -> None:
+        if self._history is not None:
+            self._history.note(now=True, waiting_for=reason)
 
     def _claim(self) -> m.Event:
         event = self._steps.claim()

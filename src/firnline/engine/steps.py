@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -100,6 +101,7 @@ class Steps:
         self.held: Held = Held(exists=False, version=-1)
         self.receipts: list[Receipt] = []
         self.stopping = threading.Event()
+        self.tell_waiting: Callable[[tuple[int, int] | None], None] = lambda _: None  # set by the runner
         self.slowest = 0  # the epoch of the sink that lags most; kept up to date by the runner
         self._recent: dict[int, tuple[LedgerEntry, EntryRef]] = {}  # decided entries that a further sink takes next
 
@@ -223,9 +225,12 @@ class Steps:
         while True:
             full = next((found for sink in self._parts.sinks if (found := sink.is_full()) is not None), None)
             if full is None:
+                if told:
+                    self.tell_waiting(None)
                 return True
             if not told:
                 logger.warning("waiting for the committer", extra={"pending_units": full[0], "pending_bytes": full[1]})
+                self.tell_waiting(full)
                 told = True
             if self.stopping.wait(ROOM_POLL_SECONDS):
                 return False

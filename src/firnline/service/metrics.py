@@ -90,6 +90,10 @@ class PipelineMetrics(Observer, Collector):
             self._gauges["backlog_files"] = backlog.files_outstanding
             self._gauges["backlog_bytes"] = backlog.bytes_outstanding
 
+    def held_up(self, full: tuple[int, int] | None) -> None:
+        with self._lock:
+            self._gauges["staging_pending"] = full[0] if full else 0
+
     def idle(self) -> None:
         with self._lock:
             self._committed_at = self._monotonic()  # nothing waits, so no checkpoint is behind
@@ -142,6 +146,11 @@ class PipelineMetrics(Observer, Collector):
             ("source_state_files", "Files named in the source's position.", self._gauges.get("source_state_files")),
             ("source_lag_seconds", "From arrival to commit, oldest file of the newest epoch.", self._gauges.get("lag")),
             ("set_aside_files", "Files that are set aside.", self._gauges.get("set_aside_files")),
+            (
+                "staging_pending",
+                "Units that this run waits for the committer to take.",
+                self._gauges.get("staging_pending"),
+            ),
             ("backlog_files", "Files that wait to be read.", self._gauges.get("backlog_files")),
             ("backlog_bytes", "Bytes that wait to be read, as stored.", self._gauges.get("backlog_bytes")),
         ):

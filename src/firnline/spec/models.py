@@ -304,6 +304,12 @@ class PipelineSpec(Config):
                     raise fail(f'the table lies inside the path of source "{name}"', index, "table")
         if not any(sink.required for sink in named):
             raise fail("at least one sink must be required")
+        deciding = next(sink for sink in named if sink.required)
+        for index, sink in enumerate(named):
+            if deciding.mode == "staged" and sink.mode == "direct":
+                raise fail(
+                    "cannot be direct: the deciding sink is staged, and its epochs become true later", index, "mode"
+                )
         return named
 
     @field_validator("batch")

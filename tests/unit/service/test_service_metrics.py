@@ -110,3 +110,16 @@ def test_a_resumed_run_names_its_path_once() -> None:
     for _ in range(2):
         metrics.started("r", Held(exists=True, version=3, epoch=2, checkpoint=checkpoint))
     assert samples(metrics)["firnline_recovery_path_total", (("path", "sink"), ("pipeline", "flights"))] == 1
+
+
+def test_back_pressure_is_told_while_it_lasts() -> None:
+    metrics = PipelineMetrics("flights", lambda: 0.0)
+
+    def pending() -> float | None:
+        return metrics.registry().get_sample_value("firnline_staging_pending", {"pipeline": "flights"})
+
+    assert pending() is None
+    metrics.held_up((3, 1000))
+    assert pending() == 3
+    metrics.held_up(None)
+    assert pending() == 0

@@ -216,6 +216,8 @@ def test_local_paths_start_at_the_folder(written: str, resolved: str) -> None:
         ({"restart": {"attempts": -1}}, "restart.attempts: must be at least 0, not -1"),
         ({"restart": {"backoff_secs": 90}}, "restart.max_backoff_secs: must be at least backoff_secs (90), not 60"),
         ({"restart": {"backoff_secs": "soon"}}, 'restart.backoff_secs: must be a number, not "soon"'),
+        ({"sinks": [{"table": "a", "mode": "staged"}, {"table": "b"}]},
+         "sinks[1].mode: cannot be direct: the deciding sink is staged, and its epochs become true later"),
         ({"checkpoint": {"rollback_window": 0}}, "checkpoint.rollback_window: must be at least 1, not 0"),
         ({"name": 5}, "name: must be text, not 5 (put it in quotes)"),
         ({"name": "x" * 101}, f'name: "{"x" * 59}... is not a valid name '
