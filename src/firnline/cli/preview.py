@@ -141,8 +141,8 @@ def _sample(
     context = Context(0, "", options, parts.source.root, targets, {}, base)
     columns = columns_of(context, plan)
     decoding = DecodeOptions(
-        evolution=options.schema.evolution,
-        on_mismatch="fail" if options.schema.evolution == "fail" else "rescue",
+        evolution=context.evolution,
+        on_mismatch="fail" if context.evolution == "fail" else "rescue",
         reserved=columns.reserved,
     )
     decoder = Decoder(columns.decoded, columns.frozen, decoding)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import pyarrow as pa
 
@@ -29,9 +30,10 @@ class Context:
     base: pa.Schema | None  # the table's columns, None before it exists
 
     @property
-    def is_first(self) -> bool:
-        """Whether the columns are still to be inferred: then there is nothing yet that a field could not fit."""
-        return self.base is None and not self.options.schema.fields
+    def evolution(self) -> Literal["add", "rescue", "fail"]:
+        """What an unknown field becomes. While the columns are still to be inferred, every field is a column."""
+        inferring = self.base is None and not self.options.schema.fields
+        return "add" if inferring else self.options.schema.evolution
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ def make_orders(context: Context, plan: SourcePlan, columns: Columns, only: Coll
         "frozen": sorted(columns.frozen),
         "reserved": sorted(columns.reserved),
         "folder_types": columns.folder,
-        "evolution": "add" if context.is_first else options.schema.evolution,
+        "evolution": context.evolution,
         "on_bad_record": options.on_bad_record,
         "max_record_bytes": options.max_record_bytes,
         "lineage": options.lineage,

@@ -47,7 +47,7 @@ from firnline.staging.foreign import check_age, foreign_file, unit_id
 from firnline.staging.intervals import DELETED_FILES, DELETED_FILES_DEFAULT, TRANSACTIONS, find_interval
 from firnline.staging.rejected import reject
 from firnline.staging.standing import read_standing
-from firnline.staging.unit import PENDING, SUFFIX, ForeignUnit, Unit, parse_unit
+from firnline.staging.unit import PENDING, SUFFIX, ForeignUnit, Unit, list_units, parse_unit
 from firnline.staging.validate import Columns, InvalidUnitError, check_files, distinct
 from firnline.storage import Storage
 from firnline.types import Clock, Json
@@ -162,11 +162,7 @@ class Committer:
 
     def _read_pending(self, report: CycleReport) -> None:
         """Follow the folder: forget what is gone, read what is new, set aside what cannot be read."""
-        listed = {}
-        for stat in self._storage.list(PENDING):
-            name = stat.name.rsplit("/", 1)[-1]
-            if name.endswith(SUFFIX) and not name.startswith("."):
-                listed[name.removesuffix(SUFFIX)] = stat
+        listed = dict(list_units(self._storage, PENDING))
         put_at = {name: stat.modified_at for name, stat in listed.items()}
         # One that was put again may say something else.
         self._known = {name: u for name, u in self._known.items() if put_at.get(name) == self._put_at[name]}

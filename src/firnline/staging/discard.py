@@ -27,8 +27,21 @@ class Discard:
     resumes_after_epoch: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What was found in one look at the log and the folder: a claim must name the tip of that very look."""
+
+    discard: Discard
+    generation: int
+    tip: int | None
+
+
 def plan_discard(table: Table, storage: Storage, pipeline: str, epoch: int) -> Discard:
     """Say what `discard` would do; ConfigError when the epoch is committed already."""
+    return _look(table, storage, pipeline, epoch).discard
+
+
+def _look(table: Table, storage: Storage, pipeline: str, epoch: int) -> _Look:
     if not table.refresh():
         raise SinkError(f"there is no table at {table.uri}")
     standing = read_standing(table, pipeline)
@@ -40,7 +53,8 @@ def plan_discard(table: Table, storage: Storage, pipeline: str, epoch: int) -> D
     kept = [u for u in arrange(standing, units).ready if u.epoch < epoch]
     aside = [u.name for u in load_rejected(storage) if u.pipeline == pipeline and (u.epoch or 0) >= epoch]
     dropped = [u.name for u in units if u.epoch >= epoch]
-    return Discard(pipeline, dropped, aside, kept[-1].epoch if kept else standing.epoch)
+    found = Discard(pipeline, dropped, aside, kept[-1].epoch if kept else standing.epoch)
+    return _Look(found, standing.generation, kept[-1].digest if kept else standing.entry)
 
 
 def discard(table: Table, storage: Storage, pipeline: str, epoch: int, run: str) -> Discard:
@@ -49,17 +63,13 @@ def discard(table: Table, storage: Storage, pipeline: str, epoch: int, run: str)
     The claim comes first: from then on those units are forks, so a crash in between leaves nothing to commit.
     """
     for _ in range(TRIES):
-        found = plan_discard(table, storage, pipeline, epoch)
-        units = [u for u in load_pending(storage) if isinstance(u, Unit) and u.pipeline == pipeline]
-        standing = read_standing(table, pipeline)
-        kept = [u for u in arrange(standing, units).ready if u.epoch < epoch]
-        tip = kept[-1].digest if kept else standing.entry
-        generation = standing.generation + 1
+        look = _look(table, storage, pipeline, epoch)
+        found, generation = look.discard, look.generation + 1
         facts = {"kind": "claim", "pipeline": pipeline, "run": run, "generation": generation, "discard": epoch}
         txns = {
             f"firnline-gen:{pipeline}": generation,
             f"firnline-tip-epoch:{pipeline}": found.resumes_after_epoch,
-            f"firnline-tip:{pipeline}": tip or 0,
+            f"firnline-tip:{pipeline}": look.tip or 0,
         }
         try:
             table.append("delta.claim", [], json.dumps(facts), txns, {})

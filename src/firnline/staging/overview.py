@@ -11,7 +11,7 @@ from firnline.staging.chain import arrange
 from firnline.staging.place import find_holder, is_gone
 from firnline.staging.rejected import load_rejected
 from firnline.staging.standing import read_standing
-from firnline.staging.unit import PENDING, SUFFIX, ForeignUnit, Unit, parse_unit
+from firnline.staging.unit import PENDING, SUFFIX, ForeignUnit, Unit, list_units, parse_unit
 from firnline.storage import Storage
 from firnline.types import Json
 
@@ -36,13 +36,10 @@ def load_overview(table: Table, storage: Storage, now: datetime) -> StagingOverv
     units: list[Unit] = []
     foreign: list[ForeignUnit] = []
     ages: list[float] = []
-    for stat in storage.list(PENDING):
-        name = stat.name.rsplit("/", 1)[-1]
-        if not name.endswith(SUFFIX) or name.startswith("."):
-            continue
+    for name, stat in list_units(storage, PENDING):
         ages.append((now - stat.modified_at).total_seconds())
         try:
-            unit = parse_unit(name.removesuffix(SUFFIX), storage.get(f"{PENDING}/{name}"))
+            unit = parse_unit(name, storage.get(f"{PENDING}/{name}{SUFFIX}"))
         except FileNotFoundError:
             continue
         except (DamagedError, NewerFormatError) as error:

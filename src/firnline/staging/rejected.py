@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from firnline.checkpoint.codec import canonical, parse
 from firnline.errors import ConfigError, DamagedError
 from firnline.faults import fault_point
-from firnline.staging.unit import PENDING, REJECTED, SUFFIX
+from firnline.staging.unit import PENDING, REJECTED, SUFFIX, list_units
 from firnline.storage import Storage
 from firnline.types import Clock, Json
 
@@ -56,19 +56,16 @@ def _readable(data: bytes, name: str) -> dict[str, Json] | None:
 def load_rejected(storage: Storage) -> list[RejectedUnit]:
     """Everything that was set aside."""
     found = []
-    for stat in storage.list(REJECTED):
-        name = stat.name.rsplit("/", 1)[-1]
-        if not name.endswith(SUFFIX) or name.startswith("."):
-            continue
+    for name, _ in list_units(storage, REJECTED):
         try:
-            body = _load(storage, name.removesuffix(SUFFIX))
+            body = _load(storage, name)
         except FileNotFoundError:
             continue  # retried or discarded since it was listed
         about = body["rejected"]
         epoch = body.get("epoch")
         found.append(
             RejectedUnit(
-                name=name.removesuffix(SUFFIX),
+                name=name,
                 reason=str(about["reason"]),
                 rejected_at=str(about["at"]),
                 pipeline=body.get("pipeline"),

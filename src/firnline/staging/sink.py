@@ -22,7 +22,7 @@ from firnline.sinks.base import EpochCommit, Held
 from firnline.sinks.delta.sink import DeltaSink
 from firnline.staging.chain import Arranged, arrange
 from firnline.staging.standing import read_standing
-from firnline.staging.unit import PENDING, SUFFIX, ForeignUnit, Unit, parse_unit
+from firnline.staging.unit import PENDING, SUFFIX, ForeignUnit, Unit, list_units, parse_unit
 from firnline.storage import Storage
 from firnline.types import EntryRef, Json, Receipt
 
@@ -143,8 +143,7 @@ class StagedDeltaSink(DeltaSink):
         if options.max_pending_units is None and options.max_pending_bytes is None:
             return None
         sizes = {}
-        for stat in self.storage.list(PENDING):
-            name = stat.name.rsplit("/", 1)[-1].removesuffix(SUFFIX)
+        for name, _ in list_units(self.storage, PENDING):
             if name not in self._sizes:
                 self._sizes[name] = self._unit_bytes(name)
             sizes[name] = self._sizes[name]
@@ -189,12 +188,9 @@ def _receipt(sink: str, checkpoint: Checkpoint, files: list[dict[str, Json]], ve
 def load_pending(storage: Storage) -> list[Unit | ForeignUnit]:
     """Every pending unit that can be read; a damaged one is the committer's to set aside."""
     found: list[Unit | ForeignUnit] = []
-    for stat in storage.list(PENDING):
-        name = stat.name.rsplit("/", 1)[-1]
-        if not name.endswith(SUFFIX) or name.startswith("."):
-            continue
+    for name, _ in list_units(storage, PENDING):
         try:
-            found.append(parse_unit(name.removesuffix(SUFFIX), storage.get(f"{PENDING}/{name}")))
+            found.append(parse_unit(name, storage.get(f"{PENDING}/{name}{SUFFIX}")))
         except FileNotFoundError:
             continue  # committed and deleted since it was listed
         except DamagedError as error:

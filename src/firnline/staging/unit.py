@@ -7,11 +7,13 @@ program may put there to bring one Parquet file into the table; it has no epoch.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from firnline.checkpoint.codec import canonical, parse, seal, short_number, unseal
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import DamagedError
+from firnline.storage import FileStat, Storage
 from firnline.types import EntryRef, Json
 
 PENDING = "_staging/pending"
@@ -91,6 +93,14 @@ class ForeignUnit:
     record_count: int
     partition_values: dict[str, str | None] = field(default_factory=dict)
     source_file: str | None = None
+
+
+def list_units(storage: Storage, folder: str) -> Iterator[tuple[str, FileStat]]:
+    """The units of a folder, by name; files that are still being written are not among them."""
+    for stat in storage.list(folder):
+        name = stat.name.rsplit("/", 1)[-1]
+        if name.endswith(SUFFIX) and not name.startswith("."):
+            yield name.removesuffix(SUFFIX), stat
 
 
 def parse_unit(name: str, data: bytes) -> Unit | ForeignUnit:
