@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections import Counter
 
@@ -56,7 +57,8 @@ def fault_point(name: str) -> None:
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # To this very thread: sent to the process, another thread may take it while this one runs on for a moment.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         return
     elif action == "hang":
         while True:
