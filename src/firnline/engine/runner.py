@@ -304,10 +304,10 @@ class Runner:
         return m.Recorded(epoch)
 
     def _waiting(self, full: tuple[int, int] | None) -> None:
-        """Called from the source lane when back-pressure begins and ends."""
-        self._inbox.put(_Note(lambda: self._observer.held_up(full)))
+        """Called from the source lane when back-pressure begins and ends; lanes are made by the main thread alone."""
         reason = f"the committer: {full[0]} units, {full[1]} bytes pending" if full else None
-        self._on("stage", m.Record(0), lambda: self._note_waiting(reason))
+        self._inbox.put(_Note(lambda: self._observer.held_up(full)))
+        self._inbox.put(_Note(lambda: self._on("stage", m.Record(0), lambda: self._note_waiting(reason))))
 
     def _note_waiting(self, reason: str | None) -> None:
         if self._history is not None:

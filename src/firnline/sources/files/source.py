@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -52,7 +53,8 @@ class FileSource(Source):
             raise ConfigError(f"--source-moved says {moved[1]}, the spec says {self.root}")
         self._unsaved = False
         self._late: dict[str, FileStat] = {}
-        self._retries: dict[str, bool] = {}
+        self._retries: dict[str, bool] = {}  # asked for by one thread, planned by another, forgotten by a third
+        self._retries_lock = threading.Lock()
         self._retry_at: dict[str, float] = {}
 
     @property
@@ -227,11 +229,14 @@ class FileSource(Source):
 
     def retry(self, path: str, *, changed: bool) -> None:
         """Take a file that was set aside up again with the next plan."""
-        self._retries[path] = changed
+        with self._retries_lock:
+            self._retries[path] = changed
 
     def _apply_retries(self, state: FileState) -> FileState:
         files, aside = dict(state.files), dict(state.set_aside)
-        for path, accept_changed in self._retries.items():
+        with self._retries_lock:
+            retries = dict(self._retries)
+        for path, accept_changed in retries.items():
             item = aside.get(path)
             if item is None:
                 continue
@@ -256,8 +261,9 @@ class FileSource(Source):
 
     def forget_retries(self, paths: Iterable[str]) -> None:
         """The epoch that took these up is committed."""
-        for path in paths:
-            self._retries.pop(path, None)
+        with self._retries_lock:
+            for path in paths:
+                self._retries.pop(path, None)
 
 
 def _identity(stat: FileStat) -> dict[str, Json]:
