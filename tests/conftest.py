@@ -4,12 +4,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from firnline.options import PipelineOptions
     from firnline.testing.pipelines import MakeOptions
     from firnline.testing.processes import Launcher
     from firnline.testing.samples import SampleInput
+
+# The machine is shared and noisy: how long one example takes says nothing.
+settings.register_profile("firnline", deadline=None)
+settings.load_profile("firnline")
 
 
 @pytest.fixture

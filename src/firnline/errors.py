@@ -19,7 +19,10 @@
        |- DamagedError             a stored value does not match its checksum or shape
        |- CheckpointLostError      no intact copy tells the newest epoch
        |- LedgerHoleError          an entry of the ledger chain is missing or damaged
-       `- NewerFormatError         written by a newer Firnline
+       |- NewerFormatError         written by a newer Firnline
+       |- VersionConflictError     somebody else put a newer version into the store
+       |- StoreReadOnlyError       the store is a view or a copy; what it shows lives elsewhere
+       `- StoreAheadError          the store or a tier knows more than the sink
 
 Every error has a stable `code`, says whether a retry is safe, and hints at the next step. Errors
 survive pickling, because Spark workers raise them too.
@@ -211,3 +214,24 @@ class NewerFormatError(CheckpointError):
 
     code = "newer-format"
     default_hint = "Upgrade Firnline on this machine: pip install -U firnline."
+
+
+class VersionConflictError(CheckpointError):
+    """A version was expected to be the newest in the store, and is not."""
+
+    code = "version-conflict"
+    default_hint = "Another process wrote to the store at the same time; look again and repeat."
+
+
+class StoreReadOnlyError(CheckpointError):
+    """The store is a view or a copy: what it shows is changed elsewhere."""
+
+    code = "store-read-only"
+    default_hint = "Use `firnline rollback`, which takes table and checkpoint back together."
+
+
+class StoreAheadError(CheckpointError):
+    """A store or a tier knows a newer epoch than the sink, which is the truth."""
+
+    code = "store-ahead"
+    default_hint = "The table was replaced or restored: bring back the right one, or delete the store's copy."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Literal
 
 MEBIBYTE = 1024 * 1024
@@ -86,11 +87,45 @@ class RestartOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """Where a copy of every checkpoint, the audit trail and the lease are kept."""
+
+    type: Literal["file", "sqlite", "postgres", "object", "memory"] = "file"
+    path: str = ""  # file: a folder; sqlite: a file; absolute
+    uri: str = ""  # object: a bucket and prefix, or an absolute folder
+    dsn: str = ""  # postgres: holds a secret
+    compress_above_bytes: int = 16 * 1024
+    keep_versions: int = 10_000
+    storage_options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTierOptions:
+    """Checkpoints on this machine's disk: the fast way back."""
+
+    path: str  # an absolute folder
+    interval_ms: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteTierOptions:
+    """Checkpoints where they outlive this machine."""
+
+    uri: str  # a bucket and prefix, or an absolute folder (a mounted share)
+    interval_ms: int = 60_000
+    storage_options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointOptions:
-    """How checkpoints are found and how long the way back is kept."""
+    """Where checkpoints are kept, how they are found, and how long the way back is kept."""
 
     recovery_scan_commits: int = 100
-    rollback_window: int = 64  # epochs; the floor lags the newest epoch by as many
+    rollback_window: int | timedelta = 64  # epochs, or time: so far behind the newest epoch lags the floor
+    store: StoreOptions | None = None
+    local: LocalTierOptions | None = None
+    remote: RemoteTierOptions | None = None
+    lease_seconds: float = 15.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from firnline.engine.observer import EpochFacts
 from firnline.engine.orders import Context, Produced, agree, collect, columns_of, declared, make_orders
 from firnline.engine.parts import Parts
 from firnline.engine.requests import RetryRequest
+from firnline.engine.window import RollbackWindow
 from firnline.errors import (
     BadRecordsError,
     CheckpointError,
@@ -98,6 +99,7 @@ class Steps:
         self._baseline: LedgerEntry | None = None
         self._baseline_version = -1
         self._reconciled_at: float | None = None
+        self._window = RollbackWindow(parts.options.checkpoint.rollback_window)
         self.held: Held = Held(exists=False, version=-1)
         self.receipts: list[Receipt] = []
         self.stopping = threading.Event()
@@ -188,6 +190,8 @@ class Steps:
     def _set_tip(self, held: Held) -> None:
         """Take what the deciding sink holds as the base of the next plan."""
         self.held = held
+        if self._window.needs_history and held.checkpoint is not None:
+            self._window.begin(self._since_floor(held.checkpoint.floor))
         checkpoint = held.checkpoint or (self._baseline.checkpoint if self._baseline else None)
         stored = checkpoint.positions.get(self._parts.source.name) if checkpoint else None
         self._bases[checkpoint.attempt if checkpoint else ""] = _Base(
@@ -197,6 +201,18 @@ class Steps:
             position=self._parts.source.start(stored),
             schema=self._parts.deciding.find_schema() if held.exists else None,
         )
+
+    def _since_floor(self, floor: int) -> list[Checkpoint]:
+        """The checkpoints that one may still go back to, oldest first; what a hole hides is not offered."""
+        found: list[Checkpoint] = []
+        try:
+            for entry in self._parts.entries(self.held.entry):
+                if entry.epoch < floor:
+                    break
+                found.append(entry.checkpoint)
+        except LedgerHoleError as error:
+            logger.warning("the ledger has a hole", extra={"reason": error.message})
+        return found[::-1]
 
     # -- plan -----------------------------------------------------------------------------------------
 
@@ -346,6 +362,7 @@ class Steps:
             durations_ms=dict(made.durations_ms),
         )
         made.ref = self._parts.ledger.stage(made.entry)
+        self._window.add(checkpoint)
         after.entry, after.checkpoint = made.ref, checkpoint
         made.durations_ms["stage"] = self._ms_since(began)
         fault_point("epoch.stage.after")
@@ -363,7 +380,7 @@ class Steps:
         version, floor = (before.schema_version, before.floor) if before else (0, 0)
         if before is None or columns != before.schema_fingerprint:
             version += 1
-        window = self._parts.options.checkpoint.rollback_window
+        now = self._parts.clock.now()
         settled = [found for sink in self._parts.sinks if (found := sink.settled_epoch()) is not None]
         return Checkpoint(
             pipeline=self._parts.options.name,
@@ -371,11 +388,11 @@ class Steps:
             generation=self._generation,
             run=self._run,
             attempt=attempt,
-            created_at=self._parts.clock.now().isoformat(),
+            created_at=now.isoformat(),
             positions=positions,
             schema_fingerprint=columns,
             schema_version=version,
-            floor=max(floor, min(epoch - window, self.slowest, *settled)),
+            floor=max(floor, min(self._window.oldest(epoch, now), self.slowest, *settled)),
         )
 
     def commit(self, name: str, epoch: int) -> m.Event:

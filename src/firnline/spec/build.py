@@ -13,17 +13,22 @@ from firnline.options import (
     DeltaSinkOptions,
     FieldOptions,
     FileSourceOptions,
+    LocalTierOptions,
     PipelineOptions,
+    RemoteTierOptions,
     RestartOptions,
     SchemaOptions,
     StagingOptions,
+    StoreOptions,
 )
 from firnline.spec.loading import LoadedSpec, load_spec
-from firnline.spec.models import DeltaSinkConfig, FilesSourceConfig
+from firnline.spec.models import CheckpointConfig, DeltaSinkConfig, FilesSourceConfig, StoreConfig
 from firnline.spec.problems import KeyPath, Problem, origin_of, spec_error
-from firnline.spec.secrets import MaskedDict, SecretError, resolve_secret
+from firnline.spec.secrets import MaskedDict, MaskedText, SecretError, resolve_secret
 
 __all__ = ["build_options", "load_options"]
+
+STORE_FOLDER = os.path.join("data", "firnline_checkpoints")
 
 
 def load_options(
@@ -52,7 +57,7 @@ def build_options(loaded: LoadedSpec, *, environ: Mapping[str, str]) -> Pipeline
         sinks=tuple(_sink(sink, secrets, index) for index, sink in enumerate(spec.sinks)),
         batch=BatchOptions(**spec.batch.model_dump()),
         restart=RestartOptions(**spec.restart.model_dump()),
-        checkpoint=CheckpointOptions(**spec.checkpoint.model_dump()),
+        checkpoint=_checkpoint(spec.checkpoint, secrets),
         staging=StagingOptions(**spec.staging.model_dump()),
         spark=secrets.read(spec.spark, ("spark",)),
     )
@@ -74,6 +79,34 @@ def _sink(sink: DeltaSinkConfig, secrets: _Secrets, index: int) -> DeltaSinkOpti
     return DeltaSinkOptions(
         **sink.model_dump(exclude={"type", "storage_options"}),
         storage_options=secrets.read(sink.storage_options, ("sinks", index, "storage_options")),
+    )
+
+
+def _checkpoint(spec: CheckpointConfig, secrets: _Secrets) -> CheckpointOptions:
+    at = ("checkpoint",)
+    local, remote = spec.local, spec.remote
+    return CheckpointOptions(
+        **spec.model_dump(exclude={"store", "local", "remote"}),
+        store=_store(spec.store or StoreConfig(), secrets),
+        local=LocalTierOptions(**local.model_dump()) if local else None,
+        remote=RemoteTierOptions(
+            **remote.model_dump(exclude={"storage_options"}),
+            storage_options=secrets.read(remote.storage_options, (*at, "remote", "storage_options")),
+        )
+        if remote
+        else None,
+    )
+
+
+def _store(spec: StoreConfig, secrets: _Secrets) -> StoreOptions:
+    at = ("checkpoint", "store")
+    dsn = secrets.read({"dsn": spec.dsn}, at)["dsn"] if spec.dsn is not None else ""
+    return StoreOptions(
+        **spec.model_dump(exclude={"path", "uri", "dsn", "storage_options"}),
+        path=spec.path or (os.path.join(secrets.loaded.folder, STORE_FOLDER) if spec.type == "file" else ""),
+        uri=spec.uri or "",
+        dsn=MaskedText(dsn),
+        storage_options=secrets.read(spec.storage_options, (*at, "storage_options")),
     )
 
 

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import os
 import re
+from datetime import timedelta
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from firnline.spec.locations import absolute_location
 
-__all__ = ["ColumnName", "Config", "Count", "Flag", "Location", "Name", "Ratio", "Seconds", "fail"]
+__all__ = ["ColumnName", "Config", "Count", "Flag", "Location", "Name", "Ratio", "Seconds", "Window", "fail"]
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 RESERVED_PREFIX = "_firnline"
 RESCUED_COLUMN = "_rescued_data"
 SECONDS_PER_YEAR = 366 * 24 * 3600
+_DURATION = re.compile(r"(\d+)([smhd])")
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _BAD_COLUMN_CHARACTERS = re.compile(r"[ ,;{}()\n\t=]")
 
 
@@ -61,6 +73,25 @@ def _location(value: str, info: ValidationInfo) -> str:
         raise fail(str(exc)) from None
 
 
+def _window(value: Any) -> Any:
+    """Epochs as a number, or time as text: 90s, 30m, 12h, 7d."""
+    _no_boolean(value)
+    if isinstance(value, int | timedelta):
+        if isinstance(value, int) and value < 1:
+            raise fail(f"must be at least 1, not {value}")
+        return value
+    found = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        raise fail(f'must be a number of epochs, or a time like 30m, 12h or 7d, not "{value}"')
+    try:
+        span = timedelta(seconds=int(found[1]) * _UNIT_SECONDS[found[2]])
+    except OverflowError:
+        span = timedelta()
+    if not 0 < span.total_seconds() <= SECONDS_PER_YEAR:
+        raise fail(f'"{value}" must be more than nothing and at most a year')
+    return span
+
+
 def _column_name(value: str) -> str:
     if value.startswith(RESERVED_PREFIX):
         raise fail(f'names that start with "{RESERVED_PREFIX}" are reserved')
@@ -78,4 +109,9 @@ Seconds = Annotated[float, Field(gt=0, le=SECONDS_PER_YEAR, allow_inf_nan=False)
 Ratio = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), BeforeValidator(_no_boolean)]
 Flag = Annotated[bool, BeforeValidator(_no_number)]
 Location = Annotated[str, AfterValidator(_location)]
+Window = Annotated[
+    int | timedelta,
+    BeforeValidator(_window),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": "^[0-9]+[smhd]$"}]}),
+]
 ColumnName = Annotated[str, AfterValidator(_column_name)]

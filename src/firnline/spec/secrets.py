@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-__all__ = ["MASK", "MaskedDict", "SecretError", "check_references", "is_sensitive", "resolve_secret"]
+__all__ = ["MASK", "MaskedDict", "MaskedText", "SecretError", "check_references", "is_sensitive", "resolve_secret"]
 
 MASK = "**********"
 KNOWN_KINDS = ("env", "file")
@@ -19,6 +19,15 @@ _SENSITIVE = re.compile(r"secret|password|passwd|token|credential|(access|accoun
 
 class SecretError(ValueError):
     """A reference is malformed, or what it names cannot be read. The message never holds a secret."""
+
+
+class MaskedText(str):
+    """A secret that its `repr` does not show."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'**********'" if self else "''"
 
 
 class MaskedDict(dict[str, str]):

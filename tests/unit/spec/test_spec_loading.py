@@ -14,7 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from firnline.errors import SpecError
-from firnline.options import BatchOptions, DeltaSinkOptions, FileSourceOptions, PipelineOptions
+from firnline.options import (
+    BatchOptions,
+    CheckpointOptions,
+    DeltaSinkOptions,
+    FileSourceOptions,
+    PipelineOptions,
+    StoreOptions,
+)
 from firnline.spec.build import load_options
 from firnline.spec.loading import find_spec, load_spec, parse_spec
 
@@ -72,6 +79,7 @@ def test_the_example_loads_exactly(tmp_path: Path) -> None:
         batch=BatchOptions(
             max_files=1000, max_bytes=1073741824, max_events=5_000_000, max_ms=60_000, max_output_files=10
         ),
+        checkpoint=CheckpointOptions(store=StoreOptions(path=str(tmp_path / "data" / "firnline_checkpoints"))),
     )
 
 

@@ -25,6 +25,9 @@ PAIRS: list[tuple[type[Any], type[BaseModel]]] = [
     (options.DeltaSinkOptions, models.DeltaSinkConfig),
     (options.BatchOptions, models.BatchConfig),
     (options.RestartOptions, models.RestartConfig),
+    (options.StoreOptions, models.StoreConfig),
+    (options.LocalTierOptions, models.LocalTierConfig),
+    (options.RemoteTierOptions, models.RemoteTierConfig),
     (options.CheckpointOptions, models.CheckpointConfig),
     (options.StagingOptions, models.StagingConfig),
     (options.PipelineOptions, models.PipelineSpec),
@@ -32,6 +35,9 @@ PAIRS: list[tuple[type[Any], type[BaseModel]]] = [
 DIFFERENT = {  # where the spec and the core hold the same thing in another shape
     ("FileSourceOptions", "name"),  # the key of `sources`
     ("DeltaSinkOptions", "name"),  # numbered when left out
+    ("StoreOptions", "path"),  # which of the three is needed depends on the type
+    ("StoreOptions", "uri"),
+    ("StoreOptions", "dsn"),
     ("PipelineOptions", "source"),
     ("PipelineOptions", "sinks"),
 }
@@ -96,6 +102,7 @@ def test_a_minimal_spec_builds_the_default_options() -> None:
         name="p",
         source=options.FileSourceOptions("s", "/data/in"),
         sinks=(options.DeltaSinkOptions("delta-1", "/data/out"),),
+        checkpoint=options.CheckpointOptions(store=options.StoreOptions(path="/data/data/firnline_checkpoints")),
     )
 
 
@@ -218,6 +225,13 @@ def test_local_paths_start_at_the_folder(written: str, resolved: str) -> None:
         ({"restart": {"backoff_secs": "soon"}}, 'restart.backoff_secs: must be a number, not "soon"'),
         ({"sinks": [{"table": "a", "mode": "staged"}, {"table": "b"}]},
          "sinks[1].mode: cannot be direct: the deciding sink is staged, and its epochs become true later"),
+        ({"checkpoint": {"rollback_window": "soon"}},
+         'checkpoint.rollback_window: must be a number of epochs, or a time like 30m, 12h or 7d, not "soon"'),
+        ({"checkpoint": {"store": {"type": "sqlite"}}}, "checkpoint.store.path: type: sqlite needs it"),
+        ({"checkpoint": {"store": {"type": "memory", "uri": "s3://b"}}},
+         "checkpoint.store.uri: is for type: object, not memory"),
+        ({"checkpoint": {"local": {"path": "s3://b/x"}}},
+         "checkpoint.local.path: must be a folder on this machine; a bucket belongs to checkpoint.remote"),
         ({"checkpoint": {"rollback_window": 0}}, "checkpoint.rollback_window: must be at least 1, not 0"),
         ({"name": 5}, "name: must be text, not 5 (put it in quotes)"),
         ({"name": "x" * 101}, f'name: "{"x" * 59}... is not a valid name '

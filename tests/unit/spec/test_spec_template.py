@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from firnline.options import BatchOptions, DeltaSinkOptions, FileSourceOptions, PipelineOptions, RestartOptions
+from firnline.options import (
+    BatchOptions,
+    CheckpointOptions,
+    DeltaSinkOptions,
+    FileSourceOptions,
+    PipelineOptions,
+    RestartOptions,
+    StoreOptions,
+)
 from firnline.spec.build import load_options
 from firnline.spec.jsonschema import json_schema
 from firnline.spec.models import PipelineSpec
@@ -26,6 +34,7 @@ def test_the_template_is_a_valid_spec_with_defaults(tmp_path: Path) -> None:
         name="orders",
         source=FileSourceOptions("orders", str(tmp_path / "in")),
         sinks=(DeltaSinkOptions("delta-1", str(tmp_path / "out")),),
+        checkpoint=CheckpointOptions(store=StoreOptions(path=str(tmp_path / "data" / "firnline_checkpoints"))),
     )
 
 

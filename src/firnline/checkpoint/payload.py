@@ -1,0 +1,47 @@
+"""The durable form of a value in a store: JSON with format number, type and checksum; zstd when it is large.
+
+Small ones are read with a plain editor, large ones with `zstd -d`. The envelope:
+
+    {"checksum": "<sha-256 of the rest>", "format": 1, "type": "Checkpoint", "value": {...}}
+"""
+
+from __future__ import annotations
+
+import zstandard
+
+from firnline.checkpoint.codec import canonical, parse, seal, unseal
+from firnline.errors import DamagedError
+from firnline.types import Json
+
+COMPRESS_ABOVE_BYTES = 16 * 1024
+MAX_BYTES = 1 << 31  # of one value, unpacked: a damaged length must not fill the memory
+_MAGIC = b"\x28\xb5\x2f\xfd"
+
+
+def encode(value: Json, kind: str, compress_above_bytes: int = COMPRESS_ABOVE_BYTES) -> bytes:
+    """The bytes of a value; the same value always gives the same bytes."""
+    text = canonical(seal({"type": kind, "value": value})) + b"\n"
+    return zstandard.compress(text) if len(text) > compress_above_bytes else text
+
+
+def decode(data: bytes, kind: str, what: str) -> Json:
+    """The value.
+
+    Raises:
+        DamagedError: not what was encoded, or a value of another type.
+        NewerFormatError: a newer Firnline wrote it.
+    """
+    if is_compressed(data):
+        try:
+            data = zstandard.ZstdDecompressor().decompress(data, max_output_size=MAX_BYTES)
+        except (zstandard.ZstdError, MemoryError) as error:
+            raise DamagedError(f"{what} cannot be unpacked: {error}", what=what) from error
+    body = unseal(parse(data, what), what)
+    if body.get("type") != kind or "value" not in body:
+        raise DamagedError(f"{what} holds a {body.get('type')}, not a {kind}", what=what)
+    return body["value"]
+
+
+def is_compressed(data: bytes) -> bool:
+    """Whether these bytes are a zstd frame."""
+    return data.startswith(_MAGIC)

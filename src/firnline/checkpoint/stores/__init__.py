@@ -1,0 +1,1 @@
+"""The backends of the checkpoint store, and how one is opened."""
