@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml constraints.txt scripts/ensure_java.sh
 	@bash scripts/ensure_java.sh
 	@echo "installing into $(VENV) (once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench,postgres]'
 	@echo "compiling the decoder (once)"
 	@$(BIN)/python -c 'from firnline.ndjson import warm_up; warm_up()'
 	@touch $@
@@ -25,6 +25,7 @@ demo: $(STAMP)  ## Ingest 200,000 records, kill the pipeline in mid-run, resume,
 	@$(BIN)/firnline demo
 
 test: $(STAMP)  ## Run all tests
+	@bash scripts/ensure_servers.sh
 	@$(BIN)/python -m pytest tests -m 'not spark' -n 2 --dist loadfile -q
 	@$(BIN)/python -m pytest tests -m spark -q
 

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cases, staging
+from benchmarks import cases, staging, stores, tiers
 
 CASES: dict[str, Callable[[cases.World], list[cases.Row]]] = {
     "throughput": cases.throughput,
@@ -30,6 +30,12 @@ CASES: dict[str, Callable[[cases.World], list[cases.Row]]] = {
     "units": staging.units,
     "poll": staging.poll,
     "latency": staging.latency,
+    "epoch-loop": tiers.epoch_loop,
+    "recovery-paths": tiers.recovery_paths,
+    "stores": stores.stores,
+    "packing": stores.packing,
+    "rollback": tiers.rollback,
+    "growth": stores.growth,  # last: it deletes so many files that the disk is slow for a while
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -117,21 +118,31 @@ def metrics_page() -> str:
 def command_pages() -> dict[str, str]:
     from firnline.cli.main import COMMANDS
 
-    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "110", "TERM": "dumb"}
     pages = {}
-    for verb, _, about in COMMANDS:
-        out = subprocess.run(
-            [sys.executable, "-m", "firnline.cli", verb, "--help"],
-            capture_output=True,
-            text=True,
-            env=environment,
-            check=True,
-        )
-        text = "\n".join(line.rstrip() for line in out.stdout.strip().splitlines())
+    for verb, module, about in COMMANDS:
         extra = DOCS / "commands" / "notes" / f"{verb}.md"
         notes = f"\n{extra.read_text().strip()}\n" if extra.exists() else ""
-        pages[f"commands/{verb}.md"] = f"{NOTE}\n# `firnline {verb}`\n\n{about}\n\n```text\n{text}\n```\n{notes}"
+        app = importlib.import_module(f"firnline.cli.{module}").app
+        below = "".join(
+            f"\n## `firnline {verb} {name}`\n\n```text\n{_help(verb, name)}\n```\n"
+            for name in app
+            if not name.startswith("-")
+        )
+        pages[f"commands/{verb}.md"] = (
+            f"{NOTE}\n# `firnline {verb}`\n\n{about}\n\n```text\n{_help(verb)}\n```\n{below}{notes}"
+        )
     return pages
+
+
+def _help(*tokens: str) -> str:
+    out = subprocess.run(
+        [sys.executable, "-m", "firnline.cli", *tokens, "--help"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NO_COLOR": "1", "COLUMNS": "110", "TERM": "dumb"},
+        check=True,
+    )
+    return "\n".join(line.rstrip() for line in out.stdout.strip().splitlines())
 
 
 def pages() -> dict[str, str]:

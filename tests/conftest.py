@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,14 @@ if TYPE_CHECKING:
 # The machine is shared and noisy: how long one example takes says nothing.
 settings.register_profile("firnline", deadline=None)
 settings.load_profile("firnline")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def runtime_folder() -> Iterator[None]:
+    """Control sockets of runs lie in a folder of their own; a short one, as sockets need."""
+    with tempfile.TemporaryDirectory(prefix="fl-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", folder)
+        yield
 
 
 @pytest.fixture

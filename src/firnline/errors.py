@@ -15,6 +15,8 @@
     |  `- StoreUnsafeError         the storage has no put-if-absent                   (exit 1)
     |- FencedError                 a newer generation owns this pipeline              (exit 5)
     |- EngineError                 Spark could not do the work                        (exit 3)
+    |- ControlError                a running pipeline could not be told something     (exit 1)
+    |  `- NotRunningError          no run of the pipeline is reachable here
     `- CheckpointError             what is stored cannot be trusted                   (exit 1)
        |- DamagedError             a stored value does not match its checksum or shape
        |- CheckpointLostError      no intact copy tells the newest epoch
@@ -22,7 +24,8 @@
        |- NewerFormatError         written by a newer Firnline
        |- VersionConflictError     somebody else put a newer version into the store
        |- StoreReadOnlyError       the store is a view or a copy; what it shows lives elsewhere
-       `- StoreAheadError          the store or a tier knows more than the sink
+       |- StoreAheadError          the store or a tier knows more than the sink
+       `- RollbackRefusedError     one cannot go back there; the message says why
 
 Every error has a stable `code`, says whether a retry is safe, and hints at the next step. Errors
 survive pickling, because Spark workers raise them too.
@@ -181,6 +184,20 @@ class EngineError(FirnlineError):
     default_hint = "Run again; the epoch is repeated from the last checkpoint. --debug shows Spark's own words."
 
 
+class ControlError(FirnlineError):
+    """A running pipeline could not be told something, or did not do it in time."""
+
+    code = "control"
+    default_hint = "See `firnline status`; the run itself goes on."
+
+
+class NotRunningError(ControlError):
+    """No run of the pipeline is reachable on this machine."""
+
+    code = "not-running"
+    default_hint = "`firnline status` tells who ran last; `firnline run` starts one."
+
+
 class CheckpointError(FirnlineError):
     """What is stored cannot be trusted or used."""
 
@@ -235,3 +252,10 @@ class StoreAheadError(CheckpointError):
 
     code = "store-ahead"
     default_hint = "The table was replaced or restored: bring back the right one, or delete the store's copy."
+
+
+class RollbackRefusedError(CheckpointError):
+    """Going back, restoring or starting over is not possible as asked; nothing was changed."""
+
+    code = "rollback-refused"
+    default_hint = "See `firnline checkpoints` for where one can go back to."

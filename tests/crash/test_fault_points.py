@@ -14,8 +14,11 @@ from firnline.testing.samples import SampleInput, quarantined, table_ids
 
 pytestmark = pytest.mark.crash
 
-# What only two-stage tables do is tried by their own tests.
-POINTS = [p for p in ALL_POINTS if not p.startswith(("staging.", "delta.compact."))]
+# What only two-stage tables, stores, tiers, leases, jumps and savepoints do is tried by their own tests.
+ELSEWHERE = (
+    "staging.", "delta.compact.", "lease.", "store.", "tier.", "archive.", "delta.jump.", "savepoint.", "restore.",
+)  # fmt: skip
+POINTS = [p for p in ALL_POINTS if not p.startswith(ELSEWHERE)]
 
 PATCHES = {
     # Delta's own checkpoint after every few commits, so that a short run writes some

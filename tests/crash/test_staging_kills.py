@@ -251,8 +251,10 @@ def test_metadata_of_folded_epochs_is_deleted(world: World, monkeypatch: pytest.
     monkeypatch.setattr("firnline.engine.steps.FOLD_EVERY", 2)
     world.options = world.pipeline(rollback_window=2)
     world.stage(*(f"a{number:02d}" for number in range(9)))
+    commit_table(world.table)
+    world.stage(*(f"b{number:02d}" for number in range(4)))  # made after that commit: they name a floor above nothing
     assert world.committers.run(world.options, "staging.delete.before:1:kill").exit_code == KILLED
-    world.stage(*(f"b{number:02d}" for number in range(6)))
+    world.stage(*(f"c{number:02d}" for number in range(6)))
     assert any(p.name.startswith("fold-") for p in (world.table / "_firnline/demo/ledger").iterdir())
     report = commit_table(world.table)
     assert report.alarms == []

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import obstore
@@ -14,11 +18,14 @@ import pytest
 from deltalake import DeltaTable
 
 from firnline.engine.parts import assemble
+from firnline.engine.restore import restore_savepoint
+from firnline.engine.savepoint import create_savepoint
+from firnline.engine.savepoint_list import dispose_savepoint, list_savepoints
 from firnline.errors import ConfigError
 from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.storage import Storage, open_storage
 from firnline.testing.pipelines import MakeOptions, run_once
-from firnline.testing.processes import KILLED, Launcher
+from firnline.testing.processes import KILLED, Launcher, RunOrder
 from firnline.testing.samples import pack
 
 pytestmark = [pytest.mark.s3, pytest.mark.crash]
@@ -49,8 +56,6 @@ def storage_options(server: str) -> dict[str, str]:
 @pytest.fixture
 def bucket(server: str, tmp_path: Any) -> str:
     """A new bucket for each test."""
-    import urllib.request
-
     name = "b" + os.urandom(6).hex()
     request = urllib.request.Request(f"{server}/{name}", method="PUT")
     urllib.request.urlopen(request).close()
@@ -222,3 +227,41 @@ def test_large_object_over_several_epochs(options: PipelineOptions, remote: Remo
     run = run_once(options)
     assert run.exit_code == 0, run.result
     assert ids(options) == remote.ids
+
+
+def restore_from(place: str, order: RunOrder) -> int:
+    """In a child: delta-rs holds the interpreter's lock while it restores a version, and the server needs it here."""
+    restore_savepoint(assemble(order.options), place, "test", dict(order.options.sinks[0].storage_options))
+    return 0
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_a_savepoint_in_another_bucket(
+    options: PipelineOptions,
+    remote: RemoteInput,
+    storage_options: dict[str, str],
+    server: str,
+    tmp_path: Path,
+    copy: bool,
+) -> None:
+    for number in range(2):
+        remote.add(f"a{number}.json.gz", 5)
+        assert run_once(options).exit_code == 0
+    before = ids(options)
+    backup = "b" + os.urandom(6).hex()
+    urllib.request.urlopen(urllib.request.Request(f"{server}/{backup}", method="PUT")).close()
+    place = f"s3://{backup}/deep/saved"
+    create_savepoint(assemble(options), place, copy=copy, storage_options=storage_options)
+    remote.add("b.json.gz", 5)
+    assert run_once(options).exit_code == 0
+    assert [s.state for s in list_savepoints(assemble(options), storage_options)] == ["complete"]
+    new = dataclasses.replace(options.sinks[0], table=f"s3://{backup}/tables/new")
+    launcher = Launcher(tmp_path / "restores", partial(restore_from, place))
+    for target in (options, dataclasses.replace(options, sinks=(new,))):
+        assert launcher.run(target).exit_code == 0
+        assert ids(target) == before
+        assert run_once(target).exit_code == 0
+        assert ids(target) == remote.ids
+    dispose_savepoint(assemble(options), place, storage_options=storage_options)
+    assert list(open_storage(place, storage_options).list("")) == []
+    assert list_savepoints(assemble(options), storage_options) == []

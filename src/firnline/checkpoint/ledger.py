@@ -20,7 +20,13 @@ from firnline.storage import Storage
 from firnline.types import EntryRef, Json
 
 FOLD_ENTRIES = 128  # entries per fold: a fold stays a few MB, and a year of minutes a few thousand files
+JUMPS = ("rollback", "fresh", "restore")
 _READERS = 8
+
+
+def fold_name(last: EntryRef) -> str:
+    """What the fold is called whose newest entry this is."""
+    return f"fold-{last.epoch:020d}-{last.checksum[:16]}.json.zst"
 
 
 def entry_name(epoch: int, attempt: str) -> str:
@@ -33,8 +39,10 @@ class LedgerEntry:
     """Everything about one epoch: what was read, what was staged, and the checkpoint that results.
 
     `inputs` lists, per source, every file with its record range, size and etag. `staged` lists, per sink,
-    what a commit adds; a sink that lags is given exactly that. `kind` is `epoch`, or `baseline` for what
-    another tool's log had read before Firnline took over.
+    what a commit adds; a sink that lags is given exactly that. `kind` is `epoch`; `baseline` for what another
+    tool's log had read before Firnline took over; or one of `JUMPS`, an epoch that reads nothing and takes the
+    pipeline elsewhere: then `previous` is the entry that the history goes on from, `onto` the one that the
+    deciding sink held, and `jump` says what was done.
     """
 
     checkpoint: Checkpoint
@@ -46,13 +54,20 @@ class LedgerEntry:
     durations_ms: dict[str, int] = field(default_factory=dict)
     previous_checkpoint: str = ""  # checksum of the checkpoint before
     kind: str = "epoch"
+    onto: EntryRef | None = None
+    jump: dict[str, Json] = field(default_factory=dict)
 
     @property
     def epoch(self) -> int:
         return self.checkpoint.epoch
 
+    @property
+    def is_jump(self) -> bool:
+        return self.kind in JUMPS
+
     def to_bytes(self) -> bytes:
         """The durable text. The inputs have a checksum of their own, so that they outlive a damaged checkpoint."""
+        elsewhere = {"onto": self.onto.to_json() if self.onto else None, "jump": self.jump} if self.is_jump else {}
         return canonical(
             {
                 "format": FORMAT,
@@ -65,6 +80,7 @@ class LedgerEntry:
                 "schema": self.schema,
                 "durations_ms": self.durations_ms,
                 "previous_checkpoint": self.previous_checkpoint,
+                **elsewhere,
             }
         )
 
@@ -85,6 +101,8 @@ class LedgerEntry:
                 durations_ms=body["durations_ms"],
                 previous_checkpoint=str(body["previous_checkpoint"]),
                 kind=str(body["kind"]),
+                onto=EntryRef.from_json(body["onto"]) if body.get("onto") else None,
+                jump=dict(body.get("jump") or {}),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"{what} lacks {error}", what=what) from error
@@ -92,13 +110,14 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Many old entries as one: the files they read and their quarantine. `last` is the newest of them."""
+    """Many old entries as one: the files they read, their quarantine and jumps. `last` is the newest of them."""
 
     first_epoch: int
     last: EntryRef
     previous: EntryRef | None
     inputs: dict[str, list[dict[str, Json]]]
     quarantine: list[dict[str, Json]] = field(default_factory=list)
+    jumps: list[dict[str, Json]] = field(default_factory=list)  # epoch, kind and what was done, newest first
 
 
 class Ledger:
@@ -172,6 +191,16 @@ class Ledger:
                 yield entry
                 ref = entry.previous
 
+    def chain_names(self, tip: EntryRef) -> list[str]:
+        """The names of the files that the true history consists of, newest first. LedgerHoleError as in `chain`."""
+        found: list[str] = []
+        ref: EntryRef | None = tip
+        for link in self.chain(tip):
+            assert ref is not None
+            found.append(fold_name(link.last) if isinstance(link, Fold) else ref.name)
+            ref = link.previous
+        return found
+
     def fold(self, tip: EntryRef, floor: int) -> int:
         """Fold entries below the floor once there are enough of them; returns how many.
 
@@ -206,9 +235,10 @@ class Ledger:
             "previous": previous.to_json() if previous else None,
             "inputs": inputs,
             "quarantine": [file for entry in entries for file in entry.quarantine],
+            "jumps": [{"epoch": e.epoch, "kind": e.kind, "jump": e.jump} for e in entries if e.is_jump],
         }
         data = zstandard.compress(canonical(seal(body)))
-        self._storage.put(f"{self.folder}/fold-{refs[0].epoch:020d}-{refs[0].checksum[:16]}.json.zst", data)
+        self._storage.put(f"{self.folder}/{fold_name(refs[0])}", data)
         for done in refs:
             self._storage.delete(f"{self.folder}/{done.name}")
         return len(refs)
@@ -243,6 +273,7 @@ class Ledger:
                     EntryRef.from_json(body["previous"]) if body["previous"] else None,
                     body["inputs"],
                     body["quarantine"],
+                    list(body.get("jumps", [])),
                 )
             except NewerFormatError:
                 raise

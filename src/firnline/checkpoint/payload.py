@@ -32,11 +32,12 @@ def decode(data: bytes, kind: str, what: str) -> Json:
         NewerFormatError: a newer Firnline wrote it.
     """
     if is_compressed(data):
-        try:
-            data = zstandard.ZstdDecompressor().decompress(data, max_output_size=MAX_BYTES)
-        except (zstandard.ZstdError, MemoryError) as error:
-            raise DamagedError(f"{what} cannot be unpacked: {error}", what=what) from error
-    body = unseal(parse(data, what), what)
+        data = _unpack(data, what)
+    value = parse(data, what)
+    try:
+        body = unseal(value, what)
+    except (ValueError, RecursionError) as error:  # JSON that `canonical` never writes: infinity, half a surrogate pair
+        raise DamagedError(f"{what} is not what was written: {error}", what=what) from error
     if body.get("type") != kind or "value" not in body:
         raise DamagedError(f"{what} holds a {body.get('type')}, not a {kind}", what=what)
     return body["value"]
@@ -45,3 +46,12 @@ def decode(data: bytes, kind: str, what: str) -> Json:
 def is_compressed(data: bytes) -> bool:
     """Whether these bytes are a zstd frame."""
     return data.startswith(_MAGIC)
+
+
+def _unpack(data: bytes, what: str) -> bytes:
+    try:
+        if zstandard.frame_content_size(data) > MAX_BYTES:
+            raise DamagedError(f"{what} says that it unpacks to more than {MAX_BYTES:,} bytes", what=what)
+        return zstandard.ZstdDecompressor().decompress(data, max_output_size=MAX_BYTES)
+    except (zstandard.ZstdError, MemoryError) as error:
+        raise DamagedError(f"{what} cannot be unpacked: {error}", what=what) from error

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol, Self, TypeVar
 
 from firnline.checkpoint.payload import COMPRESS_ABOVE_BYTES, decode, encode
-from firnline.errors import ConfigError, DamagedError, NewerFormatError, StoreReadOnlyError
+from firnline.errors import ConfigError, DamagedError, NewerFormatError, StoreReadOnlyError, VersionConflictError
 from firnline.types import Json
 
 KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,127})?")
 PAGE = 100
+MAX_VALUE_BYTES = 256 * 1024 * 1024  # of one version as it is stored: every backend can take that much in one piece
+MAX_NOTE = 500  # characters
 
 
 class Model(Protocol):
@@ -96,7 +98,10 @@ class CheckpointStore(ABC):
 
     @abstractmethod
     def delete(self, key: str) -> bool:
-        """Delete a key with all its versions; says whether there was something."""
+        """Delete a key with all its versions; says whether there was something.
+
+        The deletion takes the next version number, so that numbers never start again.
+        """
 
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[str]:
@@ -117,10 +122,11 @@ class CheckpointStore(ABC):
         """Make `data` version `expected + 1`, if `expected` is the latest number; returns the new number.
 
         When the version exists already with exactly these bytes, it was this very put, whose answer was lost:
-        that is success. Payloads of rivals must therefore differ (name the writer in them).
+        that is success, also when newer versions stand on it by now. Payloads of rivals must therefore differ
+        (name the writer in them).
 
         Raises:
-            VersionConflictError: somebody else put a version since.
+            VersionConflictError: somebody else put a version since; nothing was written.
         """
 
     @abstractmethod
@@ -133,7 +139,10 @@ class CheckpointStore(ABC):
 
     @abstractmethod
     def prune(self, key: str, keep: int) -> int:
-        """Delete all but the newest `keep` versions (at least 1); returns how many went."""
+        """Delete all but the newest `keep` versions (at least 1); returns how many went.
+
+        The kept ones are always the newest without a gap; a kill in between leaves more of them, never fewer.
+        """
 
     def rollback(self, key: str, version: int, note: str = "") -> int:
         """Put a new version that equals an old one; returns its number.
@@ -169,34 +178,53 @@ class CheckpointStore(ABC):
             DamagedError: it is damaged; the message names the newest version that is intact.
             NewerFormatError: a newer Firnline wrote it.
         """
-        data = self.get_raw(key) if version is None else self.get_version_raw(key, version)
-        if data is None:
-            return None
         what = f"{key} in {self.place}" if version is None else f"version {version} of {key} in {self.place}"
         try:
-            return self._decode(data, model, what)
+            data = self.get_raw(key) if version is None else self.get_version_raw(key, version)
+            return None if data is None else self._decode(data, model, what)
         except DamagedError as error:
             intact = self._newest_intact(key, model, version)
             told = f"the newest intact version is {intact}" if intact else "no version is intact"
             raise DamagedError(f"{error.message}; {told}", hint=error.hint, what=what, intact=intact) from error
 
     def _decode(self, data: bytes, model: type[M], what: str) -> M:
-        return model.from_json(decode(data, model.__name__, what), what)
+        value = decode(data, model.__name__, what)
+        try:
+            return model.from_json(value, what)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedError(f"{what} is no {model.__name__}: {error}", what=what) from error
 
     def _newest_intact(self, key: str, model: type[Model], before: int | None) -> int | None:
         """The newest version below `before` that can be read."""
-        while page := self.list_versions(key, before=before):
-            for info in page:
-                data = self.get_version_raw(key, info.version)
-                if data is None:
-                    continue
-                try:
-                    self._decode(data, model, f"version {info.version}")
-                except (DamagedError, NewerFormatError):
-                    continue
-                return info.version
-            before = page[-1].version
+        try:
+            while page := self.list_versions(key, before=before):
+                for info in page:
+                    if self._is_intact(key, model, info.version):
+                        return info.version
+                before = page[-1].version
+        except DamagedError:  # the list itself: nothing can be said of the rest
+            pass
         return None
+
+    def _is_intact(self, key: str, model: type[Model], version: int) -> bool:
+        try:
+            data = self.get_version_raw(key, version)
+            if data is None:
+                return False
+            self._decode(data, model, f"version {version}")
+        except (DamagedError, NewerFormatError):
+            return False
+        return True
+
+    # -- for backends ---------------------------------------------------------------------------------
+
+    def _conflict(self, key: str, expected: int, latest: int) -> VersionConflictError:
+        return VersionConflictError(
+            f"{key} in {self.place} stands at version {latest}, not {expected}",
+            key=key,
+            expected=expected,
+            latest=latest,
+        )
 
 
 def check_key(key: str) -> str:
@@ -204,3 +232,21 @@ def check_key(key: str) -> str:
     if not KEY.fullmatch(key):
         raise ConfigError(f"{key!r} is no key of a checkpoint store: <pipeline> or <pipeline>/<part>")
     return key
+
+
+def check_put(key: str, data: bytes, note: str) -> None:
+    """Refuse what not every backend can keep."""
+    check_key(key)
+    if len(data) > MAX_VALUE_BYTES:
+        raise ConfigError(
+            f"a value for {key!r} has {len(data):,} bytes; a checkpoint store takes up to {MAX_VALUE_BYTES:,}",
+            hint="Keep large state in snapshots, which a checkpoint only names.",
+        )
+    if len(note) > MAX_NOTE or not note.isprintable():
+        raise ConfigError(f"a note is one line of up to {MAX_NOTE} characters: {note[:50]!r}")
+
+
+def check_keep(keep: int) -> None:
+    """The newest version is never pruned."""
+    if keep < 1:
+        raise ConfigError(f"cannot keep {keep} versions: the newest always stays")

@@ -1,18 +1,25 @@
-"""`firnline checkpoints`: the newest checkpoints, in the order and words that Flink uses."""
+"""`firnline checkpoints`: the newest checkpoints, in the order and words that Flink uses; and the audit trail."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from contextlib import closing, nullcontext
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Spec, load_parts
+from firnline.cli.common import Common, Flag, Spec, load_parts
+from firnline.cli.looking import store_to_look_at
 from firnline.cli.output import Column, short_time
+
+if TYPE_CHECKING:
+    from firnline.engine.parts import Parts
+    from firnline.types import Json
 
 COLUMNS = (
     Column("epoch", right=True),
     Column("status"),
+    Column("kind"),
     Column("trigger_timestamp"),
     Column("end_to_end_duration_ms", "ms", right=True),
     Column("checkpointed_size_bytes", "bytes", right=True),
@@ -20,20 +27,40 @@ COLUMNS = (
     Column("files", right=True),
     Column("rows", right=True),
     Column("quarantined", "bad", right=True),
+    Column("read_from", "from"),
+)
+AUDIT_COLUMNS = (
+    Column("version", "no", right=True),
+    Column("at"),
+    Column("what"),
+    Column("outcome"),
+    Column("user"),
+    Column("host"),
+    Column("pid"),
+    Column("from_epoch", "from", right=True),
+    Column("to_epoch", "to", right=True),
+    Column("details"),
 )
 
 EPILOGUE = """\
 A checkpoint is what a commit carries: where the source stood after that
 epoch. Reads the table and its ledger; starts no Spark and writes nothing.
-Checkpoints older than the rollback window are folded together and no longer
-listed.
+Checkpoints older than the rollback window are folded together in the ledger;
+with a checkpoint store (checkpoint.store in the spec) they are listed from
+there, as far back as its versions go.
 
-Output (JSON: pipeline, checkpoints [...] with these fields):
+Output (JSON: pipeline, more, damaged [{version, problem}] in store or ledger,
+and checkpoints [...] with these fields):
   id, epoch, status (IN_PROGRESS, COMPLETED, FAILED), is_savepoint,
   trigger_timestamp, latest_ack_timestamp, end_to_end_duration_ms,
   checkpointed_size_bytes, state_size_bytes, acknowledged (sinks that hold it
   / sinks), path (sink, local, remote or fresh, for restores), table_version,
-  kind, generation, run, files, rows, quarantined, last_committed_file
+  kind (epoch, baseline, rollback, fresh, restore), generation, run, files,
+  rows, quarantined, last_committed_file, read_from (ledger, store), undone
+With --audit (JSON: pipeline, more, audit [...] with these fields):
+  version, at, user, host, pid, run, what (rollback, savepoint-create,
+  savepoint-dispose, restore, import, delete, fresh-start), from_epoch,
+  to_epoch, details, outcome (begun, done, failed), id, problem
 
 Environment:
   FIRNLINE__A__B      overrides the key a.b of the spec
@@ -41,9 +68,21 @@ Environment:
 Examples:
   firnline checkpoints --limit 5
   firnline checkpoints --json | jq -r '.checkpoints[0].epoch'
+  firnline checkpoints show 42
+  firnline checkpoints diff 40 42
 """
 
 app = App(name="checkpoints", help_epilogue=EPILOGUE)
+for _order, (_verb, _module, _help) in enumerate(
+    (
+        ("show", "checkpoints_show", "Show one checkpoint, and which of its copies are intact."),
+        ("diff", "checkpoints_diff", "Tell what moved between two epochs."),
+        ("export", "checkpoints_export", "Write the checkpoints and the audit trail into one file."),
+        ("import", "checkpoints_import", "Put the checkpoints of such a file into the checkpoint store."),
+        ("delete", "checkpoints_delete", "Delete the checkpoint store's copies; the table keeps its own."),
+    )
+):
+    app.command(f"firnline.cli.{_module}:app", name=_verb, help=_help, sort_key=_order)
 
 
 @app.default
@@ -52,17 +91,75 @@ def checkpoints(
     /,
     *,
     limit: Annotated[int, Parameter(help="How many to list.", validator=Number(gte=1))] = 20,
+    before: Annotated[
+        int | None, Parameter(help="Only those before this epoch (--audit: this number). [default: newest]")
+    ] = None,
+    every: Annotated[
+        bool, Flag, Parameter(name="--all", help="List all, also epochs that a rollback left behind.")
+    ] = False,
+    audit: Annotated[bool, Flag, Parameter(help="Show who rolled back, restored, imported or deleted.")] = False,
     common: Common = Common(),
 ) -> int:
-    """List the newest checkpoints."""
+    """List the newest checkpoints, or the audit trail."""
     parts = load_parts(spec)
-    from firnline.engine.status import load_checkpoints
+    if audit:
+        return _audit(parts, None if every else limit, before, common)
+    from firnline.engine.checkpoint_list import load_checkpoints
 
-    found = load_checkpoints(parts, limit)
+    with store_to_look_at(parts) as store:
+        found = load_checkpoints(parts, None if every else limit, store, before=before, undone=every)
     if common.json:
-        common.out.json({"pipeline": parts.options.name, "checkpoints": found})
-    elif found:
-        common.out.table(COLUMNS, [{**row, "trigger_timestamp": short_time(row["trigger_timestamp"])} for row in found])
+        rows = found.checkpoints
+        common.out.json(
+            {"pipeline": parts.options.name, "checkpoints": rows, "more": found.more, "damaged": found.damaged}
+        )
+        return 0
+    if found.checkpoints:
+        common.out.table(COLUMNS, [_shown(row) for row in found.checkpoints])
+        if found.more:
+            oldest = found.checkpoints[-1]["epoch"]
+            common.out.line(f"there are more: --before {oldest} lists the next, --all lists them all")
+    elif before is not None:
+        common.out.line(f"no checkpoint before epoch {before}")
     else:
         common.out.line("no checkpoint yet; `firnline run` makes the first")
+    for damage in found.damaged:
+        common.out.line(f"damaged: {damage['problem']}")
     return 0
+
+
+def _shown(row: dict[str, Json]) -> dict[str, Json]:
+    kind = f"{row['kind']}, undone" if row["undone"] else row["kind"]
+    return {**row, "kind": kind, "trigger_timestamp": short_time(row["trigger_timestamp"])}
+
+
+def _audit(parts: Parts, limit: int | None, before: int | None, common: Common) -> int:
+    from firnline.checkpoint.audit import load_audit
+    from firnline.engine.recorded import check_store, find_store
+
+    check_store(parts)
+    name = parts.options.name
+    store = find_store(parts)
+    with closing(store) if store is not None else nullcontext():
+        found = load_audit(store, name, None if limit is None else limit + 1, before) if store is not None else []
+    more = limit is not None and len(found) > limit
+    rows: list[dict[str, Json]] = [
+        {"version": entry.version, **(entry.record.to_json() if entry.record else {}), "problem": entry.problem or None}
+        for entry in found[:limit]
+    ]
+    if common.json:
+        common.out.json({"pipeline": name, "audit": rows, "more": more})
+    elif rows:
+        common.out.table(AUDIT_COLUMNS, [_shown_audit(row) for row in rows])
+        if more:
+            common.out.line(f"there are more: --before {rows[-1]['version']} lists the next, --all lists them all")
+    else:
+        common.out.line("nobody rolled back, restored, imported or deleted anything")
+    return 0
+
+
+def _shown_audit(row: dict[str, Json]) -> dict[str, Json]:
+    if row["problem"]:
+        return {"version": row["version"], "what": "damaged", "details": row["problem"]}
+    details = ", ".join(f"{name} {value}" for name, value in row["details"].items())
+    return {**row, "pid": str(row["pid"]), "at": short_time(row["at"]), "details": details}

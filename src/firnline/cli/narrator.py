@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from firnline.checkpoint.replication import Replication
 from firnline.cli.output import count_text, time_text
 from firnline.engine.observer import EpochFacts, Observer
 from firnline.errors import FirnlineError
@@ -32,6 +33,8 @@ class Tally(Observer):
     late_files: int = 0
     set_aside: int = 0
     restarts: int = 0
+    recovery_path: str = ""
+    lag: Replication | None = None
     quarantined: Counter[str] = field(default_factory=Counter)
     waiting: Backlog | None = None
     doing: str = "reading the table"
@@ -63,6 +66,7 @@ class Tally(Observer):
 
     def started(self, run: str, held: Held) -> None:
         self.run, self.epoch, self.generation = run, held.epoch, held.generation
+        self.recovery_path = self.recovery_path or held.path
         self.doing = "looking for files"
 
     def claimed(self, generation: int) -> None:
@@ -108,6 +112,15 @@ class Tally(Observer):
         self.restarts += 1
         self.doing = f"tries again in {time_text(seconds)}"
 
+    def replication(self, lag: Replication) -> None:
+        self.lag = lag
+
+    def draining(self, lag: Replication) -> None:
+        self.doing = f"waits for the {lag.path} tier"
+
+    def paused(self, paused: bool) -> None:
+        self.doing = "paused: plans nothing more" if paused else "looking for files"
+
     def stopped(self, exit_code: int) -> None:
         self.doing = "stopping Spark"
 
@@ -125,6 +138,9 @@ class Tally(Observer):
             "late_files": self.late_files,
             "set_aside": self.set_aside,
             "restarts": self.restarts,
+            "recovery_path": self.recovery_path or None,
+            "replication_epochs_behind": self.lag.epochs_behind if self.lag else None,
+            "replication_lag_seconds": round(self.lag.lag_seconds(self.monotonic()), 3) if self.lag else None,
             "seconds": round(self.seconds, 3),
         }
 
@@ -139,6 +155,7 @@ class Narrator(Observer):
         self._spark = False
         self._idle = False
         self._set_aside = 0
+        self._behind = False
 
     def held_up(self, full: tuple[int, int] | None) -> None:
         if full is None:
@@ -146,10 +163,15 @@ class Narrator(Observer):
         else:
             self._say(f"waiting for the committer: {full[0]:,} units, {full[1]:,} bytes are pending")
 
+    def paused(self, paused: bool) -> None:
+        self._idle = False
+        self._say("paused: nothing more is planned, what is in flight completes" if paused else "resumed")
+
     def started(self, run: str, held: Held) -> None:
         self._starts += 1
         if self._starts == 1:
-            self._say(f"resuming after epoch {held.epoch}" if held.checkpoint else "starting fresh")
+            came_from = f", from the {held.path} tier" if held.path in ("local", "remote") else ""
+            self._say(f"resuming after epoch {held.epoch}{came_from}" if held.checkpoint else "starting fresh")
         for repair in held.repairs:
             self._say(f"repaired: {repair}")
 
@@ -191,6 +213,17 @@ class Narrator(Observer):
         if not self._idle:
             self._idle = True
             self._say("all read; waiting for new files")
+
+    def replication(self, lag: Replication) -> None:
+        if bool(lag.reason) != self._behind:
+            self._behind = bool(lag.reason)
+            if self._behind:
+                self._say(f"the {lag.path} tier {lag.place} cannot be written, trying again: {lag.reason}")
+            else:
+                self._say(f"the {lag.path} tier is level again, at epoch {lag.epoch}")
+
+    def draining(self, lag: Replication) -> None:
+        self._say(f"waiting for the {lag.path} tier {lag.place}: {count_text(lag.epochs_behind, 'epoch')} behind")
 
     def trouble(self, error: FirnlineError, failures: int) -> None:
         if error.retryable:  # any other failure ends the run and is told then

@@ -68,7 +68,7 @@ def preview(parts: Parts) -> dict[str, Any]:
         "epochs_about": _epochs(parts, backlog, late),
         "sinks": [_sink(parts, index) for index in range(len(parts.sinks))],
         "resume": {
-            "path": "sink" if held.checkpoint or known else "fresh",
+            "path": "sink" if known and not held.checkpoint else held.path,
             "epoch": held.epoch,
             "generation": held.generation,
             "last_committed_file": position["last_committed_file"],

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
+from firnline.cli.beginning import Beginning, begin
 from firnline.cli.common import Common, Flag, MetricsPort, Spec, load_options
 from firnline.cli.output import count_text, print_failure, time_text
-from firnline.errors import ConfigError, FirnlineError
+from firnline.cli.standby import check_standby, holding_lease
+from firnline.errors import ConfigError, ControlError, FirnlineError
 
 if TYPE_CHECKING:
     from firnline.cli.narrator import Tally
+    from firnline.cli.progress import Display
     from firnline.engine.observer import Observer
-    from firnline.engine.runner import RunResult
+    from firnline.engine.runner import Runner, RunResult
     from firnline.options import PipelineOptions
 
 EPILOGUE = """\
@@ -25,10 +29,24 @@ The first SIGINT or SIGTERM stops cleanly after the epochs in flight, a second
 one at once (exit code 130); both are safe, as is kill -9. Running again
 resumes where the table says it stood.
 
+One run is active: it holds the pipeline's lease in the checkpoint store and
+renews it. A new run takes the lease at once, and the former one ends with exit
+code 5. With --standby it waits until the holder releases the lease, or has not
+renewed it for checkpoint.lease_seconds; Spark starts only then, so a takeover
+takes that long and the start of Spark. A standby that ran and was fenced ends
+too. `firnline pause`, `resume`, `stop` and `checkpoint` reach a run from the
+same machine.
+
+--from-savepoint takes tables and progress to where the savepoint stands, in one
+epoch, then runs; the same command again finds that done. Rows of other
+pipelines in the tables are not lost unless --accept names them.
+
 Output (stdout; JSON fields):
   pipeline, run, status (done, stopped, failed, fenced), exit_code, epoch,
   generation, epochs, files, records, rows, bytes_read, quarantined (by
-  reason), late_files, set_aside, restarts, seconds, error
+  reason), late_files, set_aside, restarts, recovery_path (fresh, local,
+  remote, sink), replication_epochs_behind, replication_lag_seconds (of the
+  remote tier), seconds, error
 
 Exit codes:
   0 done or stopped, 1 failed, 2 usage or spec, 3 failed but safe to run
@@ -42,7 +60,11 @@ Environment:
 Examples:
   firnline run --once
   firnline run flights/firnline.yml --metrics-port 9464
+  firnline run --standby
+  firnline run --from-savepoint /backup/flights-1
 """
+
+STOOD_BY = "stopped while standing by; nothing was run"
 
 app = App(name="run", help_epilogue=EPILOGUE)
 
@@ -53,6 +75,7 @@ def run(
     /,
     *,
     once: Annotated[bool, Flag, Parameter(help="End when the input is exhausted.")] = False,
+    standby: Annotated[bool, Flag, Parameter(help="Wait until no other run holds the lease, then run.")] = False,
     accept_duplicates: Annotated[
         bool,
         Flag,
@@ -61,15 +84,32 @@ def run(
     source_moved: Annotated[
         str | None, Parameter(help="OLD=NEW: the same files now lie elsewhere. [default: none]")
     ] = None,
+    fresh_after: Annotated[
+        int | None,
+        Parameter(help="Start over; only while the table holds exactly this epoch. [default: off]"),
+    ] = None,
+    truncate: Annotated[bool, Flag, Parameter(help="With --fresh-after: the table's rows go, too.")] = False,
+    from_savepoint: Annotated[
+        str | None, Parameter(help="Restore this savepoint first; a repeat goes on. [default: none]")
+    ] = None,
+    accept: Annotated[
+        tuple[str, ...],
+        Parameter(help="With --from-savepoint: whose rows in the tables may be lost; repeatable. [default: none]"),
+    ] = (),
     metrics_port: MetricsPort = None,
     common: Common = Common(),
 ) -> int:
     """Run the pipeline until stopped, or once."""
+    beginning = Beginning(fresh_after, truncate, from_savepoint, accept)
+    beginning.check()
     options = load_options(spec)
     moved = _moved(source_moved)
+    if standby:
+        check_standby(options)
     result, tally, asked = _run(
-        options, once=once, accept_duplicates=accept_duplicates, moved=moved, port=metrics_port, debug=common.debug
-    )
+        options, once=once, standby=standby, accept_duplicates=accept_duplicates, moved=moved, beginning=beginning,
+        port=metrics_port, debug=common.debug,
+    )  # fmt: skip
     if common.json:
         common.out.json(_as_json(options, result, tally, asked=asked))
     elif result.exit_code == 0:
@@ -90,16 +130,16 @@ def _moved(text: str | None) -> tuple[str, str] | None:
 
 
 def _run(
-    options: PipelineOptions, *, once: bool, accept_duplicates: bool, moved: tuple[str, str] | None,
-    port: int | None, debug: bool,
+    options: PipelineOptions, *, once: bool, standby: bool, accept_duplicates: bool,
+    moved: tuple[str, str] | None, beginning: Beginning, port: int | None, debug: bool,
 ) -> tuple[RunResult, Tally, bool]:  # fmt: skip
     from firnline.cli.narrator import Narrator, Tally
     from firnline.cli.progress import logging_to, open_display
-    from firnline.cli.signals import stop_on_signals
+    from firnline.cli.signals import StopFlag, stop_on_signals
     from firnline.cli.warming import warm_decoder
     from firnline.engine.observer import Observers
     from firnline.engine.parts import assemble
-    from firnline.engine.runner import Runner
+    from firnline.engine.runner import Runner, RunResult
     from firnline.engine.spark import SparkEngine
 
     tally = Tally(time.monotonic)
@@ -117,8 +157,44 @@ def _run(
             once=once,
             accept_duplicates=accept_duplicates,
         )
-        signals = stack.enter_context(stop_on_signals(runner.stop, display.stopping, display.restore))
-        return runner.run(), tally, signals.asked
+        not_wanted = StopFlag()  # wakes a standby, which has no run to stop yet
+
+        def stop() -> None:
+            not_wanted.set()
+            runner.stop()
+
+        stack.enter_context(stop_on_signals(stop, display.stopping, display.restore))
+        lease = holding_lease(options, runner, display.say, standby=standby, stop=not_wanted)
+        if not stack.enter_context(lease):
+            tally.doing = STOOD_BY
+            return RunResult(runner.run_id, 0, 0, 0, 0), tally, True
+        stack.enter_context(_control(options, runner, display))
+        begin(options, beginning, runner.run_id, display.say)
+        return runner.run(), tally, runner.stop_requested
+
+
+@contextlib.contextmanager
+def _control(options: PipelineOptions, runner: Runner, display: Display) -> Iterator[None]:
+    """The control channel, while the run lasts; a run that cannot have one goes on without it."""
+    from firnline.engine.control import ControlServer
+
+    class Told:
+        """The run, with a display that shows the stop."""
+
+        run_id = runner.run_id
+        pause, resume = runner.pause, runner.resume
+        checkpoint, standing = runner.checkpoint, runner.standing
+
+        def stop(self) -> None:
+            runner.stop()
+            display.stopping()
+
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(ControlServer(options, Told(), os.environ))
+        except (ControlError, OSError) as error:
+            display.say(f"running without a control channel: {error}")
+        yield
 
 
 @contextlib.contextmanager
@@ -139,6 +215,8 @@ def _watchers(options: PipelineOptions, port: int | None, say: Callable[[str], N
 
 
 def _last_line(tally: Tally, *, asked: bool) -> str:
+    if tally.doing == STOOD_BY:
+        return STOOD_BY
     if asked:
         return f"stopped cleanly after epoch {tally.epoch}"
     if not tally.epochs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,27 @@ from typing import Any
 
 EXIT_AT_ONCE = 130
 EXIT_TERMINATED = 128 + signal.SIGTERM
+
+
+class StopFlag:
+    """Whether to stop, to be waited for by one thread. An Event would not do: set by a handler that interrupts the
+    very thread that waits, it may wait for a lock which that thread holds.
+    """
+
+    def __init__(self) -> None:
+        self._set = False
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def set(self) -> None:
+        self._set = True
+        self._wake.put(None)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for so long, or until it is set; says whether it is."""
+        if not self._set:
+            with contextlib.suppress(queue.Empty):
+                self._wake.get(timeout=seconds)
+        return self._set
 
 
 class StopSignals:

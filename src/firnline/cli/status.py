@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 
 from firnline.cli.common import Common, Spec, load_parts
-from firnline.cli.output import Column, Output, count_text, short_time, size_text
+from firnline.cli.output import Column, Output, count_text, short_time, size_text, time_text
+from firnline.errors import ControlError
 
 if TYPE_CHECKING:
     from firnline.engine.status import PipelineStatus
+    from firnline.options import PipelineOptions
 
 RUNS_SHOWN = 5
 RUN_COLUMNS = (
@@ -32,8 +35,8 @@ Output (JSON fields):
   pipeline, table, table_version
   sinks         [{name, epoch, required, epochs_pending}]; pending: staged, and
                 not yet made true by `firnline commit`
-  state         new, running, done, failed, fenced, or died (killed without a
-                word; running again is safe)
+  state         new, running, paused, done, failed, fenced, or died (killed
+                without a word; running again is safe)
   epoch, generation
                 the newest committed epoch, and the number of its owner
   files_outstanding, bytes_outstanding
@@ -42,10 +45,20 @@ Output (JSON fields):
                 where the source stands
   checkpoint_bytes, repairs
                 its size, and damaged copies that another copy stood in for
+  recovery_path where the newest run read its checkpoint: local, remote, sink,
+                or fresh
+  copies        [{path (store, local, remote), place, epoch, epochs_behind,
+                lag_seconds, problem}]: what the store and the tiers hold
   restarts      after failures, over all runs on record
   runs          [{run, status, started_at, ended_at, epoch, generation,
-                restarts, exit_code, waiting_for, host, pid, user,
-                last_restarts}]
+                restarts, exit_code, waiting_for, paused, host, pid, user,
+                resumed_after, recovery_path, replication_lag_seconds,
+                replication_epochs_behind, last_restarts}]
+  lease         {holder, host, pid, user, token, taken_at, renewed_at,
+                renewed_seconds_ago, lease_seconds, writes, released}; or
+                {unreadable}. Ages compare two machines' clocks: for people
+  control       what a run on this machine says: {state, epoch, generation,
+                in_flight, run, pid}; null when none is reachable
 
 Environment:
   FIRNLINE__A__B      overrides the key a.b of the spec
@@ -64,12 +77,32 @@ def status(spec: Spec = None, /, *, common: Common = Common()) -> int:
     parts = load_parts(spec)
     from firnline.engine.status import load_status
 
-    found = load_status(parts)
+    found = load_status(parts, _ask(parts.options))
     if common.json:
         common.out.json(asdict(found))
     else:
         _show(common.out, found)
     return 0
+
+
+def _ask(options: PipelineOptions) -> dict[str, Any] | None:
+    """What the run on this machine says of itself, if there is one."""
+    from firnline.engine.control import ask
+
+    try:
+        found = ask(options, {"command": "status"}, os.environ)
+    except ControlError:
+        return None
+    return {key: found.get(key) for key in ("state", "epoch", "generation", "in_flight", "run", "pid")}
+
+
+def _lease_text(lease: dict[str, Any]) -> str:
+    if "unreadable" in lease:
+        return str(lease["unreadable"])
+    holder = f"run {lease['holder']} on {lease['host']}:{lease['pid']} (token {lease['token']})"
+    if lease["released"]:
+        return f"released by {holder}"
+    return f"{holder}, renewed {lease['renewed_seconds_ago']:,.0f} s ago, every {lease['lease_seconds'] / 3:,.0f} s"
 
 
 def _show(out: Output, found: PipelineStatus) -> None:
@@ -87,8 +120,17 @@ def _show(out: Output, found: PipelineStatus) -> None:
         "checkpoint": size_text(found.checkpoint_bytes),
         "restarts": found.restarts,
     }
+    if found.lease:
+        facts["lease"] = _lease_text(found.lease)
+    if found.control:
+        flying = count_text(len(found.control["in_flight"]), "epoch")
+        facts["control"] = f"reachable, {found.control['state']}, {flying} in flight"
     if behind:
         facts["sinks behind"] = behind
+    if found.recovery_path:
+        facts["recovered from"] = found.recovery_path
+    for copy in found.copies:
+        facts[f"{copy['path']} {'copy' if copy['path'] == 'store' else 'tier'}"] = _copy_text(copy)
     if pending := sum(s["epochs_pending"] for s in found.sinks):
         facts["pending"] = f"{count_text(pending, 'epoch')} staged; `firnline commit` makes them true"
     if found.runs and found.runs[0].get("waiting_for") and found.state == "running":
@@ -101,6 +143,15 @@ def _show(out: Output, found: PipelineStatus) -> None:
         shown = [{**r, **{k: short_time(r[k]) for k in ("started_at", "ended_at")}} for r in found.runs[:RUNS_SHOWN]]
         out.table(RUN_COLUMNS, shown)
         _show_last_restart(out, found)
+
+
+def _copy_text(copy: dict[str, Any]) -> str:
+    if copy["problem"]:
+        return f"{copy['place']}: {copy['problem']}"
+    if not copy["epochs_behind"]:
+        return f"level, in {copy['place']}"
+    age = f", {time_text(copy['lag_seconds'])}" if copy["lag_seconds"] is not None else ""
+    return f"{count_text(copy['epochs_behind'], 'epoch')} behind{age}, in {copy['place']}"
 
 
 def _show_last_restart(out: Output, found: PipelineStatus) -> None:

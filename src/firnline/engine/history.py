@@ -39,6 +39,11 @@ class RunHistory:
             "epoch": None,
             "exit_code": None,
             "waiting_for": None,
+            "resumed_after": None,  # the epoch, and where its checkpoint was read: local, remote, sink or fresh
+            "recovery_path": None,
+            "replication_lag_seconds": None,  # of the remote tier
+            "replication_epochs_behind": None,
+            "paused": False,
             "restarts": 0,
             "last_restarts": [],
         }

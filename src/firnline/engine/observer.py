@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from firnline.checkpoint.replication import Replication
 from firnline.errors import FirnlineError
 from firnline.sinks.base import Held
 from firnline.sources.base import Backlog, SourcePlan
@@ -66,6 +67,15 @@ class Observer:
     def held_up(self, full: tuple[int, int] | None) -> None:
         """Back-pressure: pending units and bytes that the committer must take first; None when there is room again."""
 
+    def paused(self, paused: bool) -> None:
+        """The run was paused: nothing more is planned, what is in flight completes; or it was resumed."""
+
+    def replication(self, lag: Replication) -> None:
+        """The remote tier was written, or could not be: how far it is behind."""
+
+    def draining(self, lag: Replication) -> None:
+        """The run is over but for a tier that it waits for."""
+
     def trouble(self, error: FirnlineError, failures: int) -> None:
         """Something failed and is tried again after a back-off."""
 
@@ -121,6 +131,18 @@ class Observers(Observer):
     def held_up(self, full: tuple[int, int] | None) -> None:
         for o in self._observers:
             o.held_up(full)
+
+    def paused(self, paused: bool) -> None:
+        for o in self._observers:
+            o.paused(paused)
+
+    def replication(self, lag: Replication) -> None:
+        for o in self._observers:
+            o.replication(lag)
+
+    def draining(self, lag: Replication) -> None:
+        for o in self._observers:
+            o.draining(lag)
 
     def trouble(self, error: FirnlineError, failures: int) -> None:
         for o in self._observers:

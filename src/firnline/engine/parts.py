@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from firnline.checkpoint.ledger import Fold, Ledger, LedgerEntry
 from firnline.clock import SystemClock
+from firnline.engine.recording import Recorder
 from firnline.engine.requests import Requests
 from firnline.options import PipelineOptions
 from firnline.sinks.base import Held
@@ -30,6 +31,7 @@ class Parts:
     requests: Requests
     clock: Clock
     ids: Ids
+    recorder: Recorder
 
     @property
     def deciding(self) -> DeltaSink:
@@ -94,4 +96,8 @@ def assemble(
     ordered = [deciding, *(s for s in options.sinks if s is not deciding)]
     kinds: dict[str, type[DeltaSink]] = {"direct": DeltaSink, "staged": StagedDeltaSink}
     sinks = tuple(kinds[s.mode](s, options.name, ledger, clock, replay) for s in ordered)
-    return Parts(options, source, sinks, ledger, storage, Requests(storage, options.name), clock, ids or RandomIds())
+    recorder = Recorder(options, ledger, clock, storage.root)
+    sinks[0].copies = recorder.tiers
+    return Parts(
+        options, source, sinks, ledger, storage, Requests(storage, options.name), clock, ids or RandomIds(), recorder
+    )

@@ -22,12 +22,17 @@ from firnline.engine.epoch import EpochState, Policy, Settings, initial, step
 from firnline.engine.history import RunHistory
 from firnline.engine.observer import Observer
 from firnline.engine.parts import Parts
+from firnline.engine.standing import CheckpointWatch, Standing, is_still, stand
 from firnline.engine.steps import Steps, failure_event
 from firnline.errors import FirnlineError, SinkError, SourceError
 from firnline.faults import fault_point
+from firnline.sinks.base import Held
 from firnline.sources.base import Backlog
+from firnline.types import Json
 
 logger = logging.getLogger(__name__)
+
+FLUSH_SECONDS = 10.0  # a checkpoint that is asked for waits so long for each tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,10 @@ class _Timers:
         self.count += 1
         heapq.heappush(self.heap, (at, self.count, sink))
 
+    def drop(self, sink: str) -> None:
+        self.heap = [timer for timer in self.heap if timer[2] != sink]
+        heapq.heapify(self.heap)
+
 
 class Runner:
     """One run of one pipeline."""
@@ -88,6 +97,10 @@ class Runner:
         self._steps = Steps(parts, engine, self.run_id, once=once, accept_duplicates=accept_duplicates)
         # SimpleQueue: a signal handler may put while this very thread is inside get.
         self._steps.tell_waiting = self._waiting
+        self._steps.tell_still = lambda: self._inbox.put(_Note(lambda: None))  # watches are looked at after it
+        parts.recorder.tell = lambda _: self._inbox.put(_Note(self._tell_replication))
+        self._resumed: Held | None = None  # what the first look found
+        self._watches: list[CheckpointWatch] = []
         self._inbox: queue.SimpleQueue[m.Event | _Note] = queue.SimpleQueue()
         self._lanes: dict[str, ThreadPoolExecutor] = {}
         self._timers = _Timers()
@@ -114,9 +127,52 @@ class Runner:
         self._steps.stopping.set()
         self._inbox.put(m.StopRequested())
 
+    @property
+    def stop_requested(self) -> bool:
+        return self._steps.stopping.is_set()
+
+    # -- what others may ask for, from any thread -----------------------------------------------------
+
+    def pause(self) -> bool:
+        """Plan nothing more until resumed or stopped; what is in flight completes. False when paused already."""
+        if self._steps.stopping.is_set() or not self._steps.going.is_set():
+            return False
+        self._steps.going.clear()
+        self._tell_paused(True)
+        return True
+
+    def resume(self) -> bool:
+        """Go on planning; False when the run is not paused."""
+        if self._steps.going.is_set():
+            return False
+        self._steps.going.set()
+        self._tell_paused(False)
+        return True
+
+    def checkpoint(self) -> CheckpointWatch:
+        """Look for input at once; the watch is done when what that gives is committed and recorded."""
+        watch = CheckpointWatch()
+        self._inbox.put(_Note(lambda: self._begin_checkpoint(watch)))
+        return watch
+
+    def standing(self) -> Standing:
+        """Where the run stands now."""
+        steps = self._steps
+        return stand(self._state, steps.held, paused=not steps.going.is_set(), waiting=steps.waiting)
+
+    def fence(self, error: FirnlineError) -> None:
+        """Another run owns the pipeline: end, without waiting for what is in flight."""
+
+        def told() -> None:
+            self._error = error
+
+        self._inbox.put(_Note(told))
+        self._inbox.put(m.Fenced())
+
     def run(self) -> RunResult:
         """Run until stopped, fenced, failed, or, with `once`, until the input is exhausted."""
         exit_code = 1
+        self._started_at = self._parts.clock.now()  # it may have stood by for days
         try:
             self._feed(m.Started())
             while self._state.exit_code is None:
@@ -125,10 +181,13 @@ class Runner:
                     item.tell()
                 else:
                     self._feed(item)
+                self._answer_checkpoints()
             exit_code = self._state.exit_code
         finally:
             for lane in self._lanes.values():
                 lane.shutdown(wait=exit_code == 0, cancel_futures=True)
+            self._parts.recorder.close(drain=exit_code == 0, tell=self._observer.draining)
+            self._tell_replication()
             self._close_history(exit_code)
             self._observer.stopped(exit_code)
         error = self._error if exit_code else None
@@ -153,10 +212,12 @@ class Runner:
 
     def _feed(self, event: m.Event) -> None:
         self._tell(event)
-        before = self._state.decided
-        self._state, actions = step(self._state, event)
+        before = self._state
+        self._state, actions = step(before, event)
+        for watch in self._watches:
+            watch.follow(before, event, self._state)
         self._steps.slowest = min(s.epoch for s in self._state.sinks)
-        if isinstance(event, m.Committed) and self._state.decided > before:
+        if isinstance(event, m.Committed) and self._state.decided > before.decided:
             self._settled(event)
         for action in actions:
             self._perform(action)
@@ -171,6 +232,8 @@ class Runner:
             case m.Join(sink):
                 self._on(f"sink {sink}", action, lambda: steps.join(sink))
             case m.Plan(epoch, base):
+                for watch in self._watches:
+                    watch.plan_begins()
                 self._on("source", action, lambda: self._plan(epoch, base))
             case m.Run(_, attempt):
                 self._observer.running(action.epoch)
@@ -189,6 +252,8 @@ class Runner:
                 self._on("stage", action, lambda: steps.acknowledge(epoch))
                 for each in self._parts.sinks:
                     self._on(f"sink {each.name}", action, partial(self._maintain, each.name))
+                if self._parts.recorder.prune_due():
+                    self._on("upkeep", m.Record(0), self._parts.recorder.prune)
             case m.Wait(failures, sink):
                 delay = self._delay(failures)
                 self._timers.add(self._parts.clock.monotonic() + delay, sink)
@@ -250,6 +315,9 @@ class Runner:
     def _read(self) -> m.Event:
         event = self._steps.read_sinks()
         held = self._steps.held
+        if self._resumed is None:
+            logger.info("recovered", extra={"path": held.path, "epoch": held.epoch})
+        self._resumed = self._resumed or held
         self._inbox.put(_Note(lambda: self._observer.started(self.run_id, held)))
         return event
 
@@ -299,7 +367,8 @@ class Runner:
 
     def _record(self, epoch: int) -> m.Event:
         fault_point("epoch.record.before")
-        self._ensure_history().note(epoch=epoch, generation=self._steps.held.generation)
+        self._steps.record(epoch)
+        self._ensure_history().note(epoch=epoch, generation=self._steps.held.generation, **self._lag())
         fault_point("epoch.record.after")
         return m.Recorded(epoch)
 
@@ -313,6 +382,40 @@ class Runner:
         if self._history is not None:
             self._history.note(now=True, waiting_for=reason)
 
+    def _tell_paused(self, paused: bool) -> None:
+        self._inbox.put(_Note(lambda: self._observer.paused(paused)))
+        self._inbox.put(_Note(lambda: self._on("stage", m.Record(0), lambda: self._note_paused(paused))))
+
+    def _note_paused(self, paused: bool) -> None:
+        """For people: a history that cannot be written is no failure of the pipeline."""
+        try:
+            if self._history is not None:
+                self._history.note(now=True, paused=paused)
+        except OSError as problem:
+            logger.warning("run history not written", extra={"reason": str(problem)})
+
+    def _begin_checkpoint(self, watch: CheckpointWatch) -> None:
+        """Follow a request; a poll timer that runs fires now instead, never a back-off."""
+        watch.begin(self._state, waiting=self._steps.waiting)
+        self._watches.append(watch)
+        if self._state.polling and not self._state.resting:
+            self._timers.drop("")
+            self._feed(m.TimerFired())
+
+    def _answer_checkpoints(self) -> None:
+        if not self._watches:
+            return
+        still = not self._steps.going.is_set() and is_still(self._state, waiting=self._steps.waiting)
+        for watch in [w for w in self._watches if w.is_complete(self._state, still=still)]:
+            self._watches.remove(watch)
+            self._on("stage", m.Record(0), partial(self._finish_checkpoint, watch, self._steps.held))
+
+    def _finish_checkpoint(self, watch: CheckpointWatch, held: Held) -> None:
+        """On the stage lane, after the record of the epoch: tiers that lag behind it are written out before this."""
+        if not self._parts.recorder.flush(FLUSH_SECONDS):
+            logger.warning("checkpoint taken, but a tier lags behind it", extra={"epoch": held.epoch})
+        watch.finish(held)
+
     def _claim(self) -> m.Event:
         event = self._steps.claim()
         self._open_history()
@@ -324,7 +427,10 @@ class Runner:
         A run that finds nothing to do leaves no trace.
         """
         try:
-            self._ensure_history().note(now=True, generation=self._steps.held.generation)
+            paused = not self._steps.going.is_set()
+            resumed = self._resumed or self._steps.held
+            facts = {"resumed_after": resumed.epoch, "recovery_path": resumed.path}
+            self._ensure_history().note(now=True, generation=self._steps.held.generation, paused=paused, **facts)
         except OSError as problem:
             logger.warning("run history not written", extra={"reason": str(problem)})
 
@@ -359,6 +465,19 @@ class Runner:
             logger.warning("run history not written", extra={"reason": str(error)})
 
     # -- telling --------------------------------------------------------------------------------------
+
+    def _tell_replication(self) -> None:
+        lag = self._parts.recorder.replication()
+        if lag is not None:
+            self._observer.replication(lag)
+
+    def _lag(self) -> dict[str, Json]:
+        """How far the remote tier is behind, for the run's history."""
+        lag = self._parts.recorder.replication()
+        if lag is None:
+            return {}
+        seconds = lag.lag_seconds(self._parts.clock.monotonic())
+        return {"replication_lag_seconds": round(seconds, 3), "replication_epochs_behind": lag.epochs_behind}
 
     def _tell(self, event: m.Event) -> None:
         match event:

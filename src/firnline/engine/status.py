@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from datetime import datetime
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from firnline.checkpoint.codec import canonical
-from firnline.checkpoint.ledger import LedgerEntry
+from firnline.checkpoint.lease_rules import LeaseRecord
+from firnline.checkpoint.tiers import Look
 from firnline.engine.history import has_died, load_runs
 from firnline.engine.parts import Parts
+from firnline.engine.recorded import find_store
+from firnline.errors import CheckpointError, FirnlineError, LedgerHoleError, SinkError
+from firnline.sinks.base import Held
 from firnline.sinks.delta import DeltaSink
 from firnline.sources.files.state import FileState
 from firnline.types import Json
 
-COMMITS_BETWEEN = 100  # commits of others, claims and column changes among the newest epochs
 COMMITS_READ = 1000  # older commits keep their epoch, but table version and commit time are not looked up
 
 
@@ -26,7 +29,7 @@ class PipelineStatus:
     """What `firnline status` shows; the field names are the same in JSON."""
 
     pipeline: str
-    state: str  # new, running, done, failed, fenced, died (killed without a word)
+    state: str  # new, running, paused, done, failed, fenced, died (killed without a word)
     epoch: int
     generation: int
     table: str
@@ -41,10 +44,15 @@ class PipelineStatus:
     repairs: list[str]
     restarts: int
     runs: list[dict[str, Json]] = field(default_factory=list)
+    recovery_path: str | None = None  # where the newest run read its checkpoint: local, remote, sink, fresh
+    copies: list[dict[str, Json]] = field(default_factory=list)  # what the store and the tiers hold
+    lease: dict[str, Json] | None = None
+    control: dict[str, Json] | None = None
 
 
-def load_status(parts: Parts) -> PipelineStatus:
-    """Read everything that `status` shows."""
+def load_status(parts: Parts, control: dict[str, Json] | None = None) -> PipelineStatus:
+    """Read everything that `status` shows. `control` is what a run on this machine says of itself."""
+    parts.recorder.tiers.look_again()
     held = parts.load()
     stored = held.checkpoint.positions.get(parts.source.name) if held.checkpoint else None
     state = FileState.from_json(stored) if stored else None
@@ -54,7 +62,7 @@ def load_status(parts: Parts) -> PipelineStatus:
     sinks = [_sink_row(sink) for sink in parts.sinks]
     return PipelineStatus(
         pipeline=parts.options.name,
-        state=str(runs[0]["status"]) if runs else "new",
+        state=_state(runs, control),
         epoch=held.epoch,
         generation=held.generation,
         table=parts.storage.root,
@@ -69,7 +77,73 @@ def load_status(parts: Parts) -> PipelineStatus:
         repairs=list(held.repairs),
         restarts=sum(int(r["restarts"]) for r in runs),
         runs=runs,
+        recovery_path=str(runs[0]["recovery_path"]) if runs and runs[0].get("recovery_path") else None,
+        copies=load_copies(parts, held),
+        lease=_load_lease(parts),
+        control=control,
     )
+
+
+def _state(runs: list[dict[str, Json]], control: dict[str, Json] | None) -> str:
+    if not runs:
+        return "running" if control else "new"
+    running = runs[0]["status"] == "running"
+    return "paused" if running and runs[0].get("paused") else str(runs[0]["status"])
+
+
+def _load_lease(parts: Parts) -> dict[str, Json] | None:
+    """Who holds the lease; None when nobody ever did. A store that does not answer is told, and no failure."""
+    try:
+        store = find_store(parts)
+        if store is None:
+            return None
+        try:
+            record = store.get(f"{parts.options.name}/lease", LeaseRecord)
+        finally:
+            store.close()
+    except (OSError, CheckpointError, SinkError) as error:
+        return {"unreadable": str(error)}
+    if record is None:
+        return None
+    age = parts.clock.now() - datetime.fromisoformat(record.renewed_at)
+    return {**record.to_json(), "renewed_seconds_ago": round(age.total_seconds(), 1)}
+
+
+def load_copies(parts: Parts, held: Held) -> list[dict[str, Json]]:
+    """What the store and the tiers hold, and how far each is behind the sink."""
+    found = []
+    for place in parts.recorder.places:
+        try:
+            look = parts.recorder.tiers.look(place) if place.path != "store" else place.look()
+        except FirnlineError as error:
+            look = Look(place.path, place.place, unreachable=error.message)
+        behind = 0 if look.unreachable else max(0, held.epoch - look.epoch)
+        found.append(
+            {
+                "path": look.path,
+                "place": look.place,
+                "epoch": None if look.unreachable or look.record is None else look.epoch,
+                "epochs_behind": None if look.unreachable else behind,
+                "lag_seconds": _lag_seconds(parts, held, look.epoch) if behind else (None if look.unreachable else 0.0),
+                "problem": look.unreachable or look.damaged or None,
+            }
+        )
+    return found
+
+
+def _lag_seconds(parts: Parts, held: Held, epoch: int) -> float | None:
+    """Seconds since the oldest epoch after `epoch` was made; None when the ledger does not know it any more."""
+    made = None
+    try:
+        for entry in parts.entries(held.entry):
+            if entry.epoch <= epoch:
+                break
+            made = entry.checkpoint.created_at
+    except LedgerHoleError:
+        return None
+    if made is None:
+        return None
+    return round(max(0.0, (parts.clock.now() - datetime.fromisoformat(made)).total_seconds()), 3)
 
 
 def _sink_row(sink: DeltaSink) -> dict[str, Json]:
@@ -77,46 +151,6 @@ def _sink_row(sink: DeltaSink) -> dict[str, Json]:
     settled = sink.settled_epoch()
     pending = 0 if settled is None else epoch - settled
     return {"name": sink.name, "epoch": epoch, "required": sink.required, "epochs_pending": pending}
-
-
-def load_checkpoints(parts: Parts, limit: int) -> list[dict[str, Json]]:
-    """The newest checkpoints, in the order and words of CONVENTIONS; older ones are folded away."""
-    held = parts.load()
-    reached = [held.epoch, *(sink.load().epoch for sink in parts.sinks[1:])]
-    commits = parts.deciding.commit_times(held.version, limit + COMMITS_BETWEEN) if held.exists else {}
-    found = []
-    for entry in islice(parts.entries(held.entry), limit):
-        commit = commits.get(entry.epoch)
-        holders = sum(1 for epoch in reached if epoch >= entry.epoch)
-        found.append(_checkpoint_row(parts, entry, commit, f"{holders}/{len(reached)}"))
-    return found
-
-
-def _checkpoint_row(
-    parts: Parts, entry: LedgerEntry, commit: tuple[int, str] | None, acknowledged: str
-) -> dict[str, Json]:
-    files = [f for files in entry.staged.values() for f in files]
-    return {
-        "id": entry.checkpoint.attempt,
-        "epoch": entry.epoch,
-        "status": "COMPLETED",
-        "is_savepoint": False,
-        "trigger_timestamp": entry.checkpoint.created_at,
-        "latest_ack_timestamp": commit[1] if commit else None,
-        "end_to_end_duration_ms": sum(entry.durations_ms.values()),
-        "checkpointed_size_bytes": len(canonical(entry.checkpoint.to_json())),
-        "state_size_bytes": 0,
-        "acknowledged": acknowledged,
-        "path": None,  # where a restore came from; an epoch's own checkpoint is no restore
-        "table_version": commit[0] if commit else None,
-        "kind": entry.kind,
-        "generation": entry.checkpoint.generation,
-        "run": entry.checkpoint.run,
-        "files": len(entry.inputs.get(parts.source.name, [])),
-        "rows": sum(int(f["rows"]) for f in files),
-        "quarantined": sum(int(q["rows"]) for q in entry.quarantine),
-        "last_committed_file": entry.checkpoint.positions[parts.source.name]["last_committed_file"],
-    }
 
 
 def load_files(parts: Parts) -> Iterator[dict[str, Json]]:

@@ -20,6 +20,8 @@ from firnline.checkpoint.ledger import LedgerEntry
 from firnline.checkpoint.model import Checkpoint
 from firnline.engine import messages as m
 from firnline.engine.engine import Engine
+from firnline.engine.jump_entries import epoch_commit
+from firnline.engine.jumps import check_new_sinks, check_staged, join_sink
 from firnline.engine.observer import EpochFacts
 from firnline.engine.orders import Context, Produced, agree, collect, columns_of, declared, make_orders
 from firnline.engine.parts import Parts
@@ -27,24 +29,22 @@ from firnline.engine.requests import RetryRequest
 from firnline.engine.window import RollbackWindow
 from firnline.errors import (
     BadRecordsError,
-    CheckpointError,
     CheckpointLostError,
     CommitConflictError,
-    ConfigError,
     FencedError,
     FirnlineError,
     LedgerHoleError,
     SchemaError,
     SinkError,
+    StoreAheadError,
 )
 from firnline.faults import fault_point
 from firnline.schema import fingerprint, merge, schema_from_json, schema_to_json
-from firnline.sinks.base import EpochCommit, Held
+from firnline.sinks.base import Held
 from firnline.sinks.delta import DeltaSink
 from firnline.sinks.delta.adopt import find_foreign
 from firnline.sinks.delta.columns import missing_fields
 from firnline.sources.base import SourcePlan
-from firnline.sources.files.state import FileState
 from firnline.types import EntryRef, Json, Receipt
 
 logger = logging.getLogger(__name__)
@@ -53,6 +53,7 @@ JUDGED_RECORDS = 100  # below this, a ratio of bad records says little
 SCHEMA_ROUNDS = 8  # types only widen, so this is never reached; it keeps a bug from looping
 FOLD_EVERY = 64
 KEPT_ENTRIES = 8
+KEPT_FLOORS = 4096  # more units than ever wait for a committer that works
 CLAIM_TRIES = 20
 ROOM_POLL_SECONDS = 0.5
 
@@ -100,16 +101,23 @@ class Steps:
         self._baseline_version = -1
         self._reconciled_at: float | None = None
         self._window = RollbackWindow(parts.options.checkpoint.rollback_window)
+        self._floors: dict[int, int] = {}  # of the newest epochs
         self.held: Held = Held(exists=False, version=-1)
         self.receipts: list[Receipt] = []
         self.stopping = threading.Event()
+        self.going = threading.Event()  # not set while the run is paused
+        self.going.set()
+        self.waiting = False  # a plan is under way that has not looked at its source yet: paused, or no room
         self.tell_waiting: Callable[[tuple[int, int] | None], None] = lambda _: None  # set by the runner
+        self.tell_still: Callable[[], None] = lambda: None  # set by the runner
         self.slowest = 0  # the epoch of the sink that lags most; kept up to date by the runner
         self._recent: dict[int, tuple[LedgerEntry, EntryRef]] = {}  # decided entries that a further sink takes next
 
     # -- reading and claiming -------------------------------------------------------------------------
 
     def read_sinks(self) -> m.Event:
+        recorder = self._parts.recorder
+        recorder.look()
         held = self._parts.deciding.load()
         if held.checkpoint is None and not held.generation:  # a log that knows our claim knows what it lacks
             self._check_no_history()
@@ -123,8 +131,13 @@ class Steps:
                 epochs[sink.name] = sink.load().epoch
             except SinkError as error:  # left out: it counts as lagging until it can be joined
                 logger.warning("sink could not be read", extra={"sink": sink.name, "reason": error.message})
-        self._check_new_sinks(held.epoch, epochs)
-        return m.SinksRead(tip, tuple(epochs.items()))
+        check_new_sinks(self._parts, held.entry, epochs)
+        if held.checkpoint is None and self._baseline is None:
+            self._check_others_know_nothing(epochs)
+        recorded = recorder.begin(held)
+        if held.checkpoint is None and self._baseline is None:
+            logger.warning("no sink, store or tier knows this pipeline", extra={"pipeline": self._parts.options.name})
+        return m.SinksRead(tip, tuple(epochs.items()), recorded=recorded)
 
     def _check_no_history(self) -> None:
         """Without a table there may be epochs that were staged and never committed, but no more than fly at once."""
@@ -153,21 +166,24 @@ class Steps:
         checkpoint = self._checkpoint(0, self._parts.ids.new(), {name: position}, None, None)
         return LedgerEntry(checkpoint, None, {name: records}, kind="baseline")
 
-    def _check_new_sinks(self, decided: int, epochs: dict[str, int]) -> None:
-        for name, epoch in epochs.items():
-            if decided and not epoch and name != self._parts.deciding.name:
-                first = next((e for e in self._parts.entries(self.held.entry) if e.epoch == 1), None)
-                if first is None or name not in first.staged:
-                    raise ConfigError(
-                        f"sink {name!r} was added to a pipeline that has history, which this version cannot replay",
-                        hint="Give the pipeline a new name, or take the sink out of the spec.",
-                    )
+    def _check_others_know_nothing(self, epochs: dict[str, int]) -> None:
+        """A further sink that holds epochs of which the deciding one knows nothing would never be given them again."""
+        ahead = {name: epoch for name, epoch in epochs.items() if epoch}
+        if ahead and self._parts.deciding.load().checkpoint is None:  # else another run began in between
+            name, epoch = ahead.popitem()
+            raise StoreAheadError(
+                f"sink {name!r} holds epoch {epoch}, but {self._parts.storage.root}, which decides, knows nothing",
+                epoch=epoch,
+            )
 
     def claim(self) -> m.Event:
         sink = self._parts.deciding
         held = self._claim_onto_baseline() if self._baseline else sink.claim(self._run)
         self._generation = held.generation
         self._set_tip(held)
+        if sink.settled_epoch() is not None:
+            committed = sink.load_committed()
+            self._floors[committed.epoch] = committed.checkpoint.floor if committed.checkpoint else 0
         if held.exists:
             missing_fields(sink.find_schema() or pa.schema([]), declared(self._parts.options.source))
         return m.Claimed(held.epoch, held.attempt)
@@ -184,8 +200,8 @@ class Steps:
         raise SinkError("the other tool commits all the time; stop it before Firnline takes over")
 
     def join(self, name: str) -> m.Event:
-        held = self._sink(name).claim(self._run, generation=self._generation)
-        return m.Joined(name, held.epoch)
+        tip = self.held.entry
+        return m.Joined(name, join_sink(self._parts, self._sink(name), self._run, self._generation, tip, tip))
 
     def _set_tip(self, held: Held) -> None:
         """Take what the deciding sink holds as the base of the next plan."""
@@ -236,7 +252,25 @@ class Steps:
         return m.Planned(epoch, attempt, base), plan
 
     def _wait_for_room(self) -> bool:
-        """Back-pressure: while a staged sink holds too much, plan nothing; False when the run is told to stop."""
+        """Plan nothing while paused, or while a staged sink holds too much; False when the run is told to stop."""
+        try:
+            return self._going_on() and self._room()
+        finally:
+            self.waiting = False
+
+    def _going_on(self) -> bool:
+        """Wait while paused; False when a stop ended that."""
+        while not self.going.is_set():
+            if self.stopping.is_set():
+                return False
+            if not self.waiting:
+                self.waiting = True
+                self.tell_still()
+            self.going.wait(ROOM_POLL_SECONDS)  # not for ever: a stop may come between a pause and its wait
+        return not (self.waiting and self.stopping.is_set())
+
+    def _room(self) -> bool:
+        """Back-pressure."""
         told = False
         while True:
             full = next((found for sink in self._parts.sinks if (found := sink.is_full()) is not None), None)
@@ -248,7 +282,8 @@ class Steps:
                 logger.warning("waiting for the committer", extra={"pending_units": full[0], "pending_bytes": full[1]})
                 self.tell_waiting(full)
                 told = True
-            if self.stopping.wait(ROOM_POLL_SECONDS):
+            self.waiting = True
+            if self.stopping.wait(ROOM_POLL_SECONDS) or not self._going_on():
                 return False
 
     def reconcile_due(self) -> bool:
@@ -363,6 +398,9 @@ class Steps:
         )
         made.ref = self._parts.ledger.stage(made.entry)
         self._window.add(checkpoint)
+        self._floors = {e: f for e, f in self._floors.items() if e > made.epoch - KEPT_FLOORS} | {
+            made.epoch: checkpoint.floor
+        }
         after.entry, after.checkpoint = made.ref, checkpoint
         made.durations_ms["stage"] = self._ms_since(began)
         fault_point("epoch.stage.after")
@@ -382,6 +420,8 @@ class Steps:
             version += 1
         now = self._parts.clock.now()
         settled = [found for sink in self._parts.sinks if (found := sink.settled_epoch()) is not None]
+        if (replicated := self._parts.recorder.remote_epoch) is not None:
+            settled.append(replicated)
         return Checkpoint(
             pipeline=self._parts.options.name,
             epoch=epoch,
@@ -405,9 +445,10 @@ class Steps:
         assert entry is not None
         assert ref is not None
         if made is None:
-            self._check_files(sink, entry)
+            check_staged(sink, entry)
         try:
-            receipt = sink.commit(self._epoch_commit(sink, entry, ref, made))
+            schema = made.produced.schema if made is not None else schema_from_json(entry.schema)
+            receipt = sink.commit(epoch_commit(self._parts, sink, entry, ref, schema))
         except SchemaError as error:
             if made is None:
                 raise
@@ -417,40 +458,9 @@ class Steps:
         if made is not None:
             made.durations_ms["commit"] = self._ms_since(began)
         self.receipts.append(receipt)
+        self._parts.recorder.note_receipt(receipt)
         fault_point("epoch.commit.after")
         return m.Committed(name, epoch, receipt.attempt)
-
-    def _epoch_commit(
-        self, sink: DeltaSink, entry: LedgerEntry, ref: EntryRef, made: EpochInFlight | None
-    ) -> EpochCommit:
-        position = entry.checkpoint.positions[self._parts.source.name]
-        schema = made.produced.schema if made is not None else schema_from_json(entry.schema)
-        return EpochCommit(
-            checkpoint=entry.checkpoint,
-            entry=ref,
-            previous=self._previous_in(sink, entry),
-            previous_checkpoint=entry.previous_checkpoint,
-            files=entry.staged.get(sink.name, []),
-            schema=schema,
-            source_state=FileState.from_json(position).interchange(),
-            facts={"files": len(entry.inputs[self._parts.source.name])},
-        )
-
-    def _check_files(self, sink: DeltaSink, entry: LedgerEntry) -> None:
-        """A sink that lags is given files that were staged long ago: delta-rs would commit missing ones too."""
-        for file in entry.staged.get(sink.name, []):
-            try:
-                sink.storage.stat(str(file["path"]))
-            except FileNotFoundError as error:
-                raise CheckpointError(
-                    f"sink {sink.name!r} lacks epoch {entry.epoch}, and {file['path']}, staged for it, is gone",
-                    hint="Restore the sink's folder, or take the sink out of the spec.",
-                ) from error
-
-    def _previous_in(self, sink: DeltaSink, entry: LedgerEntry) -> EntryRef | None:
-        """The entry that a sink must hold before; a baseline (epoch 0) stands in the deciding sink alone."""
-        before = entry.previous
-        return before if before is None or before.epoch > 0 or sink is self._parts.deciding else None
 
     def _decided_entry(self, epoch: int) -> tuple[LedgerEntry, EntryRef]:
         """The ledger entry of a decided epoch: what every further sink is given, and nothing else."""
@@ -472,6 +482,7 @@ class Steps:
         if receipt is None:
             return m.ReceiptAbsent(name, epoch)
         self.receipts.append(receipt)
+        self._parts.recorder.note_receipt(receipt)
         return m.Committed(name, epoch, receipt.attempt)
 
     def settle(self, epoch: int, attempt: str) -> tuple[EpochInFlight | None, Receipt | None]:
@@ -486,11 +497,13 @@ class Steps:
                 epoch=epoch,
                 entry=base.entry,
                 checkpoint=base.checkpoint,
+                path=self.held.path,
             )
         made = self._epochs.pop(attempt, None)  # only now: until here a reconcile finds it in flight
         if made is not None and made.entry is not None and made.ref is not None:
             kept = {e: found for e, found in self._recent.items() if e > epoch - KEPT_ENTRIES}
             self._recent = {**kept, epoch: (made.entry, made.ref)}
+            self._parts.recorder.note_durations(epoch, made.durations_ms)
         for known, old in list(self._bases.items()):  # in place: the next job may end right now and add its own
             if old.epoch < epoch - 1:
                 del self._bases[known]
@@ -499,17 +512,30 @@ class Steps:
 
     # -- after the commit -----------------------------------------------------------------------------
 
+    def record(self, epoch: int) -> None:
+        """Copy what is settled into the store and the tiers."""
+        self._parts.recorder.record(epoch, self.held, self._recent)
+
     def acknowledge(self, epoch: int) -> m.Event:
         fault_point("epoch.acknowledge.before")
         tip = self.held
         if tip.entry is not None and tip.checkpoint is not None and epoch % FOLD_EVERY == 0:
+            floor = self._committed_floor(tip.checkpoint)
             try:
-                self._parts.ledger.fold(tip.entry, tip.checkpoint.floor)
-                self._parts.ledger.sweep(tip.checkpoint.floor, tip.entry)
+                self._parts.ledger.fold(tip.entry, floor)
+                self._parts.ledger.sweep(floor, tip.entry)
             except LedgerHoleError as error:
                 logger.error("ledger not folded", extra={"reason": error.message})
         fault_point("epoch.acknowledge.after")
         return m.Acknowledged(epoch)
+
+    def _committed_floor(self, tip: Checkpoint) -> int:
+        """The floor that the deciding sink's newest commit names: pending units may still be taken back."""
+        settled = self._parts.deciding.settled_epoch()
+        if settled is None or settled >= tip.epoch:
+            return tip.floor
+        known = [epoch for epoch in self._floors if epoch <= settled]
+        return self._floors[max(known)] if known else 0
 
     def finish_requests(self, made: EpochInFlight) -> None:
         """The epoch that took these requests up is committed."""

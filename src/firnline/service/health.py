@@ -55,6 +55,7 @@ class Health(Observer):
         self._failures = 0
         self._error = ""
         self._exit_code: int | None = None
+        self._paused = False
 
     # -- the answers ----------------------------------------------------------------------------------
 
@@ -89,7 +90,7 @@ class Health(Observer):
         late = [(epoch, now - at) for epoch, at in self._since.items() if now - at > self._stuck_seconds]
         found = [f"epoch {epoch} was planned {age:.0f} s ago and is not committed" for epoch, age in late]
         silent = now - self._sign_at
-        if not found and silent > self._silent_seconds:
+        if not found and silent > self._silent_seconds and not self._paused:
             found.append(f"no sign of life for {silent:.0f} s")
         return found
 
@@ -99,6 +100,7 @@ class Health(Observer):
             "epoch": self._epoch,
             "epochs_in_flight": sorted(self._since),
             "failures_in_a_row": self._failures,
+            "paused": self._paused,
         }
         return Verdict(not reasons, reasons, facts)
 
@@ -145,6 +147,12 @@ class Health(Observer):
         """Only a commit, or an empty plan, proves that the trouble is over."""
         self._failures, self._error = 0, ""
         self._sign()
+
+    def paused(self, paused: bool) -> None:
+        """A paused run is healthy: its silence is wanted."""
+        with self._lock:
+            self._paused = paused
+            self._sign()
 
     def backlog(self, backlog: Backlog) -> None:
         """No sign of progress: a count goes on while an epoch hangs."""

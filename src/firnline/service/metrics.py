@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from firnline import __version__
+from firnline.checkpoint.replication import Replication
 from firnline.engine.observer import EpochFacts, Observer
 from firnline.errors import FirnlineError, SinkError
 from firnline.sinks.base import Held
@@ -52,6 +53,7 @@ class PipelineMetrics(Observer, Collector):
         self._recovery: Counter[str] = Counter()
         self._gauges: dict[str, float] = {}
         self._durations = _Durations()
+        self._replication: Replication | None = None
         self._committed_at = monotonic()
 
     def registry(self) -> CollectorRegistry:
@@ -65,7 +67,7 @@ class PipelineMetrics(Observer, Collector):
     def started(self, run: str, held: Held) -> None:
         with self._lock:
             if not self._recovery:
-                self._recovery["sink" if held.checkpoint else "fresh"] += 1
+                self._recovery[held.path] += 1
             self._gauges["epoch"] = held.epoch
 
     def committed(self, facts: EpochFacts) -> None:
@@ -93,6 +95,10 @@ class PipelineMetrics(Observer, Collector):
     def held_up(self, full: tuple[int, int] | None) -> None:
         with self._lock:
             self._gauges["staging_pending"] = full[0] if full else 0
+
+    def replication(self, lag: Replication) -> None:
+        with self._lock:
+            self._replication = lag
 
     def idle(self) -> None:
         with self._lock:
@@ -139,10 +145,12 @@ class PipelineMetrics(Observer, Collector):
 
     def _all_gauges(self) -> Iterator[Metric]:
         lag = self._monotonic() - self._committed_at
+        replication = self._replication.lag_seconds(self._monotonic()) if self._replication else None
         for name, text, value in (
             ("epoch", "The newest committed epoch.", self._gauges.get("epoch")),
             ("checkpoint_bytes", "Size of the newest checkpoint.", self._gauges.get("checkpoint_bytes")),
             ("checkpoint_lag_seconds", "Time since the last commit or empty poll.", lag),
+            ("replication_lag_seconds", "Age of the oldest checkpoint that the remote tier lacks.", replication),
             ("source_state_files", "Files named in the source's position.", self._gauges.get("source_state_files")),
             ("source_lag_seconds", "From arrival to commit, oldest file of the newest epoch.", self._gauges.get("lag")),
             ("set_aside_files", "Files that are set aside.", self._gauges.get("set_aside_files")),

@@ -26,6 +26,7 @@ class Held:
     entry: EntryRef | None = None
     checkpoint: Checkpoint | None = None
     repairs: tuple[str, ...] = ()  # damaged copies that another copy stood in for
+    path: str = "fresh"  # where the checkpoint was read: local, remote (a tier), sink; fresh when there is none
 
     @property
     def attempt(self) -> str:
@@ -45,6 +46,7 @@ class EpochCommit:
     previous_checkpoint: str = ""  # checksum of the checkpoint before
     source_state: Json = None  # the interchange form of the one file source
     facts: dict[str, Json] = field(default_factory=dict)  # for people who read the log
+    kind: str = "epoch"  # or one of the ledger's JUMPS
 
     @property
     def rows(self) -> int:

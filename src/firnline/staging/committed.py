@@ -116,7 +116,10 @@ def _from_log(log: DeltaLog, version: int, pipeline: str, oldest: int, found: Co
     """Every commit of epochs names its units; a commit by the pipeline itself is one epoch."""
     for commit in log.backwards(version):
         info = commit.find_info(pipeline)
-        if info is None or info.get("kind") != "epoch" or "checkpoint" not in info:
+        if info is None or "checkpoint" not in info:
+            continue
+        if info.get("kind") != "epoch":  # a jump: nothing between where it went and itself is committed any more
+            found.since = min(found.since, int(info.get("jump", {}).get("to_epoch", 0)) + 1)
             continue
         units = info.get("units") or [{"epoch": info["epoch"], "attempt": info["checkpoint"]["attempt"]}]
         if int(info["epoch"]) < found.since - 1:

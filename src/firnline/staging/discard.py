@@ -81,3 +81,11 @@ def discard(table: Table, storage: Storage, pipeline: str, epoch: int, run: str)
             storage.delete(f"{REJECTED}/{name}{SUFFIX}")
         return found
     raise SinkError(f"cannot claim {table.uri}: other writers commit all the time")
+
+
+def drop_pending(storage: Storage, pipeline: str, up_to: int) -> list[str]:
+    """Delete the pending units of a pipeline up to an epoch, once a commit of that epoch has made them forks."""
+    units = [u for u in load_pending(storage) if isinstance(u, Unit) and u.pipeline == pipeline and u.epoch <= up_to]
+    for unit in units:
+        storage.delete(f"{PENDING}/{unit.name}{SUFFIX}")
+    return [unit.name for unit in units]

@@ -32,7 +32,7 @@ from firnline.types import Json
 
 PINS = "_firnline/pins"
 REJECTED_KEPT = timedelta(days=30)
-COMPACTION_KEPT = timedelta(days=1)  # a pin that compaction left behind when it was killed
+COMPACTION_KEPT = timedelta(days=1)  # a pin that compaction or a restore left behind when it was killed
 EPOCHS_IN_FLIGHT = 16  # more than a run ever has between plan and commit
 COMMITS_SCANNED = 10_000
 _ATTEMPT = re.compile(r"[0-9a-f]{16}")
@@ -92,14 +92,15 @@ class References:
             if data is None:
                 continue
             pin = _parse_pin(data, file.key)
-            if pin.get("kind") == "compaction" and self._is_abandoned(file, pin):
+            if pin.get("kind") in ("compaction", "restore") and self._is_abandoned(file, pin):
                 self.expired_pins.append(file)
                 continue
             for path in pin.get("files", []):
                 candidates.drop(self.log.keys(str(path)), "pinned")
             for version in pin.get("versions", []):
                 candidates.drop(self.log.pinned(int(version)), "pinned")
-            self._drop_attempts(candidates, set(map(str, pin.get("attempts", []))), "being compacted")
+            reason = "being restored" if pin.get("kind") == "restore" else "being compacted"
+            self._drop_attempts(candidates, set(map(str, pin.get("attempts", []))), reason)
 
     def _is_abandoned(self, file: TableFile, pin: dict[str, Json]) -> bool:
         return older_than(file, self._now, COMPACTION_KEPT) and not (_is_here(pin) and _lives(pin))

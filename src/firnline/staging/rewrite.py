@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 
 from firnline.errors import ConfigError, SinkError
+from firnline.sinks.delta.contents import special_features
 from firnline.sinks.delta.stage import ParquetStager
 from firnline.sinks.delta.table import Table
 from firnline.storage import Storage
@@ -21,13 +22,6 @@ SMALL = 0.75  # of the target: a file above this stays as it is
 BATCH_ROWS = 65_536
 PartitionFilter = tuple[str, str, Any]  # column, operator, value or values
 
-# Features under which a file may be replaced by another with the same rows, and nothing else must be told.
-_FEATURES = frozenset(
-    {
-        "appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns", "identityColumns",
-        "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck",
-    }
-)  # fmt: skip
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
     "!=": operator.ne,
@@ -63,13 +57,10 @@ class Bin:
 
 def check_supported(table: Table) -> None:
     """Refuse tables whose files carry more than rows."""
-    protocol = table.delta.protocol()
-    used = {*(protocol.reader_features or []), *(protocol.writer_features or [])} - _FEATURES
-    if table.setting("delta.columnMapping.mode") not in (None, "none"):
-        used.add("columnMapping")
+    used = special_features(table.delta)
     if used:
         raise ConfigError(
-            f"{table.uri} uses {', '.join(sorted(used))}, under which Firnline does not rewrite files",
+            f"{table.uri} uses {', '.join(used)}, under which Firnline does not rewrite files",
             hint="Compact it with OPTIMIZE of the engine that wrote it.",
         )
 

@@ -8,7 +8,9 @@ tip of the chain it adopts, so a zombie's later unit is known to be a fork.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 import pyarrow as pa
@@ -36,6 +38,7 @@ class StagedDeltaSink(DeltaSink):
         super().__init__(*arguments)
         self._sizes: dict[str, int | None] = {}
         self._settled = 0  # the log's epoch, when it was last looked at
+        self._follows: Callable[[int], set[int]] | None = None
 
     def load(self) -> Held:
         return self._chain_end()[0]
@@ -46,7 +49,7 @@ class StagedDeltaSink(DeltaSink):
         Units are listed before the log is read: one that is gone from the folder by then is in the log.
         """
         units = [u for u in load_pending(self.storage) if isinstance(u, Unit) and u.pipeline == self._pipeline]
-        held = super().load()
+        held = self._held(ask_copies=not units) if self._table.refresh() else Held(exists=False, version=-1)
         self._settled = held.epoch
         if not held.exists:
             return held, Arranged()
@@ -54,7 +57,10 @@ class StagedDeltaSink(DeltaSink):
         if not arranged.ready:
             return held, arranged
         last = arranged.ready[-1]
-        return replace(held, epoch=last.epoch, entry=last.entry, checkpoint=last.checkpoint), arranged
+        # The unit tells all; a copy of the very same entry only says that the fast way back would have done.
+        copy = self.copies.find(last.epoch, last.digest)
+        path = copy[0] if copy else "sink"
+        return replace(held, epoch=last.epoch, entry=last.entry, checkpoint=last.checkpoint, path=path), arranged
 
     def find_schema(self) -> pa.Schema | None:
         """The table's columns and those that pending units will add."""
@@ -69,8 +75,16 @@ class StagedDeltaSink(DeltaSink):
     def _claim_tip(self) -> tuple[int, int | None]:
         """The end of the chain, pending units included; a committer that moves it meanwhile moves the version too."""
         units = [u for u in load_pending(self.storage) if isinstance(u, Unit) and u.pipeline == self._pipeline]
-        ready = arrange(read_standing(self._table, self._pipeline), units).ready
+        standing = read_standing(self._table, self._pipeline)
+        ready = arrange(standing, units).ready
+        if ready and self._follows is not None:
+            decided = self._follows(standing.epoch)
+            ready = list(takewhile(lambda unit: unit.digest in decided, ready))
         return (ready[-1].epoch, ready[-1].digest) if ready else super()._claim_tip()
+
+    def follow(self, decided: Callable[[int], set[int]]) -> None:
+        """Adopt only pending units that another sink has decided: `decided` gives their digests above an epoch."""
+        self._follows = decided
 
     def claim(
         self, run: str, generation: int | None = None, baseline: EntryRef | None = None, onto: int | None = None

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from firnline.checkpoint.replication import Replication
 from firnline.engine.observer import EpochFacts, Observer
 from firnline.engine.parts import Parts, assemble
 from firnline.engine.runner import Runner, RunResult
@@ -19,6 +20,7 @@ from firnline.options import (
     PipelineOptions,
     RestartOptions,
 )
+from firnline.sinks.base import Held
 from firnline.testing.local import LocalEngine
 
 logger = logging.getLogger(__name__)
@@ -64,6 +66,14 @@ class Recorder(Observer):
         self.troubles: list[FirnlineError] = []
         self.late = 0
         self.changed: list[str] = []
+        self.starts: list[Held] = []
+        self.lags: list[Replication] = []
+
+    def started(self, run: str, held: Held) -> None:
+        self.starts.append(held)
+
+    def replication(self, lag: Replication) -> None:
+        self.lags.append(lag)
 
     def committed(self, facts: EpochFacts) -> None:
         self.epochs.append(facts)

@@ -53,7 +53,7 @@ class SampleInput:
         return path
 
     def add_truncated(self, name: str, records: int = 200) -> bytes:
-        """A gz file cut in the middle; returns the whole one. Its records count as expected only by `forgive`."""
+        """A gz file cut in the middle; returns the whole one. Its records count as expected only by `expect`."""
         lines = self.lines(records)
         whole = pack(name, b"".join(line + b"\n" for line in lines))
         self.path(name).write_bytes(whole[: len(whole) // 2])

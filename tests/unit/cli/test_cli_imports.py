@@ -30,6 +30,12 @@ def test_looking_imports_nothing_heavy(finished: Path, verb: str) -> None:
     assert imported([verb], finished.parent, HEAVY) == (0, [])
 
 
+@pytest.mark.parametrize("verb", ["create", "list"])
+def test_savepoints_need_no_jvm(finished: Path, verb: str) -> None:
+    watched = tuple(module for module in HEAVY if module != "pandas")  # pyarrow asks for it when it takes a table over
+    assert imported(["savepoint", verb], finished.parent, watched) == (0, [])
+
+
 def test_help_imports_next_to_nothing(tmp_path: Path) -> None:
     assert imported(["--help"], tmp_path, LIGHTEST) == (0, [])
 

@@ -37,7 +37,8 @@ def test_a_run_logs_dated_lines_and_ends_with_one_result(spec: Path, capfd: pyte
     lines = shown.err.splitlines()
     assert all(DATED.match(line) for line in lines)
     texts = [line[21:] for line in lines]
-    assert texts[:3] == ["starting fresh", "claimed generation 1", "starting Spark"]
+    assert texts[0].startswith("warning: no sink, store or tier knows this pipeline")
+    assert texts[1:4] == ["starting fresh", "claimed generation 1", "starting Spark"]
     assert any(t.startswith("epoch 1 committed  10 rows  2 files  version 1") for t in texts)
     assert any(t.startswith("1 file set aside") for t in texts)
     assert shown.out.startswith("done after epoch 2: 15 rows from 4 files, 2 quarantined, 1 file set aside, ")

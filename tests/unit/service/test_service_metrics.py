@@ -7,6 +7,7 @@ from typing import Any
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from firnline.checkpoint.replication import Replication
 from firnline.engine.observer import EpochFacts
 from firnline.errors import SinkError, SourceError
 from firnline.service.metrics import PipelineMetrics
@@ -108,8 +109,23 @@ def test_a_resumed_run_names_its_path_once() -> None:
     metrics = PipelineMetrics("flights", lambda: 1.0)
     checkpoint: Any = object()
     for _ in range(2):
-        metrics.started("r", Held(exists=True, version=3, epoch=2, checkpoint=checkpoint))
-    assert samples(metrics)["firnline_recovery_path_total", (("path", "sink"), ("pipeline", "flights"))] == 1
+        metrics.started("r", Held(exists=True, version=3, epoch=2, checkpoint=checkpoint, path="local"))
+    assert samples(metrics)["firnline_recovery_path_total", (("path", "local"), ("pipeline", "flights"))] == 1
+
+
+def test_the_replication_lag_grows_until_the_tier_is_level() -> None:
+    now = 10.0
+    metrics = PipelineMetrics("flights", lambda: now)
+
+    def lag() -> float | None:
+        return metrics.registry().get_sample_value("firnline_replication_lag_seconds", {"pipeline": "flights"})
+
+    assert lag() is None
+    metrics.replication(Replication("remote", "s3://b", epoch=3, epochs_behind=2, since=10.0, reason="away"))
+    now = 25.0
+    assert lag() == 15
+    metrics.replication(Replication("remote", "s3://b", epoch=5))
+    assert lag() == 0
 
 
 def test_back_pressure_is_told_while_it_lasts() -> None:

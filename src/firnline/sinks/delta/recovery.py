@@ -1,10 +1,13 @@
 """Finds the checkpoint of the epoch that a table holds, from whichever copy is intact.
 
-The snapshot tells the epoch and 63 bits of its ledger entry's checksum; both never expire. Three copies
-describe the epoch: the ledger entry, the commit's own commitInfo, and, in part, the interchange payload.
-1. The ledger entry with that checksum. No scan of the log is needed.
-2. The commitInfo of the commit, found by a scan backwards.
-3. The checkpoint of the epoch before, advanced by the inputs of this epoch's entry, whose part is intact.
+The snapshot tells the epoch and 63 bits of its ledger entry's checksum; both never expire. Three copies in the
+table describe the epoch: the ledger entry, the commit's own commitInfo, and, in part, the interchange payload.
+Tiers, where there are any, hold more.
+1. The newest copy in the local tier, then in the remote one, if it names that epoch and checksum.
+2. The ledger entry with that checksum. No scan of the log is needed.
+3. The commitInfo of the commit, found by a scan backwards.
+4. The checkpoint of the epoch before, advanced by the inputs of this epoch's entry, whose part is intact.
+5. An older version in a tier that names that epoch and checksum.
 If nothing intact tells the epoch: an error and the way out, never a fresh start.
 """
 
@@ -17,6 +20,7 @@ from typing import TypeAlias
 from firnline.checkpoint.codec import parse, short_number, unseal
 from firnline.checkpoint.ledger import Ledger, LedgerEntry, entry_name
 from firnline.checkpoint.model import Checkpoint
+from firnline.checkpoint.tiers import Tiers
 from firnline.errors import CheckpointLostError, DamagedError
 from firnline.sinks.delta.log import DeltaLog
 from firnline.types import EntryRef, Json
@@ -32,29 +36,39 @@ class Found:
     checkpoint: Checkpoint
     entry: EntryRef
     repairs: tuple[str, ...] = ()
+    path: str = "sink"  # or the tier that it was read from
 
 
 def find_checkpoint(
-    log: DeltaLog, ledger: Ledger, pipeline: str, version: int, epoch: int, digest: int | None, replay: Replay
-) -> Found:
+    log: DeltaLog, ledger: Ledger, pipeline: str, version: int, epoch: int, digest: int | None, replay: Replay,
+    copies: Tiers | None = None, *, ask_copies: bool = True,
+) -> Found:  # fmt: skip
     """The checkpoint of `epoch`, which the table at `version` holds.
+
+    Without `ask_copies`, those in tiers are the last resort: the caller knows that they tell of a later epoch.
 
     Raises:
         CheckpointLostError: no copy is intact.
     """
+    copy = copies.find(epoch, digest) if copies is not None and ask_copies else None
+    if copy is not None:
+        return Found(copy[1].checkpoint, copy[1].entry, path=copy[0])
     candidates = ledger.candidates(epoch)
     for ref, data in candidates:
         if short_number(ref.checksum) == digest:
             entry = LedgerEntry.from_bytes(data, f"ledger entry {ref.name}")
             return Found(entry.checkpoint, ref)
     repairs = [f"ledger entry of epoch {epoch}: missing or damaged"]
-    copy, named = _from_commit_info(log, pipeline, version, epoch)
-    if copy is not None:
-        return Found(copy, _entry_ref(epoch, copy.attempt, named, digest), tuple(repairs))
+    told, named = _from_commit_info(log, pipeline, version, epoch)
+    if told is not None:
+        return Found(told, _entry_ref(epoch, told.attempt, named, digest), tuple(repairs))
     repairs.append(f"commitInfo of epoch {epoch}: missing or damaged")
     rebuilt = _rebuild(log, ledger, pipeline, version, candidates, digest, replay)
     if rebuilt is not None:
         return replace(rebuilt, repairs=tuple(repairs))
+    copy = copies.search(epoch, digest) if copies is not None else None
+    if copy is not None:
+        return Found(copy[1].checkpoint, copy[1].entry, tuple(repairs), path=copy[0])
     raise CheckpointLostError(
         f"the table holds epoch {epoch} of {pipeline!r}, but no intact copy of its checkpoint is left",
         epoch=epoch,

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from firnline.checkpoint.codec import short_number
 from firnline.checkpoint.ledger import Ledger
+from firnline.checkpoint.tiers import Tiers
 from firnline.errors import (
     CommitConflictError,
     CommitUnknownError,
@@ -22,6 +23,7 @@ from firnline.errors import (
 from firnline.options import DeltaSinkOptions
 from firnline.sinks.base import EpochCommit, Held, Sink
 from firnline.sinks.delta.columns import missing_fields
+from firnline.sinks.delta.jump import Effect, ReplaceRows, apply_effect
 from firnline.sinks.delta.log import DeltaLog, encode_blizzard
 from firnline.sinks.delta.recovery import Replay, find_checkpoint
 from firnline.sinks.delta.table import CREATED_WITH, Table
@@ -53,6 +55,7 @@ class DeltaSink(Sink):
         self._deciding = True
         self._deferred = False
         self._generation = 0
+        self.copies = Tiers()  # of the checkpoint, outside the table; the deciding sink is given some
         self._checkpointed: int | None = None  # the version of Delta's newest checkpoint, once it is known
 
     # -- what it holds --------------------------------------------------------------------------------
@@ -62,14 +65,22 @@ class DeltaSink(Sink):
             return Held(exists=False, version=-1)
         return self._held()
 
-    def _held(self) -> Held:
+    def _held(self, *, ask_copies: bool = True) -> Held:
         """What stands under the version that the table handle is at."""
         table = self._table
         epoch, generation = table.txn(self._id("")), table.txn(self._id("-gen"))
         if epoch is None:
             return Held(exists=True, version=table.version, generation=generation or 0)
         found = find_checkpoint(
-            self._log, self._ledger, self._pipeline, table.version, epoch, table.txn(self._id("-entry")), self._replay
+            self._log,
+            self._ledger,
+            self._pipeline,
+            table.version,
+            epoch,
+            table.txn(self._id("-entry")),
+            self._replay,
+            self.copies,
+            ask_copies=ask_copies,
         )
         return Held(
             exists=True,
@@ -79,17 +90,22 @@ class DeltaSink(Sink):
             entry=found.entry,
             checkpoint=found.checkpoint,
             repairs=found.repairs,
+            path=found.path,
         )
 
     def find_schema(self) -> pa.Schema | None:
         return self._table.schema() if self._table.refresh() else None
 
     def find_receipt(self, epoch: int) -> Receipt | None:
+        return self._find_logged(epoch)
+
+    def _find_logged(self, epoch: int) -> Receipt | None:
+        """The receipt of an epoch by the table's own log."""
         if not self._table.refresh() or (self._table.txn(self._id("")) or 0) < epoch:
             return None
         for commit in self._log.backwards(self._table.version):
             info = commit.find_info(self._pipeline)
-            if info is None or info.get("kind") != "epoch" or info["epoch"] > epoch:
+            if info is None or "checkpoint" not in info or info["epoch"] > epoch:
                 continue
             return self._receipt(info, commit.version) if info["epoch"] == epoch else None
         return None
@@ -99,7 +115,7 @@ class DeltaSink(Sink):
         found: dict[int, tuple[int, str]] = {}
         for commit in self._log.backwards(version, limit):
             info = commit.find_info(self._pipeline)
-            if info is not None and info.get("kind") == "epoch":
+            if info is not None and "checkpoint" in info:
                 found[int(info["epoch"])] = (commit.version, commit.time())
         return found
 
@@ -220,7 +236,7 @@ class DeltaSink(Sink):
         raise SinkError(f"cannot commit to {self._table.uri}: other writers commit all the time")
 
     def _create(self, commit: EpochCommit) -> None:
-        if commit.previous is not None:
+        if commit.previous is not None and commit.kind == "epoch":
             raise SinkError(
                 f"the table {self._table.uri} is gone", hint="Restore it, or start a pipeline of another name."
             )
@@ -283,6 +299,11 @@ class DeltaSink(Sink):
         return bool(missing)
 
     def _append(self, commit: EpochCommit) -> int:
+        txns, expiring = self._transactions(commit)
+        return self._table.append("delta.commit", commit.files, self._commit_info(commit), txns, expiring)
+
+    def _transactions(self, commit: EpochCommit) -> tuple[dict[str, int], dict[str, int]]:
+        """The transaction ids that a commit carries: those that stay, and those that expire."""
         checkpoint = commit.checkpoint
         txns = {
             self._id(""): checkpoint.epoch,
@@ -299,7 +320,7 @@ class DeltaSink(Sink):
             }
             app_id = encode_blizzard(commit.source_state, self._table.version, extra)
             expiring[app_id] = int(self._clock.now().timestamp() * 1000)
-        return self._table.append("delta.commit", commit.files, self._commit_info(commit), txns, expiring)
+        return txns, expiring
 
     def _writes_interchange(self) -> bool:
         if self._options.interop != "auto":
@@ -309,7 +330,7 @@ class DeltaSink(Sink):
 
     def _commit_info(self, commit: EpochCommit) -> str:
         return self._info(
-            "epoch",
+            commit.kind,
             epoch=commit.checkpoint.epoch,
             checkpoint=commit.checkpoint.to_json(),
             entry=commit.entry.to_json(),
@@ -322,6 +343,71 @@ class DeltaSink(Sink):
     def _info(self, kind: str, **fields: Json) -> str:
         body = {"kind": kind, "pipeline": self._pipeline, "run": self._run, "generation": self._generation, **fields}
         return json.dumps(body, separators=(",", ":"), ensure_ascii=False)
+
+    # -- elsewhere ------------------------------------------------------------------------------------
+
+    @property
+    def table(self) -> Table:
+        """The table handle, at the version that was last read."""
+        return self._table
+
+    @property
+    def log(self) -> DeltaLog:
+        return self._log
+
+    def load_committed(self) -> Held:
+        """What the table's log alone holds; for most sinks that is all there is."""
+        return self._held() if self._table.refresh() else Held(exists=False, version=-1)
+
+    def find_holder(self) -> tuple[int, int | None, int]:
+        """Epoch, digest of its entry, and generation under the version that was last read."""
+        table = self._table
+        return table.txn(self._id("")) or 0, table.txn(self._id("-entry")), table.txn(self._id("-gen")) or 0
+
+    def jump(self, commit: EpochCommit, effect: Effect, onto: EntryRef | None, version: int | None = None) -> Receipt:
+        """Commit an epoch that reads nothing: its effect on the rows and its checkpoint become true together.
+
+        Requires, under the very version it commits onto, our generation and the entry `onto`. With `version`, it
+        is made onto that version of the table only: what was checked there holds. A repeat returns the first receipt.
+
+        Raises:
+            FencedError: another run owns the pipeline.
+            CommitConflictError: the table is no longer at `version`, or no longer holds `onto`; nothing was written.
+        """
+        checkpoint = commit.checkpoint
+        for _ in range(CONFLICT_TRIES):
+            if not self._table.refresh():
+                self._create(commit)
+                self._deferred = False
+                continue
+            epoch, entry, generation = self.find_holder()
+            receipt = self._find_logged(checkpoint.epoch) if epoch >= checkpoint.epoch else None
+            if receipt is not None and receipt.attempt == checkpoint.attempt:
+                return receipt
+            if generation != self._generation:
+                raise FencedError(f"generation {generation} holds {self.name} by now", generation=generation)
+            # Before the entry is compared: a committer may have moved it on, and then one has to look again.
+            if version is not None and self._table.version != version:
+                raise CommitConflictError("the table moved since it was looked at", version=self._table.version)
+            if (epoch, entry) != ((onto.epoch, short_number(onto.checksum)) if onto else (0, None)):
+                raise CommitConflictError(f"{self.name} stands at epoch {epoch} by now", epoch=epoch)
+            txns, expiring = self._transactions(commit)
+            try:
+                if isinstance(effect, ReplaceRows) and self._evolve(commit.schema):
+                    version = None if version is None else version + 1
+                    continue
+                made = apply_effect(self._table, effect, self._commit_info(commit), txns, expiring)
+            except (CommitConflictError, CommitUnknownError) as error:
+                self._table.refresh()
+                receipt = self._find_logged(checkpoint.epoch)
+                if receipt is not None and receipt.attempt == checkpoint.attempt:
+                    return receipt
+                if version is not None or isinstance(error, CommitUnknownError):
+                    raise
+                self._pause()
+                continue
+            return self._receipt(json.loads(self._commit_info(commit)), made)
+        raise SinkError(f"cannot commit to {self._table.uri}: other writers commit all the time")
 
     # -- the rest -------------------------------------------------------------------------------------
 

@@ -95,7 +95,7 @@ class ParquetStager:
     def _gather(self, key: tuple[str | None, ...], rows: pa.RecordBatch, values: dict[str, str | None]) -> None:
         partition = self._partitions.get(key)
         if partition is None:
-            partition = _Partition(values, "/".join(_folder(n, v) for n, v in values.items()))
+            partition = _Partition(values, "/".join(partition_folder(n, v) for n, v in values.items()))
             self._partitions[key] = partition
         if partition.batches and not partition.batches[0].schema.equals(rows.schema):
             self._flush(partition)
@@ -231,7 +231,7 @@ def _add_repetitive(array: pa.Array, path: str, found: list[str]) -> None:
 
 def _split(batch: pa.RecordBatch, names: list[str]) -> list[tuple[tuple[str | None, ...], pa.RecordBatch]]:
     """The rows of each partition, without the partition columns, in their order."""
-    keys = [_as_text(batch.column(batch.schema.get_field_index(name))) for name in names]
+    keys = [partition_text(batch.column(batch.schema.get_field_index(name))) for name in names]
     rest = batch.drop_columns(names)
     if batch.num_rows == 0:
         return []
@@ -252,7 +252,7 @@ def _split(batch: pa.RecordBatch, names: list[str]) -> list[tuple[tuple[str | No
     return out
 
 
-def _as_text(column: pa.Array) -> pa.Array:
+def partition_text(column: pa.Array) -> pa.Array:
     """Partition values as Delta writes them: text."""
     kind = column.type
     if pa.types.is_string(kind):
@@ -262,7 +262,7 @@ def _as_text(column: pa.Array) -> pa.Array:
     return column.cast(pa.string())
 
 
-def _folder(name: str, value: str | None) -> str:
+def partition_folder(name: str, value: str | None) -> str:
     """A folder name for people; the log holds the true value, so odd characters need no escaping."""
     if value is None:
         return f"{name}=__HIVE_DEFAULT_PARTITION__"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
@@ -56,6 +56,10 @@ class Table:
             self._delta = None
             raise SinkError(f"cannot read the table {self.uri}: {error}", table=self.uri) from error
         return True
+
+    @property
+    def storage_options(self) -> dict[str, str] | None:
+        return self._options or None
 
     @property
     def delta(self) -> DeltaTable:
@@ -133,19 +137,48 @@ class Table:
         self._write("delta.evolve", write, version)
 
     def append(
-        self, point: str, files: list[dict[str, Json]], info: Json, txns: Mapping[str, int], expiring: Mapping[str, int]
+        self,
+        point: str,
+        files: Sequence[dict[str, Json]],
+        info: Json,
+        txns: Mapping[str, int],
+        expiring: Mapping[str, int],
+        *,
+        replace: bool = False,
     ) -> int:
-        """Commit files and transaction ids onto the version that was read; returns the new version."""
-        return self.transact(point, [add_action(f) for f in files], _properties(info, txns, expiring))
+        """Commit files and transaction ids onto the version that was read; returns the new version.
 
-    def transact(self, point: str, actions: Sequence[AddAction | RemoveAction], properties: CommitProperties) -> int:
+        With `replace`, they take the place of every file that the table has.
+        """
+        mode: Literal["append", "overwrite"] = "overwrite" if replace else "append"
+        return self.transact(point, [add_action(f) for f in files], _properties(info, txns, expiring), mode)
+
+    def restore(
+        self, point: str, to_version: int, info: Json, txns: Mapping[str, int], expiring: Mapping[str, int]
+    ) -> int:
+        """Take data and columns back to an earlier version, with transaction ids, onto the version that was read."""
+        version = self.version + 1
+
+        def write() -> None:
+            self.delta.restore(to_version, commit_properties=_properties(info, txns, expiring))
+
+        self._write(point, write, version)
+        return version
+
+    def transact(
+        self,
+        point: str,
+        actions: Sequence[AddAction | RemoveAction],
+        properties: CommitProperties,
+        mode: Literal["append", "overwrite"] = "append",
+    ) -> int:
         """Commit actions onto the version that was read; returns the new version."""
         version = self.version + 1
 
         def write() -> None:
             self.delta.create_write_transaction(
                 list(actions),
-                "append",
+                mode,
                 self.delta.schema(),
                 partition_by=self.partition_columns() or None,
                 commit_properties=properties,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -20,6 +21,8 @@ from firnline.storage import FileStat, Storage, is_remote, normalise, open_stora
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)
+
+LOOKED_UP = 200  # more files than that are cheaper to list
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +209,38 @@ class FileSource(Source):
             elif self._is_late(state, stat):
                 found.late.append(stat)
         return replace(found, listed=listed)
+
+    def find_unavailable(
+        self, position: Json, records: Sequence[Mapping[str, Json]], back_to: Json | None = None
+    ) -> list[str]:
+        """Which files that the ledger's records read could not be read again as they were, each with its reason.
+
+        `back_to` is the position that one goes back to: what was half read there is needed, too.
+        """
+        state = FileState.from_json(position)
+        wanted: dict[str, str] = {}
+        then = FileState.from_json(back_to).files if back_to is not None else {}
+        for path, progress in then.items():
+            if progress.records and not progress.finished:
+                wanted[state.current_name(path)] = progress.etag
+        for record in records:
+            if record.get("status") == "committed" or int(record.get("to", 0)) > int(record.get("from", 0)):
+                wanted.setdefault(state.current_name(str(record["path"])), str(record.get("etag", "")))
+        found = self._stats(list(wanted))
+        missing = [f"{path}: gone" for path in wanted if path not in found]
+        changed = (f"{path}: changed" for path, etag in wanted.items() if path in found and found[path].etag != etag)
+        return [*missing, *changed]
+
+    def _stats(self, paths: Sequence[str]) -> dict[str, FileStat]:
+        """What is stored under these names now; a few are looked up, many are listed."""
+        if len(paths) > LOOKED_UP:
+            wanted = set(paths)
+            return {stat.name: stat for stat in self.list_all() if stat.name in wanted}
+        found = {}
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                found[path] = self._storage.stat(self._key(path))
+        return found
 
     def list_all(self) -> Iterator[FileStat]:
         """Every file that the source covers, in byte order."""

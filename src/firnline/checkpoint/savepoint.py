@@ -1,0 +1,249 @@
+"""The manifest of a savepoint: what it holds, and how that is written down.
+
+A savepoint is a folder that belongs to the user. Every name in it is relative, so that it can be moved:
+
+    savepoint.json     the manifest; written last, it makes the savepoint
+    ledger/<name>      the ledger chain of its epoch, byte for byte
+    quarantine/<name>  the quarantine that the chain names
+    data/<sink>/<path> with copies: the data files
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+
+from firnline.checkpoint.codec import canonical, parse, seal, unseal
+from firnline.checkpoint.model import Checkpoint
+from firnline.errors import DamagedError
+from firnline.storage import Storage
+from firnline.types import EntryRef, Json
+
+MANIFEST = "savepoint.json"
+MAX_MANIFEST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30  # of one file that is kept byte for byte
+_ID = re.compile(r"[0-9a-f]{16}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_LEDGER_NAME = re.compile(r"(fold-)?[0-9]{20}-[0-9a-f]+\.json(\.zst)?")
+_QUARANTINE_NAME = re.compile(r"[0-9]{20}-[0-9a-f]+-[0-9a-f]+\.parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class SavedFile:
+    """One data file of a table. `path` is where it lies below the table; `sha256` is there for copies alone."""
+
+    path: str
+    size_bytes: int
+    rows: int | None  # None: the log does not say
+    partition_values: dict[str, str | None]
+    modification_time: int
+    sha256: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedSink:
+    """One table as it stood. `table_id` is Delta's own, which tells a table from another one at the same place."""
+
+    table: str
+    table_id: str
+    version: int
+    schema: list[dict[str, Json]]
+    partition_by: list[str]
+    files: list[SavedFile]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedBytes:
+    """One file of the ledger chain, or of quarantine, that is kept byte for byte."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Savepoint:
+    """A pipeline at one epoch: its checkpoint, its ledger chain, and every sink's table."""
+
+    id: str
+    pipeline: str
+    created_at: str
+    by: dict[str, Json]  # user, host, run
+    epoch: int
+    checkpoint: Checkpoint
+    entry: EntryRef
+    copied: bool
+    sinks: dict[str, SavedSink]
+    ledger: list[SavedBytes] = field(default_factory=list)
+    quarantine: list[SavedBytes] = field(default_factory=list)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the data files, wherever they lie."""
+        return sum(file.size_bytes for sink in self.sinks.values() for file in sink.files)
+
+    def names(self) -> Iterator[str]:
+        """Everything that the savepoint's folder holds, but for the manifest."""
+        for key, _ in kept_bytes(self):
+            yield key
+        if self.copied:
+            for name, sink in self.sinks.items():
+                for file in sink.files:
+                    yield data_key(name, file.path)
+
+    def to_bytes(self) -> bytes:
+        """The durable text."""
+        body = {
+            "id": self.id,
+            "pipeline": self.pipeline,
+            "created_at": self.created_at,
+            "by": self.by,
+            "epoch": self.epoch,
+            "checkpoint": self.checkpoint.to_json(),
+            "entry": self.entry.to_json(),
+            "copied": self.copied,
+            "sinks": {name: asdict(sink) for name, sink in self.sinks.items()},
+            "ledger": [asdict(saved) for saved in self.ledger],
+            "quarantine": [asdict(saved) for saved in self.quarantine],
+        }
+        return canonical(seal(body)) + b"\n"
+
+    @classmethod
+    def from_bytes(cls, data: bytes, what: str = "the savepoint") -> Savepoint:
+        """Read the durable text; every name in it is checked.
+
+        Raises:
+            DamagedError: not what was written, or a name that leads out of the folder.
+            NewerFormatError: a newer Firnline wrote it.
+        """
+        try:
+            body = unseal(parse(data, what), what)
+            found = cls(
+                id=str(body["id"]),
+                pipeline=str(body["pipeline"]),
+                created_at=str(body["created_at"]),
+                by=dict(body["by"]),
+                epoch=int(body["epoch"]),
+                checkpoint=Checkpoint.from_json(body["checkpoint"], what),
+                entry=EntryRef.from_json(body["entry"]),
+                copied=bool(body["copied"]),
+                sinks={str(name): _sink(sink) for name, sink in body["sinks"].items()},
+                ledger=[_bytes(saved) for saved in body["ledger"]],
+                quarantine=[_bytes(saved) for saved in body["quarantine"]],
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise DamagedError(f"{what} lacks {error}", what=what) from error
+        found._check(what)
+        return found
+
+    def _check(self, what: str) -> None:
+        problem = ""
+        if not _ID.fullmatch(self.id):
+            problem = f"its id is {self.id!r}"
+        elif not (self.epoch == self.entry.epoch == self.checkpoint.epoch and self.epoch > 0):
+            problem = "its checkpoint, its entry and its epoch differ"
+        elif self.checkpoint.pipeline != self.pipeline:
+            problem = "its checkpoint is of another pipeline"
+        elif not any(s.name == self.entry.name and s.sha256 == self.entry.checksum for s in self.ledger):
+            problem = "its ledger lacks the entry of its epoch"
+        else:
+            problem = next(_bad_names(self), "")
+        if problem:
+            raise DamagedError(f"{what} cannot be used: {problem}", what=what)
+
+
+def _bad_names(savepoint: Savepoint) -> Iterator[str]:
+    """What is wrong with names and numbers; every one of them becomes a part of a path."""
+    for pattern, kept in ((_LEDGER_NAME, savepoint.ledger), (_QUARANTINE_NAME, savepoint.quarantine)):
+        for saved in kept:
+            if not pattern.fullmatch(saved.name) or not _SHA256.fullmatch(saved.sha256) or saved.size_bytes < 0:
+                yield f"{saved.name!r} is no file of a ledger or of quarantine"
+    for name, sink in savepoint.sinks.items():
+        if not _NAME.fullmatch(name) or ".." in name:
+            yield f"{name!r} is no name of a sink"
+        for file in sink.files:
+            if not is_relative(file.path):
+                yield f"{file.path!r} leads out of its folder"
+            if file.size_bytes < 0 or not (_SHA256.fullmatch(file.sha256) if savepoint.copied else file.sha256 == ""):
+                yield f"{file.path!r} has no size or no checksum"
+            if sorted(file.partition_values) != sorted(sink.partition_by):
+                yield f"{file.path!r} has other partition values than its table"
+    names = list(savepoint.names())
+    if len(set(names)) != len(names):
+        yield "it names a file twice"
+
+
+def _sink(value: Json) -> SavedSink:
+    return SavedSink(
+        table=str(value["table"]),
+        table_id=str(value["table_id"]),
+        version=int(value["version"]),
+        schema=list(value["schema"]),
+        partition_by=[str(name) for name in value["partition_by"]],
+        files=[_file(file) for file in value["files"]],
+    )
+
+
+def _file(value: Json) -> SavedFile:
+    return SavedFile(
+        path=str(value["path"]),
+        size_bytes=int(value["size_bytes"]),
+        rows=None if value["rows"] is None else int(value["rows"]),
+        partition_values={str(k): None if v is None else str(v) for k, v in value["partition_values"].items()},
+        modification_time=int(value["modification_time"]),
+        sha256=str(value["sha256"]),
+    )
+
+
+def _bytes(value: Json) -> SavedBytes:
+    return SavedBytes(str(value["name"]), int(value["size_bytes"]), str(value["sha256"]))
+
+
+def ledger_key(name: str) -> str:
+    """Where a file of the ledger lies in the savepoint."""
+    return f"ledger/{name}"
+
+
+def quarantine_key(name: str) -> str:
+    """Where a file of quarantine lies in the savepoint."""
+    return f"quarantine/{name}"
+
+
+def data_key(sink: str, path: str) -> str:
+    """Where the copy of a data file lies in the savepoint."""
+    return f"data/{sink}/{path}"
+
+
+def is_relative(key: str) -> bool:
+    """Whether a key names something below its folder, and nothing else."""
+    parts = key.split("/")
+    return not ("\0" in key or "\\" in key or "://" in key or any(part in ("", ".", "..") for part in parts))
+
+
+def kept_bytes(savepoint: Savepoint) -> Iterator[tuple[str, SavedBytes]]:
+    """Every file that is kept byte for byte, with where it lies in the savepoint."""
+    for saved in savepoint.ledger:
+        yield ledger_key(saved.name), saved
+    for saved in savepoint.quarantine:
+        yield quarantine_key(saved.name), saved
+
+
+def read_saved(storage: Storage, key: str, saved: SavedBytes) -> bytes:
+    """The bytes of a file in a savepoint, proven to be those that were saved.
+
+    Raises:
+        DamagedError: it is missing, or is something else.
+    """
+    what = f"{key} of the savepoint"
+    try:
+        if storage.stat(key).size_bytes != saved.size_bytes or saved.size_bytes > MAX_BYTES:
+            raise DamagedError(f"{what} does not have the size that it was saved with", what=what)
+        data = storage.get(key)
+    except FileNotFoundError as error:
+        raise DamagedError(f"{what} is missing", what=what) from error
+    if hashlib.sha256(data).hexdigest() != saved.sha256:
+        raise DamagedError(f"{what} is not what was saved", what=what)
+    return data

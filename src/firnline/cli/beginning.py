@@ -1,0 +1,74 @@
+"""Where a run begins when it does not simply go on: over again, or from a savepoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from firnline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from firnline.options import PipelineOptions
+
+TELL_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What the command line says about it; by default nothing."""
+
+    fresh_after: int | None = None
+    truncate: bool = False
+    from_savepoint: str | None = None
+    accept: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Refuse words that make no sense together."""
+        if self.truncate and self.fresh_after is None:
+            raise ConfigError("--truncate is a part of --fresh-after", hint="firnline run --fresh-after 41 --truncate")
+        if self.from_savepoint is not None and self.fresh_after is not None:
+            raise ConfigError("--from-savepoint and --fresh-after exclude each other", hint="Ask for one of them.")
+        if self.accept and self.from_savepoint is None:
+            raise ConfigError("--accept is a part of --from-savepoint", hint="firnline run --from-savepoint PATH")
+
+
+def begin(options: PipelineOptions, beginning: Beginning, run: str, say: Callable[[str], None]) -> None:
+    """Do what is asked before the run goes on from there; what is done already is not repeated."""
+    if beginning.from_savepoint is not None:
+        _restore(options, beginning.from_savepoint, beginning.accept, run, say)
+    if beginning.fresh_after is None:
+        return
+    from firnline.engine.fresh import start_over
+    from firnline.engine.parts import assemble
+
+    done = start_over(assemble(options), beginning.fresh_after, run, truncate=beginning.truncate)
+    rows = "rows removed" if done.truncated else "rows stay"
+    if done.already:
+        say(f"started over after epoch {done.after_epoch} already, as epoch {done.epoch}; going on")
+    else:
+        say(f"started over after epoch {done.after_epoch} as epoch {done.epoch}; {rows}")
+
+
+def _restore(
+    options: PipelineOptions, path: str, accept: tuple[str, ...], run: str, say: Callable[[str], None]
+) -> None:
+    from firnline.cli.output import count_text, size_text
+    from firnline.engine.parts import assemble
+    from firnline.engine.restore import restore_savepoint
+
+    storage_options = dict(options.deciding.storage_options)
+    told_at = time.monotonic()
+
+    def progress(what: str, done: int, total: int) -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at >= TELL_SECONDS:
+            told_at = time.monotonic()
+            say(f"{what}: {size_text(done)} of {size_text(total)}")
+
+    done = restore_savepoint(assemble(options), path, run, storage_options, accept=accept, tell=say, progress=progress)
+    if not done.already:
+        held = f"{count_text(done.rows, 'row')} in {count_text(done.files, 'file')}"
+        copied = f", {size_text(done.copied_bytes)} copied" if done.copied_bytes else ""
+        say(f"restored savepoint {done.savepoint} of epoch {done.to_epoch} as epoch {done.epoch}: {held}{copied}")

@@ -1,0 +1,174 @@
+"""`firnline checkpoints show`: one checkpoint, and which of its copies are intact."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+from cyclopts.validators import Number
+
+from firnline.cli.common import Common, Spec, load_parts
+from firnline.cli.looking import store_to_look_at
+from firnline.cli.output import Column, Output, count_text, size_text
+
+if TYPE_CHECKING:
+    from firnline.engine.inspect import EpochView
+    from firnline.types import Json
+
+EPOCH_HELP = "The epoch, as `firnline checkpoints` lists it."
+
+SINK_COLUMNS = (
+    Column("name", "sink"),
+    Column("holds"),
+    Column("version", right=True),
+    Column("rows", right=True),
+    Column("size_bytes", "bytes", right=True),
+    Column("committed_at"),
+)
+COPY_COLUMNS = (Column("where", "copy"), Column("status"), Column("place"), Column("detail"))
+
+EPILOGUE = """\
+Reads the ledger, the table's log and the checkpoint store; starts no Spark and
+writes nothing.
+
+Output (JSON fields):
+  pipeline, epoch, kind, status, is_savepoint, undone (a rollback, restore or
+  fresh start left it behind)
+  checkpoint    as it is stored, sealed: pipeline, epoch, generation, run,
+                attempt, created_at, positions, state, watermarks, schema
+                {fingerprint, version}, floor, format, checksum
+  positions     {source: summary}; of files: last_committed_file,
+                files_in_progress, files_set_aside, root
+  entry         the ledger's: epoch, name, checksum; null when unknown
+  inputs        {source: files}; null when the entry is folded away
+  sinks         [{name, holds, version, committed_at, rows, size_bytes}]
+  sizes         checkpoint_bytes, entry_bytes, state_bytes
+  durations_ms  {step: milliseconds}
+  copies        [{where (ledger, commitInfo, store), status (intact, damaged,
+                differs, folded, missing), place, detail}]
+
+Environment:
+  FIRNLINE__A__B      overrides the key a.b of the spec
+
+Examples:
+  firnline checkpoints show 42
+  firnline checkpoints show 42 --json | jq .checkpoint.positions
+"""
+
+app = App(name="show", help_epilogue=EPILOGUE)
+
+
+@app.default
+def show(
+    epoch: Annotated[int, Parameter(help=EPOCH_HELP, validator=Number(gte=0))],
+    spec: Spec = None,
+    /,
+    *,
+    common: Common = Common(),
+) -> int:
+    """Show one checkpoint, and which of its copies are intact."""
+    parts = load_parts(spec)
+    from firnline.engine.inspect import load_epoch
+
+    with store_to_look_at(parts) as store:
+        found = load_epoch(parts, store, epoch)
+    if common.json:
+        common.out.json(_facts(parts.options.name, found))
+    else:
+        _show(common.out, found)
+    return 0
+
+
+def _facts(pipeline: str, view: EpochView) -> dict[str, Json]:
+    from firnline.checkpoint.codec import canonical
+
+    entry = view.ledger_entry
+    sealed = view.checkpoint.to_json()
+    return {
+        "pipeline": pipeline,
+        "epoch": view.epoch,
+        "kind": view.kind,
+        "status": "COMPLETED",
+        "is_savepoint": view.is_savepoint,
+        "undone": view.undone,
+        "checkpoint": sealed,
+        "positions": {name: position_facts(value) for name, value in view.checkpoint.positions.items()},
+        "entry": view.entry.to_json() if view.entry else None,
+        "inputs": {name: len(files) for name, files in entry.inputs.items()} if entry else None,
+        "sinks": [sink.to_json() for sink in view.sinks],
+        "sizes": {
+            "checkpoint_bytes": len(canonical(sealed)),
+            "entry_bytes": len(entry.to_bytes()) if entry else None,
+            "state_bytes": 0,
+        },
+        "durations_ms": view.durations_ms,
+        "copies": [copy.to_json() for copy in view.copies],
+    }
+
+
+def position_facts(position: Json) -> dict[str, Json]:
+    """A position in short; one that is not of files is shown as it is."""
+    from firnline.errors import DamagedError
+    from firnline.sources.files.state import FileState
+
+    try:
+        state = FileState.from_json(position)
+    except DamagedError:
+        return position if isinstance(position, dict) else {"position": position}
+    return {
+        "root": state.root,
+        "last_committed_file": state.mark,
+        "files_in_progress": sum(1 for progress in state.files.values() if not progress.finished),
+        "files_set_aside": len(state.set_aside),
+    }
+
+
+def _show(out: Output, view: EpochView) -> None:
+    checkpoint = view.checkpoint
+    facts: dict[str, Json] = {
+        "epoch": ", ".join(
+            [
+                str(view.epoch),
+                view.kind,
+                *(["undone by a later one"] if view.undone else []),
+                *(["held by a savepoint"] if view.is_savepoint else []),
+            ]
+        ),
+        "pipeline": checkpoint.pipeline,
+        "made at": checkpoint.created_at,
+        "generation": checkpoint.generation,
+        "run": checkpoint.run,
+        "attempt": checkpoint.attempt,
+        "floor": f"epoch {checkpoint.floor}",
+        "schema": f"version {checkpoint.schema_version}, fingerprint {checkpoint.schema_fingerprint or '-'}",
+    }
+    for name, position in checkpoint.positions.items():
+        facts[f"source {name}"] = _position_text(position_facts(position))
+    facts["state"] = ", ".join(sorted(checkpoint.state)) or "none"
+    facts["watermarks"] = ", ".join(f"{n} {w}" for n, w in sorted(checkpoint.watermarks.items())) or "none"
+    facts["checksum"] = checkpoint.checksum
+    if view.entry is not None:
+        facts["ledger entry"] = view.entry.name
+        facts["its checksum"] = view.entry.checksum
+    known = _facts("", view)
+    if known["inputs"] is not None:
+        facts["read"] = count_text(sum(known["inputs"].values()), "file")
+    facts["checkpoint size"] = size_text(known["sizes"]["checkpoint_bytes"])
+    if view.durations_ms:
+        facts["took"] = ", ".join(f"{step} {ms:,} ms" for step, ms in view.durations_ms.items())
+    out.facts(facts)
+    out.line()
+    out.table(SINK_COLUMNS, [sink.to_json() for sink in view.sinks])
+    out.line()
+    out.table(COPY_COLUMNS, [copy.to_json() for copy in view.copies])
+
+
+def _position_text(facts: dict[str, Json]) -> str:
+    if "last_committed_file" not in facts:
+        return ", ".join(f"{name} {value}" for name, value in facts.items())
+    text = f"up to {facts['last_committed_file']}" if facts["last_committed_file"] else "at the start"
+    if facts["files_in_progress"]:
+        text += f", {count_text(facts['files_in_progress'], 'file')} in progress"
+    if facts["files_set_aside"]:
+        text += f", {count_text(facts['files_set_aside'], 'file')} set aside"
+    return text

@@ -1,0 +1,160 @@
+"""`firnline rollback`: shows what going back to an earlier epoch means, and does it with `--yes`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+from cyclopts.validators import Number
+
+from firnline.cli.common import Common, Flag, Spec, load_parts
+from firnline.cli.output import Column, Output, count_text, say, size_text
+from firnline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from firnline.engine.rollback import RollbackPlan
+
+EPILOGUE = """\
+Table, columns and checkpoint go back together, in one Delta commit that is an
+epoch of its own; the next run reads the input after that point again, so that
+the result equals a run that never went wrong. An active run is fenced (exit
+code 5). Without --yes only the plan is shown. Starts no Spark, reads no data
+file.
+
+Refused, with the reason, when files are vacuumed, when the source no longer has
+the input, when others changed rows since, when the epoch was committed together
+with later ones, and below the floor (checkpoint.rollback_window).
+
+Output (JSON fields):
+  pipeline, done, from_epoch, to_epoch, new_epoch, version, floor, input_files,
+  input_records, input_bytes, quarantined, pending_units, position_now,
+  position_then, not_undone [...], refusals [...]
+  sinks  [{name, table, epoch, version_now, version_then, files_removed,
+         rows_removed, files_restored, rows_restored, columns_removed,
+         properties_changed, others, left}]
+
+Environment:
+  FIRNLINE__A__B      overrides the key a.b of the spec
+
+Examples:
+  firnline rollback --to 41
+  firnline rollback flights.yml --to-time 2h --yes
+  firnline rollback --to-time 2026-11-16T08:00:00Z --accept DELETE --yes
+"""
+
+SINK_COLUMNS = (
+    Column("name", "sink"),
+    Column("version_now", "version", right=True),
+    Column("version_then", "back to", right=True),
+    Column("files_removed", "files out", right=True),
+    Column("rows_removed", "rows out", right=True),
+    Column("files_restored", "files in", right=True),
+    Column("rows_restored", "rows in", right=True),
+)
+_AGO = re.compile(r"(\d+)([smhd])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+app = App(name="rollback", help_epilogue=EPILOGUE)
+
+
+@app.default
+def rollback(
+    spec: Spec = None,
+    /,
+    *,
+    to: Annotated[
+        int | None, Parameter(help="The epoch to go back to. [default: none]", validator=Number(gte=0))
+    ] = None,
+    to_time: Annotated[
+        str | None, Parameter(help="Go back to where it stood then: a time, or 30m, 2h, 1d ago. [default: none]")
+    ] = None,
+    accept: Annotated[
+        tuple[str, ...], Parameter(help="Whose changes of rows since then may be lost; repeatable. [default: none]")
+    ] = (),
+    leave: Annotated[
+        tuple[str, ...], Parameter(help="A sink that keeps its rows, and gets them again. [default: none]")
+    ] = (),
+    dry_run: Annotated[bool, Flag, Parameter(help="Only show the plan, even with --yes.")] = False,
+    yes: Annotated[bool, Flag, Parameter(help="Really go back; without it only the plan is shown.")] = False,
+    common: Common = Common(),
+) -> int:
+    """Take table and checkpoint back to an earlier epoch, together."""
+    if (to is None) == (to_time is None):
+        raise ConfigError("say where to go back to, by epoch or by time", hint="firnline rollback --to 41")
+    moment = _moment(to_time) if to_time is not None else None
+    parts = load_parts(spec)
+    from firnline.engine.rollback import Rollback, find_epoch_at
+
+    epoch = to if to is not None else find_epoch_at(parts, moment or datetime.now(UTC))
+    work = Rollback(parts, epoch, accept=accept, leave=leave)
+    really = yes and not dry_run
+    plan = work.plan()
+    if not common.json:
+        _show(common.out, plan)
+    if really:
+        plan, _ = work.perform(parts.ids.new(), say)
+    if common.json:
+        common.out.json({**_as_json(plan), "done": really})
+    elif really:
+        common.out.line()
+        common.out.line(f"done: epoch {plan.new_epoch} equals epoch {plan.to_epoch}; `firnline run` goes on from there")
+    elif not plan.refusals:
+        common.out.line()
+        common.out.line("nothing was changed; add --yes to do it")
+    plan.check()
+    return 0
+
+
+def _moment(text: str) -> datetime:
+    ago = _AGO.fullmatch(text)
+    if ago:
+        return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise ConfigError(
+            f"--to-time {text}: not a time with a zone, nor a time ago", hint="--to-time 2026-11-16T08:00:00Z, or 2h"
+        )
+    return moment
+
+
+def _as_json(plan: RollbackPlan) -> dict[str, Any]:
+    body = asdict(plan)
+    return {**body, "refusals": [error.message for error in plan.refusals]}
+
+
+def _show(out: Output, plan: RollbackPlan) -> None:
+    again = f"{count_text(plan.input_files, 'file')}, {count_text(plan.input_records, 'record')}"
+    facts: dict[str, Any] = {
+        "pipeline": plan.pipeline,
+        "epoch": f"{plan.from_epoch} now; epoch {plan.new_epoch} will equal epoch {plan.to_epoch}",
+        "source": f"from {_mark(plan.position_now)} back to {_mark(plan.position_then)}",
+        "read again": f"{again}, {size_text(plan.input_bytes)}",
+    }
+    if plan.quarantined:
+        facts["quarantine"] = f"{count_text(plan.quarantined, 'record')} of the epochs undone come again"
+    if plan.pending_units:
+        facts["pending"] = f"{count_text(plan.pending_units, 'unit')} dropped"
+    out.facts(facts)
+    out.line()
+    out.table(SINK_COLUMNS, [asdict(sink) for sink in plan.sinks])
+    for sink in plan.sinks:
+        for label, names in (
+            ("columns that go", sink.columns_removed),
+            ("properties that change", sink.properties_changed),
+            ("others who changed rows since", sink.others),
+        ):
+            if names:
+                out.line(f"{sink.name}: {label}: {', '.join(names)}")
+    for line in plan.not_undone:
+        out.line(f"not undone: {line}")
+
+
+def _mark(position: Any) -> str:
+    mark = position.get("last_committed_file") if isinstance(position, dict) else None
+    return str(mark) if mark else "the beginning"

@@ -1,0 +1,184 @@
+"""The checkpoints of a pipeline, newest first: from the ledger, and from the store where the ledger is folded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain, islice
+
+from firnline.checkpoint.codec import canonical
+from firnline.checkpoint.ledger import LedgerEntry
+from firnline.checkpoint.store import CheckpointStore
+from firnline.checkpoint.transfer import Version, walk_versions
+from firnline.engine.history import load_runs
+from firnline.engine.parts import Parts
+from firnline.engine.recorded import savepoint_epochs
+from firnline.errors import LedgerHoleError
+from firnline.sinks.base import Held
+from firnline.types import Json
+
+COMMITS_BETWEEN = 100  # commits of others, claims and column changes among the newest epochs
+ALL_COMMITS = 10_000  # older commits keep their epoch, but table version and commit time are not looked up
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointList:
+    """A page of checkpoints. `damaged` tells what was met and could not be read: versions, or a hole in the ledger."""
+
+    checkpoints: list[dict[str, Json]] = field(default_factory=list)
+    more: bool = False
+    damaged: list[dict[str, Json]] = field(default_factory=list)
+
+
+def load_checkpoints(
+    parts: Parts,
+    limit: int | None,
+    store: CheckpointStore | None = None,
+    *,
+    before: int | None = None,
+    undone: bool = False,
+) -> CheckpointList:
+    """The newest checkpoints, in the order and words of CONVENTIONS; at most `limit`, those before an epoch.
+
+    With `undone`, also those that the store still has although a later rollback or restore left them behind.
+    """
+    damaged: list[dict[str, Json]] = []
+    restored, saved = _restores(parts), savepoint_epochs(parts)
+    found_rows = _rows(parts, limit, store, before, undone, damaged)
+    rows = ({**row, "is_savepoint": row["epoch"] in saved, "path": restored.get(row["epoch"])} for row in found_rows)
+    if limit is None:
+        return CheckpointList(list(rows), damaged=damaged)
+    found = list(islice(rows, limit + 1))
+    return CheckpointList(found[:limit], len(found) > limit, damaged)
+
+
+def _restores(parts: Parts) -> dict[int, str]:
+    """Epochs that a run resumed after, with where it read the checkpoint; the newest run counts."""
+    runs = load_runs(parts.storage, parts.options.name)
+    return {int(r["resumed_after"]): str(r["recovery_path"]) for r in reversed(runs) if r.get("recovery_path")}
+
+
+def _rows(
+    parts: Parts,
+    limit: int | None,
+    store: CheckpointStore | None,
+    before: int | None,
+    undone: bool,
+    damaged: list[dict[str, Json]],
+) -> Iterator[dict[str, Json]]:
+    held = parts.load()
+    reached = [held.epoch, *(sink.load().epoch for sink in parts.sinks[1:])]
+    scanned = ALL_COMMITS if limit is None or before is not None else limit + COMMITS_BETWEEN
+    commits = parts.deciding.commit_times(held.version, scanned) if held.exists else {}
+
+    def acknowledged(epoch: int) -> str:
+        return f"{sum(1 for e in reached if e >= epoch)}/{len(reached)}"
+
+    def wanted(epoch: int) -> bool:
+        return before is None or epoch < before
+
+    stored = _stored(store, parts.options.name, damaged) if store is not None else iter(())
+    waiting: Version | None = None
+    oldest: int | None = None
+    for entry in _entries(parts, held, damaged, go_on=store is not None):
+        oldest = entry.epoch
+        waiting = waiting or (next(stored, None) if undone else None)
+        while waiting is not None and _epoch(waiting) >= entry.epoch:
+            if wanted(_epoch(waiting)) and held.epoch >= _epoch(waiting) > entry.epoch:
+                yield {**_stored_row(parts, waiting, acknowledged(_epoch(waiting))), "undone": True}
+            waiting = next(stored, None)
+        if wanted(entry.epoch):
+            yield _entry_row(parts, entry, commits.get(entry.epoch), acknowledged(entry.epoch))
+    for version in stored if waiting is None else chain([waiting], stored):
+        epoch = _epoch(version)
+        if wanted(epoch) and epoch <= held.epoch and (oldest is None or epoch < oldest):
+            yield _stored_row(parts, version, acknowledged(epoch))
+
+
+def _entries(parts: Parts, held: Held, damaged: list[dict[str, Json]], *, go_on: bool) -> Iterator[LedgerEntry]:
+    """The entries that are not folded yet; behind a hole the store goes on, where there is one."""
+    try:
+        yield from parts.entries(held.entry)
+    except LedgerHoleError as error:
+        if not go_on:
+            raise
+        damaged.append({"version": None, "problem": error.message})
+
+
+def _stored(store: CheckpointStore, pipeline: str, damaged: list[dict[str, Json]]) -> Iterator[Version]:
+    """Versions that still count, newest first: of an epoch that was put again, only the newest."""
+    lowest: int | None = None
+    for version in walk_versions(store, pipeline):
+        if version.record is None:
+            damaged.append({"version": version.version, "problem": version.problem})
+        elif lowest is None or version.record.epoch < lowest:
+            lowest = version.record.epoch
+            yield version
+
+
+def _epoch(version: Version) -> int:
+    assert version.record is not None
+    return version.record.epoch
+
+
+def _entry_row(parts: Parts, entry: LedgerEntry, commit: tuple[int, str] | None, acknowledged: str) -> dict[str, Json]:
+    checkpoint = entry.checkpoint
+    staged = entry.staged.get(parts.deciding.name, [])
+    return {
+        "id": checkpoint.attempt,
+        "epoch": entry.epoch,
+        "status": "COMPLETED",
+        "is_savepoint": False,
+        "trigger_timestamp": checkpoint.created_at,
+        "latest_ack_timestamp": commit[1] if commit else None,
+        "end_to_end_duration_ms": sum(entry.durations_ms.values()),
+        "checkpointed_size_bytes": len(canonical(checkpoint.to_json())),
+        "state_size_bytes": 0,
+        "acknowledged": acknowledged,
+        "path": None,  # where a restore came from; an epoch that no run resumed after has none
+        "table_version": commit[0] if commit else None,
+        "kind": entry.kind,
+        "generation": checkpoint.generation,
+        "run": checkpoint.run,
+        "files": len(entry.inputs.get(parts.source.name, [])),
+        "rows": sum(int(f["rows"]) for f in staged),
+        "quarantined": sum(int(q["rows"]) for q in entry.quarantine),
+        "last_committed_file": _mark(parts, checkpoint.positions),
+        "read_from": "ledger",
+        "undone": False,
+    }
+
+
+def _stored_row(parts: Parts, version: Version, acknowledged: str) -> dict[str, Json]:
+    assert version.record is not None
+    record, checkpoint = version.record, version.record.checkpoint
+    sink = record.sinks.get(parts.deciding.name, {})
+    return {
+        "id": checkpoint.attempt,
+        "epoch": record.epoch,
+        "status": "COMPLETED",
+        "is_savepoint": False,
+        "trigger_timestamp": checkpoint.created_at,
+        "latest_ack_timestamp": version.created_at,
+        "end_to_end_duration_ms": sum(record.durations_ms.values()),
+        "checkpointed_size_bytes": len(canonical(checkpoint.to_json())),
+        "state_size_bytes": 0,
+        "acknowledged": acknowledged,
+        "path": None,
+        "table_version": sink.get("version"),
+        "kind": record.kind,
+        "generation": checkpoint.generation,
+        "run": checkpoint.run,
+        "files": None,  # not recorded
+        "rows": sink.get("rows"),
+        "quarantined": None,
+        "last_committed_file": _mark(parts, checkpoint.positions),
+        "read_from": "store",
+        "undone": False,
+    }
+
+
+def _mark(parts: Parts, positions: dict[str, Json]) -> str | None:
+    position = positions.get(parts.source.name)
+    mark = position.get("last_committed_file") if isinstance(position, dict) else None
+    return None if mark is None else str(mark)

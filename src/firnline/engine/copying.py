@@ -1,0 +1,74 @@
+"""Copies many files between two places: streams, a few at a time, with checksums."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeAlias, TypeVar
+
+from firnline.storage import Storage
+
+CHUNK_BYTES = 4 * 1024 * 1024
+COPIERS = 4
+
+Progress: TypeAlias = Callable[[str, int, int], None]  # what is being done, how much is done, of how much
+J = TypeVar("J")
+R = TypeVar("R")
+
+
+def copy_file(source: Storage, key: str, target: Storage, to: str) -> tuple[int, str]:
+    """Copy one file to a name that nobody uses; returns its size and SHA-256. What fails leaves nothing behind."""
+    digest, size = hashlib.sha256(), 0
+    reader = source.open_read(key)
+    try:
+        writer = target.create(to)
+        try:
+            while data := reader.read(CHUNK_BYTES):
+                digest.update(data)
+                size += len(data)
+                writer.write(data)
+            writer.close()
+        except BaseException:
+            with contextlib.suppress(OSError):
+                writer.close()
+            with contextlib.suppress(OSError):
+                target.delete(to)
+            raise
+    finally:
+        reader.close()
+    return size, digest.hexdigest()
+
+
+def each(
+    what: str, jobs: Sequence[J], work: Callable[[J], R], size_of: Callable[[J], int], progress: Progress | None
+) -> list[R]:
+    """Do every job, a few at a time, and tell how many bytes are done; the first failure ends it."""
+    total = sum(size_of(job) for job in jobs)
+    done = 0
+    lock = threading.Lock()
+    failed = threading.Event()
+
+    def perform(job: J) -> R | None:
+        nonlocal done
+        if failed.is_set():
+            return None
+        try:
+            found = work(job)
+        except BaseException:
+            failed.set()
+            raise
+        with lock:
+            done += size_of(job)
+            if progress is not None:
+                progress(what, done, total)
+        return found
+
+    with ThreadPoolExecutor(COPIERS) as pool:
+        futures = [pool.submit(perform, job) for job in jobs]
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    if errors:
+        raise errors[0]
+    return [found for future in futures if (found := future.result()) is not None]

@@ -1,0 +1,273 @@
+"""Decides epochs that read nothing (rollback, fresh start, restore) and brings every sink through them.
+
+A jump is decided by the deciding sink like any epoch. Its entry says what was done, so that a sink that was not
+reached before a crash is brought through it when it is joined again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+from firnline.checkpoint.codec import short_number
+from firnline.checkpoint.ledger import Fold, LedgerEntry
+from firnline.engine.jump_entries import epoch_commit, find_effect, new_sink_error
+from firnline.engine.parts import Parts
+from firnline.engine.rollback_sinks import find_missing, plan_sink
+from firnline.errors import (
+    CheckpointError,
+    CommitConflictError,
+    FencedError,
+    FirnlineError,
+    LedgerHoleError,
+    RollbackRefusedError,
+    SinkError,
+)
+from firnline.schema import schema_from_json
+from firnline.sinks.base import Held
+from firnline.sinks.delta import DeltaSink
+from firnline.sinks.delta.jump import RestoreVersion
+from firnline.staging.discard import drop_pending
+from firnline.staging.sink import StagedDeltaSink
+from firnline.types import EntryRef, Receipt
+
+logger = logging.getLogger(__name__)
+
+TRIES = 20
+
+Look = Callable[[int], tuple[LedgerEntry, Held]]
+
+
+def perform_jump(
+    parts: Parts,
+    run: str,
+    look: Look,
+    tell: Callable[[str], None] = lambda _: None,
+    *,
+    generation: int | None = None,
+    goes_on_from: EntryRef | None = None,
+    leave: Collection[str] = (),
+    replaces: bool = False,
+) -> Receipt:
+    """Claim a generation everywhere, decide a jump in the deciding sink, and bring every other sink through it.
+
+    The claims come first: an active run is fenced before anything is checked. `look` is given the generation; it
+    checks everything under the version that the deciding table is at, and returns the entry to commit and what that
+    table's log holds. When the table moves before the commit, both are done again. Once it is decided nothing fails
+    any more: a sink that cannot follow now does so when the next run joins it.
+
+    Args:
+        generation: Only given for a deciding table that does not exist yet.
+        goes_on_from: The entry that the history goes on from; a staged sink adopts no pending units beyond it.
+        leave: Sinks that need not be reached now.
+        replaces: Whatever a sink holds is replaced: it need not be brought level first.
+
+    Raises:
+        FencedError: another run took over meanwhile.
+        SinkError: a sink cannot be claimed; nothing is decided.
+    """
+    deciding = parts.deciding
+    held = deciding.claim(run, generation=generation)
+    generation = held.generation
+    tell(f"claimed generation {generation}")
+    for sink in parts.sinks[1:]:
+        try:
+            join_sink(parts, sink, run, generation, None if replaces else held.entry, goes_on_from)
+        except (SinkError, RollbackRefusedError) as error:
+            if sink.name not in leave:
+                raise
+            tell(f"{sink.name} is left as it is: {error.message}")
+    ref, receipt = _decide(parts, look, generation)
+    tell(f"{deciding.name} stands at epoch {receipt.epoch}, version {receipt.version}")
+    if isinstance(deciding, StagedDeltaSink):
+        drop_pending(deciding.storage, parts.options.name, receipt.epoch)
+    for sink in parts.sinks[1:]:
+        try:
+            tell(f"{sink.name} stands at epoch {settle_jumps(parts, sink, ref)}")
+        except (SinkError, CheckpointError, OSError) as error:
+            logger.warning("sink follows later", extra={"sink": sink.name, "reason": str(error)})
+            tell(f"{sink.name} follows when the next run joins it: {error}")
+    _record(parts)
+    return receipt
+
+
+def _decide(parts: Parts, look: Look, generation: int) -> tuple[EntryRef, Receipt]:
+    deciding = parts.deciding
+    for _ in range(TRIES):
+        entry, committed = look(generation)
+        if committed.exists and committed.generation != generation:
+            raise FencedError("another run took over while this one looked")
+        ref = parts.ledger.stage(entry)
+        as_it_is = committed.exists and entry.kind != "restore"
+        schema = deciding.table.schema() if as_it_is else schema_from_json(entry.schema)
+        commit = epoch_commit(parts, deciding, entry, ref, schema)
+        effect = find_effect(deciding, parts.options.name, entry, committed.epoch)
+        try:
+            version = committed.version if committed.exists else None
+            return ref, deciding.jump(commit, effect, committed.entry, version)
+        except CommitConflictError:
+            continue
+    raise SinkError(f"{deciding.name}: other writers commit all the time; try again")
+
+
+def _record(parts: Parts) -> None:
+    """Bring store and tiers level with the jump; if that fails now, the next run does it when it starts."""
+    try:
+        parts.recorder.look()
+        parts.recorder.begin(parts.deciding.load())
+    except (FirnlineError, OSError) as error:
+        logger.warning("jump not recorded in the store yet", extra={"reason": str(error)})
+    finally:
+        parts.recorder.close(drain=True)
+
+
+# -- the other sinks ----------------------------------------------------------------------------------
+
+
+def check_new_sinks(parts: Parts, tip: EntryRef | None, epochs: Mapping[str, int]) -> None:
+    """Refuse a sink that was added to a pipeline with history: it would lack the rows made before it.
+
+    Raises:
+        ConfigError: it names the sink.
+    """
+    for name, epoch in epochs.items():
+        if tip is None or tip.epoch == 0 or epoch or name == parts.deciding.name:
+            continue
+        first = None  # the oldest entry that gives a sink all its rows
+        for link in parts.ledger.chain(tip):
+            if isinstance(link, Fold):
+                break
+            if link.epoch == 1 or link.kind in ("restore", "fresh"):
+                first = link
+                break
+        if first is None or (first.kind != "fresh" and name not in first.staged):
+            raise new_sink_error(name)
+
+
+def join_sink(
+    parts: Parts,
+    sink: DeltaSink,
+    run: str,
+    generation: int,
+    tip: EntryRef | None,
+    goes_on_from: EntryRef | None,
+) -> int:
+    """Register our generation in a further sink and bring it through the jumps that it lacks; returns its epoch.
+
+    A staged sink adopts only such pending units as lie on the history down from `goes_on_from`.
+    """
+    if isinstance(sink, StagedDeltaSink):
+        sink.follow(lambda epoch: {short_number(ref.checksum) for _, ref in ahead_of(parts, goes_on_from, epoch)})
+    epoch = sink.claim(run, generation=generation).epoch
+    if tip is None or epoch >= tip.epoch:
+        return epoch
+    return max(epoch, settle_jumps(parts, sink, tip))
+
+
+def settle_jumps(parts: Parts, sink: DeltaSink, tip: EntryRef | None) -> int:
+    """Bring a sink that was claimed through every jump on the true chain that it lacks; returns its epoch then.
+
+    Epochs before a jump are committed on the way; those after it follow in their own time.
+
+    Raises:
+        RollbackRefusedError: it cannot go back to where the jump went; the message says why.
+        SinkError: it waits for its committer.
+    """
+    before = -1
+    for _ in range(TRIES * TRIES):
+        epoch, digest, _ = sink.find_holder() if sink.table.refresh() else (0, None, 0)
+        ahead = _since_restore(list(ahead_of(parts, tip, epoch)))
+        at = next((n for n, (entry, _) in enumerate(ahead) if entry.is_jump), None)
+        if at is None:
+            return epoch
+        entry, ref = ahead[0]
+        columns = entry.jump.get("schemas", {}).get(sink.name, entry.schema)
+        commit = epoch_commit(parts, sink, entry, ref, schema_from_json(columns))
+        if at > 0:  # an epoch before the jump that this sink still lacks
+            if epoch == before:
+                raise SinkError(f"{sink.name} waits for its committer, which has not committed epoch {epoch + 1} yet")
+            before = epoch
+            check_staged(sink, entry)
+            sink.commit(commit)
+            continue
+        onto = _find_held(parts, entry, epoch, digest)
+        version = _check_return(parts, sink, entry, epoch)
+        try:
+            sink.jump(commit, find_effect(sink, parts.options.name, entry, epoch), onto, version)
+        except CommitConflictError:
+            continue  # somebody wrote since it was looked at
+        if isinstance(sink, StagedDeltaSink):
+            drop_pending(sink.storage, parts.options.name, entry.epoch)
+    raise SinkError(f"{sink.name}: other writers commit all the time")
+
+
+def _check_return(parts: Parts, sink: DeltaSink, entry: LedgerEntry, holds: int) -> int | None:
+    """Look, as the rollback did, whether this sink can go back; returns the version that this was found under."""
+    if entry.kind != "rollback" or not isinstance(find_effect(sink, parts.options.name, entry, holds), RestoreVersion):
+        return None
+    to = int(entry.jump["to_epoch"])
+    plan, problems = plan_sink(sink, parts.options.name, to, left=False, accept=entry.jump.get("accepted", []))
+    if problems:
+        raise RollbackRefusedError(
+            f"{sink.name} cannot follow the rollback to epoch {to}: {'; '.join(p.message for p in problems)}",
+            hint=f"Go back once more and leave it as it is: firnline rollback --to {to} --leave {sink.name}",
+        )
+    return plan.version_now
+
+
+def check_staged(sink: DeltaSink, entry: LedgerEntry) -> None:
+    """A sink that lags is given files that were staged long ago: delta-rs would commit missing ones too."""
+    missing = find_missing(sink.storage, [str(file["path"]) for file in entry.staged.get(sink.name, [])])
+    if missing:
+        raise CheckpointError(
+            f"sink {sink.name!r} lacks epoch {entry.epoch}, and {missing[0]}, staged for it, is gone",
+            hint="Restore the sink's folder, or take the sink out of the spec.",
+        )
+
+
+def ahead_of(parts: Parts, tip: EntryRef | None, epoch: int) -> Iterator[tuple[LedgerEntry, EntryRef]]:
+    """The entries of the chain down from `tip` that lie above an epoch, oldest first."""
+    found: list[tuple[LedgerEntry, EntryRef]] = []
+    ref = tip
+    for entry in parts.entries(tip):
+        if ref is None or entry.epoch <= epoch:
+            break
+        found.append((entry, ref))
+        ref = entry.previous
+    return reversed(found)
+
+
+def _since_restore(ahead: list[tuple[LedgerEntry, EntryRef]]) -> list[tuple[LedgerEntry, EntryRef]]:
+    """From the last restore on: it replaces all rows, so what came before is not needed, and may not be here."""
+    last = max((n for n, (entry, _) in enumerate(ahead) if entry.kind == "restore"), default=0)
+    return ahead[last:]
+
+
+def _find_held(parts: Parts, jump: LedgerEntry, epoch: int, digest: int | None) -> EntryRef | None:
+    """The entry that a sink holds, proven to lie on the history that the jump leaves or goes on from."""
+    if epoch == 0:
+        return None
+    for start in (jump.previous, jump.onto):
+        found = _search(parts, start, epoch, digest)
+        if found is not None:
+            return found
+    if jump.kind == "restore" and digest is not None:  # whatever it holds is replaced; enough is known for the fence
+        return EntryRef(epoch, "", f"{digest << 1:016x}")
+    raise CheckpointError(f"a sink holds an epoch {epoch} that the ledger does not know", epoch=epoch)
+
+
+def _search(parts: Parts, start: EntryRef | None, epoch: int, digest: int | None) -> EntryRef | None:
+    """An entry by epoch and digest, down a chain and down the chains that its jumps left."""
+    ref, left = start, []
+    try:
+        for entry in parts.entries(start):
+            if ref is None or ref.epoch < epoch:
+                break
+            if ref.epoch == epoch and short_number(ref.checksum) == digest:
+                return ref
+            if entry.is_jump:
+                left.append(entry.onto)
+            ref = entry.previous
+    except LedgerHoleError:
+        pass  # what was left behind is swept in time; a sink is never behind the floor
+    return next((found for one in left if (found := _search(parts, one, epoch, digest)) is not None), None)

@@ -1,0 +1,115 @@
+"""Brings the files of a savepoint into the tables that it is restored to: data under new names, the ledger as it is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+
+from firnline.checkpoint.savepoint import SavedFile, Savepoint, kept_bytes, read_saved
+from firnline.engine.copying import Progress, copy_file, each
+from firnline.engine.parts import Parts
+from firnline.engine.restore_plan import SinkRestore
+from firnline.engine.savepoint_pins import delete_restore_pin, put_restore_pin
+from firnline.errors import DamagedError
+from firnline.faults import fault_point
+from firnline.sinks.delta.stage import partition_folder
+from firnline.sinks.delta.stats import file_stats
+from firnline.staging.validate import InvalidUnitError, footer_metadata, footer_schema, read_footer
+from firnline.storage import Storage
+from firnline.types import Json
+
+
+class Copies:
+    """Copies of data files. Their names bear `attempt`, so that a sweep knows what a killed restore left behind."""
+
+    def __init__(self, saved: Savepoint, storage: Storage, attempt: str, progress: Progress | None) -> None:
+        self._saved = saved
+        self._storage = storage
+        self._attempt = attempt
+        self._progress = progress
+
+    @contextlib.contextmanager
+    def pinned(self, plans: Sequence[SinkRestore]) -> Iterator[Copies]:
+        """Keep sweeps from the copies until a commit or the ledger names them."""
+        storages = [plan.sink.storage for plan in plans if plan.version is None]
+        facts: dict[str, Json] = {"savepoint": self._saved.id, "host": socket.gethostname(), "pid": os.getpid()}
+        try:
+            for storage in storages:
+                put_restore_pin(storage, self._attempt, facts)
+            yield self
+        finally:  # after a failure, too: copies that a commit may name are named by a staged entry by then
+            for storage in storages:
+                with contextlib.suppress(OSError):  # one that is left is let go of a day after this process
+                    delete_restore_pin(storage, self._attempt)
+
+    def copy_data(self, plans: Sequence[SinkRestore]) -> dict[str, list[dict[str, Json]]]:
+        """What each sink's commit adds; nothing where the table's own log still has the version."""
+        return {plan.sink.name: self._copy(plan) for plan in plans}
+
+    def _copy(self, plan: SinkRestore) -> list[dict[str, Json]]:
+        if plan.version is not None:
+            return []
+
+        def copy(file: SavedFile) -> dict[str, Json]:
+            return self._copy_one(plan, file)
+
+        return each(f"copying {plan.sink.name}", plan.saved.files, copy, lambda f: f.size_bytes, self._progress)
+
+    def _copy_one(self, plan: SinkRestore, file: SavedFile) -> dict[str, Json]:
+        """Copy a file and prove that it is what was saved: size, checksum if there is one, footer and rows."""
+        assert plan.source is not None
+        folders = [partition_folder(name, file.partition_values[name]) for name in plan.saved.partition_by]
+        key = "/".join([*folders, f"{self._attempt}-{uuid.uuid4().hex}.parquet"])
+        target = plan.sink.storage
+        fault_point("restore.copy.before")
+        size, sha256 = copy_file(plan.source, plan.key_of(file, copied=self._saved.copied), target, key)
+        fault_point("restore.copy.after")
+        try:
+            if size != file.size_bytes or (file.sha256 and sha256 != file.sha256):
+                raise DamagedError(f"{file.path} is not what was saved", hint="Bring the savepoint's file back.")
+            footer, _ = read_footer(target, key, size)
+            metadata = footer_metadata(footer, file.path)
+            stats = file_stats(metadata, footer_schema(metadata, file.path))
+            if file.rows is not None and metadata.num_rows != file.rows:
+                raise DamagedError(f"{file.path} has {metadata.num_rows} rows; {file.rows} were saved")
+        except InvalidUnitError as error:
+            target.delete(key)
+            raise DamagedError(f"{file.path} cannot be restored: {error}") from error
+        except DamagedError:
+            target.delete(key)
+            raise
+        return {
+            "path": key,
+            "size_bytes": size,
+            "rows": metadata.num_rows,
+            "partition_values": file.partition_values,
+            "modification_time": int(time.time() * 1000),
+            "stats": stats,
+        }
+
+
+def copy_ledger(parts: Parts, storage: Storage, saved: Savepoint) -> None:
+    """Put what the table's own ledger and quarantine lack of a savepoint's; the same name must be the same bytes.
+
+    Raises:
+        DamagedError: it is not, or the savepoint's file is not what was saved.
+    """
+    target, home = parts.storage, f"_firnline/{parts.options.name}"  # whose folders have the same names
+    present = {
+        stat.name.removeprefix(f"{target.root}/{home}/")
+        for folder in ("ledger", "quarantine")
+        for stat in target.list(f"{home}/{folder}")
+    }
+    for key, one in kept_bytes(saved):
+        data = read_saved(storage, key, one)
+        if key not in present:
+            target.put(f"{home}/{key}", data)
+        elif target.get(f"{home}/{key}") != data:
+            raise DamagedError(
+                f"the table has another {key} than the savepoint; one of them is damaged",
+                hint="Restore the savepoint into another table.",
+            )

@@ -1,0 +1,293 @@
+"""Makes savepoints: folders of the user that a pipeline can be restored from.
+
+In this order, so that a kill at any point leaves either a savepoint or something that `dispose` removes:
+1. Read what every sink holds; all must stand at the same epoch.
+2. Pin its files in every table. The pin names whatever will be written.
+3. Look that every file is still there.
+4. Copy the data files, if asked to; copy the ledger chain.
+5. Put the manifest: only now there is a savepoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from firnline.checkpoint.audit import who
+from firnline.checkpoint.savepoint import (
+    MANIFEST,
+    SavedBytes,
+    SavedFile,
+    SavedSink,
+    Savepoint,
+    data_key,
+    is_relative,
+    ledger_key,
+    quarantine_key,
+)
+from firnline.engine.auditing import on_record
+from firnline.engine.copying import Progress, copy_file, each
+from firnline.engine.parts import Parts
+from firnline.engine.savepoint_pins import SHORT_ID, Pin, put_pin
+from firnline.errors import ConfigError, DamagedError, SinkError
+from firnline.faults import fault_point
+from firnline.schema import schema_to_json
+from firnline.sinks.base import Held
+from firnline.sinks.delta import DeltaSink
+from firnline.sinks.delta.contents import ListedFile, find_key, list_contents, special_features
+from firnline.staging.survey import is_inside
+from firnline.storage import Storage, normalise, open_storage
+from firnline.types import Json
+
+LOOKS = 50  # at sinks that do not stand at the same epoch, before one gives up on those that lag
+LOOK_SECONDS = 0.2
+FOLDS = 5  # that may come between while the ledger is copied
+NAMED = 3
+_READERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """One sink under the version that is saved. `paths` are as the log spells them."""
+
+    sink: DeltaSink
+    saved: SavedSink
+    paths: list[str]
+
+
+def create_savepoint(
+    parts: Parts,
+    path: str | None = None,
+    *,
+    copy: bool = False,
+    run: str = "",
+    storage_options: dict[str, str] | None = None,
+    progress: Progress | None = None,
+) -> tuple[Savepoint, str]:
+    """Save what the sinks hold now; returns the manifest and where it lies.
+
+    Args:
+        path: A folder or URI that does not exist yet, or is empty; chosen beside the checkpoint store if omitted.
+        copy: Copy the data files, too: the savepoint then outlives the tables and anybody's vacuum.
+
+    Raises:
+        ConfigError: the path holds something, or a table has features under which files are not all there is.
+        SinkError: there is no epoch yet, a sink lags, or a file is gone.
+    """
+    held = _stand_together(parts)
+    identity = parts.ids.new()
+    place = normalise(path) if path is not None else _default_place(parts, held.epoch, identity)
+    storage = open_storage(place, storage_options)
+    if next(iter(storage.list("")), None) is not None:
+        raise ConfigError(f"{place} is not empty", hint="Name a folder that does not exist yet.")
+    facts: dict[str, Json] = {"savepoint": identity, "path": place, "copied": copy}
+    with on_record(parts, "savepoint-create", run, from_epoch=None, to_epoch=held.epoch, **facts):
+        made = _Making(parts, held, identity, storage, copy=copy, run=run, progress=progress).make()
+    return made, place
+
+
+def _stand_together(parts: Parts) -> Held:
+    """What the deciding sink holds, once every other sink holds the same; table handles stand at what was read."""
+    behind: list[str] = []
+    for _ in range(LOOKS):
+        held = parts.deciding.load_committed()
+        if not held.exists or held.entry is None or held.checkpoint is None or held.epoch < 1:
+            raise SinkError("there is no epoch to save yet", hint="`firnline run` makes the first.")
+        wanted = parts.deciding.find_holder()[:2]
+        behind = []
+        for sink in parts.sinks[1:]:
+            exists = sink.table.refresh()
+            if not exists or sink.find_holder()[:2] != wanted:
+                behind.append(f"{sink.name} at epoch {sink.find_holder()[0] if exists else 0}")
+        if not behind:
+            return held
+        parts.clock.sleep(LOOK_SECONDS)
+    raise SinkError(
+        f"not every sink stands at epoch {held.epoch}: {', '.join(behind)}",
+        hint="Let the pipeline run until all of them are level; see `firnline status`.",
+    )
+
+
+def _default_place(parts: Parts, epoch: int, identity: str) -> str:
+    """Beside the checkpoint store where that is a folder, else beside the deciding sink's table."""
+    store = parts.options.checkpoint.store
+    beside = store.path if store is not None and store.type == "file" and store.path else parts.storage.root
+    above = posixpath.dirname(beside.rstrip("/"))
+    if above.endswith((":", ":/")):  # the table is a whole bucket
+        raise ConfigError("there is no place beside the table", hint="Name one with --path.")
+    return f"{above}/savepoints/{parts.options.name}-{epoch}-{identity[:SHORT_ID]}"
+
+
+class _Making:
+    """One savepoint on its way."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        held: Held,
+        identity: str,
+        storage: Storage,
+        *,
+        copy: bool,
+        run: str,
+        progress: Progress | None,
+    ) -> None:
+        self._parts = parts
+        self._held = held
+        self._id = identity
+        self._storage = storage
+        self._copy = copy
+        self._run = run
+        self._progress = progress
+        self._created_at = parts.clock.now().isoformat()
+        links = parts.ledger.chain(held.entry)
+        self._quarantine = [str(file["name"]) for link in links for file in link.quarantine]
+
+    def make(self) -> Savepoint:
+        assert self._held.entry is not None
+        assert self._held.checkpoint is not None
+        taken = [self._take(sink) for sink in self._parts.sinks]
+        names = self._parts.ledger.chain_names(self._held.entry)
+        for one in taken:  # the deciding table's first: it is where `list` looks
+            put_pin(one.sink.storage, self._pin(one, taken, names))
+        for one in taken:
+            self._check_there(one)
+        sinks = {one.sink.name: replace(one.saved, files=self._copy_data(one)) for one in taken}
+        ledger = self._save_ledger(taken, names)
+        quarantine = self._save_quarantine()
+        me = who()
+        made = Savepoint(
+            id=self._id,
+            pipeline=self._parts.options.name,
+            created_at=self._created_at,
+            by={"user": me.user, "host": me.host, "run": self._run},
+            epoch=self._held.epoch,
+            checkpoint=self._held.checkpoint,
+            entry=self._held.entry,
+            copied=self._copy,
+            sinks=sinks,
+            ledger=ledger,
+            quarantine=quarantine,
+        )
+        fault_point("savepoint.put.before")
+        self._storage.put(MANIFEST, made.to_bytes())
+        fault_point("savepoint.put.after")
+        pin = self._pin(taken[0], taken, [saved.name for saved in ledger])
+        put_pin(taken[0].sink.storage, replace(pin, completed=True))
+        return made
+
+    def _take(self, sink: DeltaSink) -> _Taken:
+        """The files of the version that the sink's handle is at, with the keys under which they are stored."""
+        delta = sink.table.delta
+        special = special_features(delta)
+        if special:
+            raise ConfigError(
+                f"{sink.table.uri} uses {', '.join(special)}, under which its files are not all there is",
+                hint="Rewrite the table without them first.",
+            )
+        listed = list(list_contents(delta))
+        with ThreadPoolExecutor(_READERS) as readers:
+            found = list(readers.map(lambda file: find_key(sink.storage, file.path), listed))
+        _check_whole(sink, listed, found)
+        files = []
+        for file, there in zip(listed, found, strict=True):
+            assert there is not None
+            key = there[0]
+            if not is_relative(key) or not is_inside(sink.storage, key):
+                raise ConfigError(f"{sink.name}: {file.path} lies outside the table; a savepoint cannot hold it")
+            values = file.partition_values
+            files.append(SavedFile(key, file.size_bytes, file.rows, values, file.modification_time))
+        saved = SavedSink(
+            table=sink.table.uri,
+            table_id=str(delta.metadata().id),
+            version=sink.table.version,
+            schema=schema_to_json(sink.table.schema()),
+            partition_by=sink.table.partition_columns(),
+            files=files,
+        )
+        return _Taken(sink, saved, [file.path for file in listed])
+
+    def _pin(self, one: _Taken, taken: list[_Taken], ledger: list[str]) -> Pin:
+        writes: list[str] = []
+        if one.sink is self._parts.deciding:
+            writes = [ledger_key(name) for name in ledger]
+            writes += [quarantine_key(name) for name in self._quarantine]
+            if self._copy:
+                writes += [data_key(t.sink.name, file.path) for t in taken for file in t.saved.files]
+        return Pin(
+            id=self._id,
+            pipeline=self._parts.options.name,
+            epoch=self._held.epoch,
+            created_at=self._created_at,
+            path=self._storage.root,
+            copied=self._copy,
+            version=one.saved.version,
+            size_bytes=sum(file.size_bytes for t in taken for file in t.saved.files),
+            files=one.paths,
+            writes=writes,
+        )
+
+    def _check_there(self, one: _Taken) -> None:
+        """A sweep may have run between the look at the log and the pin."""
+        listed = [ListedFile(file.path, file.size_bytes, None, {}, 0) for file in one.saved.files]
+        with ThreadPoolExecutor(_READERS) as readers:
+            found = list(readers.map(lambda file: find_key(one.sink.storage, file.path), listed))
+        _check_whole(one.sink, listed, found)
+
+    def _copy_data(self, one: _Taken) -> list[SavedFile]:
+        if not self._copy:
+            return one.saved.files
+
+        def copy(file: SavedFile) -> SavedFile:
+            fault_point("savepoint.copy.before")
+            size, sha256 = copy_file(one.sink.storage, file.path, self._storage, data_key(one.sink.name, file.path))
+            fault_point("savepoint.copy.after")
+            if size != file.size_bytes:
+                raise DamagedError(f"{one.sink.name}: {file.path} has {size} bytes, the log says {file.size_bytes}")
+            return replace(file, sha256=sha256)
+
+        return each(f"copying {one.sink.name}", one.saved.files, copy, lambda f: f.size_bytes, self._progress)
+
+    def _save_ledger(self, taken: list[_Taken], names: list[str]) -> list[SavedBytes]:
+        """Copy the chain; entries that are folded meanwhile are copied as their fold."""
+        assert self._held.entry is not None
+        folder = self._parts.ledger.folder
+        done: dict[str, SavedBytes] = {}
+        for _ in range(FOLDS):
+            try:
+                for name in names:
+                    if name not in done:
+                        data = self._parts.storage.get(f"{folder}/{name}")
+                        self._storage.put(ledger_key(name), data)
+                        done[name] = SavedBytes(name, len(data), hashlib.sha256(data).hexdigest())
+            except FileNotFoundError:
+                names = self._parts.ledger.chain_names(self._held.entry)
+                put_pin(taken[0].sink.storage, self._pin(taken[0], taken, [*done, *names]))
+                continue
+            for name in done.keys() - set(names):
+                self._storage.delete(ledger_key(name))
+            return [done[name] for name in names]
+        raise SinkError("the ledger is folded all the time; try again")
+
+    def _save_quarantine(self) -> list[SavedBytes]:
+        """Copy what the chain names; what an earlier restore did not bring along cannot be."""
+        done = []
+        for name in self._quarantine:
+            try:
+                data = self._parts.storage.get(f"_firnline/{self._parts.options.name}/{quarantine_key(name)}")
+            except FileNotFoundError:
+                continue
+            self._storage.put(quarantine_key(name), data)
+            done.append(SavedBytes(name, len(data), hashlib.sha256(data).hexdigest()))
+        return done
+
+
+def _check_whole(sink: DeltaSink, listed: list[ListedFile], found: list[tuple[str, int] | None]) -> None:
+    bad = [file.path for file, there in zip(listed, found, strict=True) if there is None or there[1] != file.size_bytes]
+    if bad:
+        raise SinkError(
+            f"{sink.name}: {len(bad)} file(s) that the table consists of are gone or changed: {', '.join(bad[:NAMED])}",
+            hint="The table itself is damaged, or a sweep ran at this moment; try again.",
+        )

@@ -1,0 +1,69 @@
+"""What one version of a table consists of: every data file with its key, rows and partition values."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from firnline.sinks.delta.stage import partition_text
+from firnline.storage import Storage
+
+BATCH_ROWS = 65_536
+# Table features under which the rows are those of the data files; under any other one they may not be.
+_PLAIN_FEATURES = frozenset(
+    {
+        "appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns", "identityColumns",
+        "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ListedFile:
+    """One file as the log tells it. `path` is as the log spells it, percent-encoded or not."""
+
+    path: str
+    size_bytes: int
+    rows: int | None
+    partition_values: dict[str, str | None]
+    modification_time: int
+
+
+def list_contents(delta: DeltaTable) -> Iterator[ListedFile]:
+    """The files of the version that a handle is at; reads the log, no data file."""
+    names = list(delta.metadata().partition_columns)
+    actions = pa.table(delta.get_add_actions())
+    for batch in actions.to_batches(max_chunksize=BATCH_ROWS):
+        values = {name: partition_text(pc.struct_field(batch.column("partition"), name)).to_pylist() for name in names}
+        plain = batch.select(["path", "size_bytes", "num_records", "modification_time"]).to_pylist()
+        for number, row in enumerate(plain):
+            yield ListedFile(
+                path=str(row["path"]),
+                size_bytes=int(row["size_bytes"]),
+                rows=row["num_records"],
+                partition_values={name: values[name][number] for name in names},
+                modification_time=int(row["modification_time"]),
+            )
+
+
+def special_features(delta: DeltaTable) -> list[str]:
+    """Features under which files carry more, or less, than rows: deletion vectors, mapped columns."""
+    protocol = delta.protocol()
+    used = {*(protocol.reader_features or []), *(protocol.writer_features or [])} - _PLAIN_FEATURES
+    if delta.metadata().configuration.get("delta.columnMapping.mode") not in (None, "none"):
+        used.add("columnMapping")
+    return sorted(used)
+
+
+def find_key(storage: Storage, path: str) -> tuple[str, int] | None:
+    """The key and size of a file that the log names; None when it is not stored (any more)."""
+    for key in dict.fromkeys((unquote(path), path)):
+        with contextlib.suppress(FileNotFoundError):
+            return key, storage.stat(key).size_bytes
+    return None

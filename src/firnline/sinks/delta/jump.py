@@ -1,0 +1,155 @@
+"""What an epoch that reads nothing does to a table: take it back, empty it, replace what it holds, or leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from firnline.errors import RollbackRefusedError
+from firnline.sinks.delta.log import DeltaLog, LogCommit
+from firnline.sinks.delta.table import Table
+from firnline.types import Json
+
+
+@dataclass(frozen=True, slots=True)
+class KeepRows:
+    """Rows stay as they are; only the progress moves."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreVersion:
+    """Data and columns as they were at an earlier version of the table."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceRows:
+    """Exactly these files; none empties the table."""
+
+    files: tuple[dict[str, Json], ...] = field(default=())
+
+
+Effect: TypeAlias = KeepRows | RestoreVersion | ReplaceRows
+
+
+def apply_effect(table: Table, effect: Effect, info: Json, txns: Mapping[str, int], expiring: Mapping[str, int]) -> int:
+    """Commit an effect with its transaction ids, onto the version that was read; returns the new version."""
+    match effect:
+        case KeepRows():
+            return table.append("delta.jump", [], info, txns, expiring)
+        case RestoreVersion(version):
+            return table.restore("delta.jump", version, info, txns, expiring)
+        case ReplaceRows(files):
+            return table.append("delta.jump", files, info, txns, expiring, replace=True)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochVersions:
+    """Which table version has which epoch as its newest; epochs that were committed together share one."""
+
+    versions: dict[int, int]  # epoch -> version, for epochs that end a commit
+    inside: dict[int, int]  # epoch -> the newest epoch of the commit that it shares
+
+    def find(self, epoch: int) -> int | None:
+        return self.versions.get(epoch)
+
+    def nearest(self, epoch: int) -> list[int]:
+        """The nearest epochs below and above that have a version of their own."""
+        below = max((e for e in self.versions if e < epoch), default=None)
+        above = min((e for e in self.versions if e > epoch), default=None)
+        return [e for e in (below, above) if e is not None]
+
+
+def read_epoch_versions(log: DeltaLog, pipeline: str, version: int, down_to: int) -> EpochVersions:
+    """Walk the log back from `version` to the commit that ends at epoch `down_to` or below."""
+    versions: dict[int, int] = {}
+    inside: dict[int, int] = {}
+    for commit in log.backwards(version):
+        info = commit.find_info(pipeline)
+        if info is None or "checkpoint" not in info:
+            continue
+        last = int(info["epoch"])
+        versions.setdefault(last, commit.version)
+        units = [int(u["epoch"]) for u in info.get("units") or []]
+        inside.update({epoch: last for epoch in units if epoch != last})
+        if last <= down_to:
+            break
+    return EpochVersions(versions, inside)
+
+
+@dataclass(frozen=True, slots=True)
+class TableFiles:
+    """The files of one version of a table, by path, with their rows."""
+
+    rows: dict[str, int]
+    schema: pa.Schema
+    properties: dict[str, str]
+
+
+def read_files(table: Table, version: int | None = None) -> TableFiles:
+    """The files of the version that the handle is at, or of an earlier one; reads the log, no data file.
+
+    Raises:
+        RollbackRefusedError: the log no longer reaches back to that version.
+    """
+    delta = table.delta
+    if version is not None and version != table.version:
+        try:
+            delta = DeltaTable(table.uri, version=version, storage_options=table.storage_options)
+        except (DeltaError, OSError) as error:
+            raise RollbackRefusedError(
+                f"the log of {table.uri} no longer reaches back to version {version}: {error}", version=version
+            ) from error
+    actions = pa.table(delta.get_add_actions(flatten=True))
+    rows = actions.column("num_records").to_pylist() if "num_records" in actions.column_names else []
+    paths = actions.column("path").to_pylist()
+    return TableFiles(
+        rows={str(path): int(n or 0) for path, n in zip(paths, rows or [0] * len(paths), strict=True)},
+        schema=pa.schema(delta.schema().to_arrow()),
+        properties={k: str(v) for k, v in delta.metadata().configuration.items()},
+    )
+
+
+@dataclass(slots=True)
+class Stranger:
+    """Somebody else who changed rows since a version."""
+
+    name: str
+    versions: list[int] = field(default_factory=list)
+
+
+def find_strangers(log: DeltaLog, pipeline: str, after: int, up_to: int) -> list[Stranger]:
+    """Who else changed rows in the versions `after < version <= up_to`, by pipeline, application or operation.
+
+    Raises:
+        RollbackRefusedError: a commit in between is not in the log any more.
+    """
+    found: dict[str, Stranger] = {}
+    for version in range(after + 1, up_to + 1):
+        commit = log.read(version)
+        if commit is None:
+            raise RollbackRefusedError(f"version {version} is no longer in the log", version=version)
+        name = _stranger_of(commit, pipeline)
+        if name:
+            found.setdefault(name, Stranger(name)).versions.append(version)
+    return list(found.values())
+
+
+def _stranger_of(commit: LogCommit, pipeline: str) -> str:
+    """Who made a commit that changes rows; empty for our own and for commits that change none."""
+    changes = any(a.get(kind, {}).get("dataChange", False) for a in commit.actions for kind in ("add", "remove"))
+    if not changes or commit.find_info(pipeline) is not None:
+        return ""
+    others = [str(t["appId"]) for t in commit.txns()]
+    for app_id in others:
+        if app_id.startswith("firnline:"):
+            return app_id.removeprefix("firnline:")
+    named = next((i for i in others if not i.startswith(("firnline", "blizzard:"))), "")
+    info: dict[str, Json] = next((a["commitInfo"] for a in commit.actions if "commitInfo" in a), {})
+    return named or str(info.get("operation", "unknown"))

@@ -1,0 +1,152 @@
+"""A rollback or a fresh start that dies at any step: whatever comes next, the table equals the input in the end."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from firnline.options import DeltaSinkOptions, PipelineOptions
+from firnline.testing.committers import commit_table
+from firnline.testing.jumps import fresh_launcher, rollback_launcher
+from firnline.testing.pipelines import MakeOptions
+from firnline.testing.processes import KILLED, Launcher
+from firnline.testing.samples import SampleInput, table_ids
+
+pytestmark = pytest.mark.crash
+
+POINTS = [
+    "delta.claim.before",
+    "delta.claim.after",
+    "storage.put.before",
+    "storage.put.after",
+    "delta.jump.before",
+    "delta.jump.after",
+    "delta.sync.after",
+]
+
+
+def prepare(launcher: Launcher, sample: SampleInput, options: PipelineOptions) -> None:
+    for number in range(4):
+        sample.add(f"f{number}.json", 3, **({"extra": number} if number == 2 else {}))
+    assert launcher.run(options).exit_code == 0
+
+
+def tables(options: PipelineOptions) -> list[Any]:
+    return [table_ids(sink.table) for sink in options.sinks]
+
+
+def two_sinks(tmp_path: Path) -> tuple[DeltaSinkOptions, ...]:
+    return (
+        DeltaSinkOptions("main", str(tmp_path / "one")),
+        DeltaSinkOptions("copy", str(tmp_path / "two"), partition_by=("month",)),
+    )
+
+
+@pytest.mark.parametrize("repeat", [True, False], ids=["repeated", "left"])
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("point", POINTS)
+def test_killed(
+    launcher: Launcher,
+    sample: SampleInput,
+    make_options: MakeOptions,
+    tmp_path: Path,
+    point: str,
+    count: int,
+    repeat: bool,
+) -> None:
+    """`left`: nobody repeats the rollback; what it began in one sink, the next run finishes in the other."""
+    options: PipelineOptions = make_options(max_files=1, sinks=two_sinks(tmp_path))
+    prepare(launcher, sample, options)
+    rollback = rollback_launcher(tmp_path / "rollbacks", 2)
+    ended = rollback.run(options, f"{point}:{count}:kill")
+    assert ended.exit_code in (KILLED, 0)
+    assert ended.exit_code == KILLED or count == 2, "every point is reached at least once"
+    if repeat and ended.exit_code == KILLED:
+        done = rollback.run(options)
+        assert done.exit_code == 0 or "stands at epoch" in done.message, done
+        one, copy = tables(options)
+        assert one == copy
+        assert sum(one.values()) == 6
+    sample.add("g.json", 3)
+    launcher.run_until_done(options)
+    assert tables(options) == [sample.ids, sample.ids]
+
+
+@pytest.mark.parametrize("point", ["delta.claim.after", "delta.jump.before", "delta.jump.after", "delta.sync.after"])
+def test_a_lost_answer_is_asked_after(
+    launcher: Launcher, sample: SampleInput, make_options: MakeOptions, tmp_path: Path, point: str
+) -> None:
+    options = make_options(max_files=1)
+    prepare(launcher, sample, options)
+    version = DeltaTable(options.deciding.table).version()
+    ended = rollback_launcher(tmp_path / "rollbacks", 2).run(options, f"{point}:1:raise")
+    if point == "delta.jump.before":
+        assert ended.error_code == "commit-unknown", ended
+        assert sum(table_ids(options.deciding.table).values()) == 12
+    else:
+        assert ended.exit_code == 0, ended
+        assert DeltaTable(options.deciding.table).version() == version + 2, "one claim, one rollback"
+        assert sum(table_ids(options.deciding.table).values()) == 6
+    launcher.run_until_done(options)
+    assert tables(options) == [sample.ids]
+
+
+@pytest.mark.parametrize("point", [*POINTS, "storage.delete.before", "storage.delete.after"])
+def test_killed_with_units_pending(
+    launcher: Launcher, sample: SampleInput, make_options: MakeOptions, tmp_path: Path, point: str
+) -> None:
+    options = make_options(max_files=1, mode="staged")
+    for number in range(2):
+        sample.add(f"f{number}.json", 3)
+        assert launcher.run(options).exit_code == 0
+        commit_table(options.deciding.table)
+    sample.add("f2.json", 3)
+    sample.add("f3.json", 3)
+    assert launcher.run(options).exit_code == 0
+    assert rollback_launcher(tmp_path / "rollbacks", 1).run(options, f"{point}:1:kill").exit_code == KILLED
+    commit_table(options.deciding.table)
+    launcher.run_until_done(options)
+    commit_table(options.deciding.table)
+    assert tables(options) == [sample.ids]
+
+
+@pytest.mark.parametrize("truncate", [True, False])
+@pytest.mark.parametrize("point", POINTS)
+def test_fresh_start_killed(
+    launcher: Launcher, sample: SampleInput, make_options: MakeOptions, tmp_path: Path, point: str, truncate: bool
+) -> None:
+    options = make_options(max_files=1)
+    prepare(launcher, sample, options)
+    epoch = 4
+    fresh = fresh_launcher(tmp_path / "fresh", epoch, truncate=truncate)
+    assert fresh.run(options, f"{point}:1:kill").exit_code == KILLED
+    assert fresh.run(options).exit_code == 0
+    launcher.run_until_done(options)
+    assert fresh.run(options).exit_code == 0, "the same words again, as a supervisor would: nothing happens"
+    launcher.run_until_done(options)
+    times = 1 if truncate else 2
+    assert tables(options) == [dict.fromkeys(sample.ids, times)]
+
+
+def test_an_active_run_is_fenced_and_nothing_is_lost(
+    launcher: Launcher, sample: SampleInput, make_options: MakeOptions, tmp_path: Path
+) -> None:
+    options = make_options(max_files=1, max_inflight=1)
+    prepare(launcher, sample, options)
+    sample.add("g1.json", 3)
+    sample.add("g2.json", 3)
+    active = launcher.start(options, "delta.commit.before:1:stop", once=False)
+    active.wait_for("ran epoch 5")
+    done = rollback_launcher(tmp_path / "rollbacks", 2).run(options)
+    assert done.exit_code == 0, done
+    while active.is_alive:
+        active.signal(signal.SIGCONT)
+        time.sleep(0.05)
+    assert active.wait().exit_code == 5
+    launcher.run_until_done(options)
+    assert tables(options) == [sample.ids]

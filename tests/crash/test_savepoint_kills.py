@@ -1,0 +1,269 @@
+"""Savepoints made, disposed of and restored under kill -9 and failures at every point that they reach.
+
+Whatever is left behind is listed and can be disposed of; a restore that is repeated ends as one that was never broken.
+These tests cover the fault points of `savepoint.` and `restore.`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import pickle
+import shutil
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from firnline import faults
+from firnline.engine.parts import assemble
+from firnline.engine.restore import restore_savepoint
+from firnline.engine.savepoint import create_savepoint
+from firnline.engine.savepoint_list import dispose_savepoint, list_savepoints
+from firnline.engine.status import load_quarantine
+from firnline.errors import ConfigError, FirnlineError
+from firnline.faults import VARIABLE
+from firnline.options import DeltaSinkOptions, PipelineOptions
+from firnline.staging.gc import gc
+from firnline.testing.pipelines import MakeOptions, run_once
+from firnline.testing.processes import KILLED
+from firnline.testing.samples import SampleInput, table_ids
+
+pytestmark = pytest.mark.crash
+
+OPERATIONS = ("create", "dispose", "restore-back", "restore-swept", "restore-new")
+MOST_KILLS = None if os.environ.get("FIRNLINE_PROOF") else 3  # per point; spread over its calls
+DAY = 86_400
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A pipeline with two sinks and a savepoint of its second epoch; `keep` holds it all as it was made."""
+
+    options: PipelineOptions
+    folder: Path
+    keep: Path
+    saved: Path
+    rows: Counter[int]
+
+    @property
+    def target(self) -> PipelineOptions:
+        """The same pipeline, into tables that do not exist yet."""
+        return dataclasses.replace(self.options, sinks=sinks(self.folder / "new"))
+
+    def start_over(self) -> None:
+        shutil.rmtree(self.folder)
+        shutil.copytree(self.keep, self.folder)
+
+
+def sinks(folder: Path) -> tuple[DeltaSinkOptions, DeltaSinkOptions]:
+    return (
+        DeltaSinkOptions("main", str(folder / "one")),
+        DeltaSinkOptions("further", str(folder / "two"), partition_by=("month",)),
+    )
+
+
+@pytest.fixture
+def stage(sample: SampleInput, make_options: MakeOptions, tmp_path: Path) -> Stage:
+    folder, keep = tmp_path / "world", tmp_path / "keep"
+    options = make_options(max_files=1, sinks=sinks(folder))
+    for number in range(2):
+        sample.add(f"f{number}.json", 3, bad=1)
+        assert run_once(options).exit_code == 0
+    rows = table_ids(options.sinks[0].table)
+    create_savepoint(assemble(options), str(folder / "saved"), copy=True)
+    sample.add("f2.json", 3, extra="x")
+    assert run_once(options).exit_code == 0
+    shutil.copytree(folder, keep)
+    return Stage(options, folder, keep, folder / "saved", rows)
+
+
+def prepare(name: str, stage: Stage) -> None:
+    stage.start_over()
+    if name == "restore-swept":
+        for sink in stage.options.sinks:
+            table = DeltaTable(sink.table)
+            table.optimize.compact()
+            table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+
+
+def operate(name: str, stage: Stage) -> None:
+    if name == "create":
+        create_savepoint(assemble(stage.options), str(stage.folder / "another"), copy=True)
+    elif name == "dispose":
+        dispose_savepoint(assemble(stage.options), str(stage.saved))
+    else:
+        options = stage.target if name == "restore-new" else stage.options
+        restore_savepoint(assemble(options), str(stage.saved), "test")
+
+
+def note_points() -> Counter[str]:
+    """Count how often each fault point is reached from now on."""
+    reached: Counter[str] = Counter()
+    original = faults.fault_point
+
+    def noting(point: str) -> None:
+        reached[point] += 1
+        original(point)
+
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith("firnline.") and hasattr(module, "fault_point"):
+            module.fault_point = noting  # type: ignore[attr-defined]
+    return reached
+
+
+def child(name: str, stage: Stage, fault: str, told: str) -> None:
+    os.environ[VARIABLE] = fault
+    reached = note_points()
+    operate(name, stage)
+    Path(told).write_bytes(pickle.dumps(reached))
+    os._exit(0)
+
+
+def perform(name: str, stage: Stage, fault: str, told: Path) -> tuple[int, Counter[str]]:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["firnline.testing.warm"])
+    process = context.Process(target=child, args=(name, stage, fault, str(told)), daemon=True)
+    process.start()
+    process.join(60)
+    assert process.exitcode is not None
+    reached: Any = pickle.loads(told.read_bytes()) if told.exists() else Counter()
+    told.unlink(missing_ok=True)
+    return process.exitcode, reached
+
+
+def files(folder: Path) -> list[str]:
+    """What lies in a folder; temporary files of a killed write are nobody's."""
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() and p.suffix != ".tmp")
+
+
+def pins(stage: Stage) -> int:
+    return sum(len(list((Path(s.table) / "_firnline/pins").glob("savepoint-*"))) for s in stage.options.sinks)
+
+
+def check(name: str, stage: Stage, sample: SampleInput, where: str) -> None:
+    """Finish what was broken, as a person or a supervisor would, and look at everything."""
+    if name == "create":
+        check_create(stage, where)
+    elif name == "dispose":
+        check_dispose(stage, where)
+    else:
+        check_restore(name, stage, sample, where)
+    for sink in stage.options.sinks:
+        if not name.startswith("restore"):
+            assert table_ids(sink.table) == sample.ids, where
+
+
+def check_create(stage: Stage, where: str) -> None:
+    place = stage.folder / "another"
+    found = {s.path: s.state for s in list_savepoints(assemble(stage.options))}
+    assert found.get(str(stage.saved)) == "complete", where
+    made = (place / "savepoint.json").exists()
+    if str(place) not in found:
+        assert files(place) == [], where
+    else:
+        assert found[str(place)] == ("complete" if made else "incomplete"), where
+        dispose_savepoint(assemble(stage.options), str(place))
+        assert files(place) == [], where
+    assert pins(stage) == 2, where
+    shutil.rmtree(place, ignore_errors=True)
+    create_savepoint(assemble(stage.options), str(place), copy=True)
+    assert [s.state for s in list_savepoints(assemble(stage.options))] == ["complete", "complete"], where
+
+
+def check_dispose(stage: Stage, where: str) -> None:
+    listed = [s.id for s in list_savepoints(assemble(stage.options))]
+    for identity in listed:
+        dispose_savepoint(assemble(stage.options), identity)
+    assert files(stage.saved) == [], where
+    assert pins(stage) == 0, where
+    with pytest.raises(ConfigError):
+        dispose_savepoint(assemble(stage.options), str(stage.saved))
+
+
+def check_restore(name: str, stage: Stage, sample: SampleInput, where: str) -> None:
+    options = stage.target if name == "restore-new" else stage.options
+    kept = files(stage.keep / "saved")
+    result = restore_savepoint(assemble(options), str(stage.saved), "again")
+    assert table_ids(options.sinks[0].table) == stage.rows, where
+    run = run_once(options)
+    assert (run.exit_code, run.told.late) == (0, 0), where
+    assert restore_savepoint(assemble(options), str(stage.saved), "again").epoch == result.epoch, where
+    assert files(stage.saved) == kept, where
+    for sink in options.sinks:
+        assert table_ids(sink.table) == sample.ids, where
+    found = [bytes(record["raw"]).strip() for record in load_quarantine(assemble(options))]
+    assert sorted(found) == sorted(sample.bad.elements()), where
+    ledger = {options.name: assemble(options).storage}
+    for sink in options.sinks:
+        root = Path(sink.table)
+        age(root)
+        gc(str(root), grace_seconds=3600, ledgers=ledger if sink is not options.deciding else None)
+        assert table_ids(root) == sample.ids, where
+        left_pins = [json.loads(p.read_text()) for p in (root / "_firnline/pins").glob("restore-*")]
+        assert not [pin for pin in left_pins if pin["pid"] != os.getpid()], where  # a living process keeps its own
+        left = {p.name for p in root.rglob("*.parquet") if "_" not in str(p.relative_to(root))}
+        named = {Path(uri).name for uri in DeltaTable(root).file_uris()}
+        log = "".join(p.read_text() for p in (root / "_delta_log").glob("*.json"))
+        assert all(file in named or file in log for file in left), where
+
+
+def age(root: Path) -> None:
+    for path in root.rglob("*"):
+        if path.is_file() and "_delta_log" not in path.parts:
+            os.utime(path, (time.time() - 2 * DAY,) * 2)
+
+
+WANTED = {
+    "create": {"savepoint.pin.before", "savepoint.copy.after", "savepoint.put.before", "savepoint.put.after"},
+    "dispose": {"savepoint.delete.before", "savepoint.delete.after"},
+    "restore-back": {"delta.claim.before", "delta.jump.before", "delta.jump.after", "delta.sync.after"},
+    "restore-swept": {"restore.pin.before", "restore.pin.after", "restore.copy.before", "restore.copy.after"},
+    "restore-new": {"delta.create.before", "delta.create.after", "restore.copy.after", "delta.jump.after"},
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_killed_at_every_point(name: str, stage: Stage, sample: SampleInput, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    prepare(name, stage)
+    code, reached = perform(name, stage, "", told)
+    assert code == 0
+    assert WANTED[name] <= set(reached)
+    check(name, stage, sample, f"{name}, not killed")
+    for point, calls in sorted(reached.items()):
+        stride = 1 if MOST_KILLS is None else max(1, calls // MOST_KILLS)
+        for nth in range(1, calls + 1, stride):
+            prepare(name, stage)
+            code, _ = perform(name, stage, f"{point}:{nth}:kill", told)
+            assert code == KILLED, (point, nth)
+            check(name, stage, sample, f"{name}, killed at {point}, call {nth}")
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_broken_at_every_point(
+    name: str, stage: Stage, sample: SampleInput, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A failure is told, or healed; repeated without it, all is well."""
+    prepare(name, stage)
+    _, reached = perform(name, stage, "", tmp_path / "told")
+    for point in sorted(reached):
+        prepare(name, stage)
+        monkeypatch.setenv(VARIABLE, f"{point}:1:raise")
+        faults._seen.clear()
+        try:
+            operate(name, stage)
+        except (FirnlineError, OSError) as error:
+            told = str(error)
+        else:
+            told = "healed"
+        monkeypatch.delenv(VARIABLE)
+        check(name, stage, sample, f"{name}, broken at {point}: {told}")
+    faults._seen.clear()

@@ -1,0 +1,335 @@
+"""One active run among many: killed, frozen, released or taken over, one goes on and every record lands once."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from firnline.checkpoint.lease_rules import LeaseRecord
+from firnline.checkpoint.stores import open_store
+from firnline.options import PipelineOptions, StoreOptions
+from firnline.testing.commands import JumpingClock, run_plainly, run_standby
+from firnline.testing.pipelines import MakeOptions
+from firnline.testing.processes import KILLED, Child, Launcher
+from firnline.testing.samples import SampleInput, table_ids
+
+pytestmark = pytest.mark.crash
+
+PATIENCE = 60.0
+STORM_SECONDS = 120.0 if os.environ.get("FIRNLINE_PROOF") else 15.0
+TOOK = "took the lease (token"
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Launcher:
+    return Launcher(tmp_path / "plain", run_plainly)
+
+
+@pytest.fixture
+def standbys(tmp_path: Path) -> Launcher:
+    return Launcher(tmp_path / "standbys", run_standby)
+
+
+@pytest.fixture
+def options(make_options: MakeOptions, tmp_path: Path) -> PipelineOptions:
+    """A pipeline whose lease is short, in a folder."""
+    store = StoreOptions(type="file", path=str(tmp_path / "checkpoints"))
+    made: PipelineOptions = make_options(max_files=1, lease_seconds=1.0, store=store)
+    return made
+
+
+def wait_until(done: Callable[[], bool], child: Child) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not done():
+        assert time.monotonic() < deadline, child.log()[-4000:]
+        time.sleep(0.02)
+
+
+def wait_for_rows(options: PipelineOptions, sample: SampleInput, child: Child) -> None:
+    wait_until(lambda: table_ids(options.sinks[0].table) == sample.ids, child)
+
+
+def stop(child: Child) -> int:
+    child.signal(signal.SIGTERM)
+    return child.wait(PATIENCE).exit_code
+
+
+def lease_record(options: PipelineOptions) -> LeaseRecord:
+    assert options.checkpoint.store is not None
+    store = open_store(options.checkpoint.store)
+    found = store.get(f"{options.name}/lease", LeaseRecord)
+    store.close()
+    assert found is not None
+    return found
+
+
+def committed_epochs(options: PipelineOptions) -> Counter[int]:
+    """How often each epoch was committed, by the table's own log."""
+    found: Counter[int] = Counter()
+    for commit in DeltaTable(options.sinks[0].table).history():
+        value = commit.get("firnline")
+        facts = json.loads(value) if isinstance(value, str) else value
+        if facts and facts["kind"] == "epoch":
+            found[facts["entry"]["epoch"]] += 1
+    return found
+
+
+def check(options: PipelineOptions, sample: SampleInput) -> None:
+    assert table_ids(options.sinks[0].table) == sample.ids
+    epochs = committed_epochs(options)
+    assert set(epochs) == set(range(1, max(epochs) + 1))
+    assert set(epochs.values()) == {1}
+
+
+def test_a_frozen_holder_is_succeeded_and_ends_fenced(
+    plain: Launcher, standbys: Launcher, options: PipelineOptions, sample: SampleInput
+) -> None:
+    sample.add("a1.json", 4)
+    holder = plain.start(options, once=False)
+    wait_for_rows(options, sample, holder)
+    first = lease_record(options)
+    assert first.pid == holder.pid
+    holder.signal(signal.SIGSTOP)
+    standby = standbys.start(options, once=False)
+    standby.wait_for(f"standing by: run {first.holder} on {first.host}:{holder.pid} holds the lease (token 1)")
+    standby.wait_for(TOOK)
+    for number in range(3):
+        sample.add(f"b{number}.json", 4)
+    wait_for_rows(options, sample, standby)
+    holder.signal(signal.SIGCONT)
+    assert holder.wait(PATIENCE).exit_code == 5
+    assert "took the lease over (token" in holder.log() or "fenced" in holder.log()
+    sample.add("c1.json", 4)
+    wait_for_rows(options, sample, standby)
+    assert lease_record(options).token > first.token
+    assert stop(standby) == 0
+    assert lease_record(options).released
+    check(options, sample)
+
+
+def test_a_living_holder_is_left_alone_and_a_killed_one_succeeded(
+    plain: Launcher, standbys: Launcher, options: PipelineOptions, sample: SampleInput
+) -> None:
+    sample.add("a1.json", 4)
+    holder = plain.start(options, once=False)
+    wait_for_rows(options, sample, holder)
+    waiting = [standbys.start(options, once=False) for _ in range(2)]
+    for child in waiting:
+        child.wait_for("standing by: run")
+    writes = lease_record(options).writes
+    wait_until(lambda: lease_record(options).writes > writes + 8, holder)  # over two leases long
+    assert not any(TOOK in child.log() for child in waiting)
+    holder.signal(signal.SIGKILL)
+    assert holder.wait().exit_code == KILLED
+    wait_until(lambda: any(TOOK in child.log() for child in waiting), waiting[0])
+    sample.add("b1.json", 4)
+    wait_for_rows(options, sample, waiting[0])
+    active, idle = sorted(waiting, key=lambda child: TOOK not in child.log())
+    assert TOOK not in idle.log()
+    assert lease_record(options).pid == active.pid
+    assert stop(active) == 0
+    idle.wait_for(TOOK)
+    sample.add("c1.json", 4)
+    wait_for_rows(options, sample, idle)
+    assert stop(idle) == 0
+    check(options, sample)
+
+
+def test_a_released_lease_is_taken_at_once_and_a_standby_can_be_stopped(
+    plain: Launcher, standbys: Launcher, make_options: MakeOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    store = StoreOptions(type="file", path=str(tmp_path / "checkpoints"))
+    options: PipelineOptions = make_options(lease_seconds=3600.0, store=store)
+    sample.add("a1.json", 4)
+    holder = plain.start(options, once=False)
+    wait_for_rows(options, sample, holder)
+    never, standby = standbys.start(options, once=False), standbys.start(options, once=False)
+    never.wait_for("standing by: run")
+    standby.wait_for("standing by: run")
+    assert stop(never) == 0
+    assert "stopped while standing by; nothing was run" in never.log()
+    assert stop(holder) == 0
+    standby.wait_for(TOOK)  # long before the hour is over
+    sample.add("b1.json", 4)
+    wait_for_rows(options, sample, standby)
+    assert stop(standby) == 0
+    check(options, sample)
+
+
+def test_a_plain_run_takes_the_lease_from_a_living_holder(
+    plain: Launcher, options: PipelineOptions, sample: SampleInput
+) -> None:
+    sample.add("a1.json", 4)
+    first = plain.start(options, once=False)
+    wait_for_rows(options, sample, first)
+    second = plain.start(options, once=False)
+    second.wait_for("took the lease over from run ")
+    ended = first.wait(PATIENCE)  # without any commit of the second: its renewal tells
+    assert ended.exit_code == 5
+    assert f":{second.pid} took the lease over (token" in first.log()
+    sample.add("b1.json", 4)
+    wait_for_rows(options, sample, second)
+    assert stop(second) == 0
+    check(options, sample)
+
+
+@pytest.mark.parametrize("action", ["kill", "raise"])
+@pytest.mark.parametrize("point", [f"lease.{c}.{s}" for c in ("take", "renew", "release") for s in ("before", "after")])
+def test_killed_or_broken_at_the_leases_own_points(
+    standbys: Launcher, options: PipelineOptions, sample: SampleInput, point: str, action: str
+) -> None:
+    for number in range(4):
+        sample.add(f"a{number}.json", 4)
+    first = standbys.start(options, f"{point}:1:{action}", once=False)
+    if action == "raise":
+        wait_for_rows(options, sample, first)
+        wait_until(lambda: lease_record(options).writes > 4, first)
+        assert stop(first) == 0
+    elif "release" in point:
+        wait_for_rows(options, sample, first)
+        assert stop(first) == KILLED
+    else:
+        assert first.wait(PATIENCE).exit_code == KILLED
+    sample.add("b1.json", 4)
+    assert standbys.run(options).exit_code == 0
+    check(options, sample)
+
+
+def test_jumps_of_the_wall_clock_neither_give_nor_take_a_lease(
+    plain: Launcher, standbys: Launcher, options: PipelineOptions, sample: SampleInput
+) -> None:
+    jumping = {"firnline.clock:SystemClock": JumpingClock}
+    sample.add("a1.json", 4)
+    holder = plain.start(options, once=False, patches=jumping)
+    wait_for_rows(options, sample, holder)
+    standby = standbys.start(options, once=False, patches=jumping)
+    standby.wait_for("standing by: run")
+    seen = {lease_record(options).renewed_at[:4]}
+    writes = lease_record(options).writes
+    while lease_record(options).writes < writes + 8:
+        seen.add(lease_record(options).renewed_at[:4])
+        assert holder.is_alive
+        time.sleep(0.05)
+    assert len(seen) > 1  # years went by, back and forth
+    assert TOOK not in standby.log()
+    holder.signal(signal.SIGKILL)
+    standby.wait_for(TOOK)
+    sample.add("b1.json", 4)
+    wait_for_rows(options, sample, standby)
+    assert stop(standby) == 0
+    check(options, sample)
+
+
+# -- other stores -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    yield f"http://127.0.0.1:{port}"
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[str]:
+    from firnline.testing.postgres import running_postgres
+
+    with running_postgres() as server:
+        yield server.dsn
+
+
+@pytest.fixture(params=["sqlite", pytest.param("s3", marks=pytest.mark.s3), "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> StoreOptions:
+    if request.param == "s3":
+        server = request.getfixturevalue("s3")
+        bucket = "b" + os.urandom(6).hex()
+        urllib.request.urlopen(urllib.request.Request(f"{server}/{bucket}", method="PUT")).close()
+        secrets = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
+        access = {**secrets, "AWS_ENDPOINT_URL": server, "AWS_ALLOW_HTTP": "true"}
+        return StoreOptions(type="object", uri=f"s3://{bucket}/checkpoints", storage_options=access)
+    if request.param == "postgres":
+        return StoreOptions(type="postgres", dsn=request.getfixturevalue("postgres"))
+    return StoreOptions(type="sqlite", path=str(tmp_path / "checkpoints.db"))
+
+
+def test_a_standby_takes_over_by_a_lease_in_another_store(
+    plain: Launcher, standbys: Launcher, make_options: MakeOptions, sample: SampleInput, store: StoreOptions
+) -> None:
+    options: PipelineOptions = make_options(max_files=1, lease_seconds=2.0, store=store)
+    sample.add("a1.json", 4)
+    holder = plain.start(options, once=False)
+    wait_for_rows(options, sample, holder)
+    standby = standbys.start(options, once=False)
+    standby.wait_for("standing by: run")
+    holder.signal(signal.SIGSTOP)
+    standby.wait_for(TOOK)
+    sample.add("b1.json", 4)
+    wait_for_rows(options, sample, standby)
+    holder.signal(signal.SIGCONT)
+    assert holder.wait(PATIENCE).exit_code == 5
+    assert stop(standby) == 0
+    check(options, sample)
+
+
+# -- all at once --------------------------------------------------------------------------------------
+
+
+def test_three_instances_in_a_storm_of_kills(standbys: Launcher, options: PipelineOptions, sample: SampleInput) -> None:
+    """Killed, frozen and thawed at random, restarted when they end; input keeps coming. Counted by DuckDB."""
+    seed = int(os.environ.get("FIRNLINE_SEED", random.randrange(1 << 30)))
+    dice = random.Random(seed)
+    sample.add("a0.json", 4)
+    children = [standbys.start(options, once=False) for _ in range(3)]
+    started = list(children)
+    frozen: set[int] = set()
+    ends: Counter[int] = Counter()
+    deadline = time.monotonic() + STORM_SECONDS
+    files = 0
+
+    def takeovers() -> int:
+        return sum(TOOK in child.log() for child in started)
+
+    while time.monotonic() < deadline or (takeovers() < 4 and time.monotonic() < deadline + PATIENCE):
+        files += 1
+        sample.add(f"b{files:04d}.json", 3)
+        place = dice.randrange(3)
+        child = children[place]
+        if not child.is_alive:
+            ends[child.wait().exit_code] += 1
+            children[place] = standbys.start(options, once=False)
+            started.append(children[place])
+        elif place in frozen:
+            child.signal(signal.SIGCONT)
+            frozen.discard(place)
+        else:
+            number = dice.choice([signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+            child.signal(number)
+            if number == signal.SIGSTOP:
+                frozen.add(place)
+        time.sleep(dice.uniform(0.1, 1.2))
+    for place, child in enumerate(children):
+        if place in frozen:
+            child.signal(signal.SIGCONT)
+        if child.is_alive:
+            child.signal(signal.SIGTERM)
+        ends[child.wait(PATIENCE).exit_code] += 1
+    # 130: told to stop twice. Minus SIGTERM: told before it had begun to listen.
+    assert set(ends) <= {0, 5, 130, KILLED, -signal.SIGTERM}, f"FIRNLINE_SEED={seed}: {ends}"
+    assert takeovers() >= 4, f"FIRNLINE_SEED={seed}: too quiet a storm"
+    standbys.run_until_done(options)
+    check(options, sample)
+    print(f"{files} files, {len(started)} runs, {takeovers()} takeovers, exit codes {dict(ends)}")

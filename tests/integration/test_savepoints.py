@@ -1,0 +1,776 @@
+"""Savepoints: whatever happens afterwards, a restore brings rows and progress back."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+import firnline.checkpoint.ledger
+from firnline.checkpoint.audit import load_audit
+from firnline.checkpoint.codec import canonical, checksum
+from firnline.checkpoint.savepoint import Savepoint
+from firnline.checkpoint.stores import open_store
+from firnline.engine.jump_entries import epoch_commit
+from firnline.engine.parts import assemble
+from firnline.engine.restore import Restored, restore_savepoint
+from firnline.engine.rollback import Rollback
+from firnline.engine.savepoint import create_savepoint
+from firnline.engine.savepoint_list import dispose_savepoint, list_savepoints
+from firnline.engine.status import load_quarantine
+from firnline.errors import (
+    ConfigError,
+    DamagedError,
+    FencedError,
+    FirnlineError,
+    NewerFormatError,
+    RollbackRefusedError,
+    SinkError,
+)
+from firnline.options import DeltaSinkOptions, PipelineOptions, StoreOptions
+from firnline.staging.compact import compact
+from firnline.staging.gc import gc
+from firnline.staging.vacuum import vacuum
+from firnline.testing.committers import commit_table
+from firnline.testing.pipelines import MakeOptions, run_once
+from firnline.testing.samples import SampleInput, table_ids, table_rows
+
+SAMPLES = Path(__file__).parent.parent / "data" / "formats" / "v1"
+
+
+def done(options: PipelineOptions) -> None:
+    run = run_once(options)
+    assert run.exit_code == 0, run.result
+
+
+def epochs(sample: SampleInput, options: PipelineOptions, count: int, first: int = 1, **fields: Any) -> None:
+    """One epoch per file."""
+    for number in range(first, first + count):
+        sample.add(f"f{number:03d}.json", 3, **fields)
+        done(options)
+
+
+def save(options: PipelineOptions, path: Path | None = None, *, copy: bool = False) -> tuple[Savepoint, Path]:
+    made, place = create_savepoint(assemble(options), str(path) if path else None, copy=copy, run="test")
+    return made, Path(place)
+
+
+def restore(options: PipelineOptions, path: Path, **settings: Any) -> Restored:
+    return restore_savepoint(assemble(options), str(path), "test", **settings)
+
+
+def held(options: PipelineOptions) -> Any:
+    return assemble(options).deciding.load()
+
+
+def elsewhere(options: PipelineOptions, table: Path) -> PipelineOptions:
+    """The same pipeline with its deciding table in another place."""
+    return dataclasses.replace(options, sinks=(dataclasses.replace(options.sinks[0], table=str(table)),))
+
+
+def wipe(table: str | Path) -> None:
+    """What is not the newest version goes, by Firnline's own sweeps without any grace."""
+    gc(str(table), grace_seconds=0)
+    vacuum(str(table), retention_hours=0, allow_short_retention=True)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def states(options: PipelineOptions) -> list[str]:
+    return [found.state for found in list_savepoints(assemble(options))]
+
+
+# -- the same table -------------------------------------------------------------------------------------
+
+
+def test_rows_columns_and_progress_come_back_and_the_rest_is_read_again(
+    sample: SampleInput, make_options: MakeOptions
+) -> None:
+    options = make_options(max_files=1, partition_by=("month",))
+    epochs(sample, options, 3)
+    before, then = table_rows(options.deciding.table), held(options)
+    made, path = save(options)
+    epochs(sample, options, 2, first=4, extra="x")
+    kept = contents(path)
+    result = restore(options, path)
+    assert (result.to_epoch, result.epoch, result.files, result.rows, result.copied_bytes) == (3, 6, 9, 9, 0)
+    table = DeltaTable(options.deciding.table)
+    assert "extra" not in [field.name for field in table.schema().fields], "the log still had the version: columns go"
+    assert sorted(table_rows(options.deciding.table), key=str) == sorted(before, key=str)
+    now = held(options)
+    assert (now.epoch, now.checkpoint.positions) == (6, then.checkpoint.positions)
+    assert '"kind":"restore"' in table.history(1)[0]["firnline"]
+    assert made.id in table.history(1)[0]["firnline"]
+    done(options)
+    assert table_ids(options.deciding.table) == sample.ids
+    assert contents(path) == kept, "a restore only reads"
+
+
+def test_the_same_command_again_goes_on(sample: SampleInput, make_options: MakeOptions) -> None:
+    options = make_options(max_files=1)
+    epochs(sample, options, 2)
+    made, path = save(options)
+    epochs(sample, options, 1, first=3)
+    first = restore(options, path)
+    done(options)
+    version = DeltaTable(options.deciding.table).version()
+    told: list[str] = []
+    again = restore(options, path, tell=told.append)
+    assert (again.already, again.epoch) == (True, first.epoch)
+    assert told == [f"savepoint {made.id} was restored as epoch {first.epoch} already; going on"]
+    assert DeltaTable(options.deciding.table).version() == version
+    assert table_ids(options.deciding.table) == sample.ids
+
+
+def test_it_is_still_known_when_the_ledger_is_folded(
+    sample: SampleInput, make_options: MakeOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(firnline.checkpoint.ledger, "FOLD_ENTRIES", 3)
+    options = make_options(max_files=1, rollback_window=1)
+    epochs(sample, options, 2)
+    _, path = save(options)
+    first = restore(options, path)
+    epochs(sample, options, 5, first=3)
+    gc(options.deciding.table)
+    parts = assemble(options)
+    assert not any(entry.epoch == first.epoch for entry in parts.entries(held(options).entry)), "folded away"
+    again = restore(options, path)
+    assert (again.already, again.epoch) == (True, first.epoch)
+    _, folded = save(options)
+    epochs(sample, options, 1, first=8)
+    restore(options, folded)
+    done(options)
+    assert table_ids(options.deciding.table) == sample.ids
+    assert len(parts.known_files(held(options).entry)) == 8
+
+
+def test_after_deleted_rows_compaction_and_sweeps_without_grace(sample: SampleInput, make_options: MakeOptions) -> None:
+    options = make_options(max_files=1)
+    epochs(sample, options, 3)
+    before = table_ids(options.deciding.table)
+    _, path = save(options)
+    DeltaTable(options.deciding.table).delete("id = 2")
+    epochs(sample, options, 2, first=4)
+    compact(options.deciding.table)
+    wipe(options.deciding.table)
+    result = restore(options, path)
+    assert result.copied_bytes == 0, "the pin kept every file"
+    assert any("DELETE" in warning for warning in result.warnings)
+    assert table_ids(options.deciding.table) == before
+    done(options)
+    assert table_ids(options.deciding.table) == sample.ids
+
+
+def test_without_the_pin_the_sweeps_delete(sample: SampleInput, make_options: MakeOptions) -> None:
+    options = make_options(max_files=1)
+    epochs(sample, options, 3)
+    made, path = save(options)
+    (Path(options.deciding.table) / f"_firnline/pins/savepoint-{made.id}.json").unlink()
+    compact(options.deciding.table)
+    wipe(options.deciding.table)
+    version = DeltaTable(options.deciding.table).version()
+    with pytest.raises(RollbackRefusedError, match=r"3 file\(s\) of the savepoint are gone"):
+        restore(options, path)
+    assert DeltaTable(options.deciding.table).version() == version, "refused before anything was written"
+
+
+def test_with_copies_after_anybodys_vacuum(sample: SampleInput, make_options: MakeOptions) -> None:
+    options = make_options(max_files=1, partition_by=("month",))
+    epochs(sample, options, 3)
+    before = table_ids(options.deciding.table)
+    made, path = save(options, copy=True)
+    epochs(sample, options, 1, first=4, extra="x")
+    table = DeltaTable(options.deciding.table)
+    table.optimize.compact()
+    table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    result = restore(options, path)
+    assert result.copied_bytes == made.size_bytes
+    assert table_ids(options.deciding.table) == before
+    rows = table_rows(options.deciding.table)
+    assert all(row["extra"] is None for row in rows), "files were copied in: later columns stay, and are empty"
+    done(options)
+    assert table_ids(options.deciding.table) == sample.ids
+    assert not list((Path(options.deciding.table) / "_firnline/pins").glob("restore-*"))
+
+
+def test_when_the_log_no_longer_reaches_back(sample: SampleInput, make_options: MakeOptions) -> None:
+    """The files are there, so they are copied within the table."""
+    options = make_options(max_files=1)
+    epochs(sample, options, 2)
+    before = table_ids(options.deciding.table)
+    made, path = save(options)
+    epochs(sample, options, 2, first=3)
+    table = DeltaTable(options.deciding.table)
+    table.create_checkpoint()
+    for log in (Path(options.deciding.table) / "_delta_log").glob("*.json"):
+        if int(log.stem) < table.version():
+            log.unlink()
+    assert restore(options, path).copied_bytes == made.size_bytes
+    assert table_ids(options.deciding.table) == before
+    done(options)
+    assert table_ids(options.deciding.table) == sample.ids
+
+
+def test_one_can_go_back_over_a_restore(sample: SampleInput, make_options: MakeOptions) -> None:
+    options = make_options(max_files=1)
+    epochs(sample, options, 3)
+    _, path = save(options)
+    epochs(sample, options, 1, first=4)
+    at = restore(options, path).epoch
+    epochs(sample, options, 1, first=5)
+    Rollback(assemble(options), at).perform("test")
+    assert sum(table_ids(options.deciding.table).values()) == 9
+    Rollback(assemble(options), 2).perform("test")
+    assert sum(table_ids(options.deciding.table).values()) == 6
+    restore(options, path)
+    assert sum(table_ids(options.deciding.table).values()) == 9
+    done(options)
+    assert table_ids(options.deciding.table) == sample.ids
+
+
+def test_an_active_run_is_fenced(sample: SampleInput, make_options: MakeOptions) -> None:
+    options = make_options(max_files=1)
+    epochs(sample, options, 2)
+    _, path = save(options)
+    epochs(sample, options, 1, first=3)
+    parts = assemble(options)
+    parts.deciding.claim("active")
+    entry = next(iter(parts.entries(held(options).entry)))
+    commit = epoch_commit(parts, parts.deciding, entry, held(options).entry, parts.deciding.table.schema())
+    restore(options, path)
+    with pytest.raises(FencedError):
+        parts.deciding.commit(dataclasses.replace(commit, checkpoint=dataclasses.replace(commit.checkpoint, epoch=9)))
+
+
+def test_what_the_source_no_longer_has_is_told(sample: SampleInput, make_options: MakeOptions) -> None:
+    options = make_options(max_files=1)
+    epochs(sample, options, 1)
+    _, path = save(options)
+    epochs(sample, options, 2, first=2)
+    sample.path("f002.json").unlink()
+    told: list[str] = []
+    result = restore(options, path, tell=told.append)
+    assert any("1 file(s) that were read after the savepoint" in w and "f002.json" in w for w in result.warnings)
+    assert any(line.startswith("warning: ") for line in told)
+
+
+def test_a_moved_source_is_told_as_ever(sample: SampleInput, make_options: MakeOptions, tmp_path: Path) -> None:
+    options = make_options(max_files=1)
+    epochs(sample, options, 2)
+    _, path = save(options)
+    epochs(sample, options, 1, first=3)
+    os.rename(tmp_path / "in", tmp_path / "moved")
+    there = dataclasses.replace(options, source=dataclasses.replace(options.source, path=str(tmp_path / "moved")))
+    restore(there, path)
+    assert run_once(there).error_code == "source-moved"
+    assert run_once(there, moved=(str(tmp_path / "in"), str(tmp_path / "moved"))).exit_code == 0
+    assert table_ids(options.deciding.table) == sample.ids
+
+
+# -- another table --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_into_an_empty_place_after_the_folder_moved(
+    sample: SampleInput, make_options: MakeOptions, tmp_path: Path, copy: bool
+) -> None:
+    options = make_options(max_files=1, partition_by=("month",))
+    epochs(sample, options, 3)
+    before = table_ids(options.deciding.table)
+    _, path = save(options, copy=copy)
+    epochs(sample, options, 1, first=4)
+    moved = tmp_path / "far" / "away"
+    moved.parent.mkdir()
+    os.rename(path, moved)
+    assert states(options) == ["missing"]
+    if copy:
+        shutil.rmtree(options.deciding.table)
+    there = elsewhere(options, tmp_path / "new" / "table")
+    result = restore(there, moved)
+    assert result.epoch == 4
+    assert table_ids(there.deciding.table) == before
+    assert restore(there, moved).already
+    sample.add("a-late.json", 2)
+    done(there)
+    assert table_ids(there.deciding.table) == sample.ids
+    assert held(there).epoch > 4
+    log = "".join(p.read_text() for p in sorted((Path(there.deciding.table) / "_delta_log").glob("*.json")))
+    stats = [json.loads(line)["add"]["stats"] for line in log.splitlines() if '"add"' in line]
+    assert all(json.loads(text)["numRecords"] for text in stats)
+
+
+def test_quarantine_comes_along(sample: SampleInput, make_options: MakeOptions, tmp_path: Path) -> None:
+    options = make_options(max_files=1)
+    sample.add("a.json", 3, bad=2)
+    done(options)
+    _, path = save(options)
+    sample.add("b.json", 3, bad=1)
+    there = elsewhere(options, tmp_path / "new")
+    restore(there, path)
+    done(there)
+    found = [bytes(record["raw"]).strip() for record in load_quarantine(assemble(there))]
+    assert sorted(found) == sorted(sample.bad.elements())
+    gone = dispose_savepoint(assemble(options), str(path))
+    assert gone.files == 3
+    assert not path.exists()
+
+
+def test_awkward_partition_values_survive(sample: SampleInput, make_options: MakeOptions, tmp_path: Path) -> None:
+    options = make_options(max_files=1, partition_by=("place",))
+    for number, place in enumerate(["a b", "x/y=z", "100%", "", None, "é"]):
+        sample.add(f"p{number}.json", 2, place=place)
+    done(options)
+    write_deltalake(
+        options.deciding.table,
+        pa.table({"id": pa.array([77], pa.int64()), "place": ["w w/%20"]}),
+        mode="append",
+        schema_mode="merge",
+    )
+    before = sorted(map(str, ((r["id"], r["place"]) for r in table_rows(options.deciding.table))))
+    _, path = save(options, copy=True)
+    there = elsewhere(options, tmp_path / "new")
+    restore(there, path)
+    assert sorted(map(str, ((r["id"], r["place"]) for r in table_rows(there.deciding.table)))) == before
+    done(there)
+
+
+def test_rows_of_others_are_not_lost_in_silence(sample: SampleInput, make_options: MakeOptions, tmp_path: Path) -> None:
+    options = make_options(max_files=1)
+    epochs(sample, options, 2)
+    _, path = save(options)
+    other = SampleInput(tmp_path / "other")
+    other.add("x.json", 2)
+    done(make_options(name="other", path=str(other.folder)))
+    with pytest.raises(RollbackRefusedError, match="rows of others, which would be lost: other") as caught:
+        restore(options, path)
+    assert "--accept other" in caught.value.hint
+    restore(options, path, accept=["other"])
+    foreign = elsewhere(options, tmp_path / "foreign")
+    write_deltalake(foreign.deciding.table, pa.table({"id": pa.array([-1], pa.int64())}))
+    with pytest.raises(RollbackRefusedError, match="rows of others"):
+        restore(foreign, path)
+    assert table_ids(foreign.deciding.table) == Counter({-1: 1})
+
+
+def test_onto_another_history_of_the_same_name(sample: SampleInput, make_options: MakeOptions, tmp_path: Path) -> None:
+    """Epochs only grow: the one that the restore makes is newer than any that either history has."""
+    options = make_options(max_files=1)
+    epochs(sample, options, 2)
+    _, path = save(options)
+    there = elsewhere(options, tmp_path / "other")
+    epochs(sample, there, 4, first=3)
+    newest = held(there).epoch
+    result = restore(there, path)
+    assert result.epoch == newest + 1
+    assert sum(table_ids(there.deciding.table).values()) == 6
+    done(there)
+    assert table_ids(there.deciding.table) == sample.ids
+
+
+def test_a_store_that_knows_more_than_the_new_table(
+    sample: SampleInput, make_options: MakeOptions, tmp_path: Path
+) -> None:
+    options = make_options(max_files=1, store=StoreOptions(type="file", path=str(tmp_path / "store" / "checkpoints")))
+    epochs(sample, options, 2)
+    _, path = save(options, copy=True)
+    assert path.parent == tmp_path / "store" / "savepoints"
+    epochs(sample, options, 3, first=3)
+    shutil.rmtree(options.deciding.table)
+    assert restore(options, path).epoch == 6
+    done(options)
+    assert table_ids(options.deciding.table) == sample.ids
+    assert options.checkpoint.store is not None
+    trail = load_audit(open_store(options.checkpoint.store), options.name)
+    told = [(entry.record.what, entry.record.outcome) for entry in trail if entry.record is not None]
+    assert told == [
+        ("restore", "done"), ("restore", "begun"), ("savepoint-create", "done"), ("savepoint-create", "begun"),
+    ]  # fmt: skip
+
+
+# -- several sinks and staged tables --------------------------------------------------------------------
+
+
+def two(folder: Path) -> tuple[DeltaSinkOptions, DeltaSinkOptions]:
+    return (
+        DeltaSinkOptions("main", str(folder / "one")),
+        DeltaSinkOptions("copy", str(folder / "two"), partition_by=("month",)),
+    )
+
+
+@pytest.mark.parametrize("place", ["same", "swept", "new", "half"])
+def test_every_sink_comes_back(sample: SampleInput, make_options: MakeOptions, tmp_path: Path, place: str) -> None:
+    options = make_options(max_files=1, sinks=two(tmp_path))
+    epochs(sample, options, 2)
+    before = table_ids(options.sinks[0].table)
+    _, path = save(options, copy=True)
+    epochs(sample, options, 2, first=3)
+    target = options
+    if place == "swept":
+        for sink in options.sinks:
+            table = DeltaTable(sink.table)
+            table.optimize.compact()
+            table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    elif place == "new":
+        target = dataclasses.replace(options, sinks=two(tmp_path / "new"))
+    elif place == "half":
+        shutil.rmtree(options.sinks[0].table)
+    restore(target, path)
+    for sink in target.sinks:
+        assert table_ids(sink.table) == before
+    done(target)
+    for sink in target.sinks:
+        assert table_ids(sink.table) == sample.ids
+
+
+def test_a_sink_that_was_not_reached_is_brought_through_by_the_next_run(
+    sample: SampleInput, make_options: MakeOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = make_options(max_files=1, sinks=two(tmp_path))
+    epochs(sample, options, 2)
+    _, path = save(options, copy=True)
+    epochs(sample, options, 1, first=3)
+    target = dataclasses.replace(options, sinks=two(tmp_path / "new"))
+    import firnline.engine.jumps as jumps
+
+    def lost(*_: Any) -> int:
+        raise SinkError("the network is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jumps, "settle_jumps", lost)
+        told: list[str] = []
+        restore(target, path, tell=told.append)
+        assert "copy follows when the next run joins it: the network is gone" in told
+    assert not (tmp_path / "new" / "two" / "_delta_log").exists()
+    assert restore(target, path).already
+    done(target)
+    for sink in target.sinks:
+        assert table_ids(sink.table) == sample.ids
+
+
+def test_a_further_sink_that_is_lost_comes_back_over_a_rollback(
+    sample: SampleInput, make_options: MakeOptions, tmp_path: Path
+) -> None:
+    options = make_options(max_files=1, sinks=two(tmp_path))
+    epochs(sample, options, 3)
+    _, path = save(options, copy=True)
+    Rollback(assemble(options), 1).perform("test")
+    done(options)
+    shutil.rmtree(options.sinks[1].table)
+    restore(options, path)
+    epochs(sample, options, 1, first=4)
+    for sink in options.sinks:
+        assert table_ids(sink.table) == sample.ids
+
+
+def test_a_sink_that_lags_is_named(
+    sample: SampleInput, make_options: MakeOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = make_options(max_files=1, sinks=two(tmp_path))
+    epochs(sample, options, 2)
+    Rollback(assemble(dataclasses.replace(options, sinks=options.sinks[:1])), 1).perform("test")
+    monkeypatch.setattr("firnline.engine.savepoint.LOOKS", 2)
+    with pytest.raises(SinkError, match="copy at epoch 2"):
+        save(options)
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_staged_tables(sample: SampleInput, make_options: MakeOptions, tmp_path: Path, copy: bool) -> None:
+    """Units that are pending are no part of a savepoint; those that are pending at a restore are dropped."""
+    options = make_options(max_files=1, mode="staged")
+    epochs(sample, options, 2)
+    with pytest.raises(SinkError, match="no epoch to save yet"):
+        save(options)
+    commit_table(options.deciding.table)
+    epochs(sample, options, 1, first=3)
+    made, path = save(options, copy=copy)
+    assert made.epoch == 2
+    commit_table(options.deciding.table)
+    epochs(sample, options, 2, first=4)
+    assert restore(options, path).epoch == 6
+    assert not list((Path(options.deciding.table) / "_staging/pending").glob("*.meta.json"))
+    commit_table(options.deciding.table)
+    assert sum(table_ids(options.deciding.table).values()) == 6
+    there = elsewhere(options, tmp_path / "new")
+    for target in (options, there):
+        restore(target, path)
+        done(target)
+        commit_table(target.deciding.table)
+        assert table_ids(target.deciding.table) == sample.ids
+
+
+# -- create, list, dispose ------------------------------------------------------------------------------
+
+
+def test_a_folder_that_holds_something_is_refused(
+    sample: SampleInput, make_options: MakeOptions, tmp_path: Path
+) -> None:
+    options = make_options(max_files=1)
+    with pytest.raises(SinkError, match="no epoch to save yet"):
+        save(options)
+    epochs(sample, options, 1)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="is not empty"):
+        save(options, tmp_path / "mine")
+    assert not (Path(options.deciding.table) / "_firnline/pins").exists()
+
+
+def test_listed_and_disposed_of(sample: SampleInput, make_options: MakeOptions, tmp_path: Path) -> None:
+    options = make_options(max_files=1)
+    epochs(sample, options, 2)
+    first, path = save(options)
+    epochs(sample, options, 1, first=3)
+    second, there = save(options, tmp_path / "second", copy=True)
+    found = list_savepoints(assemble(options))
+    assert [(s.id, s.epoch, s.path, s.copied, s.state) for s in found] == [
+        (first.id, 2, str(path), False, "complete"),
+        (second.id, 3, str(there), True, "complete"),
+    ]
+    assert found[1].size_bytes == second.size_bytes
+    (there / "notes.txt").write_text("mine")
+    looked = dispose_savepoint(assemble(options), str(there), dry_run=True)
+    assert (looked.files, looked.pins) == (1 + 3 + 3, 1)
+    assert len(list_savepoints(assemble(options))) == 2
+    dispose_savepoint(assemble(options), str(there))
+    assert contents(there) == {"notes.txt": b"mine"}
+    dispose_savepoint(assemble(options), first.id)
+    assert not path.exists()
+    assert list_savepoints(assemble(options)) == []
+    compact(options.deciding.table)
+    wipe(options.deciding.table)
+    assert len(list(Path(options.deciding.table).glob("*.parquet"))) == 1, "nothing is pinned any more"
+
+
+def test_disposing_of_a_copy_leaves_the_pins_to_the_original(
+    sample: SampleInput, make_options: MakeOptions, tmp_path: Path
+) -> None:
+    options = make_options(max_files=1)
+    epochs(sample, options, 2)
+    made, path = save(options)
+    shutil.copytree(path, tmp_path / "copy")
+    gone = dispose_savepoint(assemble(options), str(tmp_path / "copy"))
+    assert (gone.id, gone.pins, gone.pins_kept) == (made.id, 0, True)
+    assert states(options) == ["complete"]
+    shutil.move(path, tmp_path / "moved")
+    gone = dispose_savepoint(assemble(options), str(tmp_path / "moved"))
+    assert (gone.pins, gone.pins_kept) == (1, False)
+    assert states(options) == []
+
+
+def test_what_is_no_savepoint_of_the_pipeline_is_not_disposed_of(
+    sample: SampleInput, make_options: MakeOptions, tmp_path: Path
+) -> None:
+    options = make_options(max_files=1)
+    epochs(sample, options, 1)
+    _, path = save(options)
+    other = make_options(name="other", table=str(tmp_path / "other"))
+    kept = contents(path)
+    for target in (str(path), str(tmp_path / "in"), "0123456789abcdef"):
+        with pytest.raises(ConfigError):
+            dispose_savepoint(assemble(other), target)
+    assert contents(path) == kept
+    with pytest.raises(RollbackRefusedError, match="savepoint of 'demo', not of 'other'"):
+        restore(other, path)
+
+
+def test_a_table_whose_files_are_not_all_there_is_refused(sample: SampleInput, make_options: MakeOptions) -> None:
+    options = make_options(max_files=1)
+    epochs(sample, options, 1)
+    DeltaTable(options.deciding.table).alter.set_table_properties(
+        {"delta.enableDeletionVectors": "true"}, raise_if_not_exists=False
+    )
+    log = max((Path(options.deciding.table) / "_delta_log").glob("*.json"))
+    if "deletionVectors" not in log.read_text():
+        features = ["deletionVectors"]
+        action = {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": features,
+                               "writerFeatures": features}}  # fmt: skip
+        log.write_text(log.read_text().rstrip("\n") + "\n" + json.dumps(action) + "\n")
+    with pytest.raises(ConfigError, match="deletionVectors"):
+        save(options)
+
+
+# -- damage and malice ----------------------------------------------------------------------------------
+
+
+def reseal(path: Path, change: Any) -> None:
+    """Change a manifest and give it a checksum that fits."""
+    body = json.loads(path.read_text())
+    del body["checksum"]
+    change(body)
+    body["checksum"] = checksum(canonical(body))
+    path.write_text(json.dumps(body))
+
+
+def set_path(name: str) -> Any:
+    def change(body: Any) -> None:
+        body["sinks"]["delta"]["files"][0]["path"] = name
+
+    return change
+
+
+def rename_sink(body: Any) -> None:
+    body["sinks"]["elsewhere"] = body["sinks"].pop("delta")
+
+
+HOSTILE: dict[str, tuple[Any, type[FirnlineError]]] = {
+    "above": (set_path("../../in/f001.json"), DamagedError),
+    "absolute": (set_path("/etc/passwd"), DamagedError),
+    "uri": (set_path("file:///etc/passwd"), DamagedError),
+    "twice": (set_path("x//y.parquet"), DamagedError),
+    "quarantine": (
+        lambda b: b["quarantine"].append({**b["ledger"][0], "name": "../../x.parquet"}),
+        DamagedError,
+    ),
+    "ledger": (lambda b: b["ledger"][0].update(name="../../../x.json"), DamagedError),
+    "entry": (lambda b: b["entry"].update(name="../x.json"), DamagedError),
+    "id": (lambda b: b.update(id="../../x"), DamagedError),
+    "epoch": (lambda b: b.update(epoch=99), DamagedError),
+    "format": (lambda b: b.update(format=99), NewerFormatError),
+    "sink name": (lambda b: b["sinks"].update({"../x": b["sinks"]["delta"]}), DamagedError),
+    "other sinks": (rename_sink, RollbackRefusedError),
+    "partitions": (lambda b: b["sinks"]["delta"].update(partition_by=["v"], files=[]), RollbackRefusedError),
+    "no files": (lambda b: b["sinks"]["delta"].pop("files"), DamagedError),
+    "list": (lambda b: b.update(sinks=[]), DamagedError),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_manifests(sample: SampleInput, make_options: MakeOptions, tmp_path: Path, case: str) -> None:
+    options = make_options(max_files=1)
+    epochs(sample, options, 2)
+    _, path = save(options, tmp_path / "s" / "p", copy=True)
+    change, error = HOSTILE[case]
+    reseal(path / "savepoint.json", change)
+    there = elsewhere(options, tmp_path / "new")
+    outside = contents(tmp_path / "in")
+    with pytest.raises(error):
+        restore(there, path)
+    assert not (tmp_path / "new").exists()
+    if error is DamagedError:
+        (Path(options.deciding.table) / "_firnline/pins").rename(tmp_path / "pins")
+        with pytest.raises(FirnlineError):
+            dispose_savepoint(assemble(options), str(path))
+    assert contents(tmp_path / "in") == outside
+
+
+@pytest.mark.parametrize("name", ["savepoint.json", "ledger", "data"])
+def test_links_are_refused(sample: SampleInput, make_options: MakeOptions, tmp_path: Path, name: str) -> None:
+    options = make_options(max_files=1)
+    epochs(sample, options, 1)
+    _, path = save(options, copy=True)
+    os.rename(path / name, tmp_path / "real")
+    (path / name).symlink_to(tmp_path / "real")
+    with pytest.raises(DamagedError):
+        restore(elsewhere(options, tmp_path / "new"), path)
+    (Path(options.deciding.table) / "_firnline/pins").rename(tmp_path / "pins")
+    with pytest.raises(DamagedError):
+        dispose_savepoint(assemble(options), str(path))
+    assert (tmp_path / "real").exists()
+
+
+def test_every_flipped_bit_of_the_manifest_is_found(
+    sample: SampleInput, make_options: MakeOptions, tmp_path: Path
+) -> None:
+    options = make_options(max_files=1)
+    epochs(sample, options, 1)
+    _, path = save(options)
+    whole = (path / "savepoint.json").read_bytes()
+    intact = Savepoint.from_bytes(whole)
+    for at in range(len(whole)):
+        for bit in (0x01, 0x80):
+            broken = bytes([*whole[:at], whole[at] ^ bit, *whole[at + 1 :]])
+            try:
+                found = Savepoint.from_bytes(broken)
+            except FirnlineError:
+                continue
+            assert found == intact, f"byte {at}"
+    for length in range(0, len(whole) - 1, 7):
+        with pytest.raises(DamagedError):
+            Savepoint.from_bytes(whole[:length])
+
+
+@pytest.mark.parametrize("kind", ["ledger", "quarantine", "data"])
+def test_flipped_bits_and_cut_files_are_found_before_anything_is_committed(
+    sample: SampleInput, make_options: MakeOptions, tmp_path: Path, kind: str
+) -> None:
+    options = make_options(max_files=1)
+    sample.add("f000.json", 3, bad=1)
+    epochs(sample, options, 2)
+    _, path = save(options, copy=True)
+    target = next(p for p in sorted((path / kind).rglob("*")) if p.is_file())
+    whole = target.read_bytes()
+    there = elsewhere(options, tmp_path / "new")
+    for at in range(0, len(whole), max(1, len(whole) // 12)):
+        target.write_bytes(bytes([*whole[:at], whole[at] ^ 0x10, *whole[at + 1 :]]))
+        with pytest.raises(DamagedError):
+            restore(there, path)
+    target.write_bytes(whole[:-1])
+    with pytest.raises(DamagedError):
+        restore(there, path)
+    target.unlink()
+    with pytest.raises(DamagedError):
+        restore(there, path)
+    assert not (tmp_path / "new" / "_delta_log").exists()
+    target.write_bytes(whole)
+    assert hashlib.sha256(target.read_bytes()).hexdigest() == hashlib.sha256(whole).hexdigest()
+    restore(there, path)
+    done(there)
+    assert table_ids(there.deciding.table) == sample.ids
+
+
+def test_a_damaged_file_that_was_not_copied_is_found_by_its_footer(
+    sample: SampleInput, make_options: MakeOptions, tmp_path: Path
+) -> None:
+    options = make_options(max_files=1)
+    epochs(sample, options, 1)
+    _, path = save(options)
+    file = next(Path(options.deciding.table).glob("*.parquet"))
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-8] + b"\xff\xff\xff\x7f" + whole[-4:])
+    with pytest.raises(DamagedError):
+        restore(elsewhere(options, tmp_path / "new"), path)
+    assert not (tmp_path / "new" / "_delta_log").exists()
+
+
+def test_another_entry_under_the_same_name_is_refused(
+    sample: SampleInput, make_options: MakeOptions, tmp_path: Path
+) -> None:
+    options = make_options(max_files=1)
+    epochs(sample, options, 1)
+    made, path = save(options)
+    folder = tmp_path / "new" / "_firnline" / "demo" / "ledger"
+    folder.mkdir(parents=True)
+    (folder / made.entry.name).write_bytes(b"{}")
+    with pytest.raises(DamagedError, match="one of them is damaged"):
+        restore(elsewhere(options, tmp_path / "new"), path)
+    assert (folder / made.entry.name).read_bytes() == b"{}"
+
+
+# -- what format 1 wrote --------------------------------------------------------------------------------
+
+
+def test_a_savepoint_of_format_1_is_restored(sample: SampleInput, make_options: MakeOptions, tmp_path: Path) -> None:
+    """Kept from when format 1 was written: two files of three records each were read, the second with a bad one."""
+    options = make_options(name="orders", max_files=1, partition_by=("month",))
+    path = tmp_path / "kept"
+    shutil.copytree(SAMPLES / "savepoint", path)
+    assert restore(options, path).epoch == 3
+    assert table_ids(options.deciding.table) == Counter(dict.fromkeys([1, 2, 3, 4, 5, 6], 1))
+    root = held(options).checkpoint.positions["files"]["root"]
+    sample.add("f2.json", 3)
+    sample.add("a-late.json", 3)
+    assert run_once(options, moved=(root, str(tmp_path / "in"))).exit_code == 0
+    assert sum(table_ids(options.deciding.table).values()) == 12
+    assert len(assemble(options).known_files(held(options).entry)) == 4
+    assert [bytes(record["raw"]) for record in load_quarantine(assemble(options))] == [b"{bad 7"]

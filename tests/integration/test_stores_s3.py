@@ -1,0 +1,82 @@
+"""The object store on S3, by moto's server: conformance, requests, put-if-absent."""
+
+from __future__ import annotations
+
+import os
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import obstore
+import pytest
+
+from firnline.checkpoint.store import CheckpointStore
+from firnline.checkpoint.stores import open_store
+from firnline.checkpoint.stores.objects import ObjectStore
+from firnline.errors import StoreUnsafeError
+from firnline.options import StoreOptions
+from firnline.storage import ObjectStorage
+from firnline.testing.stores import StoreConformance
+
+pytestmark = pytest.mark.s3
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(port=0, ip_address="127.0.0.1", verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def options(server: str) -> StoreOptions:
+    """A new bucket for each test."""
+    name = "b" + os.urandom(6).hex()
+    urllib.request.urlopen(urllib.request.Request(f"{server}/{name}", method="PUT")).close()
+    given = {
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": server,
+        "AWS_ALLOW_HTTP": "true",
+    }
+    return StoreOptions(type="object", uri=f"s3://{name}/deep/er", storage_options=given)
+
+
+@pytest.fixture
+def store(options: StoreOptions) -> Iterator[CheckpointStore]:
+    with closing(open_store(options)) as store:
+        yield store
+
+
+class TestS3(StoreConformance):
+    increments = 3  # each takes several requests, and the server is one Python process
+
+
+def test_nothing_is_left_of_the_probe(store: CheckpointStore) -> None:
+    assert isinstance(store, ObjectStore)
+    assert [*store._storage.list("")] == []
+
+
+def test_a_server_without_put_if_absent_is_refused(options: StoreOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    put = obstore.put
+
+    def careless(store: Any, path: str, file: Any, **settings: Any) -> Any:
+        settings.pop("mode", None)
+        return put(store, path, file, **settings)
+
+    monkeypatch.setattr(obstore, "put", careless)
+    with pytest.raises(StoreUnsafeError):
+        open_store(options)
+
+
+def test_a_server_that_cannot_be_reached_is_an_os_error(options: StoreOptions) -> None:
+    down = {**options.storage_options, "AWS_ENDPOINT_URL": "http://127.0.0.1:9", "timeout": "1s"}
+    storage = ObjectStorage(options.uri, {**down, "connect_timeout": "1s"})
+    with pytest.raises(OSError):
+        ObjectStore(storage).open()

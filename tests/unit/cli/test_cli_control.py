@@ -1,0 +1,335 @@
+"""`pause`, `resume`, `stop` and `checkpoint` on a run in a process of its own; `run --standby`; what `status` tells."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from firnline.checkpoint.lease_rules import LeaseRecord
+from firnline.checkpoint.stores import open_store
+from firnline.cli.main import run_command
+from firnline.cli.narrator import Narrator, Tally
+from firnline.cli.signals import StopFlag
+from firnline.cli.standby import check_standby, holding_lease
+from firnline.errors import ConfigError
+from firnline.options import PipelineOptions, StoreOptions
+from firnline.service.health import Health
+from firnline.sinks.base import Held
+from firnline.spec.build import load_options
+from firnline.testing.commands import run_plainly, run_standby
+from firnline.testing.processes import Child, Launcher
+from firnline.testing.samples import SampleInput, table_ids
+
+VERBS = ["pause", "resume", "stop", "checkpoint"]
+
+
+@pytest.fixture
+def options(spec: Path) -> PipelineOptions:
+    """The pipeline of the spec, but it looks for new files once an hour only."""
+    made = load_options(spec, environ={})
+    return replace(made, source=replace(made.source, poll_interval_secs=3600))
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Launcher:
+    return Launcher(tmp_path / "children", run_plainly)
+
+
+@contextlib.contextmanager
+def ending(child: Child) -> Iterator[Child]:
+    """Nothing is left when the test is over."""
+    try:
+        yield child
+    finally:
+        if child.is_alive:
+            child.signal(signal.SIGKILL)
+            child.wait()
+
+
+@pytest.fixture
+def running(launcher: Launcher, options: PipelineOptions) -> Iterator[Child]:
+    """A run that has read everything, at epoch 2."""
+    with ending(launcher.start(options, once=False)) as child:
+        child.wait_for("all read; waiting for new files")
+        yield child
+
+
+# -- without a run ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_without_a_run_it_says_so(spec: Path, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command([verb]) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "Error: no run of pipeline 'flights' on this machine"
+    assert second.startswith("Try: `firnline status`")
+    assert "`firnline run`" in second
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_run_that_was_killed_is_no_run(running: Child, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    running.signal(signal.SIGKILL)
+    running.wait()
+    assert run_command([verb]) == 1
+    assert "no run of pipeline 'flights' on this machine" in capsys.readouterr().err
+
+
+# -- with one -----------------------------------------------------------------------------------------
+
+
+def test_pause_resume_checkpoint_and_stop(
+    running: Child, options: PipelineOptions, sample: SampleInput, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def say(*tokens: str) -> str:
+        assert run_command(list(tokens)) == 0
+        return capsys.readouterr().out
+
+    assert say("checkpoint") == "nothing new; the pipeline stands at epoch 2\n"
+    sample.add("c1.json", 3)
+    assert say("checkpoint").startswith("committed epoch 3 (checkpoint ")
+    assert table_ids(options.sinks[0].table) == sample.ids
+    assert say("pause") == "paused at epoch 3\n"
+    assert say("pause") == "already paused at epoch 3\n"
+    sample.add("d1.json", 3)
+    assert say("checkpoint") == "nothing new; the pipeline stands at epoch 3\n"
+    assert say("resume") == "resumed, after epoch 3\n"
+    assert say("resume").startswith("already running, after epoch ")
+    assert say("checkpoint").split(" ")[-1]
+    assert table_ids(options.sinks[0].table) == sample.ids
+    assert say("stop") == "stopped after epoch 4\n"
+    assert running.wait().exit_code == 0
+    assert "stopped cleanly after epoch 4" in running.log()
+    assert "paused: nothing more is planned" in running.log()
+    assert "resumed" in running.log()
+
+
+def test_a_paused_run_is_stopped(running: Child, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["pause"]) == 0
+    assert run_command(["stop"]) == 0
+    assert running.wait().exit_code == 0
+    assert capsys.readouterr().out == "paused at epoch 2\nstopped after epoch 2\n"
+
+
+def test_the_json_fields_are_those_of_the_help(running: Child, run_json: Any, sample: SampleInput) -> None:
+    sample.add("c1.json", 3)
+    found = {verb: run_json(verb) for verb in ("checkpoint", "pause", "resume", "stop")}
+    for verb, fields in found.items():
+        text = importlib.import_module(f"firnline.cli.{verb}").EPILOGUE
+        assert [key for key in fields if key not in text] == []
+        assert (fields["pipeline"], fields["pid"], fields["epoch"]) == ("flights", running.pid, 3)
+    assert {verb: fields["status"] for verb, fields in found.items()} == {
+        "checkpoint": "committed", "pause": "paused", "resume": "resumed", "stop": "stopped",
+    }  # fmt: skip
+    assert found["checkpoint"]["committed"] is True
+    assert running.wait().exit_code == 0
+    assert run_json("checkpoints")["checkpoints"][0]["id"] == found["checkpoint"]["id"]
+
+
+@pytest.mark.parametrize("verb", ["pause", "checkpoint", "stop"])
+def test_waiting_has_an_end(
+    launcher: Launcher, options: PipelineOptions, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ending(launcher.start(options, "epoch.run.before:1:hang", once=False)) as child:
+        child.wait_for("starting Spark")
+        assert run_command([verb, "--timeout", "0.3"]) == 1
+    told = capsys.readouterr().err
+    assert " after 0.3 s" in told
+    assert "Try: It " in told
+    if verb != "stop":
+        assert "1 epoch in flight" in told
+
+
+def test_a_checkpoint_of_a_run_that_ends_is_told_apart(
+    launcher: Launcher, options: PipelineOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from firnline.cli.control import RunningPipeline
+
+    ask: Callable[..., dict[str, Any]] = RunningPipeline.ask
+    with ending(launcher.start(options, "epoch.run.before:1:hang", once=False)) as child:
+        child.wait_for("starting Spark")
+
+        def ask_and_kill(self: RunningPipeline, command: str, **facts: Any) -> dict[str, Any]:
+            if facts and child.is_alive:
+                child.signal(signal.SIGKILL)
+                child.wait()
+            return ask(self, command, **facts)
+
+        monkeypatch.setattr(RunningPipeline, "ask", ask_and_kill)
+        assert run_command(["checkpoint"]) == 1
+    assert "ended before it took the checkpoint" in capsys.readouterr().err
+
+
+def test_a_second_run_on_this_machine_goes_on_without_a_channel(
+    running: Child, launcher: Launcher, options: PipelineOptions, sample: SampleInput
+) -> None:
+    running.signal(signal.SIGSTOP)
+    with ending(launcher.start(options, once=True)) as second:
+        assert second.wait().exit_code == 0
+        assert "running without a control channel: another run of 'flights'" in second.log()
+        assert "took the lease over from run" in second.log()
+    running.signal(signal.SIGCONT)
+    assert running.wait().exit_code == 5
+
+
+def test_a_run_after_one_that_was_killed_takes_nothing_from_anybody(
+    running: Child, launcher: Launcher, options: PipelineOptions, sample: SampleInput
+) -> None:
+    running.signal(signal.SIGKILL)
+    running.wait()
+    sample.add("c1.json", 3)
+    with ending(launcher.start(options)) as second:
+        assert second.wait().exit_code == 0
+        assert "took the lease over" not in second.log()
+        assert "without a control channel" not in second.log()
+    assert table_ids(options.sinks[0].table) == sample.ids
+
+
+# -- the lease ----------------------------------------------------------------------------------------
+
+
+def test_status_tells_the_lease_and_what_the_run_says(
+    running: Child, run_json: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["pause"]) == 0
+    capsys.readouterr()
+    found = run_json("status")
+    assert found["state"] == "paused"
+    assert (found["lease"]["pid"], found["lease"]["token"], found["lease"]["released"]) == (running.pid, 1, False)
+    assert (found["control"]["state"], found["control"]["pid"]) == ("paused", running.pid)
+    assert run_command(["status"]) == 0
+    text = capsys.readouterr().out
+    assert "(token 1), renewed " in text
+    assert "reachable, paused, 0 epochs in flight" in text
+    assert run_command(["stop"]) == 0
+    capsys.readouterr()
+    found = run_json("status")
+    assert (found["state"], found["control"], found["lease"]["released"]) == ("done", None, True)
+    assert run_command(["status"]) == 0
+    assert "released by run " in capsys.readouterr().out
+
+
+def test_a_store_that_cannot_be_read_is_no_failure_of_status(finished: Path, run_json: Any) -> None:
+    options = load_options(finished, environ={})
+    assert options.checkpoint.store is not None
+    store = open_store(options.checkpoint.store)
+    store.put_raw("flights/lease", b"{}")
+    store.close()
+    assert "unreadable" in run_json("status")["lease"]
+
+
+@pytest.mark.parametrize("store", [None, StoreOptions(type="memory")])
+def test_standing_by_needs_a_store_that_others_see(options: PipelineOptions, store: StoreOptions | None) -> None:
+    lonely = replace(options, checkpoint=replace(options.checkpoint, store=store))
+    with pytest.raises(ConfigError, match="--standby needs a checkpoint store") as caught:
+        check_standby(lonely)
+    assert "checkpoint.store" in caught.value.hint
+    with holding_lease(lonely, FakeRunner(), fail, standby=False, stop=StopFlag()) as go:  # type: ignore[arg-type]
+        assert go
+
+
+class FakeRunner:
+    run_id = "r1"
+
+    def fence(self, error: Exception) -> None:
+        raise AssertionError(error)
+
+
+def fail(text: str) -> None:
+    raise AssertionError(text)
+
+
+def test_a_run_whose_store_is_out_of_reach_runs_without_a_lease_but_a_standby_waits(
+    options: PipelineOptions, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    store = StoreOptions(type="file", path=str(tmp_path / "file" / "store"))
+    away = replace(options, checkpoint=replace(options.checkpoint, store=store))
+    with holding_lease(away, FakeRunner(), fail, standby=False, stop=StopFlag()) as go:  # type: ignore[arg-type]
+        assert go
+    assert "running without a lease" in caplog.text
+    monkeypatch.setattr("firnline.cli.standby.RETRY_SECONDS", 0.01)
+    told: list[str] = []
+    stop = StopFlag()
+
+    def say(text: str) -> None:
+        told.append(text)
+        if len(told) == 1:
+            (tmp_path / "file").unlink()  # now it can be made
+
+    with holding_lease(away, FakeRunner(), say, standby=True, stop=stop) as go:  # type: ignore[arg-type]
+        assert go
+        opened = open_store(store)
+        record = opened.get("flights/lease", LeaseRecord)
+        assert record is not None
+        assert (record.holder, record.released) == ("r1", False)
+    assert "does not answer" in told[0]
+    assert told[1] == "took the lease (token 1)"
+    assert record != (after := opened.get("flights/lease", LeaseRecord))
+    assert after is not None
+    assert after.released
+
+
+def test_a_standby_is_stopped_while_the_store_is_out_of_reach(options: PipelineOptions, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    store = StoreOptions(type="file", path=str(tmp_path / "file" / "store"))
+    away = replace(options, checkpoint=replace(options.checkpoint, store=store))
+    stop = StopFlag()
+    with holding_lease(away, FakeRunner(), lambda _: stop.set(), standby=True, stop=stop) as go:  # type: ignore[arg-type]
+        assert not go
+
+
+def test_a_signal_ends_a_standby_which_has_not_started_spark(
+    running: Child, tmp_path: Path, options: PipelineOptions
+) -> None:
+    with ending(Launcher(tmp_path / "standbys", run_standby).start(options, once=False)) as standby:
+        standby.wait_for("standing by: run")
+        standby.signal(signal.SIGINT)
+        assert standby.wait().exit_code == 0
+        assert "stopped while standing by; nothing was run" in standby.log()
+        assert "starting Spark" not in standby.log()
+
+
+def test_a_stop_flag_wakes_whoever_waits() -> None:
+    flag = StopFlag()
+    assert not flag.wait(0.0)
+    flag.set()
+    assert flag.wait(60)
+    assert flag.wait(60)
+
+
+# -- who listens --------------------------------------------------------------------------------------
+
+
+def test_a_paused_run_is_healthy_for_as_long_as_it_lasts() -> None:
+    now = 0.0
+    health = Health("flights", lambda: now, poll_seconds=10, stuck_seconds=900)
+    health.started("r", Held(exists=True, version=3, epoch=2))
+    health.paused(True)
+    now = 100_000.0
+    assert health.healthy().ok
+    assert health.ready().ok
+    assert health.healthy().facts["paused"] is True
+    health.paused(False)
+    assert health.healthy().ok
+    now = 200_000.0
+    assert not health.healthy().ok
+
+
+def test_a_pause_is_told() -> None:
+    said: list[str] = []
+    tally, narrator = Tally(time.monotonic), Narrator(said.append, attempts=3)
+    for listener in (tally, narrator):
+        listener.paused(True)
+    assert tally.doing.startswith("paused")
+    narrator.paused(False)
+    assert [text.split(":")[0] for text in said] == ["paused", "resumed"]
+    assert json.dumps(tally.summary())
