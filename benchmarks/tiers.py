@@ -18,9 +18,9 @@ from benchmarks.servers import running_s3
 from benchmarks.turns import p50, round_off
 from firnline.engine.observer import EpochFacts, Observer
 from firnline.engine.parts import Parts, assemble
-from firnline.engine.rollback import Rollback, RollbackPlan
 from firnline.engine.runner import Runner
 from firnline.engine.steps import Steps
+from firnline.history.rollback import Rollback, RollbackPlan
 from firnline.options import (
     BatchOptions,
     CheckpointOptions,

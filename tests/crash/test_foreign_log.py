@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from firnline.engine.parts import assemble
-from firnline.engine.status import load_files
+from firnline.history.status import load_files
 from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.sinks.delta import DeltaSink
 from firnline.testing.damage import write_app_id, write_blizzard

@@ -24,12 +24,12 @@ from deltalake import DeltaTable
 
 from firnline import faults
 from firnline.engine.parts import assemble
-from firnline.engine.restore import restore_savepoint
-from firnline.engine.savepoint import create_savepoint
-from firnline.engine.savepoint_list import dispose_savepoint, list_savepoints
-from firnline.engine.status import load_quarantine
 from firnline.errors import ConfigError, FirnlineError
 from firnline.faults import VARIABLE
+from firnline.history.restore import restore_savepoint
+from firnline.history.savepoint import create_savepoint
+from firnline.history.savepoint_list import dispose_savepoint, list_savepoints
+from firnline.history.status import load_quarantine
 from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.staging.gc import gc
 from firnline.testing.pipelines import MakeOptions, run_once

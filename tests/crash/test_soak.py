@@ -16,7 +16,7 @@ from firnline.checkpoint.codec import canonical
 from firnline.engine.observer import EpochFacts
 from firnline.engine.parts import assemble
 from firnline.engine.runner import Runner
-from firnline.engine.status import load_files
+from firnline.history.status import load_files
 from firnline.options import PipelineOptions
 from firnline.sources.base import Limits
 from firnline.sources.files import planning

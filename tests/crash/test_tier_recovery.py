@@ -21,11 +21,11 @@ from deltalake import DeltaTable
 
 from firnline.checkpoint.record import CheckpointRecord
 from firnline.checkpoint.stores import open_store
-from firnline.engine.checkpoint_list import load_checkpoints
 from firnline.engine.observer import EpochFacts
 from firnline.engine.parts import assemble
 from firnline.engine.runner import Runner
-from firnline.engine.status import load_status
+from firnline.history.checkpoint_list import load_checkpoints
+from firnline.history.status import load_status
 from firnline.options import CheckpointOptions, LocalTierOptions, PipelineOptions, RemoteTierOptions, StoreOptions
 from firnline.sinks.delta.log import DeltaLog
 from firnline.storage import LocalStorage, open_storage

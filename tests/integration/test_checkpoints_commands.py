@@ -210,7 +210,7 @@ def test_epochs_of_a_staged_table_are_shown_before_and_after_they_are_committed(
 
 def test_an_epoch_that_a_savepoint_holds_is_marked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from firnline.cli.common import load_parts
-    from firnline.engine.savepoint_pins import Pin, put_pin
+    from firnline.history.savepoint_pins import Pin, put_pin
 
     prepare(folder, "file")
     parts = load_parts(None)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from firnline.engine.parts import assemble
-from firnline.engine.status import load_files
+from firnline.history.status import load_files
 from firnline.options import PipelineOptions
 from firnline.testing.damage import ledger_files
 from firnline.testing.pipelines import LocalRun, MakeOptions, run_once

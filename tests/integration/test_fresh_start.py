@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from firnline.engine.fresh import FreshStart, start_over
 from firnline.engine.parts import assemble
 from firnline.errors import RollbackRefusedError
+from firnline.history.fresh import FreshStart, start_over
 from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.testing.committers import commit_table
 from firnline.testing.pipelines import MakeOptions, run_once
@@ -105,7 +105,7 @@ def test_a_staged_table_drops_what_is_pending(sample: SampleInput, make_options:
 
 
 def test_one_cannot_go_back_behind_it(sample: SampleInput, make_options: MakeOptions) -> None:
-    from firnline.engine.rollback import Rollback
+    from firnline.history.rollback import Rollback
 
     options = make_options(max_files=1)
     sample.add("a.json", 3)

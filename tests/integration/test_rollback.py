@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from firnline.engine.jump_entries import epoch_commit
 from firnline.engine.parts import assemble
-from firnline.engine.rollback import Rollback, RollbackPlan, find_epoch_at
 from firnline.errors import FencedError, RollbackRefusedError
+from firnline.history.rollback import Rollback, RollbackPlan, find_epoch_at
 from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.testing.committers import commit_table
 from firnline.testing.pipelines import MakeOptions, pipeline_options, run_once
@@ -179,7 +179,7 @@ def test_a_file_that_was_set_aside_then_and_retried_since_is_retried_again(
 
 
 def test_what_is_quarantined_after_it_comes_again_once(sample: SampleInput, make_options: MakeOptions) -> None:
-    from firnline.engine.status import load_quarantine
+    from firnline.history.status import load_quarantine
 
     options = make_options(max_files=1)
     sample.add("a.json", 3, bad=1)

@@ -13,10 +13,10 @@ from deltalake import DeltaTable
 import firnline.checkpoint.ledger as ledger
 import firnline.engine.jumps as jumps
 import firnline.engine.steps as steps
-from firnline.engine.fresh import start_over
 from firnline.engine.parts import assemble
-from firnline.engine.rollback import Rollback
 from firnline.errors import RollbackRefusedError, SinkError
+from firnline.history.fresh import start_over
+from firnline.history.rollback import Rollback
 from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.testing.committers import commit_table, pending_units
 from firnline.testing.pipelines import pipeline_options, run_once

@@ -13,10 +13,10 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 import firnline.engine.jumps as jumps
-from firnline.engine.fresh import start_over
 from firnline.engine.parts import assemble
-from firnline.engine.rollback import Rollback, RollbackPlan
 from firnline.errors import ConfigError, RollbackRefusedError
+from firnline.history.fresh import start_over
+from firnline.history.rollback import Rollback, RollbackPlan
 from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.staging.committer import CycleReport
 from firnline.testing.committers import commit_table, pending_units, rejected_reasons

@@ -18,10 +18,10 @@ import pytest
 from deltalake import DeltaTable
 
 from firnline.engine.parts import assemble
-from firnline.engine.restore import restore_savepoint
-from firnline.engine.savepoint import create_savepoint
-from firnline.engine.savepoint_list import dispose_savepoint, list_savepoints
 from firnline.errors import ConfigError
+from firnline.history.restore import restore_savepoint
+from firnline.history.savepoint import create_savepoint
+from firnline.history.savepoint_list import dispose_savepoint, list_savepoints
 from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.storage import Storage, open_storage
 from firnline.testing.pipelines import MakeOptions, run_once

@@ -22,11 +22,6 @@ from firnline.checkpoint.savepoint import Savepoint
 from firnline.checkpoint.stores import open_store
 from firnline.engine.jump_entries import epoch_commit
 from firnline.engine.parts import assemble
-from firnline.engine.restore import Restored, restore_savepoint
-from firnline.engine.rollback import Rollback
-from firnline.engine.savepoint import create_savepoint
-from firnline.engine.savepoint_list import dispose_savepoint, list_savepoints
-from firnline.engine.status import load_quarantine
 from firnline.errors import (
     ConfigError,
     DamagedError,
@@ -36,6 +31,11 @@ from firnline.errors import (
     RollbackRefusedError,
     SinkError,
 )
+from firnline.history.restore import Restored, restore_savepoint
+from firnline.history.rollback import Rollback
+from firnline.history.savepoint import create_savepoint
+from firnline.history.savepoint_list import dispose_savepoint, list_savepoints
+from firnline.history.status import load_quarantine
 from firnline.options import DeltaSinkOptions, PipelineOptions, StoreOptions
 from firnline.staging.compact import compact
 from firnline.staging.gc import gc
@@ -479,7 +479,7 @@ def test_a_sink_that_lags_is_named(
     options = make_options(max_files=1, sinks=two(tmp_path))
     epochs(sample, options, 2)
     Rollback(assemble(dataclasses.replace(options, sinks=options.sinks[:1])), 1).perform("test")
-    monkeypatch.setattr("firnline.engine.savepoint.LOOKS", 2)
+    monkeypatch.setattr("firnline.history.savepoint.LOOKS", 2)
     with pytest.raises(SinkError, match="copy at epoch 2"):
         save(options)
 

@@ -19,8 +19,8 @@ from deltalake import DeltaTable
 
 from firnline.checkpoint.codec import canonical, seal, unseal
 from firnline.clock import SystemClock
-from firnline.engine.history import load_runs
 from firnline.engine.parts import assemble
+from firnline.engine.runs import load_runs
 from firnline.errors import CommitUnknownError, FencedError, SinkError
 from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.sinks.delta.table import Table

@@ -40,8 +40,8 @@ def begin(options: PipelineOptions, beginning: Beginning, run: str, say: Callabl
         _restore(options, beginning.from_savepoint, beginning.accept, run, say)
     if beginning.fresh_after is None:
         return
-    from firnline.engine.fresh import start_over
     from firnline.engine.parts import assemble
+    from firnline.history.fresh import start_over
 
     done = start_over(assemble(options), beginning.fresh_after, run, truncate=beginning.truncate)
     rows = "rows removed" if done.truncated else "rows stay"
@@ -56,7 +56,7 @@ def _restore(
 ) -> None:
     from firnline.cli.output import count_text, size_text
     from firnline.engine.parts import assemble
-    from firnline.engine.restore import restore_savepoint
+    from firnline.history.restore import restore_savepoint
 
     storage_options = dict(options.deciding.storage_options)
     told_at = time.monotonic()

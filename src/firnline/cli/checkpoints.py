@@ -104,7 +104,7 @@ def checkpoints(
     parts = load_parts(spec)
     if audit:
         return _audit(parts, None if every else limit, before, common)
-    from firnline.engine.checkpoint_list import load_checkpoints
+    from firnline.history.checkpoint_list import load_checkpoints
 
     with store_to_look_at(parts) as store:
         found = load_checkpoints(parts, None if every else limit, store, before=before, undone=every)
@@ -135,7 +135,7 @@ def _shown(row: dict[str, Json]) -> dict[str, Json]:
 
 def _audit(parts: Parts, limit: int | None, before: int | None, common: Common) -> int:
     from firnline.checkpoint.audit import load_audit
-    from firnline.engine.recorded import check_store, find_store
+    from firnline.history.recorded import check_store, find_store
 
     check_store(parts)
     name = parts.options.name

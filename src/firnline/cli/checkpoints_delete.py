@@ -46,7 +46,7 @@ def delete(
     parts = load_parts(spec)
     from firnline.checkpoint.audit import audited, make_record
     from firnline.checkpoint.transfer import count_versions
-    from firnline.engine.recorded import open_for_writing
+    from firnline.history.recorded import open_for_writing
 
     name = parts.options.name
     really = yes and not dry_run

@@ -55,7 +55,7 @@ def diff(
 ) -> int:
     """Tell what moved between two epochs."""
     parts = load_parts(spec)
-    from firnline.engine.epoch_diff import diff_epochs
+    from firnline.history.epoch_diff import diff_epochs
 
     with store_to_look_at(parts) as store:
         found = diff_epochs(parts, store, one, other)

@@ -47,7 +47,7 @@ def import_(
     from firnline.checkpoint.archive_reader import open_archive
     from firnline.checkpoint.audit import make_record
     from firnline.checkpoint.transfer import perform_import, plan_import
-    from firnline.engine.recorded import load_truth, open_for_writing
+    from firnline.history.recorded import load_truth, open_for_writing
 
     with open_archive(file) as archive, closing(open_for_writing(parts)) as store:
         plan = plan_import(store, archive, parts.options.name, load_truth(parts))

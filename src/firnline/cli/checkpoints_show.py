@@ -12,7 +12,7 @@ from firnline.cli.looking import store_to_look_at
 from firnline.cli.output import Column, Output, count_text, size_text
 
 if TYPE_CHECKING:
-    from firnline.engine.inspect import EpochView
+    from firnline.history.inspect import EpochView
     from firnline.types import Json
 
 EPOCH_HELP = "The epoch, as `firnline checkpoints` lists it."
@@ -68,7 +68,7 @@ def show(
 ) -> int:
     """Show one checkpoint, and which of its copies are intact."""
     parts = load_parts(spec)
-    from firnline.engine.inspect import load_epoch
+    from firnline.history.inspect import load_epoch
 
     with store_to_look_at(parts) as store:
         found = load_epoch(parts, store, epoch)

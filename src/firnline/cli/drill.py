@@ -152,7 +152,7 @@ def _compare(options: PipelineOptions, scratch: Path, environ: dict[str, str], s
     """Lines, rows and quarantined records of every file, for the sink where they differ most."""
     from firnline.cli.counting import count_by_file, count_lines
     from firnline.engine.parts import assemble
-    from firnline.engine.status import load_files, load_quarantine
+    from firnline.history.status import load_files, load_quarantine
     from firnline.spec.build import load_options
     from firnline.storage import open_storage
 

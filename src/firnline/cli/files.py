@@ -66,7 +66,7 @@ def files(
     parts = load_parts(spec)
     if retry is not None:
         return _retry(parts, retry, changed=changed, common=common)
-    from firnline.engine.status import load_files
+    from firnline.history.status import load_files
 
     found: list[dict[str, Json]] = []
     total = 0

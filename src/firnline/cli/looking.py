@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @contextmanager
 def store_to_look_at(parts: Parts) -> Iterator[CheckpointStore | None]:
     """The store, or None where there is none, nothing was ever put, or it cannot be opened."""
-    from firnline.engine.recorded import find_store
+    from firnline.history.recorded import find_store
 
     try:
         store = find_store(parts)

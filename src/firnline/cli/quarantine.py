@@ -51,7 +51,7 @@ def quarantine(
 ) -> int:
     """Show records that could not be decoded."""
     parts = load_parts(spec)
-    from firnline.engine.status import load_quarantine
+    from firnline.history.status import load_quarantine
 
     found: list[dict[str, Json]] = []
     more = False

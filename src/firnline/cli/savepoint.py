@@ -88,7 +88,7 @@ def create(
     """Save the newest epoch."""
     parts = load_parts(spec)
     from firnline.cli.working import working
-    from firnline.engine.savepoint import create_savepoint
+    from firnline.history.savepoint import create_savepoint
 
     options = dict(parts.options.deciding.storage_options)
     with working() as work:
@@ -120,7 +120,7 @@ def create(
 def list_(spec: Spec = None, /, *, common: Common = Common()) -> int:
     """List the savepoints of the pipeline."""
     parts = load_parts(spec)
-    from firnline.engine.savepoint_list import list_savepoints
+    from firnline.history.savepoint_list import list_savepoints
 
     found = list_savepoints(parts, dict(parts.options.deciding.storage_options))
     if common.json:
@@ -148,7 +148,7 @@ def dispose(
 ) -> int:
     """Delete a savepoint."""
     parts = load_parts(spec)
-    from firnline.engine.savepoint_list import dispose_savepoint
+    from firnline.history.savepoint_list import dispose_savepoint
 
     options = dict(parts.options.deciding.storage_options)
     only_look = dry_run or not yes

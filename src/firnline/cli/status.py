@@ -13,7 +13,7 @@ from firnline.cli.output import Column, Output, count_text, short_time, size_tex
 from firnline.errors import ControlError
 
 if TYPE_CHECKING:
-    from firnline.engine.status import PipelineStatus
+    from firnline.history.status import PipelineStatus
     from firnline.options import PipelineOptions
 
 RUNS_SHOWN = 5
@@ -75,7 +75,7 @@ app = App(name="status", help_epilogue=EPILOGUE)
 def status(spec: Spec = None, /, *, common: Common = Common()) -> int:
     """Show where the pipeline stands."""
     parts = load_parts(spec)
-    from firnline.engine.status import load_status
+    from firnline.history.status import load_status
 
     found = load_status(parts, _ask(parts.options))
     if common.json:

@@ -261,7 +261,8 @@ class Recorder:
             self._catch_up(store, look, held, epoch, recent)
             return
         for record in self._records(held, self._recorded, epoch, recent):
-            if not store.put(record, f"epoch {record.epoch}"):
+            # Its record names the epoch: a note would only cost one more durable write.
+            if not store.put(record, "" if record.kind == "epoch" else f"{record.kind}, epoch {record.epoch}"):
                 logger.warning("store holds a newer record; left as it is", extra={"place": store.place})
             self._puts += 1
             self._recorded = record.epoch

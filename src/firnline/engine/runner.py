@@ -19,9 +19,9 @@ from firnline.engine import messages as m
 from firnline.engine.backlog import BacklogMeter
 from firnline.engine.engine import Engine
 from firnline.engine.epoch import EpochState, Policy, Settings, initial, step
-from firnline.engine.history import RunHistory
 from firnline.engine.observer import Observer
 from firnline.engine.parts import Parts
+from firnline.engine.runs import RunHistory
 from firnline.engine.standing import CheckpointWatch, Standing, is_still, stand
 from firnline.engine.steps import Steps, failure_event
 from firnline.errors import FirnlineError, SinkError, SourceError

@@ -11,7 +11,7 @@ from firnline.engine.observer import Observer
 from firnline.engine.parts import assemble
 from firnline.engine.runner import Runner, RunResult
 from firnline.engine.spark import SparkEngine
-from firnline.engine.status import PipelineStatus, load_status
+from firnline.history.status import PipelineStatus, load_status
 from firnline.ndjson import warm_up
 from firnline.options import PipelineOptions
 from firnline.spec.build import build_options, load_options

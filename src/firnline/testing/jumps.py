@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from firnline.engine.fresh import start_over
 from firnline.engine.parts import Parts, assemble
-from firnline.engine.rollback import Rollback
 from firnline.errors import FirnlineError
+from firnline.history.fresh import start_over
+from firnline.history.rollback import Rollback
 from firnline.testing.processes import Launcher, RunOrder, reached_points, tell_end
 from firnline.types import RandomIds
 

@@ -176,7 +176,7 @@ def damage_store(spec: Path, version: int) -> None:
 
 def test_epochs_that_a_rollback_left_behind_are_listed_when_all_are(stored: Path, run_json: Any) -> None:
     from firnline.cli.common import load_parts
-    from firnline.engine.rollback import Rollback
+    from firnline.history.rollback import Rollback
 
     Rollback(load_parts(None), 2).perform("r" * 16)
     run(stored)
@@ -423,7 +423,7 @@ def test_diff_inside_a_fold_stops_at_the_newer_epoch(
 
 def test_diff_with_an_epoch_that_was_left_behind_says_so(stored: Path, run_json: Any, sample: SampleInput) -> None:
     from firnline.cli.common import load_parts
-    from firnline.engine.rollback import Rollback
+    from firnline.history.rollback import Rollback
 
     Rollback(load_parts(None), 2).perform("r" * 16)
     run(stored)
@@ -487,7 +487,7 @@ def test_diff_tells_of_a_hole(stored: Path, run_json: Any) -> None:
 
 
 def test_positions_that_are_not_of_files_are_compared_by_key() -> None:
-    from firnline.engine.epoch_diff import diff_position
+    from firnline.history.epoch_diff import diff_position
 
     assert diff_position({"lsn": 5, "slot": "x"}, {"lsn": 9, "slot": "x"}) == {"changed": {"lsn": {"from": 5, "to": 9}}}
 

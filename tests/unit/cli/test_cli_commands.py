@@ -70,7 +70,7 @@ def test_status_of_a_pipeline_that_never_ran(spec: Path, run_json: Any) -> None:
 
 
 def test_a_run_that_vanished_is_told_as_died(finished: Path, run_json: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from firnline.engine import status
+    from firnline.history import status
 
     running = [{"run": "x", "status": "running", "host": "here", "pid": 2**22 + 1, "restarts": 0}]
     monkeypatch.setattr(status, "load_runs", lambda *_: running)

@@ -258,7 +258,7 @@ def test_every_settled_epoch_gets_its_version_with_what_is_known_of_it(world: Wo
     assert found.durations_ms == {"plan": 1, "run": 2, "stage": 3, "commit": 4}
     told = {"version": 17, "rows": 100, "size_bytes": 2000, "run": "run", "attempt": "1a5"}
     assert found.sinks == {"delta": told}
-    assert world.store.list_versions("demo")[0].note == "epoch 5"
+    assert world.store.list_versions("demo")[0].note == ""
 
 
 def test_recording_is_repeatable(world: World) -> None:

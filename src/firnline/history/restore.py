@@ -19,15 +19,15 @@ from dataclasses import dataclass, field
 from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.checkpoint.savepoint import kept_bytes, read_saved
 from firnline.checkpoint.tiers import Look
-from firnline.engine.auditing import on_record
-from firnline.engine.copying import Progress
 from firnline.engine.jump_entries import jump_checkpoint
 from firnline.engine.jumps import perform_jump
 from firnline.engine.parts import Parts
-from firnline.engine.restore_copy import Copies, copy_ledger
-from firnline.engine.restore_plan import SinkRestore, check_others, plan_sink
-from firnline.engine.savepoint_list import load_savepoint
 from firnline.errors import DamagedError, FirnlineError, LedgerHoleError, RollbackRefusedError
+from firnline.history.auditing import on_record
+from firnline.history.copying import Progress
+from firnline.history.restore_copy import Copies, copy_ledger
+from firnline.history.restore_plan import SinkRestore, check_others, plan_sink
+from firnline.history.savepoint_list import load_savepoint
 from firnline.sinks.base import Held
 from firnline.staging.survey import is_inside
 from firnline.storage import normalise, open_storage

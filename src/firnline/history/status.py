@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 from firnline.checkpoint.codec import canonical
 from firnline.checkpoint.lease_rules import LeaseRecord
 from firnline.checkpoint.tiers import Look
-from firnline.engine.history import has_died, load_runs
 from firnline.engine.parts import Parts
-from firnline.engine.recorded import find_store
+from firnline.engine.runs import has_died, load_runs
 from firnline.errors import CheckpointError, FirnlineError, LedgerHoleError, SinkError
+from firnline.history.recorded import find_store
 from firnline.sinks.base import Held
 from firnline.sinks.delta import DeltaSink
 from firnline.sources.files.state import FileState

@@ -27,12 +27,12 @@ from firnline.checkpoint.savepoint import (
     ledger_key,
     quarantine_key,
 )
-from firnline.engine.auditing import on_record
-from firnline.engine.copying import Progress, copy_file, each
 from firnline.engine.parts import Parts
-from firnline.engine.savepoint_pins import SHORT_ID, Pin, put_pin
 from firnline.errors import ConfigError, DamagedError, SinkError
 from firnline.faults import fault_point
+from firnline.history.auditing import on_record
+from firnline.history.copying import Progress, copy_file, each
+from firnline.history.savepoint_pins import SHORT_ID, Pin, put_pin
 from firnline.schema import schema_to_json
 from firnline.sinks.base import Held
 from firnline.sinks.delta import DeltaSink

@@ -10,8 +10,8 @@ from firnline.checkpoint.record import CheckpointRecord
 from firnline.checkpoint.store import CheckpointStore
 from firnline.checkpoint.transfer import Truth
 from firnline.engine.parts import Parts
-from firnline.engine.savepoint_pins import load_pins
 from firnline.errors import ConfigError, LedgerHoleError
+from firnline.history.savepoint_pins import load_pins
 from firnline.types import EntryRef
 
 

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from firnline.checkpoint.savepoint import MANIFEST, MAX_MANIFEST_BYTES, Savepoint, is_relative
-from firnline.engine.auditing import on_record
 from firnline.engine.parts import Parts
-from firnline.engine.savepoint_pins import SHORT_ID, Pin, load_pins, pin_key
 from firnline.errors import ConfigError, DamagedError, NewerFormatError
 from firnline.faults import fault_point
+from firnline.history.auditing import on_record
+from firnline.history.savepoint_pins import SHORT_ID, Pin, load_pins, pin_key
 from firnline.staging.survey import is_inside
 from firnline.storage import Storage, is_remote, normalise, open_storage
 from firnline.types import Json

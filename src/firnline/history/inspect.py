@@ -15,8 +15,8 @@ from firnline.checkpoint.record import CheckpointRecord
 from firnline.checkpoint.store import CheckpointStore
 from firnline.checkpoint.transfer import Version, parse_record, walk_versions
 from firnline.engine.parts import Parts
-from firnline.engine.recorded import savepoint_epochs
 from firnline.errors import CheckpointError, ConfigError, DamagedError, FirnlineError, LedgerHoleError, NewerFormatError
+from firnline.history.recorded import savepoint_epochs
 from firnline.sinks.base import Held
 from firnline.sinks.delta.log import DeltaLog, LogCommit
 from firnline.storage import Storage

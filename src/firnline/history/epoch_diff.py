@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.checkpoint.store import CheckpointStore
 from firnline.checkpoint.transfer import walk_versions
-from firnline.engine.inspect import EpochView, load_epoch
 from firnline.engine.parts import Parts
 from firnline.errors import DamagedError, LedgerHoleError
+from firnline.history.inspect import EpochView, load_epoch
 from firnline.sources.files.state import FileState
 from firnline.types import Json
 

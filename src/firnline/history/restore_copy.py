@@ -10,12 +10,12 @@ import uuid
 from collections.abc import Iterator, Sequence
 
 from firnline.checkpoint.savepoint import SavedFile, Savepoint, kept_bytes, read_saved
-from firnline.engine.copying import Progress, copy_file, each
 from firnline.engine.parts import Parts
-from firnline.engine.restore_plan import SinkRestore
-from firnline.engine.savepoint_pins import delete_restore_pin, put_restore_pin
 from firnline.errors import DamagedError
 from firnline.faults import fault_point
+from firnline.history.copying import Progress, copy_file, each
+from firnline.history.restore_plan import SinkRestore
+from firnline.history.savepoint_pins import delete_restore_pin, put_restore_pin
 from firnline.sinks.delta.stage import partition_folder
 from firnline.sinks.delta.stats import file_stats
 from firnline.staging.validate import InvalidUnitError, footer_metadata, footer_schema, read_footer

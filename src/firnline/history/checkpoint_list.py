@@ -10,10 +10,10 @@ from firnline.checkpoint.codec import canonical
 from firnline.checkpoint.ledger import LedgerEntry
 from firnline.checkpoint.store import CheckpointStore
 from firnline.checkpoint.transfer import Version, walk_versions
-from firnline.engine.history import load_runs
 from firnline.engine.parts import Parts
-from firnline.engine.recorded import savepoint_epochs
+from firnline.engine.runs import load_runs
 from firnline.errors import LedgerHoleError
+from firnline.history.recorded import savepoint_epochs
 from firnline.sinks.base import Held
 from firnline.types import Json
 

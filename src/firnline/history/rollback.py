@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from firnline.checkpoint.ledger import LedgerEntry
-from firnline.engine.auditing import on_record
 from firnline.engine.jump_entries import jump_checkpoint
 from firnline.engine.jumps import ahead_of, check_new_sinks, check_staged, perform_jump
 from firnline.engine.parts import Parts
 from firnline.engine.rollback_sinks import SinkReturn, plan_sink
-from firnline.engine.savepoint_pins import RestorePins
 from firnline.errors import CheckpointError, LedgerHoleError, RollbackRefusedError
+from firnline.history.auditing import on_record
+from firnline.history.savepoint_pins import RestorePins
 from firnline.schema import schema_to_json
 from firnline.sinks.base import Held
 from firnline.sinks.delta import DeltaSink

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from firnline.checkpoint.audit import audited, make_record
 from firnline.engine.parts import Parts
-from firnline.engine.recorded import open_for_writing
 from firnline.errors import SinkError
+from firnline.history.recorded import open_for_writing
 from firnline.types import Json
 
 

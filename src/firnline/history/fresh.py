@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.checkpoint.model import Checkpoint
-from firnline.engine.auditing import on_record
 from firnline.engine.jump_entries import jump_checkpoint
 from firnline.engine.jumps import perform_jump
 from firnline.engine.parts import Parts
 from firnline.errors import LedgerHoleError, RollbackRefusedError
+from firnline.history.auditing import on_record
 from firnline.schema import schema_to_json
 from firnline.sinks.base import Held
 from firnline.types import EntryRef, Json

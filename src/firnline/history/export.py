@@ -12,7 +12,7 @@ from firnline.checkpoint.record import CheckpointRecord
 from firnline.checkpoint.store import CheckpointStore
 from firnline.checkpoint.transfer import stored_versions
 from firnline.engine.parts import Parts
-from firnline.engine.recorded import find_store, records_from_ledger
+from firnline.history.recorded import find_store, records_from_ledger
 
 
 def export_checkpoints(parts: Parts, path: str, *, replace: bool = False) -> Manifest:
