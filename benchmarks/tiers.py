@@ -199,7 +199,7 @@ def _find_place(options: PipelineOptions, path: str) -> float:
     parts = assemble(options, once=True)
     steps = Steps(parts, LocalEngine(), parts.ids.new(), once=True, accept_duplicates=False)
     began = time.perf_counter()
-    steps.read_sinks()
+    steps.opening.read_sinks()
     milliseconds = (time.perf_counter() - began) * 1000
     assert steps.held.path == path, steps.held.path
     parts.recorder.close(drain=False)

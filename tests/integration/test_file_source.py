@@ -157,14 +157,21 @@ def test_reconcile_while_an_epoch_settles(
     options = make_options(max_files=1, reconcile_interval_secs=0.02, poll_interval_secs=0.01)
     for number in range(10):
         sample.add(f"a{number}.json", 3)
-    told = Recorder()
-    runner = Runner(assemble(options), LocalEngine(1), told)
-    import threading
 
-    stopper = threading.Timer(4, runner.stop)
-    stopper.start()
+    class UntilRead(Recorder):
+        """Stops the run once every file is read and a few more reconciles have been made."""
+
+        after = 0
+
+        def reconciled(self, late: int, changed: list[str], listed: int) -> None:
+            super().reconciled(late, changed, listed)
+            self.after += len(self.epochs) >= 10
+            if self.after == 3:
+                runner.stop()
+
+    told = UntilRead()
+    runner = Runner(assemble(options), LocalEngine(1), told)
     assert runner.run().exit_code == 0
-    stopper.cancel()
     assert told.late == 0
     assert ids(options) == sample.ids
 

@@ -37,6 +37,9 @@ class Parts:
     def deciding(self) -> DeltaSink:
         return self.sinks[0]
 
+    def sink(self, name: str) -> DeltaSink:
+        return next(sink for sink in self.sinks if sink.name == name)
+
     def limits(self, parallelism: int) -> Limits:
         """How much one plan may take."""
         batch = self.options.batch

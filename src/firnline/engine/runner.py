@@ -21,7 +21,7 @@ from firnline.engine.engine import Engine
 from firnline.engine.epoch import EpochState, Policy, Settings, initial, step
 from firnline.engine.observer import Observer
 from firnline.engine.parts import Parts
-from firnline.engine.runs import RunHistory
+from firnline.engine.runs import RunLog
 from firnline.engine.standing import CheckpointWatch, Standing, is_still, stand
 from firnline.engine.steps import Steps, failure_event
 from firnline.errors import FirnlineError, SinkError, SourceError
@@ -96,16 +96,15 @@ class Runner:
         self._once = once
         self._steps = Steps(parts, engine, self.run_id, once=once, accept_duplicates=accept_duplicates)
         # SimpleQueue: a signal handler may put while this very thread is inside get.
-        self._steps.tell_waiting = self._waiting
-        self._steps.tell_still = lambda: self._inbox.put(_Note(lambda: None))  # watches are looked at after it
+        self._steps.credits.tell_waiting = self._waiting
+        self._steps.credits.tell_still = lambda: self._inbox.put(_Note(lambda: None))  # watches are looked at after it
         parts.recorder.tell = lambda _: self._inbox.put(_Note(self._tell_replication))
         self._resumed: Held | None = None  # what the first look found
         self._watches: list[CheckpointWatch] = []
         self._inbox: queue.SimpleQueue[m.Event | _Note] = queue.SimpleQueue()
         self._lanes: dict[str, ThreadPoolExecutor] = {}
         self._timers = _Timers()
-        self._history: RunHistory | None = None
-        self._started_at = parts.clock.now()
+        self._log = RunLog(parts.storage, parts.options.name, self.run_id, parts.clock)
         self._totals = _Totals()
         self._backlog = BacklogMeter()
         self._error: FirnlineError | None = None
@@ -124,28 +123,28 @@ class Runner:
 
     def stop(self) -> None:
         """Finish what is in flight and end. May be called from a signal handler."""
-        self._steps.stopping.set()
+        self._steps.credits.stopping.set()
         self._inbox.put(m.StopRequested())
 
     @property
     def stop_requested(self) -> bool:
-        return self._steps.stopping.is_set()
+        return self._steps.credits.stopping.is_set()
 
     # -- what others may ask for, from any thread -----------------------------------------------------
 
     def pause(self) -> bool:
         """Plan nothing more until resumed or stopped; what is in flight completes. False when paused already."""
-        if self._steps.stopping.is_set() or not self._steps.going.is_set():
+        if self._steps.credits.stopping.is_set() or self._steps.credits.paused:
             return False
-        self._steps.going.clear()
+        self._steps.credits.going.clear()
         self._tell_paused(True)
         return True
 
     def resume(self) -> bool:
         """Go on planning; False when the run is not paused."""
-        if self._steps.going.is_set():
+        if self._steps.credits.going.is_set():
             return False
-        self._steps.going.set()
+        self._steps.credits.going.set()
         self._tell_paused(False)
         return True
 
@@ -158,7 +157,7 @@ class Runner:
     def standing(self) -> Standing:
         """Where the run stands now."""
         steps = self._steps
-        return stand(self._state, steps.held, paused=not steps.going.is_set(), waiting=steps.waiting)
+        return stand(self._state, steps.held, paused=steps.credits.paused, waiting=steps.credits.waiting)
 
     def fence(self, error: FirnlineError) -> None:
         """Another run owns the pipeline: end, without waiting for what is in flight."""
@@ -172,7 +171,7 @@ class Runner:
     def run(self) -> RunResult:
         """Run until stopped, fenced, failed, or, with `once`, until the input is exhausted."""
         exit_code = 1
-        self._started_at = self._parts.clock.now()  # it may have stood by for days
+        self._log.begin()  # it may have stood by for days
         try:
             self._feed(m.Started())
             while self._state.exit_code is None:
@@ -188,7 +187,7 @@ class Runner:
                 lane.shutdown(wait=exit_code == 0, cancel_futures=True)
             self._parts.recorder.close(drain=exit_code == 0, tell=self._observer.draining)
             self._tell_replication()
-            self._close_history(exit_code)
+            self._log.close(exit_code)
             self._observer.stopped(exit_code)
         error = self._error if exit_code else None
         return RunResult(self.run_id, exit_code, self._totals.epochs, self._totals.records, self._totals.rows, error)
@@ -216,7 +215,7 @@ class Runner:
         self._state, actions = step(before, event)
         for watch in self._watches:
             watch.follow(before, event, self._state)
-        self._steps.slowest = min(s.epoch for s in self._state.sinks)
+        self._steps.maker.slowest = min(s.epoch for s in self._state.sinks)
         if isinstance(event, m.Committed) and self._state.decided > before.decided:
             self._settled(event)
         for action in actions:
@@ -230,7 +229,7 @@ class Runner:
             case m.Claim():
                 self._on(self._deciding_lane, action, self._claim)
             case m.Join(sink):
-                self._on(f"sink {sink}", action, lambda: steps.join(sink))
+                self._on(f"sink {sink}", action, lambda: steps.opening.join(sink))
             case m.Plan(epoch, base):
                 for watch in self._watches:
                     watch.plan_begins()
@@ -253,7 +252,7 @@ class Runner:
                 for each in self._parts.sinks:
                     self._on(f"sink {each.name}", action, partial(self._maintain, each.name))
                 if self._parts.recorder.prune_due():
-                    self._on("upkeep", m.Record(0), self._parts.recorder.prune)
+                    self._aside("upkeep", self._parts.recorder.prune)
             case m.Wait(failures, sink):
                 delay = self._delay(failures)
                 self._timers.add(self._parts.clock.monotonic() + delay, sink)
@@ -277,8 +276,6 @@ class Runner:
 
     def _on(self, lane: str, action: m.Action, work: Callable[[], m.Event | None]) -> None:
         """Perform an action on its lane; its answer, or what its failure means, comes back as an event."""
-        if lane not in self._lanes:
-            self._lanes[lane] = ThreadPoolExecutor(1, thread_name_prefix=f"firnline {lane}")
 
         def perform() -> None:
             try:
@@ -295,7 +292,24 @@ class Runner:
             if event is not None:
                 self._inbox.put(event)
 
-        self._lanes[lane].submit(perform)
+        self._lane(lane).submit(perform)
+
+    def _aside(self, lane: str, work: Callable[[], None]) -> None:
+        """Do what nothing waits for on a lane; a failure is told, and changes nothing."""
+
+        def perform() -> None:
+            try:
+                work()
+            except Exception:
+                logger.warning("side work failed", exc_info=True)
+
+        self._lane(lane).submit(perform)
+
+    def _lane(self, name: str) -> ThreadPoolExecutor:
+        """A lane is one thread; made by the main thread alone."""
+        if name not in self._lanes:
+            self._lanes[name] = ThreadPoolExecutor(1, thread_name_prefix=f"firnline {name}")
+        return self._lanes[name]
 
     def _failed(self, error: FirnlineError, action: m.Action) -> m.Event:
         self._error = error
@@ -304,8 +318,8 @@ class Runner:
 
         def tell() -> None:
             self._observer.trouble(error, self._state.failures + 1)
-            if self._history is not None and error.retryable:
-                self._on("stage", m.Record(0), lambda: self._restarted(error))
+            if self._log.is_open and error.retryable:
+                self._aside("stage", lambda: self._log.restarted(error))
 
         self._inbox.put(_Note(tell))
         return event
@@ -313,7 +327,7 @@ class Runner:
     # -- what steps need from the runner --------------------------------------------------------------
 
     def _read(self) -> m.Event:
-        event = self._steps.read_sinks()
+        event = self._steps.opening.read_sinks()
         held = self._steps.held
         if self._resumed is None:
             logger.info("recovered", extra={"path": held.path, "epoch": held.epoch})
@@ -351,7 +365,7 @@ class Runner:
                 logger.debug("backlog not counted", extra={"reason": str(error)})
             self._inbox.put(_Note(lambda: self._backlog_counted(epoch, found, began)))
 
-        self._on("backlog", m.Record(0), count)
+        self._aside("backlog", count)
 
     def _backlog_counted(self, epoch: int, found: Backlog | None, began: float) -> None:
         self._backlog.end(epoch, found, began=began, now=self._parts.clock.monotonic())
@@ -368,7 +382,7 @@ class Runner:
     def _record(self, epoch: int) -> m.Event:
         fault_point("epoch.record.before")
         self._steps.record(epoch)
-        self._ensure_history().note(epoch=epoch, generation=self._steps.held.generation, **self._lag())
+        self._log.note(epoch=epoch, generation=self._steps.held.generation, **self._lag())
         fault_point("epoch.record.after")
         return m.Recorded(epoch)
 
@@ -376,27 +390,15 @@ class Runner:
         """Called from the source lane when back-pressure begins and ends; lanes are made by the main thread alone."""
         reason = f"the committer: {full[0]} units, {full[1]} bytes pending" if full else None
         self._inbox.put(_Note(lambda: self._observer.held_up(full)))
-        self._inbox.put(_Note(lambda: self._on("stage", m.Record(0), lambda: self._note_waiting(reason))))
-
-    def _note_waiting(self, reason: str | None) -> None:
-        if self._history is not None:
-            self._history.note(now=True, waiting_for=reason)
+        self._inbox.put(_Note(lambda: self._aside("stage", lambda: self._log.note(now=True, waiting_for=reason))))
 
     def _tell_paused(self, paused: bool) -> None:
         self._inbox.put(_Note(lambda: self._observer.paused(paused)))
-        self._inbox.put(_Note(lambda: self._on("stage", m.Record(0), lambda: self._note_paused(paused))))
-
-    def _note_paused(self, paused: bool) -> None:
-        """For people: a history that cannot be written is no failure of the pipeline."""
-        try:
-            if self._history is not None:
-                self._history.note(now=True, paused=paused)
-        except OSError as problem:
-            logger.warning("run history not written", extra={"reason": str(problem)})
+        self._inbox.put(_Note(lambda: self._aside("stage", lambda: self._log.note(now=True, paused=paused))))
 
     def _begin_checkpoint(self, watch: CheckpointWatch) -> None:
         """Follow a request; a poll timer that runs fires now instead, never a back-off."""
-        watch.begin(self._state, waiting=self._steps.waiting)
+        watch.begin(self._state, waiting=self._steps.credits.waiting)
         self._watches.append(watch)
         if self._state.polling and not self._state.resting:
             self._timers.drop("")
@@ -405,64 +407,39 @@ class Runner:
     def _answer_checkpoints(self) -> None:
         if not self._watches:
             return
-        still = not self._steps.going.is_set() and is_still(self._state, waiting=self._steps.waiting)
+        still = self._steps.credits.paused and is_still(self._state, waiting=self._steps.credits.waiting)
         for watch in [w for w in self._watches if w.is_complete(self._state, still=still)]:
             self._watches.remove(watch)
-            self._on("stage", m.Record(0), partial(self._finish_checkpoint, watch, self._steps.held))
+            self._aside("stage", partial(self._finish_checkpoint, watch, self._steps.held))
 
     def _finish_checkpoint(self, watch: CheckpointWatch, held: Held) -> None:
         """On the stage lane, after the record of the epoch: tiers that lag behind it are written out before this."""
-        if not self._parts.recorder.flush(FLUSH_SECONDS):
-            logger.warning("checkpoint taken, but a tier lags behind it", extra={"epoch": held.epoch})
-        watch.finish(held)
+        try:
+            if not self._parts.recorder.flush(FLUSH_SECONDS):
+                logger.warning("checkpoint taken, but a tier lags behind it", extra={"epoch": held.epoch})
+        finally:
+            watch.finish(held)
 
     def _claim(self) -> m.Event:
-        event = self._steps.claim()
-        self._open_history()
-        return event
-
-    def _open_history(self) -> None:
         """Put the run on record once it owns the pipeline, before it stages anything: gc spares what it writes.
 
         A run that finds nothing to do leaves no trace.
         """
-        try:
-            paused = not self._steps.going.is_set()
-            resumed = self._resumed or self._steps.held
-            facts = {"resumed_after": resumed.epoch, "recovery_path": resumed.path}
-            self._ensure_history().note(now=True, generation=self._steps.held.generation, paused=paused, **facts)
-        except OSError as problem:
-            logger.warning("run history not written", extra={"reason": str(problem)})
-
-    def _restarted(self, error: FirnlineError) -> None:
-        """Note a restart for people; a history that cannot be written is no failure of the pipeline."""
-        try:
-            self._ensure_history().restarted(error.message, error.code)
-        except OSError as problem:
-            logger.warning("run history not written", extra={"reason": str(problem)})
+        event = self._steps.opening.claim()
+        resumed = self._resumed or self._steps.held
+        self._log.open(
+            generation=self._steps.held.generation,
+            paused=self._steps.credits.paused,
+            resumed_after=resumed.epoch,
+            recovery_path=resumed.path,
+        )
+        return event
 
     def _maintain(self, sink: str) -> None:
         try:
             self._steps.maintain(sink)
         except (SinkError, SourceError) as error:
             logger.warning("housekeeping failed", extra={"sink": sink, "reason": error.message})
-
-    def _ensure_history(self) -> RunHistory:
-        if self._history is None:
-            parts = self._parts
-            self._history = RunHistory(parts.storage, parts.options.name, self.run_id, parts.clock, self._started_at)
-            self._history.prune()
-        return self._history
-
-    def _close_history(self, exit_code: int) -> None:
-        if self._history is None:
-            return
-        status = {0: "done", 5: "fenced"}.get(exit_code, "failed")
-        try:
-            ended = self._parts.clock.now().isoformat()
-            self._history.note(now=True, status=status, exit_code=exit_code, ended_at=ended)
-        except OSError as error:
-            logger.warning("run history not written", extra={"reason": str(error)})
 
     # -- telling --------------------------------------------------------------------------------------
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
+import logging
 import os
 import socket
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
 from firnline.checkpoint.codec import canonical, parse, seal, unseal
-from firnline.errors import DamagedError
+from firnline.errors import DamagedError, FirnlineError
 from firnline.storage import Storage
 from firnline.types import Clock, Json
+
+logger = logging.getLogger(__name__)
 
 KEPT_RUNS = 50
 KEPT_RESTARTS = 20
@@ -67,6 +72,57 @@ class RunHistory:
         names = sorted(s.name.rsplit("/", 1)[-1] for s in self._storage.list(self._folder))
         for name in names[:-KEPT_RUNS]:
             self._storage.delete(f"{self._folder}/{name}")
+
+
+class RunLog:
+    """Keeps the record of a run from when it owns the pipeline; what cannot be written is told, and no failure."""
+
+    def __init__(self, storage: Storage, pipeline: str, run: str, clock: Clock) -> None:
+        self._storage = storage
+        self._pipeline = pipeline
+        self._run = run
+        self._clock = clock
+        self._started_at = clock.now()
+        self._record: RunHistory | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._record is not None
+
+    def begin(self) -> None:
+        """The run starts now."""
+        self._started_at = self._clock.now()
+
+    def open(self, **facts: Any) -> None:
+        """Put the run on record."""
+        if self._record is None:
+            self._record = RunHistory(self._storage, self._pipeline, self._run, self._clock, self._started_at)
+            with _no_failure():
+                self._record.prune()
+        self.note(now=True, **facts)
+
+    def note(self, *, now: bool = False, **facts: Any) -> None:
+        """Change facts, once the run is on record."""
+        if self._record is not None:
+            with _no_failure():
+                self._record.note(now=now, **facts)
+
+    def restarted(self, error: FirnlineError) -> None:
+        if self._record is not None:
+            with _no_failure():
+                self._record.restarted(error.message, error.code)
+
+    def close(self, exit_code: int) -> None:
+        status = {0: "done", 5: "fenced"}.get(exit_code, "failed")
+        self.note(now=True, status=status, exit_code=exit_code, ended_at=self._clock.now().isoformat())
+
+
+@contextlib.contextmanager
+def _no_failure() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        logger.warning("run history not written", extra={"reason": str(error)})
 
 
 def load_runs(storage: Storage, pipeline: str) -> list[dict[str, Json]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 from firnline.checkpoint.store import CheckpointStore
 from firnline.errors import ConfigError
@@ -31,6 +32,8 @@ def open_store(options: StoreOptions, *, held_by: str = "", looking: bool = Fals
     store = _construct(options, held_by)
     if not (looking and options.type in _READ_AS_THEY_ARE):
         store.open()
+    elif os.path.isfile(options.path):
+        raise NotADirectoryError(f"{options.path} is no folder")
     if not store.shared and store.kind not in _warned:
         _warned.add(store.kind)
         logger.warning("checkpoints are kept in memory: gone when this process ends")

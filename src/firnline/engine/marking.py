@@ -1,0 +1,97 @@
+"""Makes checkpoints, and with each the floor: how far back one may still go."""
+
+from __future__ import annotations
+
+import logging
+
+import pyarrow as pa
+
+from firnline.checkpoint.model import Checkpoint
+from firnline.engine.parts import Parts
+from firnline.engine.window import RollbackWindow
+from firnline.errors import LedgerHoleError
+from firnline.schema import fingerprint
+from firnline.sinks.base import Held
+from firnline.types import Json
+
+logger = logging.getLogger(__name__)
+
+KEPT_FLOORS = 4096  # more units than ever wait for a committer that works
+
+
+class CheckpointMaker:
+    """The checkpoints of one run. `slowest` is the epoch of the sink that lags most, kept up to date by the runner."""
+
+    def __init__(self, parts: Parts, run: str) -> None:
+        self._parts = parts
+        self._run = run
+        self._window = RollbackWindow(parts.options.checkpoint.rollback_window)
+        self._floors: dict[int, int] = {}  # of the newest epochs
+        self.slowest = 0
+
+    def begin(self, held: Held) -> None:
+        """Go on from what the deciding sink holds."""
+        if self._window.needs_history and held.checkpoint is not None:
+            self._window.begin(self._since_floor(held))
+
+    def note_committed(self, committed: Held) -> None:
+        """What a staged sink's log holds: its floor is the one that counts until more is committed."""
+        self._floors[committed.epoch] = committed.checkpoint.floor if committed.checkpoint else 0
+
+    def make(
+        self,
+        epoch: int,
+        attempt: str,
+        generation: int,
+        positions: dict[str, Json],
+        schema: pa.Schema | None,
+        before: Checkpoint | None,
+    ) -> Checkpoint:
+        """The checkpoint after an epoch. The floor only grows, and stays at or below what every copy and sink holds."""
+        columns = fingerprint(schema) if schema is not None else ""
+        version, floor = (before.schema_version, before.floor) if before else (0, 0)
+        if before is None or columns != before.schema_fingerprint:
+            version += 1
+        now = self._parts.clock.now()
+        settled = [found for sink in self._parts.sinks if (found := sink.settled_epoch()) is not None]
+        if (replicated := self._parts.recorder.remote_epoch) is not None:
+            settled.append(replicated)
+        return Checkpoint(
+            pipeline=self._parts.options.name,
+            epoch=epoch,
+            generation=generation,
+            run=self._run,
+            attempt=attempt,
+            created_at=now.isoformat(),
+            positions=positions,
+            schema_fingerprint=columns,
+            schema_version=version,
+            floor=max(floor, min(self._window.oldest(epoch, now), self.slowest, *settled)),
+        )
+
+    def add(self, checkpoint: Checkpoint) -> None:
+        """A checkpoint is staged."""
+        self._window.add(checkpoint)
+        kept = {epoch: floor for epoch, floor in self._floors.items() if epoch > checkpoint.epoch - KEPT_FLOORS}
+        self._floors = kept | {checkpoint.epoch: checkpoint.floor}
+
+    def committed_floor(self, tip: Checkpoint) -> int:
+        """The floor that the deciding sink's newest commit names: pending units may still be taken back."""
+        settled = self._parts.deciding.settled_epoch()
+        if settled is None or settled >= tip.epoch:
+            return tip.floor
+        known = [epoch for epoch in self._floors if epoch <= settled]
+        return self._floors[max(known)] if known else 0
+
+    def _since_floor(self, held: Held) -> list[Checkpoint]:
+        """The checkpoints that one may still go back to, oldest first; what a hole hides is not offered."""
+        found: list[Checkpoint] = []
+        floor = held.checkpoint.floor if held.checkpoint else 0
+        try:
+            for entry in self._parts.entries(held.entry):
+                if entry.epoch < floor:
+                    break
+                found.append(entry.checkpoint)
+        except LedgerHoleError as error:
+            logger.warning("the ledger has a hole", extra={"reason": error.message})
+        return found[::-1]
