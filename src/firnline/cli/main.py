@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
@@ -65,6 +66,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         _give_up_stdout()
+    if any(thread.name.startswith("firnline ") for thread in threading.enumerate()):
+        sys.stderr.flush()
+        os._exit(code)  # a thread that hangs in somebody's storage must not be torn down under its feet
     sys.exit(code)
 
 

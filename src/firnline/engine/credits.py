@@ -21,6 +21,7 @@ class Credits:
         self.stopping = threading.Event()
         self.going = threading.Event()  # not set while the run is paused
         self.going.set()
+        self._told = False  # that there is no room
         self.waiting = False  # a plan is under way that has not looked at its source yet: paused, or no room
         self.tell_waiting: Callable[[tuple[int, int] | None], None] = lambda _: None  # set by the runner
         self.tell_still: Callable[[], None] = lambda: None  # set by the runner
@@ -49,17 +50,17 @@ class Credits:
 
     def _room(self) -> bool:
         """Back-pressure."""
-        told = False
         while True:
             full = next((found for sink in self._sinks if (found := sink.is_full()) is not None), None)
             if full is None:
-                if told:
+                if self._told:
+                    self._told = False
                     self.tell_waiting(None)
                 return True
-            if not told:
+            if not self._told:
                 logger.warning("waiting for the committer", extra={"pending_units": full[0], "pending_bytes": full[1]})
                 self.tell_waiting(full)
-                told = True
+                self._told = True
             self.waiting = True
             if self.stopping.wait(POLL_SECONDS) or not self._going_on():
                 return False

@@ -6,19 +6,18 @@ epoch runs on Spark while the one before it commits.
 
 from __future__ import annotations
 
-import heapq
 import logging
 import queue
 import random
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from firnline.engine import messages as m
 from firnline.engine.backlog import BacklogMeter
 from firnline.engine.engine import Engine
 from firnline.engine.epoch import EpochState, Policy, Settings, initial, step
+from firnline.engine.lanes import Lanes
 from firnline.engine.observer import Observer
 from firnline.engine.parts import Parts
 from firnline.engine.runs import RunLog
@@ -61,20 +60,27 @@ class _Note:
     tell: Callable[[], None]
 
 
-@dataclass(slots=True)
 class _Timers:
-    """When to fire which timer; looked at by the main loop."""
+    """When to fire which timer, by name: a new one takes the place of one that runs. Looked at by the main loop."""
 
-    heap: list[tuple[float, int, str]] = field(default_factory=list)
-    count: int = 0
+    def __init__(self) -> None:
+        self._due: dict[str, float] = {}
 
-    def add(self, at: float, sink: str) -> None:
-        self.count += 1
-        heapq.heappush(self.heap, (at, self.count, sink))
+    def set(self, name: str, at: float) -> None:
+        self._due[name] = at
 
-    def drop(self, sink: str) -> None:
-        self.heap = [timer for timer in self.heap if timer[2] != sink]
-        heapq.heapify(self.heap)
+    def drop(self, name: str) -> None:
+        self._due.pop(name, None)
+
+    def next(self, now: float) -> tuple[str | None, float | None]:
+        """The timer that is due, which is gone then; or how long until there is one."""
+        if not self._due:
+            return None, None
+        name = min(self._due, key=lambda known: self._due[known])
+        if self._due[name] <= now:
+            del self._due[name]
+            return name, None
+        return None, self._due[name] - now
 
 
 class Runner:
@@ -102,7 +108,7 @@ class Runner:
         self._resumed: Held | None = None  # what the first look found
         self._watches: list[CheckpointWatch] = []
         self._inbox: queue.SimpleQueue[m.Event | _Note] = queue.SimpleQueue()
-        self._lanes: dict[str, ThreadPoolExecutor] = {}
+        self._lanes = Lanes()
         self._timers = _Timers()
         self._log = RunLog(parts.storage, parts.options.name, self.run_id, parts.clock)
         self._totals = _Totals()
@@ -183,8 +189,7 @@ class Runner:
                 self._answer_checkpoints()
             exit_code = self._state.exit_code
         finally:
-            for lane in self._lanes.values():
-                lane.shutdown(wait=exit_code == 0, cancel_futures=True)
+            self._lanes.close(wait=exit_code == 0)
             self._parts.recorder.close(drain=exit_code == 0, tell=self._observer.draining)
             self._tell_replication()
             self._log.close(exit_code)
@@ -197,13 +202,9 @@ class Runner:
     def _next(self) -> m.Event | _Note:
         """The next event: what a lane answered, or a timer that is due."""
         while True:
-            wait = None
-            if self._timers.heap:
-                at, _, sink = self._timers.heap[0]
-                wait = at - self._parts.clock.monotonic()
-                if wait <= 0:
-                    heapq.heappop(self._timers.heap)
-                    return m.TimerFired(sink)
+            due, wait = self._timers.next(self._parts.clock.monotonic())
+            if due is not None:
+                return m.TimerFired(due)
             try:
                 return self._inbox.get(timeout=wait)
             except queue.Empty:
@@ -255,7 +256,7 @@ class Runner:
                     self._aside("upkeep", self._parts.recorder.prune)
             case m.Wait(failures, sink):
                 delay = self._delay(failures)
-                self._timers.add(self._parts.clock.monotonic() + delay, sink)
+                self._timers.set(sink, self._parts.clock.monotonic() + delay)
                 if failures:
                     self._observer.resting(delay, failures)
                 else:
@@ -292,7 +293,7 @@ class Runner:
             if event is not None:
                 self._inbox.put(event)
 
-        self._lane(lane).submit(perform)
+        self._lanes.submit(lane, perform)
 
     def _aside(self, lane: str, work: Callable[[], None]) -> None:
         """Do what nothing waits for on a lane; a failure is told, and changes nothing."""
@@ -303,13 +304,7 @@ class Runner:
             except Exception:
                 logger.warning("side work failed", exc_info=True)
 
-        self._lane(lane).submit(perform)
-
-    def _lane(self, name: str) -> ThreadPoolExecutor:
-        """A lane is one thread; made by the main thread alone."""
-        if name not in self._lanes:
-            self._lanes[name] = ThreadPoolExecutor(1, thread_name_prefix=f"firnline {name}")
-        return self._lanes[name]
+        self._lanes.submit(lane, perform)
 
     def _failed(self, error: FirnlineError, action: m.Action) -> m.Event:
         self._error = error
@@ -410,10 +405,10 @@ class Runner:
         still = self._steps.credits.paused and is_still(self._state, waiting=self._steps.credits.waiting)
         for watch in [w for w in self._watches if w.is_complete(self._state, still=still)]:
             self._watches.remove(watch)
-            self._aside("stage", partial(self._finish_checkpoint, watch, self._steps.held))
+            self._aside("flush", partial(self._finish_checkpoint, watch, self._steps.held))
 
     def _finish_checkpoint(self, watch: CheckpointWatch, held: Held) -> None:
-        """On the stage lane, after the record of the epoch: tiers that lag behind it are written out before this."""
+        """After the record of the epoch, on a lane of its own: tiers that lag behind it are written out first."""
         try:
             if not self._parts.recorder.flush(FLUSH_SECONDS):
                 logger.warning("checkpoint taken, but a tier lags behind it", extra={"epoch": held.epoch})

@@ -440,7 +440,7 @@ def test_a_checkpoint_does_not_wait_for_the_poll(
 def test_a_checkpoint_without_input_says_so_and_timers_do_not_pile_up(running: Running) -> None:
     for _ in range(5):
         assert running.checkpoint()["committed"] is False
-    assert len(running.runner._timers.heap) == 1
+    assert len(running.runner._timers._due) == 1
     assert running.told.epochs == [1]
 
 
