@@ -26,6 +26,7 @@ from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.storage import Storage, open_storage
 from firnline.testing.pipelines import MakeOptions, run_once
 from firnline.testing.processes import KILLED, Launcher, RunOrder
+from firnline.testing.s3 import running_s3
 from firnline.testing.samples import pack
 
 pytestmark = [pytest.mark.s3, pytest.mark.crash]
@@ -33,13 +34,8 @@ pytestmark = [pytest.mark.s3, pytest.mark.crash]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host if host != '0.0.0.0' else '127.0.0.1'}:{port}"
-    server.stop()
+    with running_s3() as url:
+        yield url
 
 
 @pytest.fixture

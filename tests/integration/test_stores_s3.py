@@ -17,6 +17,7 @@ from firnline.checkpoint.stores.objects import ObjectStore
 from firnline.errors import StoreUnsafeError
 from firnline.options import StoreOptions
 from firnline.storage import ObjectStorage
+from firnline.testing.s3 import running_s3
 from firnline.testing.stores import StoreConformance
 
 pytestmark = pytest.mark.s3
@@ -24,13 +25,8 @@ pytestmark = pytest.mark.s3
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(port=0, ip_address="127.0.0.1", verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with running_s3() as url:
+        yield url
 
 
 @pytest.fixture

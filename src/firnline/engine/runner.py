@@ -23,7 +23,7 @@ from firnline.engine.parts import Parts
 from firnline.engine.runs import RunLog
 from firnline.engine.standing import CheckpointWatch, Standing, is_still, stand
 from firnline.engine.steps import Steps, failure_event
-from firnline.errors import FirnlineError, SinkError, SourceError
+from firnline.errors import FencedError, FirnlineError, SinkError, SourceError
 from firnline.faults import fault_point
 from firnline.sinks.base import Held
 from firnline.sources.base import Backlog
@@ -255,12 +255,14 @@ class Runner:
                 if self._parts.recorder.prune_due():
                     self._aside("upkeep", self._parts.recorder.prune)
             case m.Wait(failures, sink):
-                delay = self._delay(failures)
+                asked = not failures and any(watch.wants_look for watch in self._watches)
+                delay = 0.0 if asked else self._delay(failures)
                 self._timers.set(sink, self._parts.clock.monotonic() + delay)
                 if failures:
                     self._observer.resting(delay, failures)
                 else:
                     self._observer.idle()
+                    self._aside(self._deciding_lane, self._check_holder)
             case m.Stop():
                 pass
 
@@ -429,6 +431,15 @@ class Runner:
             recovery_path=resumed.path,
         )
         return event
+
+    def _check_holder(self) -> None:
+        """An idle run commits nothing that would be refused: it looks whether another run, or a rollback, took over."""
+        try:
+            self._parts.deciding.check_holder(self._steps.held.generation)
+        except FencedError as error:
+            self.fence(error)
+        except SinkError as error:
+            logger.debug("holder not looked at", extra={"reason": error.message})
 
     def _maintain(self, sink: str) -> None:
         try:

@@ -76,6 +76,11 @@ class CheckpointWatch:
         self.since = state.decided
         self.looking = state.planning is not None and waiting
 
+    @property
+    def wants_look(self) -> bool:
+        """Whether it still waits for a plan to begin."""
+        return not (self.attempt or self.empty or self.looking)
+
     def plan_begins(self) -> None:
         if not (self.attempt or self.empty):
             self.looking = True

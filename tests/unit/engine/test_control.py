@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -12,24 +13,28 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from firnline.engine import control
+from firnline.engine import control, late_control
 from firnline.engine import messages as m
 from firnline.engine.control import ControlServer, ask, check_folder, check_peer, folders, socket_name
 from firnline.engine.epoch_state import EpochState, Phase, Settings, SinkState, Slot
+from firnline.engine.late_control import LateControl
 from firnline.engine.observer import EpochFacts, Observer
 from firnline.engine.parts import assemble
 from firnline.engine.runner import Runner, RunResult
 from firnline.engine.standing import CheckpointWatch, Standing, is_still, stand
 from firnline.errors import ControlError, FencedError, NotRunningError
+from firnline.history.rollback import Rollback
 from firnline.options import PipelineOptions
 from firnline.sinks.base import Held
+from firnline.sources.files.source import FileSource
 from firnline.testing.local import LocalEngine
-from firnline.testing.pipelines import MakeOptions
+from firnline.testing.pipelines import MakeOptions, run_once
 from firnline.testing.samples import SampleInput, table_ids
 
 WAIT = 30.0  # for what should come at once
@@ -272,6 +277,66 @@ def test_a_living_runs_socket_is_not_replaced(
     assert ask(options, {"command": "status"}, environ)["ok"]
 
 
+def test_a_refused_channel_leaves_nothing_open(
+    server: ControlServer, options: PipelineOptions, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened() -> int:
+        return len(os.listdir("/dev/fd"))
+
+    before = opened()
+    refused = [ControlServer(options, FakeRun(), environ) for _ in range(5)]
+    for one in refused:
+        with pytest.raises(ControlError, match="another run"):
+            one.__enter__()
+    assert opened() == before
+    monkeypatch.setattr(ControlServer, "_listen", lambda _: os.stat("/nowhere"))
+    broken = ControlServer(replace(options, name="other"), FakeRun(), environ)
+    with pytest.raises(FileNotFoundError):
+        broken.__enter__()
+    assert opened() == before
+
+
+def test_a_channel_is_had_when_the_run_that_has_it_is_gone(
+    options: PipelineOptions, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late_control, "RETRY_SECONDS", 0.01)
+    first, second = FakeRun(), FakeRun()
+    second.run_id = "r2"
+    had = threading.Event()
+    late = ControlServer(options, second, environ)
+    with contextlib.ExitStack() as stack:
+        with ControlServer(options, first, environ):
+            with pytest.raises(ControlError, match="another run"):
+                late.__enter__()
+            stack.enter_context(LateControl(late, had.set))
+            assert ask(options, {"command": "status"}, environ)["run"] == "r1"
+            assert not had.is_set()
+        assert had.wait(WAIT)
+        assert ask(options, {"command": "status"}, environ)["run"] == "r2"
+    with pytest.raises(NotRunningError):
+        ask(options, {"command": "status"}, environ)
+    with ControlServer(options, first, environ) as server, LateControl(late, had.clear):
+        assert server.path.exists()
+    assert had.is_set()  # it was not had any more
+
+
+@pytest.mark.parametrize(("number", "rests"), [(errno.EMFILE, 1), (errno.ENFILE, 1), (errno.EAGAIN, 0)])
+def test_a_machine_without_descriptors_left_is_not_asked_without_end(
+    options: PipelineOptions, run: FakeRun, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch,
+    number: int, rests: int,
+) -> None:  # fmt: skip
+    class Full:
+        def accept(self) -> None:
+            raise OSError(number, os.strerror(number))
+
+    rested: list[float] = []
+    server = ControlServer(options, run, environ)
+    server._listener = Full()  # type: ignore[assignment]
+    monkeypatch.setattr("time.sleep", rested.append)
+    assert server._accept(0) is None
+    assert rested == [control.REST_SECONDS] * rests
+
+
 def test_pipelines_do_not_share_a_socket(make_options: MakeOptions) -> None:
     made = [make_options(), make_options(name="other"), make_options(table="/elsewhere")]
     assert len({socket_name(options) for options in made}) == 3
@@ -444,6 +509,44 @@ def test_a_checkpoint_without_input_says_so_and_timers_do_not_pile_up(running: R
     assert running.told.epochs == [1]
 
 
+def test_a_checkpoint_that_is_asked_for_while_a_plan_is_under_way_makes_another(
+    options: PipelineOptions, sample: SampleInput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan that lists already does not count; the next one must not wait for an hour."""
+    listing, go_on = threading.Event(), threading.Event()
+    original = FileSource.plan
+
+    def slowly(self: FileSource, *arguments: Any) -> Any:
+        found = original(self, *arguments)
+        if found is None and not listing.is_set():
+            listing.set()
+            go_on.wait(WAIT)
+        return found
+
+    monkeypatch.setattr(FileSource, "plan", slowly)
+    sample.add("a1.json", 4)
+    with Running(options) as running:
+        assert listing.wait(WAIT)
+        sample.add("b1.json", 4)
+        watch = running.runner.checkpoint()
+        running.runner.standing()
+        threading.Timer(0.2, go_on.set).start()
+        assert watch.done.wait(WAIT)
+        assert (watch.answer["epoch"], watch.answer["committed"]) == (2, True)
+
+
+def test_an_idle_run_notices_that_a_rollback_took_over(make_options: MakeOptions, sample: SampleInput) -> None:
+    options = make_options(poll_interval_secs=0.02, max_files=1)
+    sample.add("a1.json", 4)
+    sample.add("a2.json", 4)
+    with Running(options) as running:
+        running.told.wait(lambda: running.told.epochs == [1, 2] and running.told.idles > 1)
+        Rollback(assemble(options), 1).perform("test")
+        assert running.join().exit_code == 5
+    assert run_once(options).exit_code == 0
+    assert table_ids(options.sinks[0].table) == sample.ids
+
+
 def test_several_who_ask_at_once_all_get_an_answer(running: Running, sample: SampleInput) -> None:
     sample.add("b1.json", 4)
     watches = [running.runner.checkpoint() for _ in range(5)]
@@ -518,8 +621,6 @@ HELD = Held(exists=True, version=5, generation=2, epoch=3)
 
 
 def changed(state: EpochState, **changes: Any) -> EpochState:
-    from dataclasses import replace
-
     return replace(state, **changes)
 
 

@@ -364,6 +364,13 @@ class DeltaSink(Sink):
         table = self._table
         return table.txn(self._id("")) or 0, table.txn(self._id("-entry")), table.txn(self._id("-gen")) or 0
 
+    def check_holder(self, generation: int) -> None:
+        """Look whether the table still is at a generation; FencedError when a newer one holds it."""
+        if self._table.refresh():
+            held = self.find_holder()[2]
+            if held > generation:
+                raise FencedError(f"generation {held} took {self.name} over", generation=held)
+
     def jump(self, commit: EpochCommit, effect: Effect, onto: EntryRef | None, version: int | None = None) -> Receipt:
         """Commit an epoch that reads nothing: its effect on the rows and its checkpoint become true together.
 

@@ -1,0 +1,36 @@
+"""moto's server as S3, in this process, on 127.0.0.1; one request at a time.
+
+moto looks whether an object exists and then stores it, so two conditional puts at once may both succeed there, which
+no real S3 does. One at a time, the condition holds.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def running_s3(port: int = 0) -> Iterator[str]:
+    """The server's address, while it runs; a free port unless one is given."""
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
+
+    app = DomainDispatcherApplication(create_backend_app)
+    turn = threading.Lock()
+
+    def one_at_a_time(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        with turn:
+            return [b"".join(app(environ, start_response))]
+
+    server = make_server("127.0.0.1", port, one_at_a_time, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, name="moto", daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
