@@ -183,6 +183,28 @@ def test_a_plain_run_takes_the_lease_from_a_living_holder(
     check(options, sample)
 
 
+def test_an_outage_of_the_store_ends_no_run(
+    plain: Launcher, options: PipelineOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    sample.add("a1.json", 4)
+    holder = plain.start(options, once=False)
+    wait_for_rows(options, sample, holder)
+    place = tmp_path / "checkpoints"
+    place.rename(tmp_path / "away")
+    place.touch()  # where a folder should be: nothing can be read or put
+    holder.wait_for("the lease lapsed: the store cannot be reached; going on, the table decides")
+    sample.add("b1.json", 4)
+    wait_for_rows(options, sample, holder)
+    place.unlink()
+    (tmp_path / "away").rename(place)
+    holder.wait_for("the lease is renewed again")
+    sample.add("c1.json", 4)
+    wait_for_rows(options, sample, holder)
+    assert stop(holder) == 0
+    assert lease_record(options).released
+    check(options, sample)
+
+
 @pytest.mark.parametrize("action", ["kill", "raise"])
 @pytest.mark.parametrize("point", [f"lease.{c}.{s}" for c in ("take", "renew", "release") for s in ("before", "after")])
 def test_killed_or_broken_at_the_leases_own_points(
@@ -235,13 +257,10 @@ def test_jumps_of_the_wall_clock_neither_give_nor_take_a_lease(
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer
+    from firnline.testing.s3 import running_s3
 
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    _, port = server.get_host_and_port()
-    yield f"http://127.0.0.1:{port}"
-    server.stop()
+    with running_s3() as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

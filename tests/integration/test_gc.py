@@ -24,10 +24,15 @@ import firnline.staging.gc
 import firnline.staging.lognames
 import firnline.staging.survey
 from firnline.checkpoint.codec import canonical, seal
+from firnline.cli.main import run_command
+from firnline.cli.output import size_text
 from firnline.clock import SystemClock
+from firnline.engine.parts import assemble
 from firnline.errors import CheckpointError, ConfigError, SinkError
+from firnline.history.savepoint import create_savepoint
 from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.sinks.delta.table import Table
+from firnline.spec.build import load_options
 from firnline.staging.committer import Committer
 from firnline.staging.compact import compact
 from firnline.staging.gc import gc
@@ -444,6 +449,70 @@ def test_a_table_whose_ledger_lies_elsewhere_keeps_staged_files(
     assert not path.exists()
 
 
+@pytest.fixture
+def two_tables(tmp_path: Path, sample: SampleInput, capsys: pytest.CaptureFixture[str]) -> Path:
+    """The spec of a pipeline with two direct sinks, after a run; everything is two days old."""
+    sample.add("a.json", 5)
+    path = tmp_path / "pipe.yaml"
+    path.write_text(
+        f"name: demo\nsources: {{flights: {{type: files, path: {tmp_path / 'in'}}}}}\n"
+        f"sinks:\n  - {{type: delta, name: one, table: {tmp_path / 'one'}}}\n"
+        f"  - {{type: delta, name: two, table: {tmp_path / 'two'}, required: false}}\n"
+    )
+    assert run_once(load_options(path, environ={})).exit_code == 0
+    age(tmp_path / "one")
+    age(tmp_path / "two")
+    capsys.readouterr()
+    return path
+
+
+def test_a_spec_stands_for_all_its_tables(
+    two_tables: Path, sample: SampleInput, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = two_tables.parent
+    paths = [orphan(root / name, OWN) for name in ("one", "two")]
+    assert run_command(["gc", str(two_tables)]) == 0
+    told = capsys.readouterr()
+    assert [line for line in told.out.splitlines() if line.startswith(("/", "would"))] == [
+        str(root / "one"), "would delete 1 file, " + size_text(paths[0].stat().st_size),
+        str(root / "two"), "would delete 1 file, " + size_text(paths[1].stat().st_size),
+    ]  # fmt: skip
+    assert "deleting" not in told.err
+    assert all(path.exists() for path in paths)
+    assert run_command(["gc", str(two_tables), "--yes", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["tables"]
+    assert [(report["table"], report["files"], report["notes"]) for report in found] == [
+        (str(root / "one"), 1, []), (str(root / "two"), 1, []),
+    ]  # fmt: skip
+    assert not any(path.exists() for path in paths)
+    assert table_ids(root / "one") == table_ids(root / "two") == sample.ids
+
+
+def test_compaction_of_a_spec_vacuums_all_its_tables(two_tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["compact", str(two_tables), "--vacuum", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["tables"]
+    assert [Path(report["table"]).name for report in found] == ["one", "two"]
+    assert [report["vacuum"]["notes"] for report in found] == [[], []]
+
+
+def test_a_table_alone_is_reported_as_before(two_tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["gc", str(two_tables.parent / "one"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["table"] == str(two_tables.parent / "one")
+
+
+def test_a_running_writer_keeps_what_it_may_be_writing_into_a_further_sink(two_tables: Path) -> None:
+    one, two = two_tables.parent / "one", two_tables.parent / "two"
+    flying = orphan(two, OWN, DAY + 600)
+    run = sorted((one / "_firnline/demo/runs").iterdir())[-1]
+    body = {k: v for k, v in json.loads(run.read_bytes()).items() if k not in ("checksum", "format")}
+    run.write_bytes(canonical(seal({**body, "status": "running", "host": socket.gethostname(), "pid": os.getpid()})))
+    ledgers = {"demo": open_storage(str(one))}
+    assert gc(str(two), ledgers=ledgers).kept["a run may be writing"] == 1
+    assert flying.exists()
+    run.write_bytes(canonical(seal(body)))
+    assert gc(str(two), ledgers=ledgers).files == 1
+
+
 # -- the rest -----------------------------------------------------------------------------------------
 
 
@@ -489,6 +558,26 @@ def test_a_listing_without_any_file_of_the_log_stops_it(table: Path, monkeypatch
     monkeypatch.setattr(firnline.staging.lognames.LogNames, "keys", lambda self, path: [f"elsewhere/{path}"])
     with pytest.raises(SinkError, match="not one file"):
         gc(str(table))
+    assert files(table) == kept
+
+
+def test_young_files_do_not_make_such_a_listing_plausible(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    orphan(table, f"young-{OWN}", 0)
+    kept = files(table)
+    monkeypatch.setattr(firnline.staging.lognames.LogNames, "keys", lambda self, path: [f"elsewhere/{path}"])
+    with pytest.raises(SinkError, match="not one file"):
+        gc(str(table))
+    assert files(table) == kept
+
+
+def test_a_table_whose_live_files_are_all_pinned_is_swept(table: Path, options: PipelineOptions) -> None:
+    create_savepoint(assemble(options), None, copy=False, run="test")
+    kept = files(table)
+    path = orphan(table, OWN)
+    age(table)
+    report = gc(str(table))
+    assert (report.files, report.kept["pinned"]) == (1, len(DeltaTable(table).file_uris()))
+    assert not path.exists()
     assert files(table) == kept
 
 
@@ -549,6 +638,8 @@ def test_a_hole_in_the_ledger_leaves_quarantine_and_entries_alone(
 def test_progress_is_told(table: Path) -> None:
     orphan(table, OWN)
     told: list[tuple[str, int, int]] = []
+    gc(str(table), dry_run=True, progress=lambda *facts: told.append(facts))
+    assert told == []
     gc(str(table), progress=lambda *facts: told.append(facts))
     assert told == [("deleting", 1, 1)]
 

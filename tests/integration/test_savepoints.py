@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import shutil
+import signal
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,12 @@ from firnline.checkpoint.audit import load_audit
 from firnline.checkpoint.codec import canonical, checksum
 from firnline.checkpoint.savepoint import Savepoint
 from firnline.checkpoint.stores import open_store
+from firnline.cli.beginning import Beginning, CopyProgress, begin
+from firnline.cli.output import size_text
 from firnline.engine.jump_entries import epoch_commit
 from firnline.engine.parts import assemble
 from firnline.errors import (
+    CheckpointError,
     ConfigError,
     DamagedError,
     FencedError,
@@ -30,16 +35,25 @@ from firnline.errors import (
     NewerFormatError,
     RollbackRefusedError,
     SinkError,
+    SourceMovedError,
 )
+from firnline.history.copying import COPIERS, each
 from firnline.history.restore import Restored, restore_savepoint
 from firnline.history.rollback import Rollback
 from firnline.history.savepoint import create_savepoint
 from firnline.history.savepoint_list import dispose_savepoint, list_savepoints
 from firnline.history.status import load_quarantine
-from firnline.options import DeltaSinkOptions, PipelineOptions, StoreOptions
+from firnline.options import (
+    DeltaSinkOptions,
+    LocalTierOptions,
+    PipelineOptions,
+    RemoteTierOptions,
+    StoreOptions,
+)
 from firnline.staging.compact import compact
 from firnline.staging.gc import gc
 from firnline.staging.vacuum import vacuum
+from firnline.storage import LocalStorage
 from firnline.testing.committers import commit_table
 from firnline.testing.pipelines import MakeOptions, run_once
 from firnline.testing.samples import SampleInput, table_ids, table_rows
@@ -128,8 +142,13 @@ def test_the_same_command_again_goes_on(sample: SampleInput, make_options: MakeO
     told: list[str] = []
     again = restore(options, path, tell=told.append)
     assert (again.already, again.epoch) == (True, first.epoch)
-    assert told == [f"savepoint {made.id} was restored as epoch {first.epoch} already; going on"]
-    assert DeltaTable(options.deciding.table).version() == version
+    assert told == [
+        f"savepoint {made.id} was restored as epoch {first.epoch} already; going on"
+        f" (to go back to it: firnline rollback --to {first.epoch})"
+    ]
+    Rollback(assemble(options), first.epoch).perform("test")
+    assert DeltaTable(options.deciding.table).version() > version
+    done(options)
     assert table_ids(options.deciding.table) == sample.ids
 
 
@@ -265,16 +284,28 @@ def test_what_the_source_no_longer_has_is_told(sample: SampleInput, make_options
     assert any(line.startswith("warning: ") for line in told)
 
 
-def test_a_moved_source_is_told_as_ever(sample: SampleInput, make_options: MakeOptions, tmp_path: Path) -> None:
+def test_a_moved_source_is_told_before_anything_is_changed(
+    sample: SampleInput, make_options: MakeOptions, tmp_path: Path
+) -> None:
     options = make_options(max_files=1)
     epochs(sample, options, 2)
     _, path = save(options)
     epochs(sample, options, 1, first=3)
     os.rename(tmp_path / "in", tmp_path / "moved")
     there = dataclasses.replace(options, source=dataclasses.replace(options.source, path=str(tmp_path / "moved")))
-    restore(there, path)
-    assert run_once(there).error_code == "source-moved"
-    assert run_once(there, moved=(str(tmp_path / "in"), str(tmp_path / "moved"))).exit_code == 0
+    moved = (str(tmp_path / "in"), str(tmp_path / "moved"))
+    version = DeltaTable(options.deciding.table).version()
+    with pytest.raises(SourceMovedError) as caught:
+        restore(there, path)
+    assert f"--source-moved {moved[0]}={moved[1]}" in caught.value.hint
+    assert DeltaTable(options.deciding.table).version() == version
+    restore_savepoint(assemble(there, moved=moved), str(path), "test")
+    assert run_once(there, moved=moved).exit_code == 0
+    assert restore(there, path).already, "a repeat need not be told of the move any more"
+    done(there)
+    Rollback(assemble(there), 2).perform("test")
+    begin(there, Beginning(from_savepoint=str(path)), "test", lambda _: None, moved=moved)
+    assert run_once(there, moved=moved).exit_code == 0
     assert table_ids(options.deciding.table) == sample.ids
 
 
@@ -489,7 +520,7 @@ def test_staged_tables(sample: SampleInput, make_options: MakeOptions, tmp_path:
     """Units that are pending are no part of a savepoint; those that are pending at a restore are dropped."""
     options = make_options(max_files=1, mode="staged")
     epochs(sample, options, 2)
-    with pytest.raises(SinkError, match="no epoch to save yet"):
+    with pytest.raises(CheckpointError, match="no epoch to save yet"):
         save(options)
     commit_table(options.deciding.table)
     epochs(sample, options, 1, first=3)
@@ -516,14 +547,158 @@ def test_a_folder_that_holds_something_is_refused(
     sample: SampleInput, make_options: MakeOptions, tmp_path: Path
 ) -> None:
     options = make_options(max_files=1)
-    with pytest.raises(SinkError, match="no epoch to save yet"):
+    with pytest.raises(CheckpointError, match="no epoch to save yet") as caught:
         save(options)
+    assert caught.value.exit_code == 1
     epochs(sample, options, 1)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="is not empty"):
         save(options, tmp_path / "mine")
     assert not (Path(options.deciding.table) / "_firnline/pins").exists()
+
+
+@pytest.mark.parametrize("place", ["in/s", "table/s", "store/s", "local/s", "remote/s", "store", "alias/s"])
+def test_a_place_that_is_used_otherwise_is_refused(
+    sample: SampleInput, make_options: MakeOptions, tmp_path: Path, place: str
+) -> None:
+    options = make_options(max_files=1, table=str(tmp_path / "table"))
+    epochs(sample, options, 1)
+    (tmp_path / "alias").symlink_to(tmp_path / "in")
+    checkpoint = dataclasses.replace(
+        options.checkpoint,
+        store=StoreOptions(type="file", path=str(tmp_path / "store" / "deep")),
+        local=LocalTierOptions(str(tmp_path / "local")),
+        remote=RemoteTierOptions(str(tmp_path / "remote")),
+    )
+    if place == "store/s":
+        checkpoint = dataclasses.replace(checkpoint, store=StoreOptions(type="object", uri=str(tmp_path / "store")))
+    with pytest.raises(ConfigError, match="no place for a savepoint"):
+        save(dataclasses.replace(options, checkpoint=checkpoint), tmp_path / place)
+    assert not (tmp_path / place / "savepoint.json").exists()
+    assert states(options) == []
+    done(options)
+    assert table_ids(options.deciding.table) == sample.ids
+
+
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_pinned(
+    sample: SampleInput, make_options: MakeOptions, tmp_path: Path
+) -> None:
+    options = make_options(max_files=1)
+    epochs(sample, options, 1)
+    (tmp_path / "file").write_text("not a folder")
+    for place in (tmp_path / "file" / "s", Path("/proc/firnline-savepoint")):
+        with pytest.raises(ConfigError, match="cannot be written"):
+            save(options, place)
+    assert states(options) == []
+    (tmp_path / "left").mkdir()
+    (tmp_path / "left" / ".0123.tmp").write_text("of a write that was killed")
+    save(options, tmp_path / "left")
+    assert states(options) == ["complete"]
+
+
+def test_a_failing_copy_of_the_ledger_is_not_taken_for_a_fold(
+    sample: SampleInput, make_options: MakeOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = make_options(max_files=1)
+    epochs(sample, options, 1)
+    original = LocalStorage.put
+
+    def fail(storage: LocalStorage, key: str, data: bytes) -> None:
+        if key.startswith("ledger/"):
+            raise FileNotFoundError("the share is gone")
+        original(storage, key, data)
+
+    monkeypatch.setattr(LocalStorage, "put", fail)
+    with pytest.raises(FileNotFoundError, match="the share is gone"):
+        save(options, tmp_path / "s")
+
+
+@pytest.mark.parametrize("how", ["damaged", "newer"])
+def test_a_pin_that_cannot_be_read_is_listed(sample: SampleInput, make_options: MakeOptions, how: str) -> None:
+    options = make_options(max_files=1)
+    epochs(sample, options, 1)
+    made, path = save(options)
+    save(options, path.parent / "second")
+    pin = Path(options.deciding.table) / f"_firnline/pins/savepoint-{made.id}.json"
+    if how == "newer":
+        reseal(pin, lambda body: body.update(format=99))
+    else:
+        pin.write_bytes(pin.read_bytes()[:-9])
+    with pytest.raises(CheckpointError):
+        gc(options.deciding.table)
+    assert states(options) == ["complete", "damaged"]
+    assert list_savepoints(assemble(options))[1].id == made.id
+    dispose_savepoint(assemble(options), str(path))
+    assert states(options) == ["complete"]
+    gc(options.deciding.table)
+
+
+@pytest.mark.parametrize("how", ["interrupt", "stop"])
+def test_copying_ends_when_one_is_interrupted(how: str) -> None:
+    """The main thread is interrupted while jobs run, or asked to stop: what was begun ends, nothing else begins."""
+    begun: list[int] = []
+    interrupted = threading.Event()
+    main = threading.get_ident()
+
+    def job(number: int) -> int:
+        begun.append(number)
+        if how == "interrupt" and len(begun) == COPIERS:
+            signal.pthread_kill(main, signal.SIGINT)
+        assert interrupted.wait(60)
+        return number
+
+    def handle(*_: Any) -> None:
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, handle)
+    if how == "stop":
+        interrupted.set()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            each("copying", range(40), job, lambda _: 1, None, lambda: how == "stop" and len(begun) >= COPIERS)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert COPIERS <= len(begun) <= 2 * COPIERS
+
+
+def test_a_stopped_create_is_listed_and_disposed_of(
+    sample: SampleInput, make_options: MakeOptions, tmp_path: Path
+) -> None:
+    options = make_options(max_files=1)
+    epochs(sample, options, 2)
+    place = tmp_path / "s"
+    with pytest.raises(KeyboardInterrupt):
+        create_savepoint(assemble(options), str(place), copy=True, stopping=lambda: True)
+    assert states(options) == ["incomplete"]
+    dispose_savepoint(assemble(options), str(place))
+    assert states(options) == []
+
+
+def test_a_stopped_restore_has_decided_nothing(sample: SampleInput, make_options: MakeOptions, tmp_path: Path) -> None:
+    options = make_options(max_files=1)
+    epochs(sample, options, 2)
+    _, path = save(options, copy=True)
+    there = elsewhere(options, tmp_path / "new")
+    with pytest.raises(KeyboardInterrupt):
+        restore(there, path, stopping=lambda: True)
+    assert not (tmp_path / "new" / "_delta_log").exists()
+    restore(there, path)
+    done(there)
+    assert table_ids(there.deciding.table) == sample.ids
+
+
+def test_copy_progress_has_a_unit_and_ends_at_the_total() -> None:
+    said: list[str] = []
+    now = iter([0.0, 1.0, 3.0, 3.0, 3.1, 3.2, 3.2])
+    progress = CopyProgress(said.append, lambda: next(now))
+    for done_bytes in (1024, 2048, 3072, 4096):
+        progress("copying main", done_bytes, 4096)
+    assert said == [
+        f"copying main: {size_text(2048)} of {size_text(4096)}",
+        f"copying main: {size_text(4096)} of {size_text(4096)}",
+    ]
 
 
 def test_listed_and_disposed_of(sample: SampleInput, make_options: MakeOptions, tmp_path: Path) -> None:
@@ -765,9 +940,10 @@ def test_a_savepoint_of_format_1_is_restored(sample: SampleInput, make_options: 
     options = make_options(name="orders", max_files=1, partition_by=("month",))
     path = tmp_path / "kept"
     shutil.copytree(SAMPLES / "savepoint", path)
-    assert restore(options, path).epoch == 3
+    root = json.loads((path / "savepoint.json").read_text())["checkpoint"]["positions"]["files"]["root"]
+    parts = assemble(options, moved=(root, str(tmp_path / "in")))
+    assert restore_savepoint(parts, str(path), "test").epoch == 3
     assert table_ids(options.deciding.table) == Counter(dict.fromkeys([1, 2, 3, 4, 5, 6], 1))
-    root = held(options).checkpoint.positions["files"]["root"]
     sample.add("f2.json", 3)
     sample.add("a-late.json", 3)
     assert run_once(options, moved=(root, str(tmp_path / "in"))).exit_code == 0

@@ -34,6 +34,7 @@ BETWEEN_POINTS = {
     "checkpoint/stores/file.py:FileStore._write_temporary": "called by _link_new; a temporary file says nothing",
     "checkpoint/stores/file.py:FileStore._hint": "a hint, written after store.put.after: a kill there leaves it stale",
     "checkpoint/stores/file.py:FileStore._sweep": "temporary files of killed writers say nothing",
+    "checkpoint/stores/file.py:_sign": "who holds the lock, for people: nothing is decided from it",
     "checkpoint/stores/file.py:FileStore._prove_lock": "a file that is made to try the lock says nothing",
     "sinks/delta/table.py:Table.create.write": "called by Table._write between delta.create.before and .after",
     "sinks/delta/table.py:Table.add_columns.write": "called by Table._write between delta.evolve.before and .after",

@@ -20,7 +20,7 @@ from typing import IO, Literal
 from firnline.checkpoint.codec import canonical, checksum, parse, seal, unseal
 from firnline.checkpoint.payload import is_compressed
 from firnline.checkpoint.store import MAX_VALUE_BYTES
-from firnline.errors import ConfigError, DamagedError
+from firnline.errors import ConfigError, DamagedError, NewerFormatError
 from firnline.faults import fault_point
 from firnline.storage import fsync_path
 from firnline.types import Json
@@ -98,16 +98,21 @@ class Manifest:
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
         """Read and check a manifest. DamagedError or NewerFormatError when it cannot be used."""
-        body = unseal(parse(data, MANIFEST), MANIFEST)
+        try:
+            body = unseal(parse(data, MANIFEST), MANIFEST)
+        except NewerFormatError:
+            raise
+        except DamagedError as error:
+            raise refused(error.message) from error
         if body.get("kind") != KIND:
-            raise DamagedError(f"{MANIFEST} is of kind {body.get('kind')!r}, not {KIND!r}")
+            raise refused(f"{MANIFEST} is of kind {body.get('kind')!r}, not {KIND!r}")
         try:
             members = tuple(_member(item) for item in body["members"])
             found = cls(
                 str(body["pipeline"]), str(body["created_at"]), str(body["origin"]), members, tuple(body["left_out"])
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DamagedError(f"{MANIFEST} lacks {error}") from error
+            raise refused(f"{MANIFEST} lacks {error}") from error
         _check_members(members)
         return found
 
@@ -142,7 +147,8 @@ def _check_members(members: tuple[Member, ...]) -> None:
 def refused(why: str) -> DamagedError:
     """Why an archive is not taken."""
     return DamagedError(
-        f"the archive is refused: {why}", hint="Nothing was put. Export again with `firnline checkpoints export`."
+        f"the archive is refused: {why}",
+        hint="Nothing was put. Take another copy of the file, or export again with `firnline checkpoints export`.",
     )
 
 
@@ -218,7 +224,10 @@ def write_archive(
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
         raise ConfigError(f"there is no folder {folder}", hint="Make it, or name another file.")
-    if os.path.isdir(path) or (os.path.lexists(path) and not replace):
+    if os.path.isdir(path):
+        hint = f"Name a file in it, e.g. {os.path.join(path, pipeline + '.tar')}"
+        raise ConfigError(f"{path} is a folder", hint=hint)
+    if os.path.lexists(path) and not replace:
         raise _exists(path)
     temporary = os.path.join(folder, f".{uuid.uuid4().hex}.tmp")
     with tempfile.TemporaryFile(dir=folder) as spool:

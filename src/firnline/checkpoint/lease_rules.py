@@ -2,7 +2,8 @@
 
 No clock of another machine is compared with ours. A watcher takes the lease for dead when it saw the same version
 for as long as the holder promised to renew in, by its own monotonic clock; the holder counts from the moment before
-its own last write. So a holder that runs knows that its lease is over before anybody takes it.
+its own last write. So a holder that runs knows that its lease may be over before anybody takes it. That alone ends
+no run: only another's version does.
 """
 
 from __future__ import annotations
@@ -112,8 +113,8 @@ class Watch:
 class Tenure:
     """A holder: when it last wrote, and whether the store failed to answer since.
 
-    A holder that slept past the end may find that nobody took the lease: compare and set tells. One that tried in
-    vain until the end has lost it.
+    Past its end, because the holder slept or the store did not answer, a lease has lapsed: anybody may take it, but
+    perhaps nobody did. Compare and set tells, so the holder tries on. It is lost when another's version is found.
     """
 
     version: int
@@ -127,19 +128,17 @@ class Tenure:
         """What is due at `now`."""
         if self.taken_over:
             return Verdict.LOST
-        age = now - self.since
-        if self.failing and age >= self.seconds:
-            return Verdict.LOST
-        if self.failing or age >= self.seconds / RENEWALS:
-            return Verdict.RENEW
-        return Verdict.WAIT
+        due = self.failing or now - self.since >= self.seconds / RENEWALS
+        return Verdict.RENEW if due else Verdict.WAIT
+
+    def has_lapsed(self, now: float) -> bool:
+        """Whether it was tried in vain until the end of the lease."""
+        return self.failing and now - self.since >= self.seconds
 
     def wait(self, now: float) -> float:
-        """Seconds until something is due; after a failure a few tries are left before the end."""
+        """Seconds until something is due; after a failure it is tried more often."""
         step = self.seconds / RENEWALS
-        if self.failing:
-            return max(0.0, min(step / 4, self.since + self.seconds - now))
-        return max(0.0, self.since + step - now)
+        return step / 4 if self.failing else max(0.0, self.since + step - now)
 
     def renewed(self, version: int, began: float) -> Tenure:
         return replace(self, version=version, since=began, failing=False)

@@ -13,15 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from firnline.checkpoint.record import CheckpointRecord
-from firnline.checkpoint.tiers import Place
-from firnline.errors import FirnlineError
+from firnline.checkpoint.tiers import Look, Place
+from firnline.errors import CheckpointError, FirnlineError, StoreUnsafeError
 from firnline.faults import fault_point
 
 logger = logging.getLogger(__name__)
 
 FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 30.0
-PRUNE_EVERY = 16
+PRUNE_EVERY = 16  # versions, by their numbers: a run may be too short to count so many
 TOLD_FAILURES = 10  # the first one of so many is logged
 
 
@@ -55,7 +55,11 @@ class _Waiting:
 
 
 class TierWriter:
-    """Writes one tier. `offer` is called from the epoch loop, everything else from whichever thread."""
+    """Writes one tier. `offer` is called from the epoch loop, everything else from whichever thread.
+
+    `check` is shown what is in the tier before anything is put over it, and raises to keep it. `refuse` is told of a
+    tier that cannot be used at all: then nothing more is written.
+    """
 
     def __init__(
         self,
@@ -63,11 +67,17 @@ class TierWriter:
         interval_seconds: float,
         monotonic: Callable[[], float],
         tell: Callable[[Replication], None] = lambda _: None,
+        *,
+        check: Callable[[Look], None] | None = None,
+        refuse: Callable[[FirnlineError], None] = lambda _: None,
     ) -> None:
         self._place = place
         self._interval = interval_seconds
         self._monotonic = monotonic
         self.tell = tell
+        self._check = check
+        self._refuse = refuse
+        self._refused = False
         self._changed = threading.Condition()
         self._writing = threading.Lock()  # one write at a time: order
         self._waiting: _Waiting | None = None
@@ -78,7 +88,6 @@ class TierWriter:
         self._hurried = False
         self._closed = False
         self._held = 0  # the newest epoch of this pipeline's own chain that the tier is known to hold
-        self._written = 0
         self._thread: threading.Thread | None = None
 
     # -- from the epoch loop --------------------------------------------------------------------------
@@ -141,7 +150,7 @@ class TierWriter:
 
     def _wait_seconds(self) -> float | None:
         with self._changed:
-            if self._waiting is None or self._taken is not None or self._closed:
+            if self._waiting is None or self._taken is not None or self._closed or self._refused:
                 return None
             return 0 if self._hurried else max(0.0, self._due_at - self._monotonic())
 
@@ -178,29 +187,45 @@ class TierWriter:
         try:
             if self._place.path == "local":
                 fault_point("tier.local.before")
-                held = self._place.put(record)
+                newer = self._place.put(record, check=self._check)
                 fault_point("tier.local.after")
             else:
                 fault_point("tier.remote.before")
-                held = self._place.put(record)
+                newer = self._place.put(record, check=self._check)
                 fault_point("tier.remote.after")
-            self._written += 1
-            if self._written % PRUNE_EVERY == 0:
-                self._place.prune()
-        except (OSError, FirnlineError) as error:
-            if self._failures % TOLD_FAILURES == 0:
-                lag = self.replication()
-                behind = {
-                    "epochs_behind": lag.epochs_behind,
-                    "lag_seconds": round(lag.lag_seconds(self._monotonic()), 1),
-                }
-                logger.warning("tier not written", extra={**facts, **behind, "reason": str(error)})
-            return str(error) or type(error).__name__
-        if held:
+        except StoreUnsafeError as error:
+            self._refused = True
+            self._refuse(error)
+            logger.error("tier cannot be used", extra={**facts, "reason": error.message})
+            return error.message
+        except Exception as error:  # whatever it is, the next try may go well, and nobody else would make one
+            reason = str(error) or type(error).__name__
+            self._tell_failure(facts, reason, unexpected=not isinstance(error, OSError | FirnlineError))
+            return reason
+        if newer is None:
             self._held = record.epoch
-        else:
-            logger.warning("tier holds a newer run's record; left as it is", extra=facts)
+            self._prune()
+        elif newer.checkpoint.generation > record.checkpoint.generation:
+            reason = f"it holds epoch {newer.epoch} of a newer run; left as it is"
+            self._tell_failure(facts, reason)
+            return reason
         return ""
+
+    def _tell_failure(self, facts: dict[str, object], reason: str, *, unexpected: bool = False) -> None:
+        if self._failures % TOLD_FAILURES:
+            return
+        lag = self.replication()
+        behind = {"epochs_behind": lag.epochs_behind, "lag_seconds": round(lag.lag_seconds(self._monotonic()), 1)}
+        logger.warning("tier not written", extra={**facts, **behind, "reason": reason}, exc_info=unexpected)
+
+    def _prune(self) -> None:
+        known = self._place.known
+        if known is None or known.version % PRUNE_EVERY:
+            return
+        try:
+            self._place.prune()
+        except (OSError, CheckpointError) as error:
+            logger.warning("old versions not deleted", extra={**self._facts(self._held), "reason": str(error)})
 
     def _facts(self, epoch: int) -> dict[str, object]:
         return {"tier": self._place.path, "place": self._place.place, "epoch": epoch}
@@ -232,13 +257,15 @@ class TierWriter:
         with self._changed:
             if self._waiting is None and self._taken is None:
                 return True
+            if self._refused:
+                return False
             failures, was_taken = self._failures, self._taken is not None
             self._hurried = True
             self._changed.notify_all()
 
         def ended() -> bool:
             level = self._waiting is None and self._taken is None
-            return level or self._failures > failures + was_taken
+            return level or self._refused or self._failures > failures + was_taken
 
         if self._thread is None:
             self.turn()

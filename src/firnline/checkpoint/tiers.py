@@ -21,13 +21,14 @@ from typing import Literal, TypeAlias
 from firnline.checkpoint.codec import short_number
 from firnline.checkpoint.record import CheckpointRecord
 from firnline.checkpoint.store import CheckpointStore
-from firnline.errors import DamagedError, NewerFormatError, VersionConflictError
+from firnline.errors import CheckpointError, DamagedError, NewerFormatError, VersionConflictError
 from firnline.types import EntryRef
 
 logger = logging.getLogger(__name__)
 
 PUT_TRIES = 20
-REMOTE_WAIT_SECONDS = 15.0  # a remote tier that answers later counts as unreachable when a run starts
+WAIT_SECONDS = 15.0  # a store or a remote tier that answers later counts as unreachable
+UNKNOWN_VERSION = -1
 SEARCHED_VERSIONS = 128
 CLOSE_SECONDS = 1.0
 
@@ -40,7 +41,7 @@ class Look:
 
     path: Path
     place: str
-    version: int = 0  # the number that the next put must expect
+    version: int = 0  # the number that the next put must expect; UNKNOWN_VERSION when damage hides it
     record: CheckpointRecord | None = None
     damaged: str = ""  # something is there, but it cannot be used
     unreachable: str = ""
@@ -87,6 +88,7 @@ class Place:
         self._store: CheckpointStore | None = None
         self._lock = threading.RLock()
         self._known: Look | None = None
+        self._answer: Future[Look] | None = None
 
     @property
     def known(self) -> Look | None:
@@ -108,6 +110,15 @@ class Place:
 
     def look_within(self, seconds: float, *, prove: bool = False) -> Look:
         """Look, but wait so long at most: somebody's network must not hold up a start."""
+        answer = self._answer
+        if answer is None or answer.done():  # else one that was given up is still under way
+            answer = self._answer = self._ask(prove=prove)
+        try:
+            return answer.result(timeout=seconds)
+        except TimeoutError:
+            return Look(self.path, self.place, unreachable=f"no answer within {seconds:g} s")
+
+    def _ask(self, *, prove: bool) -> Future[Look]:
         answer: Future[Look] = Future()
 
         def look() -> None:
@@ -117,17 +128,17 @@ class Place:
                 answer.set_exception(error)
 
         threading.Thread(target=look, name=f"firnline look at {self.path}", daemon=True).start()
-        try:
-            return answer.result(timeout=seconds)
-        except TimeoutError:
-            return Look(self.path, self.place, unreachable=f"no answer within {seconds:g} s")
+        return answer
 
     def _read(self, *, prove: bool = False) -> Look:
         with self._lock:
-            if self._store is None and self._is_absent():  # opening it would make it
+            if self._store is None and not prove and self._is_absent():  # opening it would make it
                 return Look(self.path, self.place)
-            store = self._opened() if prove else self._reader()
-            version = store.latest_version(self._pipeline)
+            try:
+                store = self._opened() if prove else self._reader()
+                version = store.latest_version(self._pipeline)
+            except DamagedError as error:
+                return Look(self.path, self.place, UNKNOWN_VERSION, damaged=error.message)
             try:
                 record = store.get(self._pipeline, CheckpointRecord)
                 damaged = self._foreign(record)
@@ -152,33 +163,45 @@ class Place:
             return ""
         return f"it holds a checkpoint of another pipeline, {record.checkpoint.pipeline!r}"
 
-    def put(self, record: CheckpointRecord, note: str = "", *, replace: bool = False) -> bool:
-        """Make `record` the newest, unless a newer one is there; says whether the place holds it now.
+    def put(
+        self,
+        record: CheckpointRecord,
+        note: str = "",
+        *,
+        replace: bool = False,
+        check: Callable[[Look], None] | None = None,
+    ) -> CheckpointRecord | None:
+        """Make `record` the newest, unless a newer one is there: that one is returned, and None when it was put.
 
-        `replace` puts it over a newer one too: what that one tells was taken back in the sink.
+        `replace` puts it over a newer one too: what that one tells was taken back in the sink. `check` is shown what is
+        there before anything is put over it, and raises to keep it.
 
         Raises:
             OSError: the outcome is not known; the next call reads first.
+            DamagedError: the place is too damaged to take a record.
         """
         with self._lock:
             for _ in range(PUT_TRIES):
-                self._opened()
+                store = self._opened()
                 look = self._known or self._read()
+                if check is not None:
+                    check(look)
                 if look.record is not None and not replace:
                     if look.record.entry == record.entry and look.record.checkpoint == record.checkpoint:
-                        return True
+                        return None
                     if _order(look.record) >= _order(record):
-                        return False
+                        return look.record
+                expected = None if look.version == UNKNOWN_VERSION else look.version
                 try:
-                    version = self._opened().put(self._pipeline, record, expected=look.version, note=note)
+                    version = store.put(self._pipeline, record, expected=expected, note=note)
                 except VersionConflictError:
                     self._known = None
                     continue
-                except OSError:
+                except Exception:
                     self._known = None
                     raise
                 self._known = Look(self.path, self.place, version, record)
-                return True
+                return None
             raise OSError(f"cannot put into {self.place}: others put all the time")
 
     def search(self, epoch: int, digest: int | None) -> CheckpointRecord | None:
@@ -247,7 +270,7 @@ class Tiers:
     def look(self, place: Place) -> Look:
         """What a tier holds, as it was first read."""
         if place.path not in self._looks:
-            within = REMOTE_WAIT_SECONDS if place.path == "remote" else None
+            within = WAIT_SECONDS if place.path == "remote" else None
             look = place.look(prove=self.prove) if within is None else place.look_within(within, prove=self.prove)
             self._looks[place.path] = look
         return self._looks[place.path]
@@ -269,7 +292,7 @@ class Tiers:
     def search(self, epoch: int, digest: int | None) -> tuple[Path, CheckpointRecord] | None:
         """As `find`, among older versions too: the last resort when the sink's own copies are damaged."""
         for place in self.places:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, CheckpointError):
                 found = place.search(epoch, digest)
                 if found is not None:
                     return place.path, found

@@ -34,10 +34,23 @@ class Beginning:
             raise ConfigError("--accept is a part of --from-savepoint", hint="firnline run --from-savepoint PATH")
 
 
-def begin(options: PipelineOptions, beginning: Beginning, run: str, say: Callable[[str], None]) -> None:
-    """Do what is asked before the run goes on from there; what is done already is not repeated."""
+def begin(
+    options: PipelineOptions,
+    beginning: Beginning,
+    run: str,
+    say: Callable[[str], None],
+    *,
+    moved: tuple[str, str] | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> None:
+    """Do what is asked before the run goes on from there; what is done already is not repeated.
+
+    Args:
+        moved: Where the source's files lay, and where they lie now.
+        stopping: Whether the run was asked to stop; the copying of files then ends with KeyboardInterrupt.
+    """
     if beginning.from_savepoint is not None:
-        _restore(options, beginning.from_savepoint, beginning.accept, run, say)
+        _restore(options, beginning, run, say, moved, stopping)
     if beginning.fresh_after is None:
         return
     from firnline.engine.parts import assemble
@@ -52,23 +65,48 @@ def begin(options: PipelineOptions, beginning: Beginning, run: str, say: Callabl
 
 
 def _restore(
-    options: PipelineOptions, path: str, accept: tuple[str, ...], run: str, say: Callable[[str], None]
+    options: PipelineOptions,
+    beginning: Beginning,
+    run: str,
+    say: Callable[[str], None],
+    moved: tuple[str, str] | None,
+    stopping: Callable[[], bool],
 ) -> None:
     from firnline.cli.output import count_text, size_text
     from firnline.engine.parts import assemble
     from firnline.history.restore import restore_savepoint
 
-    storage_options = dict(options.deciding.storage_options)
-    told_at = time.monotonic()
-
-    def progress(what: str, done: int, total: int) -> None:
-        nonlocal told_at
-        if time.monotonic() - told_at >= TELL_SECONDS:
-            told_at = time.monotonic()
-            say(f"{what}: {size_text(done)} of {size_text(total)}")
-
-    done = restore_savepoint(assemble(options), path, run, storage_options, accept=accept, tell=say, progress=progress)
+    assert beginning.from_savepoint is not None
+    done = restore_savepoint(
+        assemble(options, moved=moved),
+        beginning.from_savepoint,
+        run,
+        dict(options.deciding.storage_options),
+        accept=beginning.accept,
+        tell=say,
+        progress=CopyProgress(say),
+        stopping=stopping,
+    )
     if not done.already:
         held = f"{count_text(done.rows, 'row')} in {count_text(done.files, 'file')}"
         copied = f", {size_text(done.copied_bytes)} copied" if done.copied_bytes else ""
         say(f"restored savepoint {done.savepoint} of epoch {done.to_epoch} as epoch {done.epoch}: {held}{copied}")
+
+
+class CopyProgress:
+    """Says every few seconds how much is copied; what was said of once ends at its total."""
+
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._say = say
+        self._clock = clock
+        self._told_at = clock()
+        self._told: set[str] = set()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        from firnline.cli.output import size_text
+
+        is_due = self._clock() - self._told_at >= TELL_SECONDS
+        if is_due or (done >= total and what in self._told):
+            self._told_at = self._clock()
+            self._told.add(what)
+            self._say(f"{what}: {size_text(done)} of {size_text(total)}")

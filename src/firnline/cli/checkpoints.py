@@ -9,8 +9,9 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from firnline.cli.common import Common, Flag, Spec, load_parts
-from firnline.cli.looking import store_to_look_at
-from firnline.cli.output import Column, short_time
+from firnline.cli.looking import look
+from firnline.cli.output import Column, say, short_time
+from firnline.errors import SinkError
 
 if TYPE_CHECKING:
     from firnline.engine.parts import Parts
@@ -47,7 +48,8 @@ A checkpoint is what a commit carries: where the source stood after that
 epoch. Reads the table and its ledger; starts no Spark and writes nothing.
 Checkpoints older than the rollback window are folded together in the ledger;
 with a checkpoint store (checkpoint.store in the spec) they are listed from
-there, as far back as its versions go.
+there, as far back as its versions go. Epochs that a rollback, fresh start or
+restore left behind (undone) are listed with --all, where the store has them.
 
 Output (JSON: pipeline, more, damaged [{version, problem}] in store or ledger,
 and checkpoints [...] with these fields):
@@ -94,9 +96,7 @@ def checkpoints(
     before: Annotated[
         int | None, Parameter(help="Only those before this epoch (--audit: this number). [default: newest]")
     ] = None,
-    every: Annotated[
-        bool, Flag, Parameter(name="--all", help="List all, also epochs that a rollback left behind.")
-    ] = False,
+    every: Annotated[bool, Flag, Parameter(name="--all", help="List all, also epochs that were left behind.")] = False,
     audit: Annotated[bool, Flag, Parameter(help="Show who rolled back, restored, imported or deleted.")] = False,
     common: Common = Common(),
 ) -> int:
@@ -106,8 +106,11 @@ def checkpoints(
         return _audit(parts, None if every else limit, before, common)
     from firnline.history.checkpoint_list import load_checkpoints
 
-    with store_to_look_at(parts) as store:
-        found = load_checkpoints(parts, None if every else limit, store, before=before, undone=every)
+    found = look(
+        parts, lambda store: load_checkpoints(parts, None if every else limit, store, before=before, undone=every)
+    )
+    if found.lost is not None:
+        say(f"{found.lost}; what is listed is the store's")
     if common.json:
         rows = found.checkpoints
         common.out.json(
@@ -139,9 +142,17 @@ def _audit(parts: Parts, limit: int | None, before: int | None, common: Common) 
 
     check_store(parts)
     name = parts.options.name
-    store = find_store(parts)
-    with closing(store) if store is not None else nullcontext():
-        found = load_audit(store, name, None if limit is None else limit + 1, before) if store is not None else []
+    try:
+        store = find_store(parts)
+        with closing(store) if store is not None else nullcontext():
+            found = load_audit(store, name, None if limit is None else limit + 1, before) if store is not None else []
+    except OSError as error:
+        options = parts.options.checkpoint.store
+        place = (options.path or options.uri or options.type) if options is not None else ""
+        raise SinkError(
+            f"the checkpoint store ({place}) cannot be read: {error}",
+            hint="Make it reachable, then try again: the audit trail is kept nowhere else.",
+        ) from error
     more = limit is not None and len(found) > limit
     rows: list[dict[str, Json]] = [
         {"version": entry.version, **(entry.record.to_json() if entry.record else {}), "problem": entry.problem or None}

@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from firnline.cli.common import Common, Spec, load_parts
-from firnline.cli.looking import store_to_look_at
+from firnline.cli.looking import look
 from firnline.cli.output import count_text, size_text
 
 if TYPE_CHECKING:
@@ -57,8 +57,7 @@ def diff(
     parts = load_parts(spec)
     from firnline.history.epoch_diff import diff_epochs
 
-    with store_to_look_at(parts) as store:
-        found = diff_epochs(parts, store, one, other)
+    found = look(parts, lambda store: diff_epochs(parts, store, one, other))
     if common.json:
         common.out.json(found)
     else:
@@ -68,6 +67,8 @@ def diff(
 
 
 def _lines(found: dict[str, Json]) -> Iterator[str]:
+    from firnline.history.left_behind import jump_word
+
     unknown = found["epochs_unknown"]
     yield f"from epoch {found['from_epoch']} to {found['to_epoch']}: {count_text(found['epochs'], 'epoch')}"
     at_least = "at least " if unknown else ""
@@ -77,7 +78,7 @@ def _lines(found: dict[str, Json]) -> Iterator[str]:
     if found["quarantined"]:
         yield f"  {count_text(found['quarantined'], 'record')} quarantined"
     for jump in found["jumps"]:
-        yield f"  epoch {jump['epoch']} was a {jump['kind']}"
+        yield f"  epoch {jump['epoch']} was a {jump_word(jump['kind'])}"
     for name, source in found["sources"].items():
         yield f"source {name}"
         yield from (f"  {line}" for line in _source_lines(source))

@@ -8,7 +8,7 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from firnline.cli.common import Common, Spec, load_parts
-from firnline.cli.looking import store_to_look_at
+from firnline.cli.looking import look
 from firnline.cli.output import Column, Output, count_text, size_text
 
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ def show(
     parts = load_parts(spec)
     from firnline.history.inspect import load_epoch
 
-    with store_to_look_at(parts) as store:
-        found = load_epoch(parts, store, epoch)
+    found = look(parts, lambda store: load_epoch(parts, store, epoch))
     if common.json:
         common.out.json(_facts(parts.options.name, found))
     else:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from firnline.cli.common import Common, Flag
-from firnline.cli.output import count_text, size_text
-from firnline.cli.tables import Table, named_tables
+from firnline.cli.output import Output, count_text, size_text
+from firnline.cli.tables import TableOrSpec, find_targets
 from firnline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from firnline.staging.compact import CompactReport
+    from firnline.staging.vacuum import VacuumReport
 
 _FILTER = re.compile(r"([^<>=!]+?)\s*(<=|>=|!=|=|<|>)\s*(.*)")
 
@@ -25,7 +29,8 @@ removed files whose retention is over, but none that a pin or a unit names.
 Output (JSON fields):
   table, version, files_removed, files_added, bytes_removed, bytes_added, rows,
   commits, conflicts, attempts, files_skipped, stopped; with --vacuum also
-  vacuum {files, size_bytes, retention_hours, kept, notes, ...}
+  vacuum {files, size_bytes, retention_hours, kept, notes, ...}; of a spec with
+  several tables  tables [{...}], one of these per table
 
 Examples:
   firnline compact /lake/flights
@@ -37,47 +42,65 @@ app = App(name="compact", help_epilogue=EPILOGUE)
 
 @app.default
 def compact(
-    table: Table,
+    table: TableOrSpec,
     /,
     *,
     target_size_mb: Annotated[int, Parameter(help="Size that files should have.", validator=Number(gte=1))] = 128,
     partition: Annotated[
-        tuple[str, ...], Parameter(help="Only partitions like this, e.g. month=2026-11; may be repeated.")
+        tuple[str, ...], Flag, Parameter(help="Only partitions like this, e.g. month=2026-11; may be repeated.")
     ] = (),
     vacuum: Annotated[bool, Flag, Parameter(help="Then delete removed files whose retention is over.")] = False,
     common: Common = Common(),
 ) -> int:
     """Turn small files into large ones, without disturbing ingestion."""
     filters = [_filter(text) for text in partition]
-    uri, options = next(iter(named_tables([table]).tables.items()))
+    targets = find_targets(table)
     from firnline.cli.working import working
     from firnline.staging.compact import compact as rewrite
     from firnline.staging.vacuum import vacuum as sweep
 
+    bodies: list[dict[str, Any]] = []
     with working() as work:
-        report = rewrite(
-            uri,
-            options,
-            target_size_mb=target_size_mb,
-            partitions=filters or None,
-            progress=work.progress,
-            stop=work.stopping,
-        )
-        swept = sweep(uri, options, progress=work.progress, stop=work.stopping) if vacuum else None
+        for target in targets:
+            if work.stopping():
+                break
+            uri, options = target.uri, target.storage_options
+            report = rewrite(
+                uri,
+                options,
+                target_size_mb=target_size_mb,
+                partitions=filters or None,
+                progress=work.progress,
+                stop=work.stopping,
+            )
+            swept = (
+                sweep(uri, options, ledgers=target.ledgers, progress=work.progress, stop=work.stopping)
+                if vacuum
+                else None
+            )
+            bodies.append({**asdict(report), "vacuum": asdict(swept)} if swept else asdict(report))
+            if not common.json:
+                work.clear()
+                if len(targets) > 1:
+                    common.out.line(report.table)
+                _show(common.out, report, swept)
     if common.json:
-        body: dict[str, Any] = asdict(report)
-        common.out.json({**body, "vacuum": asdict(swept)} if swept else body)
-        return 0
-    common.out.line(
+        common.out.json(bodies[0] if len(targets) == 1 else {"tables": bodies})
+    return 0
+
+
+def _show(out: Output, report: CompactReport, swept: VacuumReport | None) -> None:
+    out.line(
         f"{count_text(report.files_removed, 'file')} ({size_text(report.bytes_removed)}) became "
         f"{count_text(report.files_added, 'file')} ({size_text(report.bytes_added)}) in "
         f"{count_text(report.commits, 'commit')}"
     )
     if swept is not None:
-        common.out.line(f"vacuumed {count_text(swept.files, 'file')}, {size_text(swept.size_bytes)}")
+        out.line(f"vacuumed {count_text(swept.files, 'file')}, {size_text(swept.size_bytes)}")
+        for note in swept.notes:
+            out.line(note)
     if report.stopped:
-        common.out.line("stopped before the end; run again to go on")
-    return 0
+        out.line("stopped before the end; run again to go on")
 
 
 def _filter(text: str) -> tuple[str, str, str]:

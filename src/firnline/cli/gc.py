@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 
 from firnline.cli.common import Common, Flag
 from firnline.cli.output import Output, count_text, size_text
-from firnline.cli.tables import Table, named_tables
+from firnline.cli.tables import TableOrSpec, find_targets
 from firnline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,16 +26,19 @@ grace period by the storage's own clock; and temporary files, quarantine that
 no commit names, and units set aside over 30 days ago. Folds old ledger entries.
 Never touches files outside the table. Safe beside running writers and
 committers, and at every kill; an epoch must not run for longer than the grace
-period.
+period. What a pipeline staged in its further sinks goes only if the spec is
+named: the ledger that tells what is still needed lies in its first table.
 
 Output (JSON fields):
   table, dry_run, version, files, size_bytes, kinds {kind: {files, size_bytes}},
   kept {reason: files}, entries_folded, entries_swept, listed,
-  clock_skew_seconds, stopped, notes
+  clock_skew_seconds, stopped, notes; of a spec with several tables
+  tables [{...}], one of these per table
 
 Examples:
   firnline gc /lake/flights                    shows what would go
   firnline gc /lake/flights --grace 48h --yes  deletes it
+  firnline gc flights.yml --yes                in every table of the pipeline
 """
 
 app = App(name="gc", help_epilogue=EPILOGUE)
@@ -43,7 +46,7 @@ app = App(name="gc", help_epilogue=EPILOGUE)
 
 @app.default
 def gc(
-    table: Table,
+    table: TableOrSpec,
     /,
     *,
     dry_run: Annotated[bool, Flag, Parameter(help="Only show what would go, even with --yes.")] = False,
@@ -53,23 +56,33 @@ def gc(
 ) -> int:
     """Delete files of a table that nobody needs any more."""
     seconds = _seconds(grace)
-    uri, options = next(iter(named_tables([table]).tables.items()))
+    targets = find_targets(table)
     from firnline.cli.working import working
     from firnline.staging.gc import gc as sweep
 
+    reports: list[GcReport] = []
     with working() as work:
-        report = sweep(
-            uri,
-            options,
-            grace_seconds=seconds,
-            dry_run=dry_run or not yes,
-            progress=work.progress,
-            stop=work.stopping,
-        )
+        for target in targets:
+            if work.stopping():
+                break
+            report = sweep(
+                target.uri,
+                target.storage_options,
+                grace_seconds=seconds,
+                dry_run=dry_run or not yes,
+                ledgers=target.ledgers,
+                progress=work.progress,
+                stop=work.stopping,
+            )
+            reports.append(report)
+            if not common.json:
+                work.clear()
+                if len(targets) > 1:
+                    common.out.line(report.table)
+                _show(common.out, report, asked=dry_run)
     if common.json:
-        common.out.json(asdict(report))
-    else:
-        _show(common.out, report, asked=dry_run)
+        bodies = [asdict(report) for report in reports]
+        common.out.json(bodies[0] if len(targets) == 1 else {"tables": bodies})
     return 0
 
 

@@ -1,31 +1,32 @@
-"""The checkpoint store for commands that only look: one that cannot be opened is told of and done without."""
+"""The checkpoint store for commands that only look: one that cannot be read is told of and done without."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from contextlib import closing
+from typing import TYPE_CHECKING, TypeVar
 
-from firnline.cli.output import say
-from firnline.errors import StoreUnsafeError
+from firnline.cli.output import brief, say
+from firnline.errors import DamagedError, StoreUnsafeError
 
 if TYPE_CHECKING:
     from firnline.checkpoint.store import CheckpointStore
     from firnline.engine.parts import Parts
 
+T = TypeVar("T")
 
-@contextmanager
-def store_to_look_at(parts: Parts) -> Iterator[CheckpointStore | None]:
-    """The store, or None where there is none, nothing was ever put, or it cannot be opened."""
+
+def look(parts: Parts, work: Callable[[CheckpointStore | None], T]) -> T:
+    """Do it with the store, or with None where there is none, nothing was ever put, or it cannot be read."""
     from firnline.history.recorded import find_store
 
     try:
         store = find_store(parts)
-    except (OSError, StoreUnsafeError) as error:
-        say(f"the checkpoint store cannot be opened, so only what the table tells is shown: {error}")
-        store = None
-    if store is None:
-        yield None
-        return
-    with closing(store):
-        yield store
+        if store is None:
+            return work(None)
+        with closing(store):
+            return work(store)
+    except (OSError, StoreUnsafeError, DamagedError) as error:
+        found = work(None)  # raises again if it was not the store's fault
+        say(f"the checkpoint store cannot be read, so only what the table tells is shown: {brief(str(error))}")
+        return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from firnline import __version__
-from firnline.cli.output import print_failure
+from firnline.cli.output import FactsHandler, print_failure
 from firnline.errors import FirnlineError, SinkError
 
 # Verb, module and what the list of commands says; a module is imported only when its verb is used.
@@ -75,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run_command(tokens: list[str]) -> int:
     """Run one command and return its exit code; failures are told on stderr."""
     debug = "--debug" in tokens
+    # Warnings where no command has set logging up: the facts belong to the message.
+    before, logging.lastResort = logging.lastResort, FactsHandler(logging.WARNING)
     try:
         return int(app(tokens) or 0)
     except CycloptsError as error:
@@ -96,6 +99,8 @@ def run_command(tokens: list[str]) -> int:
     except Exception as error:  # a bug: say so in the same two lines
         print_failure(error, debug=debug)
         return 1
+    finally:
+        logging.lastResort = before
 
 
 class _UsageError(FirnlineError):
@@ -105,9 +110,9 @@ class _UsageError(FirnlineError):
 
 def _usage_error(error: CycloptsError, tokens: list[str]) -> _UsageError:
     verbs = [verb for verb, _, _ in COMMANDS]
-    verb = next((t for t in tokens if t in verbs), None)
+    chain = error.command_chain or [t for t in tokens if t in verbs][:1]
     message = str(error).split(" Available commands:")[0]
-    made = _UsageError(message, hint=f"firnline {verb} --help" if verb else "firnline --help")
+    made = _UsageError(message, hint=" ".join(["firnline", *chain, "--help"]))
     made.__cause__ = error
     return made
 

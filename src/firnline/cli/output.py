@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -14,6 +16,12 @@ from typing import IO, Any
 from firnline.errors import FirnlineError
 
 MAX_CELL = 400  # characters of one cell in a table; JSON is never shortened
+MAX_FACT = 300  # characters of one fact of a log record
+_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+# What storage libraries put after their message: the same error again, as nested structures over many lines.
+_DEBUG_SOURCE = re.compile(r"\s*\n\s*Debug source:\s*\n(?:\S[^\n]*[{(]\n(?:[ \t][^\n]*\n)*[)}]+,?|.*\Z)", re.DOTALL)
+# A chain of causes that delta-rs draws as a tree, in colour.
+_CAUSE = re.compile(r"\s*\n\s*(?:\x1b\[\d+m)?↳(?:\x1b\[0m)?\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +169,28 @@ def count_text(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
+def brief(text: str) -> str:
+    """An error's text without the dump of its structures that storage libraries add, and its causes in one line."""
+    return _CAUSE.sub(": ", _DEBUG_SOURCE.sub("", text))
+
+
+def log_text(record: logging.LogRecord) -> str:
+    """A log record as one line: level if it matters, message, then the facts."""
+    facts = {k: v for k, v in record.__dict__.items() if k not in _STANDARD}
+    text = "  ".join([record.getMessage(), *(f"{k}={shorten(brief(str(v)), MAX_FACT)}" for k, v in facts.items())])
+    return f"{record.levelname.lower()}: {text}" if record.levelno >= logging.WARNING else text
+
+
+class FactsHandler(logging.Handler):
+    """Log records as lines on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            say(log_text(record))
+        except Exception:  # a log line must never end a command
+            self.handleError(record)
+
+
 def say(text: str) -> None:
     """Write a line about the work to stderr."""
     sys.stderr.write(safe(text) + "\n")
@@ -177,7 +207,7 @@ def print_failure(error: BaseException, *, debug: bool, stream: IO[str] | None =
     else:
         message = f"{type(error).__name__}: {error}"
         hint = "This is a bug in Firnline. Run again with --debug and report the traceback; your data is safe."
-    first, *more = [safe(line) for line in message.splitlines()] or [""]
+    first, *more = [safe(line) for line in brief(message).splitlines()] or [""]
     others = "".join(f"\n       {line}" for line in more)  # a spec may have several problems: all are told
     stream.write(f"{_red('Error:', stream)} {first}{others}\n{_bold('Try:', stream)} {safe(hint)}\n")
     stream.flush()

@@ -8,15 +8,13 @@ import os
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
 from firnline.cli.narrator import Tally
-from firnline.cli.output import count_text, safe, size_text, time_text
+from firnline.cli.output import count_text, log_text, safe, size_text, time_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
 class Display(Protocol):
@@ -134,19 +132,12 @@ class _DisplayHandler(logging.Handler):
         self._display = display
 
     def emit(self, record: logging.LogRecord) -> None:
-        facts = {k: v for k, v in record.__dict__.items() if k not in _STANDARD}
-        text = "  ".join([record.getMessage(), *(f"{k}={_short(v)}" for k, v in facts.items())])
         try:
-            self._display.say(f"{record.levelname.lower()}: {text}" if record.levelno >= logging.WARNING else text)
+            self._display.say(log_text(record))
             if record.exc_info and record.levelno >= logging.ERROR:
                 self._display.say(logging.Formatter().formatException(record.exc_info))
         except Exception:  # a log line must never end a run
             self.handleError(record)
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 300 else text[:299] + "…"
 
 
 @contextlib.contextmanager

@@ -72,17 +72,21 @@ def rollback(
         str | None, Parameter(help="Go back to where it stood then: a time, or 30m, 2h, 1d ago. [default: none]")
     ] = None,
     accept: Annotated[
-        tuple[str, ...], Parameter(help="Whose changes of rows since then may be lost; repeatable. [default: none]")
+        tuple[str, ...],
+        Flag,
+        Parameter(help="Whose changes of rows since then may be lost; repeatable. [default: none]"),
     ] = (),
     leave: Annotated[
-        tuple[str, ...], Parameter(help="A sink that keeps its rows, and gets them again. [default: none]")
+        tuple[str, ...], Flag, Parameter(help="A sink that keeps its rows, and gets them again. [default: none]")
     ] = (),
     dry_run: Annotated[bool, Flag, Parameter(help="Only show the plan, even with --yes.")] = False,
     yes: Annotated[bool, Flag, Parameter(help="Really go back; without it only the plan is shown.")] = False,
     common: Common = Common(),
 ) -> int:
     """Take table and checkpoint back to an earlier epoch, together."""
-    if (to is None) == (to_time is None):
+    if to is not None and to_time is not None:
+        raise ConfigError("--to and --to-time exclude each other", hint=f"firnline rollback --to {to}")
+    if to is None and to_time is None:
         raise ConfigError("say where to go back to, by epoch or by time", hint="firnline rollback --to 41")
     moment = _moment(to_time) if to_time is not None else None
     parts = load_parts(spec)

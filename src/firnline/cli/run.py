@@ -94,6 +94,7 @@ def run(
     ] = None,
     accept: Annotated[
         tuple[str, ...],
+        Flag,
         Parameter(help="With --from-savepoint: whose rows in the tables may be lost; repeatable. [default: none]"),
     ] = (),
     metrics_port: MetricsPort = None,
@@ -169,14 +170,20 @@ def _run(
             tally.doing = STOOD_BY
             return RunResult(runner.run_id, 0, 0, 0, 0), tally, True
         stack.enter_context(_control(options, runner, display))
-        begin(options, beginning, runner.run_id, display.say)
+        begin(
+            options, beginning, runner.run_id, display.say, moved=moved, stopping=lambda: runner.stop_requested
+        )  # fmt: skip
         return runner.run(), tally, runner.stop_requested
 
 
 @contextlib.contextmanager
 def _control(options: PipelineOptions, runner: Runner, display: Display) -> Iterator[None]:
-    """The control channel, while the run lasts; a run that cannot have one goes on without it."""
+    """The control channel, while the run lasts; a run that cannot have one goes on without it.
+
+    One that another run on this machine has is had when that run is gone.
+    """
     from firnline.engine.control import ControlServer
+    from firnline.engine.late_control import LateControl
 
     class Told:
         """The run, with a display that shows the stop."""
@@ -190,10 +197,14 @@ def _control(options: PipelineOptions, runner: Runner, display: Display) -> Iter
             display.stopping()
 
     with contextlib.ExitStack() as stack:
+        server = None
         try:
-            stack.enter_context(ControlServer(options, Told(), os.environ))
+            server = ControlServer(options, Told(), os.environ)
+            stack.enter_context(server)
         except (ControlError, OSError) as error:
             display.say(f"running without a control channel: {error}")
+            if server is not None:
+                stack.enter_context(LateControl(server, lambda: display.say("the control channel is there now")))
         yield
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
 from firnline.cli.common import Common, Flag, Spec, load_parts
-from firnline.cli.output import Column, count_text, short_time, size_text
+from firnline.cli.output import Column, count_text, safe, short_time, size_text
 
 COLUMNS = (
     Column("id"),
@@ -48,7 +49,9 @@ Examples:
 LIST_EPILOGUE = """\
 Reads the pins in the deciding table. A folder that was moved is `missing` where
 it was made; it can still be restored from where it lies now. `incomplete` is
-what a killed `create` left: dispose of it.
+what a killed `create` left: dispose of it. `damaged`: its manifest, or its pin,
+of which only the id is known; `firnline gc` stops at such a pin. Dispose of the
+savepoint by its path.
 
 Output (JSON: pipeline, savepoints [...] with these fields):
   id, epoch, created_at, path, copied, size_bytes (of the data files),
@@ -87,14 +90,26 @@ def create(
 ) -> int:
     """Save the newest epoch."""
     parts = load_parts(spec)
+    from firnline.cli.beginning import CopyProgress
     from firnline.cli.working import working
     from firnline.history.savepoint import create_savepoint
 
     options = dict(parts.options.deciding.storage_options)
+    progress = CopyProgress(lambda text: print(safe(text), file=sys.stderr))
     with working() as work:
-        made, place = create_savepoint(
-            parts, path, copy=copy, run=parts.ids.new(), storage_options=options, progress=work.progress
-        )
+        try:
+            made, place = create_savepoint(
+                parts,
+                path,
+                copy=copy,
+                run=parts.ids.new(),
+                storage_options=options,
+                progress=progress,
+                stopping=work.stopping,
+            )
+        except KeyboardInterrupt:
+            print("stopped; `firnline savepoint list` shows what is left to dispose of", file=sys.stderr)
+            raise
     files = [file for sink in made.sinks.values() for file in sink.files]
     facts = {
         "id": made.id,
@@ -127,7 +142,7 @@ def list_(spec: Spec = None, /, *, common: Common = Common()) -> int:
         common.out.json({"pipeline": parts.options.name, "savepoints": [asdict(one) for one in found]})
     elif found:
         rows = [
-            {**asdict(one), "created_at": short_time(one.created_at), "size": size_text(one.size_bytes)}
+            {**asdict(one), "created_at": short_time(one.created_at or None), "size": size_text(one.size_bytes)}
             for one in found
         ]
         common.out.table(COLUMNS, rows)

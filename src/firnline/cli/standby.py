@@ -53,12 +53,12 @@ def holding_lease(
         if found is None:
             yield not standby
             return
-        stack.callback(found.close)
         from firnline.checkpoint.lease import Lease, LeaseKeeper, wait_for_lease
         from firnline.clock import SystemClock
 
         clock = SystemClock()
         lease = Lease(found, options.name, runner.run_id, options.checkpoint.lease_seconds, clock)
+        stack.callback(_close, found, lease)
         if standby:
             if not wait_for_lease(lease, stop.wait, lambda sight: _tell(sight, say)):
                 yield False
@@ -76,12 +76,15 @@ def _open(options: PipelineOptions, stop: StopFlag, say: Say, *, standby: bool) 
     store = _lease_store(options)
     if store is None:
         return None
+    from firnline.checkpoint.calls import Calls
+    from firnline.checkpoint.lease import patience
     from firnline.checkpoint.stores import open_store
 
+    calls = Calls(patience(options.checkpoint.lease_seconds))
     told = False
     while True:
         try:
-            return open_store(store, held_by=options.deciding.name)
+            return calls.call(lambda: open_store(store, held_by=options.deciding.name))
         except (OSError, CheckpointError) as error:
             if not standby:
                 logger.warning("running without a lease", extra={"reason": str(error)})
@@ -91,6 +94,16 @@ def _open(options: PipelineOptions, stop: StopFlag, say: Say, *, standby: bool) 
                 told = True
             if stop.wait(RETRY_SECONDS):
                 return None
+
+
+def _close(store: CheckpointStore, lease: Lease) -> None:
+    """Close the store, unless a call to it hangs: the end of the process closes it then."""
+    from firnline.checkpoint.calls import HungError
+    from firnline.checkpoint.lease import EXIT_SECONDS
+
+    if not lease.calls.busy:
+        with contextlib.suppress(HungError):
+            lease.calls.call(store.close, EXIT_SECONDS)
 
 
 def _take(lease: Lease, say: Say) -> bool:

@@ -35,12 +35,14 @@ Output (JSON fields):
   pipeline, table, table_version
   sinks         [{name, epoch, required, epochs_pending}]; pending: staged, and
                 not yet made true by `firnline commit`
-  state         new, running, paused, done, failed, fenced, or died (killed
-                without a word; running again is safe)
+  state         new, done, failed, fenced, or died (killed without a word;
+                running again is safe); of a live run starting, running,
+                pausing, paused or stopping
   epoch, generation
                 the newest committed epoch, and the number of its owner
   files_outstanding, bytes_outstanding
-                the backlog: what is listed and not read yet
+                the backlog: what is listed and not read yet; null when the
+                source cannot be listed
   files_in_progress, files_set_aside, last_committed_file
                 where the source stands
   checkpoint_bytes, repairs
@@ -102,7 +104,15 @@ def _lease_text(lease: dict[str, Any]) -> str:
     holder = f"run {lease['holder']} on {lease['host']}:{lease['pid']} (token {lease['token']})"
     if lease["released"]:
         return f"released by {holder}"
-    return f"{holder}, renewed {lease['renewed_seconds_ago']:,.0f} s ago, every {lease['lease_seconds'] / 3:,.0f} s"
+    ago = lease["renewed_seconds_ago"]
+    renewed = "at an unknown time" if ago is None else f"{ago:,.0f} s ago"
+    return f"{holder}, renewed {renewed}, every {lease['lease_seconds'] / 3:,.0f} s"
+
+
+def _backlog_text(found: PipelineStatus) -> str | None:
+    if found.files_outstanding is None or found.bytes_outstanding is None:
+        return None
+    return f"{count_text(found.files_outstanding, 'file')}, {size_text(found.bytes_outstanding)}"
 
 
 def _show(out: Output, found: PipelineStatus) -> None:
@@ -113,7 +123,7 @@ def _show(out: Output, found: PipelineStatus) -> None:
         "epoch": f"{found.epoch:,} (generation {found.generation})",
         "table": found.table,
         "table version": found.table_version,
-        "backlog": f"{count_text(found.files_outstanding, 'file')}, {size_text(found.bytes_outstanding)}",
+        "backlog": _backlog_text(found),
         "in progress": count_text(found.files_in_progress, "file"),
         "set aside": count_text(found.files_set_aside, "file"),
         "last committed file": found.last_committed_file,

@@ -1,4 +1,4 @@
-"""Arguments of commands that work on tables: table paths or URIs, or spec files whose staged tables are meant."""
+"""Arguments of commands that work on tables: table paths or URIs, or spec files whose tables are meant."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from cyclopts import Parameter
 
 from firnline.cli.common import load_options
 from firnline.errors import ConfigError
-from firnline.storage import normalise
+from firnline.storage import Storage, normalise, open_storage
 
 TABLES_HELP = "Tables (path or URI), or spec files whose staged tables are meant. [default: firnline.yml here or above]"
 Tables = Annotated[str, Parameter(help=TABLES_HELP, show_default=False)]
 Table = Annotated[str, Parameter(help="The table: a path or URI.")]
+TableOrSpec = Annotated[str, Parameter(help="The table (path or URI), or a spec file: all its tables.")]
 
 
 @dataclass(slots=True)
@@ -43,6 +44,29 @@ def named_tables(arguments: Sequence[str]) -> Named:
         found.tables |= staged
         found.poll_interval_secs = options.staging.poll_interval_secs
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One table to sweep, and where the ledger lies of a pipeline that has it as a further sink."""
+
+    uri: str
+    storage_options: dict[str, str]
+    ledgers: dict[str, Storage] = field(default_factory=dict)
+
+
+def find_targets(argument: str) -> list[Target]:
+    """The table that is named, or every table of a spec, the deciding sink's first."""
+    if not _is_spec(argument):
+        return [Target(normalise(argument), {})]
+    options = load_options(argument)
+    deciding = options.deciding
+    ledger = open_storage(deciding.table, deciding.storage_options)
+    found = {normalise(deciding.table): Target(normalise(deciding.table), dict(deciding.storage_options))}
+    for sink in options.sinks:
+        uri = normalise(sink.table)
+        found.setdefault(uri, Target(uri, dict(sink.storage_options), {options.name: ledger}))
+    return list(found.values())
 
 
 def _is_spec(text: str) -> bool:

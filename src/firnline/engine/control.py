@@ -43,6 +43,7 @@ MAX_TICKETS = 64
 MAX_PATH = 100  # a socket's path may have 104 bytes at most on some systems
 CLIENT_SECONDS = 5.0  # for a whole request
 ANSWER_SECONDS = 5.0
+REST_SECONDS = 0.2  # when the machine has nothing left for another client
 
 
 class Controlled(Protocol):
@@ -127,7 +128,6 @@ class ControlServer:
         self._tickets: dict[int, CheckpointWatch] = {}
         self._count = 0
         self.path = _place(folders(environ)[:2], socket_name(options))
-        self._closing, self._wake = socket.socketpair()
         self._thread = threading.Thread(target=self._serve, name="firnline control", daemon=True)
 
     def __enter__(self) -> ControlServer:
@@ -135,7 +135,13 @@ class ControlServer:
         try:
             # The lock, not the file, tells whether its process lives: a dead one's socket file is replaced.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._listener = self._listen()
+            self._closing, self._wake = socket.socketpair()
+            try:
+                self._listener = self._listen()
+            except BaseException:
+                self._closing.close()
+                self._wake.close()
+                raise
         except BlockingIOError as error:
             os.close(self._lock)
             raise ControlError(f"another run of {self._pipeline!r} on this machine has the control channel") from error
@@ -192,7 +198,11 @@ class ControlServer:
     def _accept(self, clients: int) -> _Client | None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:
+        except (BlockingIOError, ConnectionError):  # gone before it was heard
+            return None
+        except OSError as error:  # no descriptors or memory: it stays in the queue, and would be tried without end
+            logger.debug("control client not heard", exc_info=error)
+            time.sleep(REST_SECONDS)
             return None
         try:
             connection.setblocking(False)

@@ -13,7 +13,7 @@ from firnline.checkpoint.codec import short_number
 from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.engine.jump_entries import epoch_commit, find_effect, new_sink_error
 from firnline.engine.parts import Parts
-from firnline.engine.rollback_sinks import find_missing, plan_sink
+from firnline.engine.rollback_sinks import check_restored, find_missing, plan_sink
 from firnline.errors import (
     CheckpointError,
     CommitConflictError,
@@ -202,7 +202,9 @@ def settle_jumps(parts: Parts, sink: DeltaSink, tip: EntryRef | None) -> int:
 
 
 def _check_return(parts: Parts, sink: DeltaSink, entry: LedgerEntry, holds: int) -> int | None:
-    """Look, as the rollback did, whether this sink can go back; returns the version that this was found under."""
+    """Look, as the jump did, whether this sink can follow it; returns the version that this was found under."""
+    if entry.kind == "restore":
+        return check_restored(sink, parts.options.name, entry, parts.deciding.name)
     if entry.kind != "rollback" or not isinstance(find_effect(sink, parts.options.name, entry, holds), RestoreVersion):
         return None
     to = int(entry.jump["to_epoch"])

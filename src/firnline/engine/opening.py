@@ -42,6 +42,7 @@ class Opening:
         held = self._parts.deciding.load()
         if held.checkpoint is None and not held.generation:  # a log that knows our claim knows what it lacks
             self._check_no_history()
+        held = recorder.confirm(held, self._parts.deciding.load)
         if held.exists and held.checkpoint is None:
             flight.baseline = self._find_baseline(held.version)
         self._set_tip(held)
@@ -99,8 +100,10 @@ class Opening:
             )
 
     def claim(self) -> m.Event:
-        sink = self._parts.deciding
+        sink, recorder = self._parts.deciding, self._parts.recorder
+        recorder.before_claim(sink.load)
         held = self._claim_onto_baseline() if self._flight.baseline else sink.claim(self._run)
+        recorder.claimed(held, self._run)
         self._flight.generation = held.generation
         self._set_tip(held)
         if sink.settled_epoch() is not None:

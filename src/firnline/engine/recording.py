@@ -8,56 +8,70 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
-from firnline.checkpoint.ledger import Fold, Ledger, LedgerEntry
+from firnline.checkpoint.ledger import Ledger
 from firnline.checkpoint.record import CheckpointRecord
 from firnline.checkpoint.replication import Replication, TierWriter
-from firnline.checkpoint.tiers import Look, Place, Tiers, entry_digest, same_entry
+from firnline.checkpoint.tiers import WAIT_SECONDS, Look, Place, Tiers
+from firnline.engine.judging import Judge, Reload, fits
 from firnline.engine.places import open_places
-from firnline.errors import LedgerHoleError, SinkError, StoreAheadError
+from firnline.engine.records import Entries, Records
+from firnline.errors import (
+    CheckpointError,
+    DamagedError,
+    NewerFormatError,
+    SinkError,
+    StoreAheadError,
+    StoreUnsafeError,
+)
 from firnline.options import PipelineOptions
 from firnline.sinks.base import Held
-from firnline.types import Clock, EntryRef, Json, Receipt
+from firnline.types import Clock, Receipt
 
 logger = logging.getLogger(__name__)
 
 LEVELLED_EPOCHS = 1000
-WALKED_ENTRIES = 16  # so few are read one by one; the whole chain is read many at a time
-KEPT_FACTS = 64
-PRUNE_EVERY = 100
+PRUNE_EVERY = 100  # versions, by their numbers: a run may be too short to count so many
+FAR_WAIT_SECONDS = 5.0  # for the remote tier's answer before a claim, when the local one fits
 DRAIN_SECONDS = 30.0
-
-Entries = Mapping[int, tuple[LedgerEntry, EntryRef]]
 
 
 class Recorder:
     """What one run records, and where. `place` names the deciding sink's table in messages."""
 
     def __init__(self, options: PipelineOptions, ledger: Ledger, clock: Clock, place: str) -> None:
-        self._pipeline = options.name
-        self._staged = options.deciding.mode == "staged"
-        self._ledger = ledger
         self._clock = clock
-        self._sink_place = place
-        self._levelled = LEVELLED_EPOCHS
+        self._judge = Judge(options.name, place, staged=options.deciding.mode == "staged")
         self.tell: Callable[[Replication], None] = lambda _: None  # set by the runner
         self.store, local, remote = open_places(options)
+        levelled, self._prune_every = LEVELLED_EPOCHS, PRUNE_EVERY
         if options.checkpoint.store is not None:
-            self._levelled = min(LEVELLED_EPOCHS, options.checkpoint.store.keep_versions)
+            levelled = min(LEVELLED_EPOCHS, options.checkpoint.store.keep_versions)
+            self._prune_every = max(1, min(PRUNE_EVERY, options.checkpoint.store.keep_versions))
+        self._records = Records(ledger, levelled)
         self.tiers = Tiers(local, remote)
         self._local, self._remote = self._make_writers(options)
         self._seen: Look | None = None
+        self._claimed = False
+        self._looks: dict[str, Look] | None = None  # what was compared; None: nothing yet
+        self._far_looked = threading.Event()
+        self._far_looked.set()
         self._recorded: int | None = None  # the newest epoch that the store holds; None: not known
-        self._puts = 0
-        self._facts: dict[int, tuple[dict[str, int], dict[str, dict[str, Json]]]] = {}
-        self._lock = threading.Lock()
+        self._prune_due = self._prune_told = False
 
     def _make_writers(self, options: PipelineOptions) -> tuple[TierWriter | None, TierWriter | None]:
         def make(place: Place | None, interval_ms: int) -> TierWriter | None:
             if place is None:
                 return None
-            return TierWriter(place, interval_ms / 1000, self._clock.monotonic, lambda lag: self.tell(lag))
+            return TierWriter(
+                place,
+                interval_ms / 1000,
+                self._clock.monotonic,
+                lambda lag: self.tell(lag),
+                check=self._judge.check,
+                refuse=self._judge.refuse,
+            )
 
         near, far = options.checkpoint.local, options.checkpoint.remote
         return (
@@ -85,86 +99,85 @@ class Recorder:
     # -- at the start ---------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Read what store and local tier hold. Before the sink is read: it can only be further by then."""
+        """Read what store and local tier hold. Before the sink is read: it can only be further by then.
+
+        Raises:
+            StoreUnsafeError: one of them cannot keep what it is trusted with.
+        """
         self.tiers.prove = True
-        self._seen = self.store.look() if self.store else None
+        self._looks, self._claimed = None, False
+        self._seen = self.store.look_within(WAIT_SECONDS, prove=True) if self.store else None
         self.tiers.look_again()
 
-    def begin(self, held: Held) -> int | None:
-        """Compare with what the sink holds, and bring the copies level; returns what the store holds, if known.
+    def confirm(self, held: Held, reload: Reload | None = None) -> Held:
+        """Compare with what the sink holds; returns what it holds by now, if it was read again with `reload`.
 
         Raises:
             StoreAheadError: a copy tells of more than the sink does.
             SinkError: the sink knows nothing, and whether a copy does cannot be found out now.
         """
+        held = self._judge.confirm(self._find_looks, held, reload)
+        self._looks = {look.path: look for look in self._find_looks(held)}
+        return held
+
+    def begin(self, held: Held) -> int | None:
+        """Bring the copies level with the sink, once they are compared; returns what the store holds, if known.
+
+        Raises:
+            StoreAheadError, SinkError: as in `confirm`, if that was not called before.
+        """
+        if self._looks is None:
+            held = self.confirm(held)
         if held.checkpoint is None:
-            self._check_never_seen()
             return None
-        looks = list(self._looks(held))
-        for look in looks:
-            self._compare(look, held)
-        self._begin_tiers(held, {look.path: look for look in looks})
+        looks = self._looks or {}
+        self._begin_tiers(held, looks)
+        if self.tiers.remote is not None and "remote" not in looks:
+            self._look_far(self.tiers.remote)
         return self._level(held)
 
-    def _looks(self, held: Held) -> Iterator[Look]:
+    def _find_looks(self, held: Held) -> list[Look]:
         """What the copies hold; the remote tier is left to the background when the local one fits."""
-        if self._seen is not None:
-            yield self._seen
+        found = [self._seen] if self._seen is not None else []
         for look in self.tiers.looks():
-            yield look
-            if look.record is not None and _fits(look.record, held):
-                return
+            found.append(look)
+            if held.checkpoint is not None and look.record is not None and fits(look.record, held):
+                break
+        return found
 
-    def _check_never_seen(self) -> None:
-        looks = [*([self._seen] if self._seen else []), *self.tiers.looks()]
-        for look in looks:
-            if look.record is not None or look.damaged:
-                found = f"epoch {look.epoch}" if look.record else f"traces ({look.damaged})"
-                raise StoreAheadError(
-                    f"{_name(look)} holds {found} of {self._pipeline!r}, but {self._sink_place} knows nothing of it",
-                    hint=f"Bring the right table back. To start over, delete {self._pipeline!r} from {look.place}.",
-                    store=look.place,
-                    epoch=look.epoch,
-                )
-        for look in looks:
-            if look.unreachable:
-                raise SinkError(
-                    f"{self._sink_place} knows nothing of {self._pipeline!r}, and {_name(look)} cannot be asked:"
-                    f" {look.unreachable}",
-                    hint="A first start needs every store and tier to answer; make it reachable, then run again.",
-                )
+    def _look_far(self, remote: Place) -> None:
+        """Look at the remote tier in the background; what is wrong there ends the run before it claims or records."""
+        self._far_looked = looked = threading.Event()
 
-    def _compare(self, look: Look, held: Held) -> None:
-        """Refuse a copy that tells of more than the sink does, unless that was taken back in the sink."""
-        facts = {"tier": look.path, "place": look.place}
-        if look.unreachable or look.damaged:
-            if look.path == "store":  # of a tier it was said when it was passed over
-                logger.warning("store not read", extra={**facts, "reason": look.unreachable or look.damaged})
-            return
-        if look.record is None or look.epoch < held.epoch or _fits(look.record, held):
-            return
-        made_by = look.record.checkpoint.generation
-        if look.epoch > held.epoch:
-            taken_back = self._staged and made_by < held.generation
-        else:
-            taken_back = held.checkpoint is not None and made_by < held.checkpoint.generation
-        if not taken_back:
-            raise self._ahead(look, held)
-        logger.warning("copy tells of an epoch that was taken back", extra={**facts, "epoch": look.epoch})
+        def look() -> None:
+            try:
+                self._judge.check(self.tiers.look(remote))
+            except StoreAheadError:
+                pass  # the judge keeps it
+            except StoreUnsafeError as error:
+                self._judge.refuse(error)
+            except Exception as error:
+                facts = {"tier": remote.path, "place": remote.place, "reason": str(error) or type(error).__name__}
+                logger.warning("tier not read", extra=facts)
+            finally:
+                looked.set()
 
-    def _ahead(self, look: Look, held: Held) -> StoreAheadError:
-        other = " (another one)" if look.epoch == held.epoch else ""
-        hint = f"Bring the right table back, or delete {self._pipeline!r} from {look.place} if the table is right."
-        if self._staged:
-            hint += f" Units that were set aside: firnline staging --discard-from {held.epoch + 1}."
-        return StoreAheadError(
-            f"{_name(look)} holds epoch {look.epoch} of {self._pipeline!r}{other},"
-            f" but {self._sink_place} holds epoch {held.epoch}",
-            hint=hint,
-            store=look.place,
-            epoch=look.epoch,
-            sink_epoch=held.epoch,
-        )
+        threading.Thread(target=look, name="firnline far look", daemon=True).start()
+
+    def before_claim(self, reload: Reload) -> None:
+        """Give the remote tier a last chance to tell of more than the sink holds, before anything is added there.
+
+        Raises:
+            StoreAheadError: it does. If it answers later, `record` raises this.
+            StoreUnsafeError: a tier cannot keep what it is trusted with.
+        """
+        self._far_looked.wait(FAR_WAIT_SECONDS)
+        self._judge.before_claim(reload)
+
+    def claimed(self, held: Held, run: str) -> None:
+        """Take note of what stands under the claim of this run."""
+        self._judge.claimed(held, run)
+        self._claimed = True
 
     def _begin_tiers(self, held: Held, looks: Mapping[str, Look]) -> None:
         """Start the writers. What a tier lacks is given to it; where it fits already, that is found out there."""
@@ -175,33 +188,38 @@ class Recorder:
             if writer is None:
                 continue
             look = looks.get(path)
-            if look is None or look.epoch <= held.epoch:
-                writer.holds(look.epoch if look else 0)
-                if look is None or look.record is None or not _fits(look.record, held):
-                    writer.offer(tip)
+            record = look.record if look else None
+            known = record is not None and self._records.is_of_chain(record, held.entry)
+            writer.holds(record.epoch if record is not None and known else 0)
+            if record is None or (record.epoch <= held.epoch and not fits(record, held)):
+                writer.offer(tip)
             writer.start()
 
     def _level(self, held: Held) -> int | None:
         """Give the store the epochs that it lacks, oldest first; None when that must wait."""
         look, self._recorded = self._seen, None
-        if self.store is None or look is None or look.unreachable:
+        if self.store is None or look is None:
+            return None
+        if look.unreachable:
+            logger.warning("store stays behind until the next epoch is recorded", extra={"place": look.place})
             return None
         try:
             self._catch_up(self.store, look, held, held.epoch, {})
-        except OSError as error:
+        except (OSError, CheckpointError) as error:
             logger.warning("store not brought level", extra={"place": look.place, "reason": str(error)})
             return None
         return self._recorded
 
     def _catch_up(self, store: Place, look: Look, held: Held, epoch: int, recent: Entries) -> None:
-        taken_back = look.epoch > held.epoch  # else `_compare` had refused it
-        other = look.record is not None and look.epoch == held.epoch and not _fits(look.record, held)
+        taken_back = look.epoch > held.epoch  # else the judge had refused it
+        other = look.record is not None and look.epoch == held.epoch and not fits(look.record, held)
         if look.damaged or taken_back or other:
-            records = self._records(held, epoch - 1, epoch, recent)
+            records = self._records.between(held, epoch - 1, epoch, recent)
         else:
-            records = self._records(held, look.epoch, epoch, recent)
+            records = self._records.between(held, look.epoch, epoch, recent)
         for record in records:
             store.put(record, f"epoch {record.epoch}, brought level", replace=taken_back)
+            self._note_put(store)
         if records:
             logger.info("store brought level", extra={"place": store.place, "epochs": len(records)})
         self._recorded = epoch
@@ -210,37 +228,31 @@ class Recorder:
 
     def note_receipt(self, receipt: Receipt) -> None:
         """Keep what a sink answered for the epoch's record."""
-        told = {
-            "version": receipt.version,
-            "rows": receipt.rows,
-            "size_bytes": receipt.size_bytes,
-            "run": receipt.run,
-            "attempt": receipt.attempt,
-        }
-        with self._lock:
-            self._facts_of(receipt.epoch)[1][receipt.sink] = told
+        self._records.note_receipt(receipt)
 
     def note_durations(self, epoch: int, durations_ms: Mapping[str, int]) -> None:
         """Keep how long each step took for the epoch's record."""
-        with self._lock:
-            self._facts_of(epoch)[0].update(durations_ms)
-
-    def _facts_of(self, epoch: int) -> tuple[dict[str, int], dict[str, dict[str, Json]]]:
-        for old in [known for known in self._facts if known <= epoch - KEPT_FACTS]:
-            del self._facts[old]
-        return self._facts.setdefault(epoch, ({}, {}))
+        self._records.note_durations(epoch, durations_ms)
 
     def record(self, epoch: int, held: Held, recent: Entries) -> None:
         """Record every epoch up to this one: the tiers first, since they are not waited for.
 
         Raises:
             SinkError: the store cannot be written; repeatable.
+            StoreAheadError: the store or a tier turned out to tell of more than the sink did.
+            StoreUnsafeError: a tier turned out not to keep its promises.
         """
+        self._judge.raise_found()
         self._offer(epoch, held, recent)
+        self._judge.raise_found()
         if self.store is None:
             return
         try:
             self._put(self.store, epoch, held, recent)
+        except (DamagedError, NewerFormatError) as error:  # the sink is the truth, and holds the epoch
+            self._recorded = None
+            facts = {"place": self.store.place, "epoch": epoch, "reason": error.message}
+            logger.warning("epoch not recorded in the store", extra=facts)
         except OSError as error:
             self._recorded = None  # the outcome is not known: looked at before the next put
             raise SinkError(
@@ -250,92 +262,57 @@ class Recorder:
 
     def _put(self, store: Place, epoch: int, held: Held, recent: Entries) -> None:
         if self._recorded is None:
-            look = store.known or store.look()
+            look = store.known or store.look_within(WAIT_SECONDS)
             if look.unreachable:
                 raise OSError(look.unreachable)
             if look.record is not None and look.record.checkpoint.generation > held.generation:
                 logger.warning("another run records in this store", extra={"place": store.place, "epoch": look.epoch})
                 self._recorded = epoch
                 return
-            self._compare(look, held)
+            if self._claimed:
+                self._judge.check(look)
+            else:
+                self._judge.compare(look, held)
             self._catch_up(store, look, held, epoch, recent)
             return
-        for record in self._records(held, self._recorded, epoch, recent):
+        for record in self._records.between(held, self._recorded, epoch, recent):
             # Its record names the epoch: a note would only cost one more durable write.
-            if not store.put(record, "" if record.kind == "epoch" else f"{record.kind}, epoch {record.epoch}"):
+            note = "" if record.kind == "epoch" else f"{record.kind}, epoch {record.epoch}"
+            if store.put(record, note, check=self._judge.check if self._claimed else None) is not None:
                 logger.warning("store holds a newer record; left as it is", extra={"place": store.place})
-            self._puts += 1
+            self._note_put(store)
             self._recorded = record.epoch
         self._recorded = max(self._recorded, epoch)
+
+    def _note_put(self, store: Place) -> None:
+        if store.known is not None and store.known.version % self._prune_every == 0:
+            self._prune_due = True
 
     def _offer(self, epoch: int, held: Held, recent: Entries) -> None:
         writers = [w for w in (self._local, self._remote) if w is not None]
         if not writers:
             return
-        for record in self._records(held, epoch - 1, epoch, recent):
+        for record in self._records.between(held, epoch - 1, epoch, recent):
             for writer in writers:
                 writer.start()
                 writer.offer(record, here=writer is self._local)
-
-    def _records(self, held: Held, after: int, upto: int, recent: Entries) -> list[CheckpointRecord]:
-        """The records of the epochs in between, oldest first: as far back as the ledger knows them."""
-        wanted = range(max(after, upto - self._levelled) + 1, upto + 1)
-        if all(epoch in recent for epoch in wanted):
-            return [self._record_of(*recent[epoch]) for epoch in wanted]
-        if held.entry is None or held.checkpoint is None or held.epoch < 1:
-            return []
-        found: list[CheckpointRecord] = []
-        ref: EntryRef | None = held.entry
-        try:
-            for link in self._walk(held.entry, held.epoch - wanted.start):
-                if isinstance(link, Fold) or link.epoch < wanted.start or ref is None:
-                    break
-                if link.epoch in wanted:
-                    found.append(self._record_of(link, ref))
-                ref = link.previous
-        except LedgerHoleError as error:
-            logger.warning("epochs before a hole are not recorded", extra={"reason": error.message})
-        if held.epoch in wanted and not any(record.epoch == held.epoch for record in found):
-            found.insert(0, CheckpointRecord(held.checkpoint, held.entry))  # known from another copy than its entry
-        return found[::-1]
-
-    def _walk(self, tip: EntryRef, back: int) -> Iterator[LedgerEntry | Fold]:
-        if back > WALKED_ENTRIES:
-            yield from self._ledger.chain(tip)
-            return
-        ref: EntryRef | None = tip
-        while ref is not None:
-            entry = self._ledger.load(ref)
-            yield entry
-            ref = entry.previous
-
-    def _record_of(self, entry: LedgerEntry, ref: EntryRef) -> CheckpointRecord:
-        with self._lock:
-            durations, sinks = self._facts.get(entry.epoch, ({}, {}))
-            return CheckpointRecord(
-                checkpoint=entry.checkpoint,
-                entry=ref,
-                kind=entry.kind,
-                sinks=dict(sinks),
-                durations_ms={**entry.durations_ms, **durations},
-            )
 
     # -- now and then ---------------------------------------------------------------------------------
 
     def prune_due(self) -> bool:
         """Whether so much was put that old versions should go; said once."""
-        due = self._puts >= PRUNE_EVERY
-        if due:
-            self._puts = 0
+        due = self._prune_due and not self._prune_told
+        self._prune_told = self._prune_due
         return due
 
     def prune(self) -> None:
         """Delete the store's oldest versions."""
+        self._prune_due = self._prune_told = False
         if self.store is None:
             return
         try:
             self.store.prune()
-        except OSError as error:
+        except (OSError, CheckpointError) as error:
             logger.warning("old versions not deleted", extra={"place": self.store.place, "reason": str(error)})
 
     def flush(self, seconds: float = DRAIN_SECONDS) -> bool:
@@ -356,14 +333,7 @@ class Recorder:
                     facts = {"tier": left.path, "place": left.place, "epoch": left.epoch, "reason": left.reason}
                     logger.warning("tier left behind; the next run brings it level", extra=facts)
             writer.close()
+        if drain and self._prune_due:
+            self.prune()
         for place in self.places:
             place.close()
-
-
-def _fits(record: CheckpointRecord, held: Held) -> bool:
-    """Whether a record is of the very epoch and entry that the sink holds."""
-    return held.entry is not None and record.epoch == held.epoch and same_entry(record.entry, entry_digest(held.entry))
-
-
-def _name(look: Look) -> str:
-    return f"the checkpoint store {look.place}" if look.path == "store" else f"the {look.path} tier {look.place}"

@@ -1,4 +1,4 @@
-"""What going back means for one sink: versions, files and rows then and now, and what stands in the way."""
+"""What going back, or a restore, means for one sink: versions, files and rows, and what stands in the way."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
+from firnline.checkpoint.ledger import LedgerEntry
 from firnline.engine.jump_entries import version_of
 from firnline.errors import RollbackRefusedError, SinkError
 from firnline.sinks.delta import DeltaSink
@@ -101,6 +102,66 @@ def plan_sink(
             )
         )
     return plan, problems
+
+
+def check_restored(sink: DeltaSink, pipeline: str, entry: LedgerEntry, deciding: str) -> int:
+    """Look whether a further sink can be brought through a restore; returns the version that this was found under.
+
+    Without a table that is -1: one that somebody else creates meanwhile is looked at first.
+
+    Raises:
+        RollbackRefusedError: others changed rows since the restore was planned, or files that it needs are gone.
+    """
+    jump = entry.jump
+    to, again = int(jump["to_epoch"]), f"firnline run --from-savepoint {jump['path']}"
+    leave = f"Or take {sink.name} out of the spec."
+    if deciding in jump["versions"] and entry.checkpoint.floor <= to:
+        leave = f"Or leave it as it is: firnline rollback --to {to} --leave {sink.name}"
+    check_unchanged(sink, pipeline, entry, jump.get("accepted", []), f"{again}{{flags}}. {leave}")
+    missing = find_lacking(sink, entry)
+    if missing:
+        raise RollbackRefusedError(
+            f"{sink.name} cannot follow the restore to epoch {to}: {len(missing)} file(s) that it needs are gone:"
+            f" {', '.join(missing[:NAMED])}",
+            hint=f"Restore once more, with copies of them: {again}. {leave}",
+        )
+    return sink.table.version if sink.table.refresh() else -1
+
+
+def check_unchanged(sink: DeltaSink, pipeline: str, entry: LedgerEntry, accept: Collection[str], way_out: str) -> None:
+    """Refuse when others changed rows of a sink since a restore was planned; `way_out` takes `{flags}`.
+
+    An entry of before plans were dated says nothing of that, and is not looked at.
+    """
+    planned_at = entry.jump.get("planned_at", {}).get(sink.name)
+    if planned_at is None or not sink.table.refresh():
+        return
+    after = int(planned_at) if sink.table.version >= int(planned_at) else -1  # -1: another table by now
+    try:
+        strangers = [s for s in find_strangers(sink.log, pipeline, after, sink.table.version) if s.name not in accept]
+    except RollbackRefusedError as error:
+        raise RollbackRefusedError(f"{sink.name}: {error.message}", hint=way_out.replace("{flags}", "")) from error
+    if strangers:
+        names = ", ".join(f"{s.name} (version {', '.join(map(str, s.versions[:NAMED]))})" for s in strangers)
+        flags = "".join(f" --accept {s.name}" for s in strangers)
+        raise RollbackRefusedError(
+            f"{sink.name}: others changed rows since the restore was planned, and they would be lost: {names}",
+            hint="If they may be lost: " + way_out.replace("{flags}", flags),
+        )
+
+
+def find_lacking(sink: DeltaSink, entry: LedgerEntry) -> list[str]:
+    """Files that a restore brings into a sink and that are not stored any more."""
+    version = entry.jump["versions"].get(sink.name)
+    if version is None:
+        return find_missing(sink.storage, [str(file["path"]) for file in entry.staged.get(sink.name, [])])
+    if not sink.table.refresh():
+        return [f"version {version} of {sink.table.uri}"]
+    try:
+        then = read_files(sink.table, int(version))
+    except RollbackRefusedError as error:
+        return [error.message]
+    return find_missing(sink.storage, then.rows.keys() - read_files(sink.table).rows.keys())
 
 
 def find_missing(storage: Storage, paths: Iterable[str]) -> list[str]:

@@ -114,11 +114,11 @@ class CheckpointWatch:
         return still or (self.empty and _all_recorded(state))
 
     def finish(self, held: Held) -> None:
-        """Answer with what the deciding sink holds."""
+        """Answer with the epoch that was waited for, or with what the deciding sink holds."""
         self.answer = {
-            "epoch": held.epoch,
-            "id": held.attempt,
+            "epoch": self.epoch if self.attempt else held.epoch,  # a later one may be decided and not recorded yet
+            "id": self.attempt or held.attempt,
             "generation": held.generation,
-            "committed": held.epoch > self.since,
+            "committed": bool(self.attempt) or held.epoch > self.since,
         }
         self.done.set()

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 
 from firnline.checkpoint.codec import canonical
-from firnline.checkpoint.ledger import LedgerEntry
+from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.checkpoint.store import CheckpointStore
 from firnline.checkpoint.transfer import Version, walk_versions
 from firnline.engine.parts import Parts
 from firnline.engine.runs import load_runs
 from firnline.errors import LedgerHoleError
+from firnline.history.left_behind import leaves_behind
+from firnline.history.lost_table import find_lost
 from firnline.history.recorded import savepoint_epochs
 from firnline.sinks.base import Held
 from firnline.types import Json
@@ -23,11 +25,16 @@ ALL_COMMITS = 10_000  # older commits keep their epoch, but table version and co
 
 @dataclass(frozen=True, slots=True)
 class CheckpointList:
-    """A page of checkpoints. `damaged` tells what was met and could not be read: versions, or a hole in the ledger."""
+    """A page of checkpoints.
+
+    `damaged` tells what was met and could not be read: versions, or a hole in the ledger. `lost` is told when the table
+    knows nothing, and all that is listed comes from the store.
+    """
 
     checkpoints: list[dict[str, Json]] = field(default_factory=list)
     more: bool = False
     damaged: list[dict[str, Json]] = field(default_factory=list)
+    lost: str | None = None
 
 
 def load_checkpoints(
@@ -40,16 +47,22 @@ def load_checkpoints(
 ) -> CheckpointList:
     """The newest checkpoints, in the order and words of CONVENTIONS; at most `limit`, those before an epoch.
 
-    With `undone`, also those that the store still has although a later rollback or restore left them behind.
+    With `undone`, also those that the store still has although a later rollback, fresh start or restore left them
+    behind.
     """
     damaged: list[dict[str, Json]] = []
+    held = parts.load()
+    lost = find_lost(parts, held, store)
     restored, saved = _restores(parts), savepoint_epochs(parts)
-    found_rows = _rows(parts, limit, store, before, undone, damaged)
+    if lost is not None and store is not None:
+        found_rows = _lost_rows(parts, store, before, damaged)
+    else:
+        found_rows = _rows(parts, held, limit, store, before, undone, damaged)
     rows = ({**row, "is_savepoint": row["epoch"] in saved, "path": restored.get(row["epoch"])} for row in found_rows)
     if limit is None:
-        return CheckpointList(list(rows), damaged=damaged)
+        return CheckpointList(list(rows), damaged=damaged, lost=lost)
     found = list(islice(rows, limit + 1))
-    return CheckpointList(found[:limit], len(found) > limit, damaged)
+    return CheckpointList(found[:limit], len(found) > limit, damaged, lost)
 
 
 def _restores(parts: Parts) -> dict[int, str]:
@@ -58,15 +71,24 @@ def _restores(parts: Parts) -> dict[int, str]:
     return {int(r["resumed_after"]): str(r["recovery_path"]) for r in reversed(runs) if r.get("recovery_path")}
 
 
+def _lost_rows(
+    parts: Parts, store: CheckpointStore, before: int | None, damaged: list[dict[str, Json]]
+) -> Iterator[dict[str, Json]]:
+    """What the store has of a pipeline whose table is gone: no sink holds any of it."""
+    for version in _stored(store, parts.options.name, damaged):
+        if before is None or _epoch(version) < before:
+            yield _stored_row(parts, version, f"0/{len(parts.sinks)}")
+
+
 def _rows(
     parts: Parts,
+    held: Held,
     limit: int | None,
     store: CheckpointStore | None,
     before: int | None,
     undone: bool,
     damaged: list[dict[str, Json]],
 ) -> Iterator[dict[str, Json]]:
-    held = parts.load()
     reached = [held.epoch, *(sink.load().epoch for sink in parts.sinks[1:])]
     scanned = ALL_COMMITS if limit is None or before is not None else limit + COMMITS_BETWEEN
     commits = parts.deciding.commit_times(held.version, scanned) if held.exists else {}
@@ -80,25 +102,42 @@ def _rows(
     stored = _stored(store, parts.options.name, damaged) if store is not None else iter(())
     waiting: Version | None = None
     oldest: int | None = None
-    for entry in _entries(parts, held, damaged, go_on=store is not None):
+    jumps: list[LedgerEntry | Fold] = []
+    for entry in _entries(parts, held, damaged, jumps, go_on=store is not None):
         oldest = entry.epoch
         waiting = waiting or (next(stored, None) if undone else None)
         while waiting is not None and _epoch(waiting) >= entry.epoch:
             if wanted(_epoch(waiting)) and held.epoch >= _epoch(waiting) > entry.epoch:
-                yield {**_stored_row(parts, waiting, acknowledged(_epoch(waiting))), "undone": True}
+                yield _undone_row(parts, waiting)
             waiting = next(stored, None)
         if wanted(entry.epoch):
             yield _entry_row(parts, entry, commits.get(entry.epoch), acknowledged(entry.epoch))
     for version in stored if waiting is None else chain([waiting], stored):
         epoch = _epoch(version)
-        if wanted(epoch) and epoch <= held.epoch and (oldest is None or epoch < oldest):
+        if not wanted(epoch) or epoch > held.epoch or (oldest is not None and epoch >= oldest):
+            continue
+        if not any(leaves_behind(link, epoch) for link in jumps):
             yield _stored_row(parts, version, acknowledged(epoch))
+        elif undone:
+            yield _undone_row(parts, version)
 
 
-def _entries(parts: Parts, held: Held, damaged: list[dict[str, Json]], *, go_on: bool) -> Iterator[LedgerEntry]:
-    """The entries that are not folded yet; behind a hole the store goes on, where there is one."""
+def _entries(
+    parts: Parts, held: Held, damaged: list[dict[str, Json]], jumps: list[LedgerEntry | Fold], *, go_on: bool
+) -> Iterator[LedgerEntry]:
+    """The entries that are not folded yet; behind a hole the store goes on, where there is one.
+
+    Links with jumps in them are put into `jumps`, folded or not.
+    """
     try:
-        yield from parts.entries(held.entry)
+        for link in parts.ledger.chain(held.entry):
+            if isinstance(link, Fold):
+                if link.jumps:
+                    jumps.append(link)
+                continue
+            if link.is_jump:
+                jumps.append(link)
+            yield link
     except LedgerHoleError as error:
         if not go_on:
             raise
@@ -176,6 +215,10 @@ def _stored_row(parts: Parts, version: Version, acknowledged: str) -> dict[str, 
         "read_from": "store",
         "undone": False,
     }
+
+
+def _undone_row(parts: Parts, version: Version) -> dict[str, Json]:
+    return {**_stored_row(parts, version, f"0/{len(parts.sinks)}"), "undone": True}
 
 
 def _mark(parts: Parts, positions: dict[str, Json]) -> str | None:

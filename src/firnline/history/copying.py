@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import TypeAlias, TypeVar
 
 from firnline.storage import Storage
@@ -43,9 +43,20 @@ def copy_file(source: Storage, key: str, target: Storage, to: str) -> tuple[int,
 
 
 def each(
-    what: str, jobs: Sequence[J], work: Callable[[J], R], size_of: Callable[[J], int], progress: Progress | None
+    what: str,
+    jobs: Sequence[J],
+    work: Callable[[J], R],
+    size_of: Callable[[J], int],
+    progress: Progress | None,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> list[R]:
-    """Do every job, a few at a time, and tell how many bytes are done; the first failure ends it."""
+    """Do every job, a few at a time, and tell how many bytes are done; the first failure ends it.
+
+    An interrupt ends it too: what was begun is finished, nothing else is begun.
+
+    Raises:
+        KeyboardInterrupt: also when `stopping` says so before a job is begun.
+    """
     total = sum(size_of(job) for job in jobs)
     done = 0
     lock = threading.Lock()
@@ -56,6 +67,8 @@ def each(
         if failed.is_set():
             return None
         try:
+            if stopping():
+                raise KeyboardInterrupt
             found = work(job)
         except BaseException:
             failed.set()
@@ -66,8 +79,15 @@ def each(
                 progress(what, done, total)
         return found
 
+    futures: list[Future[R | None]] = []
     with ThreadPoolExecutor(COPIERS) as pool:
-        futures = [pool.submit(perform, job) for job in jobs]
+        try:
+            futures += [pool.submit(perform, job) for job in jobs]
+            wait(futures, return_when=FIRST_EXCEPTION)
+        except BaseException:
+            failed.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     errors = [error for future in futures if (error := future.exception()) is not None]
     if errors:
         raise errors[0]

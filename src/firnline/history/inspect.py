@@ -16,6 +16,7 @@ from firnline.checkpoint.store import CheckpointStore
 from firnline.checkpoint.transfer import Version, parse_record, walk_versions
 from firnline.engine.parts import Parts
 from firnline.errors import CheckpointError, ConfigError, DamagedError, FirnlineError, LedgerHoleError, NewerFormatError
+from firnline.history.left_behind import leaves_behind
 from firnline.history.recorded import savepoint_epochs
 from firnline.sinks.base import Held
 from firnline.sinks.delta.log import DeltaLog, LogCommit
@@ -108,7 +109,7 @@ def load_epoch(parts: Parts, store: CheckpointStore | None, epoch: int) -> Epoch
         undone=walk.undone,
         is_savepoint=epoch in savepoint_epochs(parts),
         copies=tuple(_compared(copy, chosen) for copy in copies),
-        sinks=tuple(_sink_views(parts, epoch, entry, record)),
+        sinks=tuple(_sink_views(parts, epoch, entry, record, undone=walk.undone)),
         durations_ms={**(entry.durations_ms if entry else {}), **(record.durations_ms if record else {})},
     )
 
@@ -138,15 +139,14 @@ def _walk_chain(parts: Parts, held: Held, epoch: int) -> _Walk:
     ref, undone = held.entry, False
     try:
         for link in parts.ledger.chain(held.entry):
+            undone = undone or leaves_behind(link, epoch)
             if isinstance(link, Fold):
                 if link.last.epoch >= epoch:
-                    return _Walk(folded=link.first_epoch <= epoch, undone=undone)
+                    return _Walk(folded=link.first_epoch <= epoch and not undone, undone=undone)
             elif link.epoch == epoch:
                 return _Walk(link, ref)
             elif link.epoch < epoch:
                 break
-            elif link.is_jump and (link.previous.epoch if link.previous else 0) < epoch:
-                undone = True
             ref = link.previous
     except LedgerHoleError as error:
         return _Walk(ref=ref if ref is not None and ref.epoch == epoch else None, hole=error.message)
@@ -284,7 +284,7 @@ def _store_copy(version: Version | None) -> Copy:
 
 
 def _sink_views(
-    parts: Parts, epoch: int, entry: LedgerEntry | None, record: CheckpointRecord | None
+    parts: Parts, epoch: int, entry: LedgerEntry | None, record: CheckpointRecord | None, *, undone: bool
 ) -> Iterator[SinkView]:
     for sink in parts.sinks:
         held = sink.load()
@@ -297,7 +297,7 @@ def _sink_views(
             size = sum(int(f["size_bytes"]) for f in files)
         yield SinkView(
             name=sink.name,
-            holds=held.epoch >= epoch,
+            holds=held.epoch >= epoch and not undone,
             version=logged.version if logged else told.get("version"),
             committed_at=logged.committed_at if logged else None,
             rows=rows if rows is not None else told.get("rows"),

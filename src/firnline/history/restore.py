@@ -22,7 +22,8 @@ from firnline.checkpoint.tiers import Look
 from firnline.engine.jump_entries import jump_checkpoint
 from firnline.engine.jumps import perform_jump
 from firnline.engine.parts import Parts
-from firnline.errors import DamagedError, FirnlineError, LedgerHoleError, RollbackRefusedError
+from firnline.engine.rollback_sinks import check_restored, check_unchanged, find_lacking
+from firnline.errors import DamagedError, FirnlineError, LedgerHoleError, RollbackRefusedError, SourceMovedError
 from firnline.history.auditing import on_record
 from firnline.history.copying import Progress
 from firnline.history.restore_copy import Copies, copy_ledger
@@ -62,6 +63,7 @@ def restore_savepoint(
     accept: Collection[str] = (),
     tell: Callable[[str], None] = lambda _: None,
     progress: Progress | None = None,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> Restored:
     """Take the pipeline to where a savepoint stands; the savepoint itself is only read.
 
@@ -69,15 +71,18 @@ def restore_savepoint(
         path: The savepoint's folder or URI.
         accept: Other pipelines and programs whose rows in the tables may be lost.
         tell: Hears what is done, for people.
+        stopping: Asked before each file is copied; then KeyboardInterrupt is raised, with nothing decided.
 
     Raises:
         ConfigError: there is no savepoint.
         DamagedError: the savepoint, or a file of it, is not what was saved.
         RollbackRefusedError: it does not fit this pipeline, files are gone, or rows of others would be lost; nothing
             changed.
+        SourceMovedError: it was made on another source root, and nobody said that the files moved.
         FencedError: another run took over meanwhile.
     """
-    return _Restore(parts, path, run, storage_options, frozenset(accept), tell, progress).perform()
+    making = _Restore(parts, path, run, storage_options, frozenset(accept), tell)
+    return making.perform(progress, stopping)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,35 +104,35 @@ class _Restore:
         storage_options: dict[str, str] | None,
         accept: frozenset[str],
         tell: Callable[[str], None],
-        progress: Progress | None,
     ) -> None:
         self._parts = parts
         self._run = run
         self._accept = accept
         self._tell = tell
-        self._progress = progress
         self._storage = open_storage(path, storage_options)
         self._path = _CREDENTIALS.sub("", normalise(path))
         self._saved = load_savepoint(self._storage)
         self._warnings: list[str] = []
 
-    def perform(self) -> Restored:
+    def perform(self, progress: Progress | None, stopping: Callable[[], bool]) -> Restored:
         saved = self._saved
         self._check_fits()
         look = self._look()
         done = self._find_done(look)
         if done is not None:
-            self._tell(f"savepoint {saved.id} was restored as epoch {done} already; going on")
+            back = f" (to go back to it: firnline rollback --to {done})" if done < look.newest.epoch else ""
+            self._tell(f"savepoint {saved.id} was restored as epoch {done} already; going on{back}")
             return Restored(saved.id, self._path, look.newest.epoch, saved.epoch, done, already=True)
+        self._check_source()
         self._check_ledger()
         plans = [plan_sink(sink, saved, self._storage, self._accept) for sink in self._parts.sinks]
         self._check_generations(look)
         self._warn(look, plans)
         epochs = {"from_epoch": look.newest.epoch, "to_epoch": saved.epoch}
         with on_record(self._parts, "restore", self._run, **epochs, savepoint=saved.id, path=self._path):
-            return self._restore(look, plans)
+            return self._restore(look, plans, Copies(saved, self._storage, self._parts.ids.new(), progress, stopping))
 
-    def _restore(self, before: _Look, plans: Sequence[SinkRestore]) -> Restored:
+    def _restore(self, before: _Look, plans: Sequence[SinkRestore], copies: Copies) -> Restored:
         saved = self._saved
         staged: dict[str, list[dict[str, Json]]] = {}
 
@@ -136,12 +141,12 @@ class _Restore:
                 staged.update(copies.copy_data(plans))
                 copy_ledger(self._parts, self._storage, saved)
             found = self._look()
-            if found.committed.exists:  # under the very version that the commit is made onto
-                check_others(plans[0].sink, saved, self._accept, plans[0].planned_at)
-            return self._entry(found, generation, plans, staged), found.committed
+            entry = self._entry(found, generation, plans, staged)
+            self._check_again(found, plans, entry)
+            return entry, found.committed
 
         generation = self._new_generation(before)
-        with Copies(saved, self._storage, self._parts.ids.new(), self._progress).pinned(plans) as copies:
+        with copies.pinned(plans):
             receipt = perform_jump(self._parts, self._run, look, self._tell, generation=generation, replaces=True)
             # Once more: a sweep that did not know the new history yet may have run meanwhile.
             copy_ledger(self._parts, self._storage, saved)
@@ -177,6 +182,34 @@ class _Restore:
                 hint="Give the source the name that it had when the savepoint was made.",
             )
 
+    def _check_source(self) -> None:
+        """The run that goes on from there would refuse another root: better told while nothing is changed."""
+        name = self._parts.source.name
+        try:
+            self._parts.source.start(self._saved.checkpoint.positions[name])
+        except SourceMovedError as error:
+            raise SourceMovedError(
+                f"the savepoint {self._path} does not fit the source: {error.message}", hint=error.hint
+            ) from error
+
+    def _check_again(self, look: _Look, plans: Sequence[SinkRestore], entry: LedgerEntry) -> None:
+        """What was planned still holds, for the deciding sink under the very version that the commit is made onto."""
+        deciding, name = self._parts.deciding, self._parts.options.name
+        if look.committed.exists:
+            for operation in check_others(deciding, self._saved, self._accept, plans[0].planned_at):
+                if operation not in plans[0].undone:
+                    plans[0].undone.append(operation)
+                    self._add_warning(f"{deciding.name}: {operation}, made at this moment, is taken back")
+        missing = find_lacking(deciding, entry)
+        if missing:
+            raise RollbackRefusedError(
+                f"{deciding.name}: {len(missing)} file(s) of the savepoint were deleted at this moment:"
+                f" {', '.join(missing[:NAMED])}",
+                hint="Run the same command again; what a savepoint has copies of is copied then.",
+            )
+        for sink in self._parts.sinks[1:]:
+            check_restored(sink, name, entry, deciding.name)
+
     def _look(self) -> _Look:
         newest = self._parts.deciding.load()
         committed = self._parts.deciding.load_committed()
@@ -184,14 +217,17 @@ class _Restore:
         return _Look(newest, committed, [held[0] for held in others], [held[2] for held in others])
 
     def _find_done(self, look: _Look) -> int | None:
-        """The epoch as which this very savepoint was restored, if the true history has it."""
+        """The epoch as which this very savepoint was restored, if the true history has it and every sink can follow."""
         done: int | None = None
+        newest: LedgerEntry | None = None  # the restore, if nothing came after it
         try:
             for link in self._parts.ledger.chain(look.newest.entry):
                 jumps = link.jumps if isinstance(link, Fold) else [_as_jump(link)]
                 for jump in jumps:
                     if jump["kind"] == "restore" and jump["jump"].get("savepoint") == self._saved.id:
                         done = done or int(jump["epoch"])
+                        if isinstance(link, LedgerEntry) and link.epoch == look.newest.epoch:
+                            newest = link
         except LedgerHoleError as error:
             if done is None:
                 raise RollbackRefusedError(
@@ -199,7 +235,27 @@ class _Restore:
                     hint="Restore the ledger entry, or restore the savepoint into another table.",
                 ) from error
             copy_ledger(self._parts, self._storage, self._saved)
-        return done
+        return None if newest is not None and self._must_repeat(newest) else done
+
+    def _must_repeat(self, done: LedgerEntry) -> bool:
+        """Whether a sink lacks a restore and cannot follow it, so that only another one brings it level.
+
+        Raises:
+            RollbackRefusedError: others wrote to that sink since, and may not lose their rows.
+        """
+        name = self._parts.options.name
+        for sink in self._parts.sinks[1:]:
+            if sink.table.refresh() and sink.find_holder()[0] >= done.epoch:
+                continue
+            try:
+                check_restored(sink, name, done, self._parts.deciding.name)
+            except RollbackRefusedError as error:
+                accept = self._accept | set(done.jump.get("accepted", []))
+                check_unchanged(sink, name, done, accept, f"firnline run --from-savepoint {self._path}{{flags}}")
+                self._accept = accept
+                self._tell(f"{error.message}; restoring once more")
+                return True
+        return False
 
     def _check_ledger(self) -> None:
         """Every file of the chain and of its quarantine, before anything is changed."""
@@ -221,15 +277,15 @@ class _Restore:
     def _warn(self, look: _Look, plans: Sequence[SinkRestore]) -> None:
         for plan in plans:
             if plan.undone:
-                self._warnings.append(f"{plan.sink.name}: {', '.join(plan.undone)} since the savepoint is taken back")
+                self._add_warning(f"{plan.sink.name}: {', '.join(plan.undone)} since the savepoint is taken back")
         lost = self._find_lost(look)
         if lost:
             shown = ", ".join(lost[:NAMED]) + (" ..." if len(lost) > NAMED else "")
-            self._warnings.append(
-                f"{len(lost)} file(s) that were read after the savepoint cannot be read again: {shown}"
-            )
-        for warning in self._warnings:
-            self._tell(f"warning: {warning}")
+            self._add_warning(f"{len(lost)} file(s) that were read after the savepoint cannot be read again: {shown}")
+
+    def _add_warning(self, warning: str) -> None:
+        self._warnings.append(warning)
+        self._tell(f"warning: {warning}")
 
     def _find_lost(self, look: _Look) -> list[str]:
         """Input that was read after the savepoint and is gone from the source, where the history tells."""
@@ -285,6 +341,7 @@ class _Restore:
                 "from_epoch": look.newest.epoch,
                 "to_epoch": saved.epoch,
                 "versions": {plan.sink.name: plan.version for plan in plans if plan.version is not None},
+                "planned_at": {plan.sink.name: plan.planned_at for plan in plans},
                 "schemas": {plan.sink.name: plan.saved.schema for plan in plans[1:] if plan.saved.schema != schema},
                 "accepted": sorted(self._accept),
             },

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from firnline.checkpoint.savepoint import SavedFile, Savepoint, kept_bytes, read_saved
 from firnline.engine.parts import Parts
@@ -26,11 +26,19 @@ from firnline.types import Json
 class Copies:
     """Copies of data files. Their names bear `attempt`, so that a sweep knows what a killed restore left behind."""
 
-    def __init__(self, saved: Savepoint, storage: Storage, attempt: str, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        saved: Savepoint,
+        storage: Storage,
+        attempt: str,
+        progress: Progress | None,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._saved = saved
         self._storage = storage
         self._attempt = attempt
         self._progress = progress
+        self._stopping = stopping
 
     @contextlib.contextmanager
     def pinned(self, plans: Sequence[SinkRestore]) -> Iterator[Copies]:
@@ -57,7 +65,8 @@ class Copies:
         def copy(file: SavedFile) -> dict[str, Json]:
             return self._copy_one(plan, file)
 
-        return each(f"copying {plan.sink.name}", plan.saved.files, copy, lambda f: f.size_bytes, self._progress)
+        what, files = f"copying {plan.sink.name}", plan.saved.files
+        return each(what, files, copy, lambda f: f.size_bytes, self._progress, self._stopping)
 
     def _copy_one(self, plan: SinkRestore, file: SavedFile) -> dict[str, Json]:
         """Copy a file and prove that it is what was saved: size, checksum if there is one, footer and rows."""

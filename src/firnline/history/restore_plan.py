@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -18,11 +18,11 @@ from firnline.schema import schema_from_json
 from firnline.sinks.delta import DeltaSink
 from firnline.sinks.delta.columns import missing_fields
 from firnline.sinks.delta.contents import find_key, list_contents, special_features
+from firnline.sinks.delta.jump import changes_rows, find_owners, operation_of
 from firnline.sinks.delta.log import LogCommit
 from firnline.staging.lognames import LogNames
 from firnline.staging.survey import is_inside, storage_now
 from firnline.storage import Storage, open_storage
-from firnline.types import Json
 
 NAMED = 3
 _READERS = 16
@@ -176,25 +176,13 @@ def check_others(sink: DeltaSink, savepoint: Savepoint, accept: Collection[str],
 
 def _author(commit: LogCommit, pipeline: str) -> tuple[set[str], str]:
     """Other pipelines and programs that changed rows in a commit, and its operation; nothing for our own."""
-    changes = any(a.get(kind, {}).get("dataChange", False) for a in commit.actions for kind in ("add", "remove"))
-    if not changes or commit.find_info(pipeline) is not None:
+    if not changes_rows(commit) or commit.find_info(pipeline) is not None:
         return set(), ""
-    info: dict[str, Json] = next((a["commitInfo"] for a in commit.actions if "commitInfo" in a), {})
-    return _owners((str(txn["appId"]) for txn in commit.txns()), pipeline), str(info.get("operation", "unknown"))
+    return set(find_owners((str(txn["appId"]) for txn in commit.txns()), pipeline)), operation_of(commit)
 
 
 def _all_owners(sink: DeltaSink, pipeline: str) -> set[str]:
     """Everybody who keeps progress in the table: part of the log is gone, so any of them may have written since."""
     options = dict(sink.stage_target()["storage_options"])
     tail = LogNames(sink.storage, sink.table, options).tail(storage_now(sink.storage), timedelta(0))
-    return _owners(tail.app_ids, pipeline)
-
-
-def _owners(app_ids: Iterable[str], pipeline: str) -> set[str]:
-    found = set()
-    for app_id in app_ids:
-        if app_id.startswith("firnline:"):
-            found.add(app_id.removeprefix("firnline:"))
-        elif not app_id.startswith(("firnline", "blizzard:")):
-            found.add(app_id)
-    return found - {pipeline}
+    return set(find_owners(tail.app_ids, pipeline))

@@ -17,6 +17,8 @@ from firnline.engine.parts import Parts
 from firnline.engine.rollback_sinks import SinkReturn, plan_sink
 from firnline.errors import CheckpointError, LedgerHoleError, RollbackRefusedError
 from firnline.history.auditing import on_record
+from firnline.history.left_behind import jump_word
+from firnline.history.lost_table import nothing_to_leave
 from firnline.history.savepoint_pins import RestorePins
 from firnline.schema import schema_to_json
 from firnline.sinks.base import Held
@@ -88,7 +90,12 @@ class Rollback:
         self._leave = frozenset(leave)
         unknown = self._leave - {sink.name for sink in parts.sinks[1:]}
         if unknown:
-            raise RollbackRefusedError(f"{', '.join(sorted(unknown))}: no sink that could be left as it is")
+            others = ", ".join(sink.name for sink in parts.sinks[1:])
+            first = f"{parts.deciding.name} decides, and cannot be left."
+            raise RollbackRefusedError(
+                f"{', '.join(sorted(unknown))}: no sink that could be left as it is",
+                hint=f"Sinks that can be left: {others}; {first}" if others else f"There is no further sink; {first}",
+            )
 
     def plan(self) -> RollbackPlan:
         """Look and say what would be done; claims and writes nothing."""
@@ -161,7 +168,7 @@ class Rollback:
         newest = parts.deciding.load()
         committed = parts.deciding.load_committed()
         if not committed.exists or committed.checkpoint is None or newest.checkpoint is None:
-            raise RollbackRefusedError("there is no epoch to go back from", hint="`firnline run` makes the first.")
+            raise nothing_to_leave(parts, committed)
         undone, target, target_ref = self._find_target(newest, committed)
         refusals = []
         floor = committed.checkpoint.floor
@@ -215,7 +222,8 @@ class Rollback:
             hint = "See `firnline checkpoints`."
             if newest.epoch > committed.epoch:
                 hint = f"Pending units are dropped with: firnline staging TABLE --discard-from {self._to + 1} --yes"
-            raise RollbackRefusedError(f"the table stands at epoch {committed.epoch}", hint=hint)
+            missing = f"epoch {self._to} does not exist yet: " if self._to > newest.epoch else ""
+            raise RollbackRefusedError(f"{missing}the table stands at epoch {committed.epoch}", hint=hint)
         if self._to == committed.epoch:
             raise RollbackRefusedError(f"the table stands at epoch {self._to} already")
         undone: list[LedgerEntry] = []
@@ -241,7 +249,8 @@ class Rollback:
     def _unknown_target(self, undone: list[LedgerEntry], known: list[int]) -> RollbackRefusedError:
         jump = next((e for e in undone if e.is_jump and e.epoch > self._to), None)
         if jump is not None and (jump.onto is None or self._to <= jump.onto.epoch):
-            why = f"epoch {self._to} is no part of the history any more: epoch {jump.epoch} was a {jump.kind}"
+            what = jump_word(jump.kind)
+            why = f"epoch {self._to} is no part of the history any more: epoch {jump.epoch} was a {what}"
         else:
             why = f"epoch {self._to} is folded away, or never was"
         below = max((e for e in known if e < self._to), default=None)
@@ -296,6 +305,8 @@ def find_epoch_at(parts: Parts, moment: datetime) -> int:
         RollbackRefusedError: there is none that is still known.
     """
     held = parts.deciding.load_committed()
+    if held.checkpoint is None:
+        raise nothing_to_leave(parts, held)
     times = parts.deciding.commit_times(held.version, held.version + 1) if held.exists else {}
     entries = [entry for entry in parts.entries(held.entry) if entry.kind != "baseline"]
     found, reached, oldest = 0, None, ""

@@ -11,7 +11,9 @@ In this order, so that a kill at any point leaves either a savepoint or somethin
 from __future__ import annotations
 
 import hashlib
+import os
 import posixpath
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -28,7 +30,7 @@ from firnline.checkpoint.savepoint import (
     quarantine_key,
 )
 from firnline.engine.parts import Parts
-from firnline.errors import ConfigError, DamagedError, SinkError
+from firnline.errors import CheckpointError, ConfigError, DamagedError, SinkError
 from firnline.faults import fault_point
 from firnline.history.auditing import on_record
 from firnline.history.copying import Progress, copy_file, each
@@ -38,7 +40,7 @@ from firnline.sinks.base import Held
 from firnline.sinks.delta import DeltaSink
 from firnline.sinks.delta.contents import ListedFile, find_key, list_contents, special_features
 from firnline.staging.survey import is_inside
-from firnline.storage import Storage, normalise, open_storage
+from firnline.storage import Storage, is_remote, normalise, open_storage
 from firnline.types import Json
 
 LOOKS = 50  # at sinks that do not stand at the same epoch, before one gives up on those that lag
@@ -65,26 +67,33 @@ def create_savepoint(
     run: str = "",
     storage_options: dict[str, str] | None = None,
     progress: Progress | None = None,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> tuple[Savepoint, str]:
     """Save what the sinks hold now; returns the manifest and where it lies.
 
     Args:
         path: A folder or URI that does not exist yet, or is empty; chosen beside the checkpoint store if omitted.
         copy: Copy the data files, too: the savepoint then outlives the tables and anybody's vacuum.
+        stopping: Asked before each file is copied; then KeyboardInterrupt is raised, and `dispose` removes the rest.
 
     Raises:
-        ConfigError: the path holds something, or a table has features under which files are not all there is.
-        SinkError: there is no epoch yet, a sink lags, or a file is gone.
+        ConfigError: the path holds something, cannot be written or is used otherwise, or a table has features under
+            which files are not all there is.
+        CheckpointError: there is no epoch yet.
+        SinkError: a sink lags, or a file is gone.
     """
     held = _stand_together(parts)
     identity = parts.ids.new()
     place = normalise(path) if path is not None else _default_place(parts, held.epoch, identity)
     storage = open_storage(place, storage_options)
-    if next(iter(storage.list("")), None) is not None:
+    if any(not _is_temporary(stat.name) for stat in storage.list("")):
         raise ConfigError(f"{place} is not empty", hint="Name a folder that does not exist yet.")
+    _check_apart(parts, place)
+    _check_writable(storage, identity)
     facts: dict[str, Json] = {"savepoint": identity, "path": place, "copied": copy}
     with on_record(parts, "savepoint-create", run, from_epoch=None, to_epoch=held.epoch, **facts):
-        made = _Making(parts, held, identity, storage, copy=copy, run=run, progress=progress).make()
+        making = _Making(parts, held, identity, storage, copy=copy, run=run)
+        made = making.make(progress, stopping)
     return made, place
 
 
@@ -94,7 +103,7 @@ def _stand_together(parts: Parts) -> Held:
     for _ in range(LOOKS):
         held = parts.deciding.load_committed()
         if not held.exists or held.entry is None or held.checkpoint is None or held.epoch < 1:
-            raise SinkError("there is no epoch to save yet", hint="`firnline run` makes the first.")
+            raise CheckpointError("there is no epoch to save yet", hint="`firnline run` makes the first.")
         wanted = parts.deciding.find_holder()[:2]
         behind = []
         for sink in parts.sinks[1:]:
@@ -120,6 +129,54 @@ def _default_place(parts: Parts, epoch: int, identity: str) -> str:
     return f"{above}/savepoints/{parts.options.name}-{epoch}-{identity[:SHORT_ID]}"
 
 
+def _check_apart(parts: Parts, place: str) -> None:
+    """A savepoint is no input, and nothing that a sweep or a store may take for its own."""
+    mine = _real(place)
+    for what, root in _used_places(parts):
+        used = _real(root)
+        if mine == used or mine.startswith(f"{used.rstrip('/')}/") or used.startswith(f"{mine.rstrip('/')}/"):
+            raise ConfigError(
+                f"{place} is no place for a savepoint: {what} is {root}",
+                hint="Name a folder apart from it with --path.",
+            )
+
+
+def _used_places(parts: Parts) -> Iterator[tuple[str, str]]:
+    checkpoint = parts.options.checkpoint
+    yield "the source", parts.source.root
+    for sink in parts.sinks:
+        yield f"the table of {sink.name}", sink.storage.root
+    if checkpoint.store is not None and (checkpoint.store.path or checkpoint.store.uri):
+        yield "the checkpoint store", checkpoint.store.path or checkpoint.store.uri
+    if checkpoint.local is not None:
+        yield "the local tier", checkpoint.local.path
+    if checkpoint.remote is not None:
+        yield "the remote tier", checkpoint.remote.uri
+
+
+def _real(place: str) -> str:
+    name = normalise(place)
+    return name if is_remote(name) else os.path.realpath(name)
+
+
+def _check_writable(storage: Storage, identity: str) -> None:
+    """Before anything is pinned for a savepoint that cannot be made."""
+    probe = f".{identity}.tmp"
+    try:
+        storage.put(probe, b"")
+        storage.delete(probe)
+    except OSError as error:
+        raise ConfigError(
+            f"{storage.root} cannot be written: {error}", hint="Name a folder that can be, with --path."
+        ) from error
+
+
+def _is_temporary(name: str) -> bool:
+    """What a write leaves that was killed."""
+    last = name.rsplit("/", 1)[-1]
+    return last.startswith(".") and last.endswith(".tmp")
+
+
 class _Making:
     """One savepoint on its way."""
 
@@ -132,7 +189,6 @@ class _Making:
         *,
         copy: bool,
         run: str,
-        progress: Progress | None,
     ) -> None:
         self._parts = parts
         self._held = held
@@ -140,12 +196,11 @@ class _Making:
         self._storage = storage
         self._copy = copy
         self._run = run
-        self._progress = progress
         self._created_at = parts.clock.now().isoformat()
         links = parts.ledger.chain(held.entry)
         self._quarantine = [str(file["name"]) for link in links for file in link.quarantine]
 
-    def make(self) -> Savepoint:
+    def make(self, progress: Progress | None, stopping: Callable[[], bool]) -> Savepoint:
         assert self._held.entry is not None
         assert self._held.checkpoint is not None
         taken = [self._take(sink) for sink in self._parts.sinks]
@@ -154,7 +209,8 @@ class _Making:
             put_pin(one.sink.storage, self._pin(one, taken, names))
         for one in taken:
             self._check_there(one)
-        sinks = {one.sink.name: replace(one.saved, files=self._copy_data(one)) for one in taken}
+        copied = {one.sink.name: self._copy_data(one, progress, stopping) for one in taken}
+        sinks = {one.sink.name: replace(one.saved, files=copied[one.sink.name]) for one in taken}
         ledger = self._save_ledger(taken, names)
         quarantine = self._save_quarantine()
         me = who()
@@ -236,7 +292,7 @@ class _Making:
             found = list(readers.map(lambda file: find_key(one.sink.storage, file.path), listed))
         _check_whole(one.sink, listed, found)
 
-    def _copy_data(self, one: _Taken) -> list[SavedFile]:
+    def _copy_data(self, one: _Taken, progress: Progress | None, stopping: Callable[[], bool]) -> list[SavedFile]:
         if not self._copy:
             return one.saved.files
 
@@ -248,7 +304,8 @@ class _Making:
                 raise DamagedError(f"{one.sink.name}: {file.path} has {size} bytes, the log says {file.size_bytes}")
             return replace(file, sha256=sha256)
 
-        return each(f"copying {one.sink.name}", one.saved.files, copy, lambda f: f.size_bytes, self._progress)
+        what, files = f"copying {one.sink.name}", one.saved.files
+        return each(what, files, copy, lambda f: f.size_bytes, progress, stopping)
 
     def _save_ledger(self, taken: list[_Taken], names: list[str]) -> list[SavedBytes]:
         """Copy the chain; entries that are folded meanwhile are copied as their fold."""
@@ -256,13 +313,16 @@ class _Making:
         folder = self._parts.ledger.folder
         done: dict[str, SavedBytes] = {}
         for _ in range(FOLDS):
-            try:
-                for name in names:
-                    if name not in done:
-                        data = self._parts.storage.get(f"{folder}/{name}")
-                        self._storage.put(ledger_key(name), data)
-                        done[name] = SavedBytes(name, len(data), hashlib.sha256(data).hexdigest())
-            except FileNotFoundError:
+            is_folded = False
+            for name in (name for name in names if name not in done):
+                try:
+                    data = self._parts.storage.get(f"{folder}/{name}")
+                except FileNotFoundError:
+                    is_folded = True
+                    break
+                self._storage.put(ledger_key(name), data)
+                done[name] = SavedBytes(name, len(data), hashlib.sha256(data).hexdigest())
+            if is_folded:
                 names = self._parts.ledger.chain_names(self._held.entry)
                 put_pin(taken[0].sink.storage, self._pin(taken[0], taken, [*done, *names]))
                 continue

@@ -17,7 +17,7 @@ from firnline.engine.parts import Parts
 from firnline.errors import ConfigError, DamagedError, NewerFormatError
 from firnline.faults import fault_point
 from firnline.history.auditing import on_record
-from firnline.history.savepoint_pins import SHORT_ID, Pin, load_pins, pin_key
+from firnline.history.savepoint_pins import SHORT_ID, Pin, find_unreadable_pins, load_pins, pin_key
 from firnline.staging.survey import is_inside
 from firnline.storage import Storage, is_remote, normalise, open_storage
 from firnline.types import Json
@@ -25,7 +25,10 @@ from firnline.types import Json
 
 @dataclass(frozen=True, slots=True)
 class SavepointInfo:
-    """One savepoint as a list shows it. `state`: complete, incomplete, missing or damaged."""
+    """One savepoint as a list shows it. `state`: complete, incomplete, missing or damaged.
+
+    Of a pin that cannot be read, only the id is known: `epoch` is 0, `created_at` and `path` are empty.
+    """
 
     id: str
     epoch: int
@@ -68,12 +71,17 @@ def load_savepoint(storage: Storage) -> Savepoint:
 
 
 def list_savepoints(parts: Parts, storage_options: dict[str, str] | None = None) -> list[SavepointInfo]:
-    """The savepoints of a pipeline, by the pins of the deciding table, oldest first."""
+    """The savepoints of a pipeline, by the pins of the deciding table, oldest first.
+
+    Pins that cannot be read come last, as `damaged`, whosever they are: sweeps stop at them.
+    """
     pins = load_pins(parts.storage, parts.options.name)
-    return [
+    found = [
         SavepointInfo(p.id, p.epoch, p.created_at, p.path, p.copied, p.size_bytes, _state(p, storage_options))
         for p in pins
     ]
+    unreadable = find_unreadable_pins(parts.storage)
+    return found + [SavepointInfo(identity, 0, "", "", False, 0, "damaged") for identity in unreadable]
 
 
 def _state(pin: Pin, storage_options: dict[str, str] | None) -> str:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 
 from firnline.checkpoint.codec import canonical, parse, seal, unseal
 from firnline.engine.parts import Parts
-from firnline.errors import DamagedError
+from firnline.errors import DamagedError, NewerFormatError
 from firnline.faults import fault_point
 from firnline.staging.references import PINS
 from firnline.storage import Storage
@@ -79,11 +79,24 @@ def load_pins(storage: Storage, pipeline: str) -> list[Pin]:
     for key in _keys(storage):
         try:
             pin = Pin.from_bytes(storage.get(key), key)
-        except (DamagedError, FileNotFoundError):
+        except (DamagedError, NewerFormatError, FileNotFoundError):
             continue
         if pin.pipeline == pipeline:
             found.append(pin)
     return sorted(found, key=lambda pin: (pin.created_at, pin.id))
+
+
+def find_unreadable_pins(storage: Storage) -> list[str]:
+    """The ids of savepoints whose pin is damaged, or of a newer Firnline: whose they are cannot be told."""
+    found = []
+    for key in _keys(storage):
+        try:
+            Pin.from_bytes(storage.get(key), key)
+        except (DamagedError, NewerFormatError):
+            found.append(key.removeprefix(f"{PINS}/savepoint-").removesuffix(".json"))
+        except FileNotFoundError:
+            continue
+    return sorted(found)
 
 
 def _keys(storage: Storage) -> Iterator[str]:

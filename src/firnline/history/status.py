@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,12 +16,16 @@ from firnline.checkpoint.lease_rules import LeaseRecord
 from firnline.checkpoint.tiers import Look
 from firnline.engine.parts import Parts
 from firnline.engine.runs import has_died, load_runs
-from firnline.errors import CheckpointError, FirnlineError, LedgerHoleError, SinkError
+from firnline.errors import CheckpointError, FirnlineError, LedgerHoleError, SinkError, SourceError
 from firnline.history.recorded import find_store
 from firnline.sinks.base import Held
 from firnline.sinks.delta import DeltaSink
+from firnline.sources.base import Backlog
 from firnline.sources.files.state import FileState
+from firnline.storage import is_remote
 from firnline.types import Json
+
+logger = logging.getLogger(__name__)
 
 COMMITS_READ = 1000  # older commits keep their epoch, but table version and commit time are not looked up
 
@@ -29,7 +35,7 @@ class PipelineStatus:
     """What `firnline status` shows; the field names are the same in JSON."""
 
     pipeline: str
-    state: str  # new, running, paused, done, failed, fenced, died (killed without a word)
+    state: str  # new, starting, running, pausing, paused, stopping, done, failed, fenced, died (without a word)
     epoch: int
     generation: int
     table: str
@@ -38,8 +44,8 @@ class PipelineStatus:
     last_committed_file: str | None
     files_in_progress: int
     files_set_aside: int
-    files_outstanding: int
-    bytes_outstanding: int
+    files_outstanding: int | None  # None: the source cannot be listed
+    bytes_outstanding: int | None
     checkpoint_bytes: int
     repairs: list[str]
     restarts: int
@@ -56,7 +62,7 @@ def load_status(parts: Parts, control: dict[str, Json] | None = None) -> Pipelin
     held = parts.load()
     stored = held.checkpoint.positions.get(parts.source.name) if held.checkpoint else None
     state = FileState.from_json(stored) if stored else None
-    backlog = parts.source.backlog(stored or parts.source.start(None))
+    backlog = _find_backlog(parts, stored)
     on_record = load_runs(parts.storage, parts.options.name)
     runs = [{**run, "status": "died"} if has_died(run) else run for run in on_record]
     sinks = [_sink_row(sink) for sink in parts.sinks]
@@ -71,8 +77,8 @@ def load_status(parts: Parts, control: dict[str, Json] | None = None) -> Pipelin
         last_committed_file=state.mark if state else None,
         files_in_progress=sum(1 for p in state.files.values() if not p.finished) if state else 0,
         files_set_aside=len(state.set_aside) if state else 0,
-        files_outstanding=backlog.files_outstanding,
-        bytes_outstanding=backlog.bytes_outstanding,
+        files_outstanding=backlog.files_outstanding if backlog else None,
+        bytes_outstanding=backlog.bytes_outstanding if backlog else None,
         checkpoint_bytes=len(canonical(held.checkpoint.to_json())) if held.checkpoint else 0,
         repairs=list(held.repairs),
         restarts=sum(int(r["restarts"]) for r in runs),
@@ -85,10 +91,25 @@ def load_status(parts: Parts, control: dict[str, Json] | None = None) -> Pipelin
 
 
 def _state(runs: list[dict[str, Json]], control: dict[str, Json] | None) -> str:
+    # A run that answers is newer than any record: it may not have written its own yet.
+    if control and control["state"] != "ended":
+        return str(control["state"])
     if not runs:
-        return "running" if control else "new"
+        return "new"
     running = runs[0]["status"] == "running"
     return "paused" if running and runs[0].get("paused") else str(runs[0]["status"])
+
+
+def _find_backlog(parts: Parts, stored: Json) -> Backlog | None:
+    """What is still to be read; None when the source is missing or cannot be listed."""
+    root = parts.source.root
+    try:
+        if not is_remote(root) and not os.path.isdir(root):
+            raise FileNotFoundError(f"{root}: no such folder")
+        return parts.source.backlog(stored or parts.source.start(None))
+    except (OSError, SourceError) as error:
+        logger.warning("the source cannot be listed", extra={"reason": str(error)})
+        return None
 
 
 def _load_lease(parts: Parts) -> dict[str, Json] | None:
@@ -105,8 +126,15 @@ def _load_lease(parts: Parts) -> dict[str, Json] | None:
         return {"unreadable": str(error)}
     if record is None:
         return None
-    age = parts.clock.now() - datetime.fromisoformat(record.renewed_at)
-    return {**record.to_json(), "renewed_seconds_ago": round(age.total_seconds(), 1)}
+    return {**record.to_json(), "renewed_seconds_ago": _age_seconds(parts, record.renewed_at)}
+
+
+def _age_seconds(parts: Parts, moment: str) -> float | None:
+    """Seconds since a time that somebody wrote; None when it is no time, or one of no zone."""
+    try:
+        return round((parts.clock.now() - datetime.fromisoformat(moment)).total_seconds(), 1)
+    except (ValueError, TypeError, OverflowError):
+        return None
 
 
 def load_copies(parts: Parts, held: Held) -> list[dict[str, Json]]:

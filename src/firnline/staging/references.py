@@ -221,26 +221,15 @@ class References:
 
     def _apply_writers(self, candidates: Candidates) -> None:
         """A run at work has files that no entry names yet: those since the last epochs that it committed."""
-        for pipeline in sorted(self.pipelines):
+        places = {**self._ledgers, **dict.fromkeys(self.pipelines, self._storage)}
+        for pipeline, storage in sorted(places.items(), key=lambda place: place[0]):
             generation = self._table.txn(f"firnline-gen:{pipeline}") or 0
-            if not any(_may_live(run, generation) for run in self._runs(pipeline)):
+            if not any(_may_live(run, generation) for run in _runs(storage, pipeline)):
                 continue
             self.live.add(pipeline)
             since = self._writing_since(pipeline, generation)
             found = [f.key for f in candidates.files.values() if since is None or f.modified_at >= since]
             candidates.drop((key for key in found if _attempt_of(candidates.files[key])), "a run may be writing")
-
-    def _runs(self, pipeline: str) -> Iterator[dict[str, Json]]:
-        for file in walk(self._storage, f"_firnline/{pipeline}/runs"):
-            data = self._find(file.key) if file.key.endswith(".json") else None
-            if data is None:
-                continue
-            try:
-                yield unseal(parse(data, file.key), file.key)
-            except NewerFormatError:
-                raise
-            except DamagedError:
-                yield {"status": "running"}  # nobody can tell: assume the worst
 
     def _writing_since(self, pipeline: str, generation: int) -> datetime | None:
         """When the oldest epoch that may be in flight was planned, by the storage's clock; None when unknown."""
@@ -304,10 +293,28 @@ class References:
         return False
 
     def _find(self, key: str) -> bytes | None:
+        return _find_in(self._storage, key)
+
+
+def _find_in(storage: Storage, key: str) -> bytes | None:
+    try:
+        return storage.get(key)
+    except FileNotFoundError:
+        return None
+
+
+def _runs(storage: Storage, pipeline: str) -> Iterator[dict[str, Json]]:
+    """What the runs of a pipeline say of themselves, beside its ledger."""
+    for file in walk(storage, f"_firnline/{pipeline}/runs"):
+        data = _find_in(storage, file.key) if file.key.endswith(".json") else None
+        if data is None:
+            continue
         try:
-            return self._storage.get(key)
-        except FileNotFoundError:
-            return None
+            yield unseal(parse(data, file.key), file.key)
+        except NewerFormatError:
+            raise
+        except DamagedError:
+            yield {"status": "running"}  # nobody can tell: assume the worst
 
 
 def walk_units(storage: Storage, folder: str) -> Iterator[TableFile]:

@@ -62,6 +62,7 @@ class Survey:
     quarantine: dict[str, list[tuple[int, TableFile]]] = field(default_factory=dict)  # by pipeline, with the epoch
     temporary: list[TableFile] = field(default_factory=list)
     listed: int = 0
+    names: set[str] = field(default_factory=set)  # of data files, whatever their age
 
 
 def open_table(uri: str, options: dict[str, str], kind: type[Table] = Table) -> tuple[Storage, Table]:
@@ -108,6 +109,7 @@ def _sort_in(found: Survey, file: TableFile, grace_seconds: float) -> None:
         return
     if not name.endswith(".parquet") or is_hidden(file.key):
         return
+    found.names.add(file.key)
     if age < 0:
         found.data.kept["from the future"] += 1
     elif age < grace_seconds:

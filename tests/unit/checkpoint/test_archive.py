@@ -164,7 +164,7 @@ def test_a_file_is_replaced_only_when_told(path: Path, tmp_path: Path) -> None:
     before = path.read_bytes()
     with pytest.raises(ConfigError, match="is there already"):
         write_archive(str(path), [], pipeline="p", created_at=AT, origin="memory")
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="is a folder"):
         write_archive(str(tmp_path), [], pipeline="p", created_at=AT, origin="memory", replace=True)
     with pytest.raises(ConfigError, match="no folder"):
         write_archive(str(tmp_path / "no/p.tar"), [], pipeline="p", created_at=AT, origin="memory")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import gc
 import json
 import logging
 import os
+import socket
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -17,8 +20,8 @@ import zstandard
 from firnline.checkpoint import stores
 from firnline.checkpoint.record import CheckpointRecord
 from firnline.checkpoint.store import MAX_VALUE_BYTES, CheckpointStore
+from firnline.checkpoint.stores import common, open_store
 from firnline.checkpoint.stores import file as file_module
-from firnline.checkpoint.stores import open_store
 from firnline.checkpoint.stores import sqlite as sqlite_module
 from firnline.checkpoint.stores.file import FileStore
 from firnline.checkpoint.stores.objects import DELETED, ObjectStore
@@ -202,9 +205,19 @@ def test_what_killed_writers_left_is_ignored_and_swept(files: FileStore, tmp_pat
 def test_a_lock_that_is_never_let_go_is_an_os_error(files: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     files.put_raw("p", b"1")
     monkeypatch.setattr(file_module, "LOCK_SECONDS", 0.05)
-    with files._locked(files._folder("p")), pytest.raises(OSError, match="locked"):
+    who = f"locked by process {os.getpid()} on {socket.gethostname()}, which does not go on; .*kill -9 {os.getpid()}"
+    with files._locked(files._folder("p")), pytest.raises(OSError, match=who):
         files.put_raw("p", b"2")
     assert files.get_raw("p") == b"1"  # readers need no lock
+    lock = Path(files._folder("p"), ".lock")
+    lock.write_bytes(b"")  # of a writer that did not say who it is
+    with open(lock) as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(OSError, match="locked by another process"):
+            files.put_raw("p", b"2")
+    lock.write_bytes(b"4194304 some-host-with-a-long-name\n")
+    assert files.put_raw("p", b"2") == 2
+    assert lock.read_text() == f"{os.getpid()} {socket.gethostname()}\n"
 
 
 def test_strange_folders_are_no_keys(files: FileStore, tmp_path: Path) -> None:
@@ -394,6 +407,48 @@ def test_a_forked_child_opens_a_connection_of_its_own(database: SqliteStore) -> 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert database.get_raw("p") == b"child"
     assert database.put_raw("p", b"parent again") == 3
+
+
+def test_stores_that_are_gone_leave_nothing_behind(tmp_path: Path) -> None:
+    gc.collect()
+    before = len(common._connected)
+    stores = [SqliteStore(str(tmp_path / "store.db")) for _ in range(5)]
+    assert len(common._connected) == before + 5
+    stores.clear()
+    gc.collect()
+    assert len(common._connected) == before
+
+
+def held_in(store: CheckpointStore) -> tuple[object, ...]:
+    return (
+        store.get_raw("p"), list(store.list()), store.latest_version("p"), store.get_version_raw("p", 1),
+        list(store.list_versions("p")),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("there", ["missing", "empty"])
+def test_looking_at_a_database_makes_nothing(tmp_path: Path, there: str) -> None:
+    path = tmp_path / "a folder? 100%" / "store.db"
+    if there == "empty":
+        path.parent.mkdir()
+        path.touch()
+    options = StoreOptions(type="sqlite", path=str(path))
+    with closing(open_store(options, looking=True)) as looking:
+        assert held_in(looking) == (None, [], 0, None, [])
+        assert list(tmp_path.rglob("*")) == ([] if there == "missing" else [path.parent, path])
+        assert not path.exists() or path.read_bytes() == b""
+        with closing(open_store(options)) as store:
+            store.put_raw("p", b"1")
+            assert held_in(looking)[:4] == (b"1", ["p"], 1, b"1")
+    with closing(open_store(options, looking=True)) as again:
+        assert held_in(again)[:4] == (b"1", ["p"], 1, b"1")
+
+
+def test_looking_at_what_is_no_store_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    path.write_bytes(b"some other file, and long enough to be read as one" * 20)
+    with pytest.raises(DamagedError):
+        open_store(StoreOptions(type="sqlite", path=str(path)), looking=True)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,27 @@ class TestPostgres(StoreConformance):
     pass
 
 
+def test_looking_at_a_database_makes_nothing(options: StoreOptions, server: PostgresServer) -> None:
+    def is_there() -> bool:
+        import psycopg
+
+        with psycopg.connect(server.dsn) as db:
+            row = db.execute("SELECT to_regnamespace('firnline') IS NOT NULL").fetchone()
+            return bool(row and row[0])
+
+    with closing(open_store(options, looking=True)) as looking:
+        assert looking.get_raw("p") is None
+        assert (list(looking.list()), list(looking.list_versions("p"))) == ([], [])
+        assert (looking.latest_version("p"), looking.get_version_raw("p", 1)) == (0, None)
+        assert not is_there()
+        with closing(open_store(options)) as store:
+            assert is_there()
+            store.put_raw("p", b"1")
+        assert (looking.get_raw("p"), list(looking.list()), looking.latest_version("p")) == (b"1", ["p"], 1)
+        assert looking.get_version_raw("p", 1) == b"1"
+        assert [info.version for info in looking.list_versions("p")] == [1]
+
+
 def test_a_server_that_dies_is_an_os_error_and_its_return_is_noticed(
     store: CheckpointStore, server: PostgresServer
 ) -> None:

@@ -17,8 +17,8 @@ from firnline.checkpoint.replication import FIRST_BACKOFF_SECONDS, MAX_BACKOFF_S
 from firnline.checkpoint.store import CheckpointStore
 from firnline.checkpoint.stores.file import FileStore
 from firnline.checkpoint.stores.memory import MemoryStore
-from firnline.checkpoint.tiers import Place, Tiers
-from firnline.errors import StoreUnsafeError
+from firnline.checkpoint.tiers import Look, Place, Tiers
+from firnline.errors import DamagedError, FirnlineError, StoreAheadError, StoreUnsafeError
 from firnline.testing.damage import cuts, flips
 from firnline.types import EntryRef
 
@@ -84,41 +84,41 @@ def test_a_place_that_was_never_used_says_so() -> None:
 
 def test_what_is_put_is_what_is_found() -> None:
     place = place_in(MemoryStore())
-    assert place.put(record(1))
-    assert place.put(record(2))
+    assert place.put(record(1)) is None
+    assert place.put(record(2)) is None
     assert place.look().record == record(2)
     assert place.look().version == 2
 
 
 def test_an_older_record_never_replaces_a_newer_one() -> None:
     place = place_in(MemoryStore())
-    assert place.put(record(5, generation=2))
-    assert not place.put(record(4, generation=2))
-    assert not place.put(record(9, generation=1))
+    assert place.put(record(5, generation=2)) is None
+    assert place.put(record(4, generation=2)) == record(5, generation=2)
+    assert place.put(record(9, generation=1)) == record(5, generation=2)
     assert held_by(place) == 5
 
 
 def test_a_newer_generation_replaces_a_later_epoch() -> None:
     place = place_in(MemoryStore())
-    assert place.put(record(12, generation=3))
-    assert place.put(record(11, generation=5))
+    assert place.put(record(12, generation=3)) is None
+    assert place.put(record(11, generation=5)) is None
     assert held_by(place) == 11
 
 
 def test_a_run_left_behind_does_not_overwrite_its_successor() -> None:
     store = MemoryStore()
     zombie, successor = place_in(store), place_in(store)
-    assert zombie.put(record(3, generation=1))
-    assert successor.put(record(4, generation=2))
-    assert not zombie.put(record(4, generation=1, attempt="z"))
+    assert zombie.put(record(3, generation=1)) is None
+    assert successor.put(record(4, generation=2)) is None
+    assert zombie.put(record(4, generation=1, attempt="z")) is not None
     assert successor.look().record == record(4, generation=2)
 
 
 def test_two_that_record_the_same_epoch_agree() -> None:
     store = MemoryStore()
     one, other = place_in(store), place_in(store)
-    assert one.put(record(3))
-    assert other.put(record(3))
+    assert one.put(record(3)) is None
+    assert other.put(record(3)) is None
     assert store.latest_version("demo") == 1
 
 
@@ -128,14 +128,14 @@ def test_a_put_whose_answer_was_lost_is_not_doubled() -> None:
     store.lose_answer = True
     with pytest.raises(OSError, match="answer lost"):
         place.put(record(1))
-    assert place.put(record(1))
+    assert place.put(record(1)) is None
     assert store.puts == [1]
 
 
 def test_what_was_taken_back_is_replaced_when_told_to() -> None:
     place = place_in(MemoryStore())
-    assert place.put(record(12))
-    assert place.put(record(10), replace=True)
+    assert place.put(record(12)) is None
+    assert place.put(record(10), replace=True) is None
     assert held_by(place) == 10
 
 
@@ -167,6 +167,60 @@ def test_an_unsafe_place_is_refused_wherever_it_is_looked_at() -> None:
         place_in(Unsafe()).look()
     with pytest.raises(StoreUnsafeError):
         place_in(Unsafe()).look_within(5)
+
+
+def test_an_unsafe_place_is_refused_before_it_exists(tmp_path: Path) -> None:
+    def open_it() -> CheckpointStore:
+        raise StoreUnsafeError("replaces what exists")
+
+    place = Place("store", str(tmp_path / "absent"), open_it, "demo", 10)
+    assert place.look().version == 0
+    with pytest.raises(StoreUnsafeError):
+        place.look_within(60, prove=True)
+
+
+def test_a_look_that_was_given_up_is_not_begun_again() -> None:
+    asked: list[int] = []
+    answer = threading.Event()
+
+    class Slow(MemoryStore):
+        def latest_version(self, key: str) -> int:
+            asked.append(1)
+            answer.wait(30)
+            return super().latest_version(key)
+
+    place = place_in(Slow(), "store")
+    for _ in range(3):
+        assert "no answer" in place.look_within(0.01).unreachable
+    answer.set()
+    assert place.look_within(60).unreachable == ""
+    assert len(asked) <= 2
+
+
+class Headless(MemoryStore):
+    """A store whose newest number cannot be read."""
+
+    broken = True
+
+    def latest_version(self, key: str) -> int:
+        if self.broken:
+            raise DamagedError("the head is damaged")
+        return super().latest_version(key)
+
+
+def test_a_damaged_head_is_told_like_a_damaged_version() -> None:
+    store = Headless()
+    look = place_in(store).look()
+    assert (look.damaged, look.record, look.unreachable) == ("the head is damaged", None, "")
+
+
+def test_a_record_is_put_onto_a_damaged_head_where_the_store_can() -> None:
+    store = Headless()
+    store.put("demo", record(1))
+    place = place_in(store)
+    assert place.put(record(2)) is None
+    store.broken = False
+    assert place_in(store).look().record == record(2)
 
 
 def test_old_versions_are_pruned() -> None:
@@ -363,9 +417,100 @@ def test_a_newer_runs_record_is_left_alone_and_does_not_count() -> None:
     bench = Bench()
     place_in(bench.store, "remote").put(record(9, generation=2))
     bench.writer.offer(record(8, generation=1))
-    assert bench.writer.turn() is None
+    bench.writer.turn()
     assert bench.stored == 9
-    assert bench.writer.epoch == 0
+    bench.time.now += 7
+    lag = bench.writer.replication()
+    assert (lag.epoch, lag.epochs_behind, lag.lag_seconds(bench.time())) == (0, 1, 7)
+    assert "epoch 9 of a newer run" in lag.reason
+    assert not bench.writer.flush(600)
+
+
+def test_an_older_record_of_the_same_run_is_there_already() -> None:
+    bench = Bench(interval=0)
+    for epoch in (3, 2):
+        bench.writer.offer(record(epoch))
+        assert bench.writer.turn() is None
+    lag = bench.writer.replication()
+    assert (bench.stored, lag.epoch, lag.epochs_behind) == (3, 3, 0)
+
+
+def test_what_the_check_refuses_is_never_overwritten() -> None:
+    bench = Bench()
+    bench.place.put(record(9, generation=1))
+    seen: list[int] = []
+
+    def check(look: Look) -> None:
+        seen.append(look.epoch)
+        raise StoreAheadError("more than the sink holds")
+
+    bench.writer = TierWriter(bench.place, 0, bench.time, check=check)
+    bench.writer.offer(record(4, generation=2))
+    assert bench.writer.turn() == FIRST_BACKOFF_SECONDS
+    assert (seen, bench.stored, bench.writer.replication().reason) == ([9], 9, "more than the sink holds")
+
+
+def test_an_unsafe_tier_is_told_and_not_tried_again() -> None:
+    tries: list[int] = []
+
+    class Unsafe(MemoryStore):
+        def open(self) -> None:
+            tries.append(1)
+            raise StoreUnsafeError("replaces what exists")
+
+    refused: list[FirnlineError] = []
+    time = Time()
+    writer = TierWriter(place_in(Unsafe(), "remote"), 0, time, refuse=refused.append)
+    writer.offer(record(1))
+    assert writer.turn() is None
+    time.now += 3600
+    assert writer.turn() is None
+    assert not writer.flush(600)
+    assert (len(tries), [e.code for e in refused]) == (1, ["store-unsafe"])
+    assert writer.replication().reason == "replaces what exists"
+
+
+def test_the_background_outlives_any_error() -> None:
+    class Buggy(MemoryStore):
+        tries = 0
+
+        def put_raw_versioned(self, key: str, data: bytes, expected: int, note: str = "") -> int:
+            self.tries += 1
+            if self.tries == 1:
+                raise RuntimeError("a library's own mistake")
+            return super().put_raw_versioned(key, data, expected, note)
+
+    told: list[Replication] = []
+    writer = TierWriter(place_in(Buggy(), "remote"), 0, Time(), told.append)
+    writer.start()
+    writer.offer(record(1))
+    writer.flush(60)
+    assert writer.flush(60)
+    writer.close()
+    assert (told[0].reason, told[-1].reason, writer.epoch) == ("a library's own mistake", "", 1)
+
+
+def test_runs_of_one_record_each_prune_too() -> None:
+    store = MemoryStore()
+    for epoch in range(1, 50):
+        writer = TierWriter(place_in(store, "remote"), 0, Time())
+        writer.offer(record(epoch))
+        writer.turn()
+    assert len(store.list_versions("demo")) == 11  # 48 of them were cut to 10, and one followed
+
+
+def test_a_record_counts_as_held_although_pruning_fails() -> None:
+    class Full(Shaky):
+        def prune(self, key: str, keep: int) -> int:
+            raise DamagedError("the list of versions")
+
+    store = Full()
+    for epoch in range(1, 16):
+        store.put("demo", record(epoch))
+    writer = TierWriter(place_in(store, "remote"), 0, Time())
+    writer.offer(record(16))
+    assert writer.turn() is None
+    assert writer.epoch == 16
 
 
 def test_a_flush_writes_whatever_the_interval_says() -> None:

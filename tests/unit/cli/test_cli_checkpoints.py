@@ -192,6 +192,75 @@ def test_epochs_that_a_rollback_left_behind_are_listed_when_all_are(stored: Path
     assert [(j["epoch"], j["kind"]) for j in moved["jumps"]] == [(4, "rollback")]
 
 
+@pytest.mark.parametrize("folded", [False, True])
+def test_epochs_before_a_fresh_start_are_undone_in_the_list_and_in_show(
+    stored: Path, run_json: Any, monkeypatch: pytest.MonkeyPatch, folded: bool
+) -> None:
+    from firnline.cli.common import load_parts
+    from firnline.history.fresh import start_over
+
+    start_over(load_parts(None), 3, "r" * 16)
+    run(stored)
+    newest = run_json("checkpoints")["checkpoints"][0]["epoch"]
+    if folded:
+        monkeypatch.setattr("firnline.checkpoint.ledger.FOLD_ENTRIES", 1)
+        parts = load_parts(None)
+        tip = parts.load().entry
+        assert tip is not None
+        assert parts.ledger.fold(tip, newest) == newest - 4
+    assert [c["epoch"] for c in run_json("checkpoints")["checkpoints"]] == list(range(newest, 3, -1))
+    every = {c["epoch"]: c for c in run_json("checkpoints", "--all")["checkpoints"]}
+    assert sorted(every) == list(range(1, newest + 1))
+    for epoch, row in every.items():
+        shown = run_json("checkpoints", "show", str(epoch))
+        assert (shown["undone"], row["undone"]) == (epoch < 4, epoch < 4), epoch
+        assert [sink["holds"] for sink in shown["sinks"]] == [epoch >= 4]
+        assert row["acknowledged"] == ("1/1" if epoch >= 4 else "0/1")
+
+
+def test_epochs_that_a_folded_rollback_left_behind_are_undone(
+    stored: Path, run_json: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from firnline.cli.common import load_parts
+    from firnline.history.rollback import Rollback
+
+    Rollback(load_parts(None), 2).perform("r" * 16)
+    run(stored)
+    fold = load_parts(None)
+    tip = fold.load().entry
+    assert tip is not None
+    monkeypatch.setattr("firnline.checkpoint.ledger.FOLD_ENTRIES", 1)
+    assert fold.ledger.fold(tip, 5) == 3  # epochs 1, 2 and the rollback, 4
+    assert [c["epoch"] for c in run_json("checkpoints")["checkpoints"]][-3:] == [4, 2, 1]
+    every = run_json("checkpoints", "--all")["checkpoints"]
+    assert [(c["epoch"], c["undone"]) for c in every][-4:] == [(4, False), (3, True), (2, False), (1, False)]
+    assert [run_json("checkpoints", "show", str(n))["undone"] for n in (1, 2, 3, 4)] == [False, False, True, False]
+
+
+def test_a_table_that_is_gone_is_no_new_pipeline(
+    stored: Path, run_json: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(stored.parent / "out")
+    assert run_command(["checkpoints"]) == 0
+    told = capsys.readouterr()
+    assert told.err == (
+        f"the table is gone: nothing is at {stored.parent / 'out'}, but the checkpoint store "
+        f"{stored.parent / 'store'} holds epoch 3; what is listed is the store's\n"
+    )
+    assert "no checkpoint yet" not in told.out
+    rows = run_json("checkpoints")["checkpoints"]
+    assert [(c["epoch"], c["read_from"], c["acknowledged"]) for c in rows] == [
+        (n, "store", "0/1") for n in (3, 2, 1)
+    ]  # fmt: skip
+    assert [c["epoch"] for c in run_json("checkpoints", "--before", "3", "--limit", "1")["checkpoints"]] == [2]
+
+
+def test_before_the_first_run_nothing_is_lost(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["checkpoints"]) == 0
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("no checkpoint yet; `firnline run` makes the first\n", "")
+
+
 # -- show -----------------------------------------------------------------------------------------------
 
 
@@ -640,11 +709,61 @@ def test_a_store_that_cannot_be_opened_is_done_without(stored: Path, capsys: pyt
     for tokens in ([], ["show", "2"], ["diff", "1", "2"]):
         assert run_command(["checkpoints", *tokens]) == 0
         told = capsys.readouterr()
-        assert told.err.startswith("the checkpoint store cannot be opened, so only what the table tells is shown: ")
+        assert told.err.startswith("the checkpoint store cannot be read, so only what the table tells is shown: ")
         assert told.out
     for tokens in (["--audit"], ["export", "x.tar"], ["delete", "--yes"]):
         assert failure(capsys, "checkpoints", *tokens)[0] == 3
     assert not (stored.parent / "x.tar").exists()
+
+
+@pytest.mark.parametrize("begin", [0, 4096])  # the header, or the pages behind it
+def test_a_damaged_sqlite_store_is_done_without(spec: Path, capsys: pytest.CaptureFixture[str], begin: int) -> None:
+    spec.write_text(spec.read_text() + "checkpoint: {store: {type: sqlite, path: store.db}}\n")
+    run(spec)
+    path = spec.parent / "store.db"
+    data = path.read_bytes()
+    assert len(data) > begin + 100
+    for extra in ("-wal", "-shm"):
+        Path(f"{path}{extra}").unlink(missing_ok=True)
+    path.write_bytes(data[:begin] + b"x" * (len(data) - begin))
+    for tokens in ([], ["show", "2"], ["diff", "1", "2"]):
+        assert run_command(["checkpoints", *tokens]) == 0
+        told = capsys.readouterr()
+        assert told.err.startswith("the checkpoint store cannot be read, so only what the table tells is shown: ")
+        assert told.out
+
+
+def test_the_audit_of_a_store_that_cannot_be_read_names_it(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(stored.parent / "store")
+    (stored.parent / "store").write_text("in the way")
+    code, told = failure(capsys, "checkpoints", "--audit")
+    assert code == 3
+    assert told.startswith(f"Error: the checkpoint store ({stored.parent / 'store'}) cannot be read: ")
+    assert "\nTry: Make it reachable" in told
+
+
+def test_an_export_onto_a_folder_is_refused(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = stored.parent / "backup"
+    folder.mkdir()
+    assert failure(capsys, "checkpoints", "export", str(folder), "--yes") == (
+        2, f"Error: {folder} is a folder\nTry: Name a file in it, e.g. {folder / 'flights.tar'}\n",
+    )  # fmt: skip
+
+
+def test_a_damaged_manifest_has_a_hint_that_fits(
+    stored: Path, run_json: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_json("checkpoints", "export", "x.tar")
+    path = stored.parent / "x.tar"
+    path.write_bytes(path.read_bytes().replace(b"flights", b"blights", 1))
+    code, told = failure(capsys, "checkpoints", "import", "x.tar")
+    assert code == 1
+    assert told.startswith("Error: the archive is refused: manifest.json")
+    assert "\nTry: Nothing was put. Take another copy of the file" in told
+
+
+def test_wrong_usage_names_the_sub_command(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert failure(capsys, "checkpoints", "show", "x")[1].endswith("\nTry: firnline checkpoints show --help\n")
 
 
 def test_damaged_audit_records_hide_no_others(stored: Path, run_json: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import re
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,7 +22,9 @@ from firnline.cli.main import run_command
 from firnline.cli.narrator import Narrator, Tally
 from firnline.cli.signals import StopFlag
 from firnline.cli.standby import check_standby, holding_lease
+from firnline.engine.parts import assemble
 from firnline.errors import ConfigError
+from firnline.history.status import load_status
 from firnline.options import PipelineOptions, StoreOptions
 from firnline.service.health import Health
 from firnline.sinks.base import Held
@@ -60,6 +64,7 @@ def running(launcher: Launcher, options: PipelineOptions) -> Iterator[Child]:
     """A run that has read everything, at epoch 2."""
     with ending(launcher.start(options, once=False)) as child:
         child.wait_for("all read; waiting for new files")
+        child.wait_for("epoch 2 committed")  # the last one may still have been under way
         yield child
 
 
@@ -224,6 +229,63 @@ def test_a_store_that_cannot_be_read_is_no_failure_of_status(finished: Path, run
     store.put_raw("flights/lease", b"{}")
     store.close()
     assert "unreadable" in run_json("status")["lease"]
+
+
+@pytest.mark.parametrize("moment", ["2026-01-01T00:00:00", "yesterday", ""])
+def test_a_lease_of_an_odd_time_is_no_failure_of_status(
+    finished: Path, run_json: Any, capsys: pytest.CaptureFixture[str], moment: str
+) -> None:
+    options = load_options(finished, environ={})
+    assert options.checkpoint.store is not None
+    with contextlib.closing(open_store(options.checkpoint.store)) as store:
+        store.put("flights/lease", LeaseRecord("r", "h", 1, "u", 1, moment, moment, 15.0))
+    lease = run_json("status")["lease"]
+    assert (lease["renewed_at"], lease["renewed_seconds_ago"]) == (moment, None)
+    assert run_command(["status"]) == 0
+    assert "renewed at an unknown time" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_status_without_the_source_shows_the_rest(
+    spec: Path, request: pytest.FixtureRequest, sample: SampleInput, run_json: Any,
+    capsys: pytest.CaptureFixture[str], begun: bool,
+) -> None:  # fmt: skip
+    if begun:
+        request.getfixturevalue("finished")
+    Path(load_options(spec, environ={}).source.path).rename(spec.parent / "away")
+    found = run_json("status")
+    assert (found["files_outstanding"], found["bytes_outstanding"]) == (None, None)
+    assert (found["epoch"] > 0, found["state"]) == (begun, "done" if begun else "new")
+    assert run_command(["status"]) == 0
+    assert re.search(r"^backlog +-$", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("answer", "state"),
+    [(None, "done"), ("starting", "starting"), ("running", "running"), ("pausing", "pausing"), ("ended", "done")],
+)
+def test_what_a_live_run_says_wins_over_its_predecessors_end(finished: Path, answer: str | None, state: str) -> None:
+    parts = assemble(load_options(finished, environ={}))
+    assert load_status(parts, {"state": answer} if answer else None).state == state
+
+
+def test_a_signal_is_heard_while_the_store_hangs(tmp_path: Path, options: PipelineOptions) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:  # connections are made, and never answered
+        access = {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}", "AWS_ALLOW_HTTP": "true",
+            "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1",
+        }  # fmt: skip
+        store = StoreOptions(type="object", uri="s3://bucket/checkpoints", storage_options=access)
+        hung = replace(options, checkpoint=replace(options.checkpoint, store=store, lease_seconds=1.0))
+        with (
+            ending(Launcher(tmp_path / "standby", run_standby).start(hung, once=False)) as standby,
+            ending(Launcher(tmp_path / "plain", run_plainly).start(hung, once=False)) as plain,
+        ):
+            plain.wait_for("running without a lease")
+            standby.wait_for("standing by: the checkpoint store does not answer: no answer for 5 s")
+            standby.signal(signal.SIGTERM)
+            assert standby.wait(30).exit_code == 0
+            assert "stopped while standing by; nothing was run" in standby.log()
 
 
 @pytest.mark.parametrize("store", [None, StoreOptions(type="memory")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from firnline.cli.main import run_command
 from firnline.cli.output import (
     Column,
     Output,
+    brief,
     count_text,
     print_failure,
     safe,
@@ -19,7 +21,7 @@ from firnline.cli.output import (
     size_text,
     time_text,
 )
-from firnline.errors import FencedError, SpecError
+from firnline.errors import FencedError, SinkError, SpecError
 
 
 def test_failure_is_two_lines() -> None:
@@ -112,6 +114,53 @@ def test_tables_in_a_pipe_are_aligned_and_whole() -> None:
     assert head.split() == ["path", "rows", "flag"]
     assert first.split() == [r"a\x1b", "1,234", "-"]
     assert second == "b" * 90 + "      5  yes"
+
+
+S3_ERROR = """\
+cannot read s3://lake/t: Generic S3 error: Error performing GET http://127.0.0.1:1/lake in 1.2s, after 2 retries
+
+Debug source:
+Generic {
+    store: "S3",
+    source: HttpError {
+        kind: Connect,
+    },
+}"""
+
+
+@pytest.mark.parametrize("after", ["", "; and more"])
+def test_the_structures_behind_a_storage_error_are_not_shown(after: str) -> None:
+    stream = io.StringIO()
+    print_failure(SinkError(S3_ERROR + after, hint="Look."), debug=False, stream=stream)
+    assert stream.getvalue() == f"Error: {S3_ERROR.splitlines()[0]}{after}\nTry: Look.\n"
+
+
+def test_of_structures_that_have_another_shape_nothing_is_shown_either() -> None:
+    assert brief("it failed\n\nDebug source:\nNotFound { path: 1 }\n more\nand more") == "it failed"
+    assert brief("two\nlines") == "two\nlines"
+
+
+def test_a_tree_of_causes_becomes_one_line() -> None:
+    told = "Kernel error -> Generic S3 error\n   \x1b[31m↳\x1b[0m HTTP error \n    \x1b[31m↳\x1b[0m refused"
+    assert brief(told) == "Kernel error -> Generic S3 error: HTTP error: refused"
+
+
+def test_warnings_of_any_command_show_their_facts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: list[str]) -> int:
+        assert logging.lastResort is not None
+        record = logging.makeLogRecord(
+            {"msg": "copy passed over", "levelno": logging.WARNING, "levelname": "WARNING", "reason": "it is\nold"}
+        )
+        logging.lastResort.handle(record)
+        return 0
+
+    before = logging.lastResort
+    monkeypatch.setattr("firnline.cli.main.app", fail)
+    assert run_command([]) == 0
+    assert capsys.readouterr().err == "warning: copy passed over  reason=it is\\nold\n"
+    assert logging.lastResort is before
 
 
 def test_numbers_as_people_say_them() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,7 +70,7 @@ def test_a_refusal_shows_the_plan_then_two_lines(
     ("words", "told"),
     [
         ([], "say where to go back to"),
-        (["--to", "1", "--to-time", "1h"], "say where to go back to"),
+        (["--to", "1", "--to-time", "1h"], "--to and --to-time exclude each other"),
         (["--to-time", "yesterday"], "not a time with a zone"),
         (["--to-time", "2026-11-16T08:00:00"], "not a time with a zone"),
         (["--to", "-1"], "--to"),
@@ -84,3 +87,64 @@ def test_by_time(finished: Path, run_json: RunJson, capsys: pytest.CaptureFixtur
     first = run_json("checkpoints")["checkpoints"][-1]
     found = run_json("rollback", "--to-time", first["latest_ack_timestamp"])
     assert (found["to_epoch"], found["done"]) == (1, False)
+
+
+def test_an_epoch_beyond_the_newest_does_not_exist_yet(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["rollback", "--to", "7"]) == 1
+    assert capsys.readouterr().err.startswith("Error: epoch 7 does not exist yet: the table stands at epoch 2\n")
+
+
+def test_a_sink_that_cannot_be_left_is_answered_with_those_that_can(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["rollback", "--to", "1", "--leave", "nosuch"]) == 1
+    assert "\nTry: There is no further sink; delta-1 decides, and cannot be left.\n" in capsys.readouterr().err
+    finished.write_text(
+        finished.read_text().replace("batch:", "  - {type: delta, name: more, table: more, required: false}\nbatch:")
+    )
+    assert run_command(["rollback", "--to", "1", "--leave", "nosuch"]) == 1
+    told = capsys.readouterr().err
+    assert "\nTry: Sinks that can be left: more; delta-1 decides, and cannot be left.\n" in told
+
+
+@pytest.mark.parametrize("words", [["--to", "1"], ["--to-time", "1h"]])
+def test_a_table_that_is_gone_is_no_new_pipeline(
+    finished: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    shutil.rmtree(finished.parent / "out")
+    assert run_command(["rollback", *words]) == 1
+    told = capsys.readouterr().err
+    assert "the table is gone: nothing is at" in told
+    assert "holds epoch 2\nTry: Bring the right table back" in told
+
+
+@pytest.mark.parametrize("words", [["--to", "1"], ["--to-time", "1h"]])
+def test_before_the_first_run(spec: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert run_command(["rollback", *words]) == 1
+    assert capsys.readouterr().err == (
+        "Error: there is no epoch to go back from\nTry: `firnline run` makes the first.\n"
+    )
+
+
+@pytest.mark.parametrize("verb", ["rollback", "run", "compact"])
+def test_help_offers_no_empty_options_and_one_default(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command([verb, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "--empty-" not in out
+    assert "()" not in out
+
+
+def test_copies_that_are_passed_over_are_told_with_the_reason(spec: Path) -> None:
+    spec.write_text(spec.read_text() + "checkpoint: {local: {path: near}, remote: {uri: far}}\n")
+    assert run_once(load_options(spec, environ={})).exit_code == 0
+    for folder in ("near", "far"):
+        for path in (spec.parent / folder).rglob("*.json"):
+            path.write_bytes(b"{}")
+    words = [sys.executable, "-m", "firnline.cli", "rollback", "--to", "1", "--yes"]
+    done = subprocess.run(words, cwd=spec.parent, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stderr.splitlines() if "copy passed over" in line]
+    assert len(lines) == 2, done.stderr
+    assert [line.split("  ")[:2] for line in lines] == [
+        ["warning: copy passed over", "tier=local"], ["warning: copy passed over", "tier=remote"],
+    ]  # fmt: skip
+    assert all("  reason=" in line for line in lines)

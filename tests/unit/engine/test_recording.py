@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,13 @@ import firnline.checkpoint.stores as stores
 from firnline.checkpoint.ledger import Ledger, LedgerEntry
 from firnline.checkpoint.model import Checkpoint
 from firnline.checkpoint.record import CheckpointRecord
+from firnline.checkpoint.replication import TierWriter
 from firnline.checkpoint.store import CheckpointStore
 from firnline.checkpoint.stores.memory import MemoryStore
 from firnline.clock import SystemClock
 from firnline.engine import recording
 from firnline.engine.recording import Recorder
-from firnline.errors import SinkError, StoreAheadError
+from firnline.errors import DamagedError, SinkError, StoreAheadError, StoreUnsafeError
 from firnline.options import LocalTierOptions, RemoteTierOptions, StoreOptions
 from firnline.sinks.base import Held
 from firnline.storage import LocalStorage
@@ -234,6 +237,103 @@ def test_a_sink_that_knows_nothing_and_traces_are_refused(world: World) -> None:
     begin(world.recorder(), NOTHING)
 
 
+def test_a_store_that_does_not_answer_does_not_hold_up_a_start(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = threading.Event()
+    held = world.epochs(3)
+    monkeypatch.setattr(recording, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(world.store, "latest_version", lambda key: int(answer.wait(60)) - 1)
+    recorder = world.recorder()
+    with caplog.at_level(logging.WARNING):
+        assert begin(recorder, held) is None
+    assert any("no answer" in str(vars(r).get("reason")) for r in caplog.records)
+    assert any("stays behind until the next epoch" in r.message for r in caplog.records)
+    with pytest.raises(SinkError, match="no answer"):
+        recorder.record(3, held, world.made)
+    answer.set()
+
+
+@pytest.mark.parametrize("unsafe", ["store", "local", "remote"])
+def test_an_unsafe_place_is_refused_at_the_start(world: World, monkeypatch: pytest.MonkeyPatch, unsafe: str) -> None:
+    def open_store(options: StoreOptions, *, held_by: str = "", looking: bool = False) -> CheckpointStore:
+        found = world.open_store(options, held_by=held_by, looking=looking)
+        if found is (world.store if unsafe == "store" else world.tiers[unsafe]) and not looking:
+            raise StoreUnsafeError("replaces what exists")
+        return found
+
+    monkeypatch.setattr(stores, "open_store", open_store)
+    held = world.epochs(3)
+    recorder = world.recorder(tiers=True)
+    (world.folder / "near").rmdir()
+    with pytest.raises(StoreUnsafeError):
+        begin(recorder, held)
+
+
+def test_an_unsafe_remote_tier_is_refused_although_the_local_one_fits(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_store(options: StoreOptions, *, held_by: str = "", looking: bool = False) -> CheckpointStore:
+        if options.type == "object":
+            raise StoreUnsafeError("replaces what exists")
+        return world.open_store(options, held_by=held_by, looking=looking)
+
+    monkeypatch.setattr(stores, "open_store", open_store)
+    held = world.epochs(3)
+    world.tiers["local"].put("demo", world.record_of(3))
+    recorder = world.recorder(tiers=True)
+    begin(recorder, held)
+    with pytest.raises(StoreUnsafeError):
+        recorder.before_claim(lambda: held)
+    with pytest.raises(StoreUnsafeError):
+        recorder.record(3, held, world.made)
+    recorder.close(drain=False)
+
+
+def test_a_damaged_head_does_not_refuse_a_run(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> int:
+        raise DamagedError("the head is damaged")
+
+    held = world.epochs(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(world.store, "latest_version", broken)
+        assert begin(world.recorder(), held) == 3
+        assert world.stored() == [3]
+        patch.setattr(world.store, "put_raw", broken)
+        recorder = world.recorder()
+        with caplog.at_level(logging.WARNING):
+            assert begin(recorder, held) is None
+            recorder.record(4, world.epochs(4), world.made)
+        assert {"store not brought level", "epoch not recorded in the store"} <= {r.message for r in caplog.records}
+    recorder.record(4, world.held(4, 1), world.made)
+    assert world.stored() == [3, 4]
+
+
+@pytest.mark.parametrize("place", ["store", "local", "remote"])
+def test_a_live_run_that_commits_after_the_sink_was_read_is_not_ahead(world: World, place: str) -> None:
+    held = world.epochs(5)
+    later = world.epochs(6)
+    (world.store if place == "store" else world.tiers[place]).put("demo", world.record_of(6))
+    recorder = world.recorder(tiers=True)
+    recorder.look()
+    assert recorder.confirm(held, lambda: later) == later
+    assert recorder.begin(later) == 6
+    recorder.close(drain=True)
+    assert [world.stored(tier)[-1] for tier in world.tiers.values()] == [6, 6]
+
+
+def test_a_live_first_run_is_no_lost_table(world: World) -> None:
+    later = world.epochs(1)
+    world.tiers["remote"].put("demo", world.record_of(1))
+    recorder = world.recorder(tiers=True)
+    recorder.look()
+    with pytest.raises(StoreAheadError, match="knows nothing"):
+        recorder.confirm(NOTHING, lambda: NOTHING)
+    assert recorder.confirm(NOTHING, lambda: later) == later
+
+
 @pytest.mark.parametrize("away", ["store", "local", "remote"])
 def test_a_first_start_needs_every_answer(world: World, away: str) -> None:
     (world.store if away == "store" else world.tiers[away]).away = True
@@ -356,8 +456,27 @@ def test_old_versions_go_now_and_then(world: World) -> None:
     assert due.count(True) == 1
     recorder.prune()
     assert len(world.stored()) == 20
-    world.store.away = True
-    recorder.prune()  # in memory it works all the same; it must never raise
+
+
+def test_runs_of_one_epoch_each_prune_too(world: World) -> None:
+    for epoch in range(1, 14):
+        recorder = world.recorder(keep_versions=5)
+        begin(recorder, world.epochs(epoch))
+        recorder.close(drain=True)
+    assert world.stored() == list(range(6, 14))  # ten were cut to five, and three followed
+
+
+@pytest.mark.parametrize("error", [OSError("away"), DamagedError("the list of versions")])
+def test_pruning_never_ends_a_run(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    def fail(*_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(world.store, "prune", fail)
+    with caplog.at_level(logging.WARNING):
+        world.recorder().prune()
+    assert [r.message for r in caplog.records] == ["old versions not deleted"]
 
 
 # -- tiers --------------------------------------------------------------------------------------------
@@ -429,3 +548,117 @@ def test_a_tier_ahead_of_the_sink_is_refused(world: World, tier: str) -> None:
     world.tiers[tier].put("demo", world.record_of(7))
     with pytest.raises(StoreAheadError, match=f"the {tier} tier"):
         begin(world.recorder(tiers=True), world.held(5, 1))
+
+
+def test_a_remote_tier_ahead_is_found_although_the_local_one_fits(world: World) -> None:
+    held = world.epochs(5)
+    world.tiers["local"].put("demo", world.record_of(5))
+    world.epochs(9)
+    world.tiers["remote"].put("demo", world.record_of(9))
+    recorder = world.recorder(tiers=True)
+    begin(recorder, held)
+    with pytest.raises(StoreAheadError, match=r"the remote tier .* holds epoch 9 .* /out holds epoch 5") as caught:
+        recorder.before_claim(lambda: held)
+    assert not caught.value.retryable
+    recorder.close(drain=False)
+
+
+def test_a_live_run_that_replicates_before_the_claim_is_not_ahead(world: World) -> None:
+    held = world.epochs(5)
+    world.tiers["local"].put("demo", world.record_of(5))
+    later = world.epochs(6)
+    world.tiers["remote"].put("demo", world.record_of(6))
+    recorder = world.recorder(tiers=True)
+    begin(recorder, held)
+    recorder.before_claim(lambda: later)
+    recorder.claimed(replace(later, generation=2), "next")
+    world.make(7, generation=2)
+    recorder.record(7, world.held(7, 2), world.made)
+    assert recorder.flush()
+    assert world.stored(world.tiers["remote"]) == [6, 7]
+    recorder.close(drain=False)
+
+
+@pytest.mark.parametrize("mode", ["direct", "staged"])
+@pytest.mark.parametrize("theirs", [1, 2])
+def test_a_remote_tier_that_turns_out_to_be_ahead_ends_the_run(world: World, theirs: int, mode: str) -> None:
+    """Whether the lost run's generation was lower than this one's, or is given out a second time."""
+    held = world.epochs(3)
+    world.tiers["local"].put("demo", world.record_of(3))
+    world.make(4, generation=theirs)
+    world.tiers["remote"].put("demo", world.record_of(4))
+    world.tiers["remote"].away = True
+    recorder = world.recorder(tiers=True, mode=mode)
+    begin(recorder, held)
+    recorder.before_claim(lambda: held)
+    recorder.claimed(replace(held, generation=2), "next")
+    world.tiers["remote"].away = False
+    world.made[4] = _made_by(world, 4, 2, "next")
+    recorder.record(4, world.held(4, 2), world.made)
+    assert not recorder.flush()
+    with pytest.raises(StoreAheadError, match="holds epoch 4"):
+        recorder.record(4, world.held(4, 2), world.made)
+    assert world.stored(world.tiers["remote"]) == [4]  # what it told of is still there
+    assert recorder.remote_epoch == 0
+    recorder.close(drain=False)
+
+
+def _made_by(world: World, epoch: int, generation: int, run: str) -> tuple[LedgerEntry, EntryRef]:
+    world.make(epoch, generation)
+    entry = world.made[epoch][0]
+    entry = replace(entry, checkpoint=replace(entry.checkpoint, run=run, attempt=f"{run}{epoch}"))
+    return entry, world.ledger.stage(entry)
+
+
+def test_what_this_run_recorded_itself_is_not_ahead(world: World) -> None:
+    held = world.epochs(3)
+    recorder = world.recorder(tiers=True)
+    begin(recorder, held)
+    recorder.before_claim(lambda: held)
+    recorder.claimed(replace(held, generation=2), "next")
+    for epoch in (4, 5):
+        world.made[epoch] = _made_by(world, epoch, 2, "next")
+        recorder.record(epoch, world.held(epoch, 2), world.made)
+        assert recorder.flush()
+    recorder.record(4, world.held(5, 2), world.made)  # repeated late
+    assert recorder.flush()
+    assert (world.stored()[-1], world.stored(world.tiers["remote"])[-1], recorder.remote_epoch) == (5, 5, 5)
+    recorder.close(drain=False)
+
+
+def test_a_newer_run_in_the_remote_tier_leaves_the_lag(world: World) -> None:
+    held = world.epochs(3)
+    recorder = world.recorder(tiers=True)
+    begin(recorder, held)
+    assert recorder.flush()
+    recorder.claimed(replace(held, generation=2), "next")
+    world.make(4, generation=3)
+    world.tiers["remote"].put("demo", world.record_of(4))
+    world.made[4] = _made_by(world, 4, 2, "next")
+    recorder.record(4, world.held(4, 2), world.made)
+    assert not recorder.flush()
+    lag = recorder.replication()
+    assert lag is not None
+    assert (lag.epoch, lag.epochs_behind) == (3, 1)
+    recorder.record(4, world.held(4, 2), world.made)  # the fence ends this run, not the tier
+    recorder.close(drain=False)
+
+
+@pytest.mark.parametrize(("chain", "known"), [("this", 3), ("another", 0)])
+def test_only_what_is_of_the_sinks_chain_counts_as_held(
+    world: World, monkeypatch: pytest.MonkeyPatch, chain: str, known: int
+) -> None:
+    world.epochs(3)
+    ours = world.made[3]
+    if chain == "another":
+        world.made[3] = _made_by(world, 3, 1, "other")
+    world.tiers["remote"].put("demo", world.record_of(3))
+    world.made[3] = ours
+    held = world.epochs(5)
+    monkeypatch.setattr(TierWriter, "start", lambda self: None)
+    recorder = world.recorder(tiers=True)
+    begin(recorder, held)
+    assert recorder.remote_epoch == known
+    assert recorder.flush()
+    assert recorder.remote_epoch == 5
+    recorder.close(drain=False)

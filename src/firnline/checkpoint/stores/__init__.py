@@ -20,7 +20,8 @@ def open_store(options: StoreOptions, *, held_by: str = "", looking: bool = Fals
 
     Args:
         held_by: The sink that holds the checkpoints themselves, if one does.
-        looking: It is only read: nothing is made or tried out there.
+        looking: It is only read: nothing is made or tried out there, and a place that no writer has prepared yet
+            holds nothing.
 
     Raises:
         ConfigError: the options do not say where it lies.
@@ -29,7 +30,7 @@ def open_store(options: StoreOptions, *, held_by: str = "", looking: bool = Fals
         DamagedError: what is there cannot be read.
         OSError: it cannot be reached.
     """
-    store = _construct(options, held_by)
+    store = _construct(options, held_by, looking)
     if not (looking and options.type in _READ_AS_THEY_ARE):
         store.open()
     elif os.path.isfile(options.path):
@@ -40,7 +41,7 @@ def open_store(options: StoreOptions, *, held_by: str = "", looking: bool = Fals
     return store
 
 
-def _construct(options: StoreOptions, held_by: str) -> CheckpointStore:
+def _construct(options: StoreOptions, held_by: str, looking: bool) -> CheckpointStore:
     above = options.compress_above_bytes
     if options.type == "memory":
         from firnline.checkpoint.stores.memory import MemoryStore
@@ -53,11 +54,13 @@ def _construct(options: StoreOptions, held_by: str) -> CheckpointStore:
     if options.type == "sqlite":
         from firnline.checkpoint.stores.sqlite import SqliteStore
 
-        return SqliteStore(_given(options, "path"), held_by=held_by, compress_above_bytes=above)
+        path = _given(options, "path")
+        return SqliteStore(path, held_by=held_by, compress_above_bytes=above, looking=looking)
     if options.type == "postgres":
         from firnline.checkpoint.stores.postgres import PostgresStore
 
-        return PostgresStore(_given(options, "dsn"), held_by=held_by, compress_above_bytes=above)
+        dsn = _given(options, "dsn")
+        return PostgresStore(dsn, held_by=held_by, compress_above_bytes=above, looking=looking)
     from firnline.checkpoint.stores.objects import ObjectStore
     from firnline.storage import open_storage
 

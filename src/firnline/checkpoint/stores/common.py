@@ -1,14 +1,39 @@
-"""What several backends share: times for people, and the proof that a storage creates only what is absent."""
+"""What several backends share: times for people, forks, and the proof that a storage creates only what is absent."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import uuid
+import weakref
 from datetime import UTC, datetime
+from typing import Protocol
 
 from firnline.clock import SystemClock
 from firnline.errors import StoreUnsafeError
 from firnline.storage import Storage
+
+
+class Connected(Protocol):
+    """A store with a connection, which a forked child must neither use nor close."""
+
+    def after_fork(self) -> None: ...
+
+
+_connected: weakref.WeakSet[Connected] = weakref.WeakSet()  # the system's own list of hooks only grows
+
+
+def reset_after_fork(store: Connected) -> None:
+    """Have `after_fork` called in forked children, for as long as the store lives."""
+    _connected.add(store)
+
+
+def _reset_all() -> None:
+    for store in list(_connected):
+        store.after_fork()
+
+
+os.register_at_fork(after_in_child=_reset_all)
 
 
 def timestamp(at: float | None = None) -> str:

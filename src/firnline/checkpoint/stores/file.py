@@ -6,7 +6,7 @@
         00000000000000000007.note            its note, if it has one
         00000000000000000009.deleted         a deletion: number 9, no value
         HEAD                                 the newest number: a hint, checked at every use
-        .lock                                held while something is put, deleted or pruned
+        .lock                                held while something is put, deleted or pruned; names who had it last
     <root>/.tmp/                             files that are still being written
 
 A version is written to a temporary file, fsynced, linked to its name (a link refuses to replace), and its folder is
@@ -21,6 +21,7 @@ import contextlib
 import fcntl
 import os
 import re
+import socket
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,7 +35,7 @@ from firnline.errors import StoreUnsafeError
 from firnline.faults import fault_point
 from firnline.storage import LocalStorage, fsync_path, make_folders
 
-LOCK_SECONDS = 30.0  # a put takes milliseconds; whoever holds the lock for longer was stopped
+LOCK_SECONDS = 10.0  # a put takes milliseconds; whoever holds the lock for longer was stopped
 SWEEP_AFTER_SECONDS = 3600.0
 _PLAIN, _PACKED, _DELETED, _NOTE = ".json", ".json.zst", ".deleted", ".note"
 _SUFFIXES = (_PLAIN, _PACKED, _DELETED)
@@ -313,10 +314,11 @@ class FileStore(CheckpointStore):
                     break
                 except BlockingIOError as error:
                     if self._clock.monotonic() > deadline:
-                        raise TimeoutError(f"{path} is locked by another process that does not go on") from error
+                        raise TimeoutError(_locked_by(path, descriptor)) from error
                 self._clock.sleep(pause)
                 pause = min(pause * 1.5, 0.02)
             try:
+                _sign(descriptor)
                 yield
             finally:
                 fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may hold the descriptor too
@@ -343,6 +345,26 @@ class FileStore(CheckpointStore):
                 with contextlib.suppress(FileNotFoundError):  # another process sweeps too
                     if entry.stat().st_mtime < oldest:
                         os.unlink(entry.path)
+
+
+def _sign(descriptor: int) -> None:
+    """Leave a word in the lock on who has it. It only helps people, so a disk that is full is no failure."""
+    text = f"{os.getpid()} {socket.gethostname()}\n".encode()
+    with contextlib.suppress(OSError):
+        if os.pread(descriptor, len(text) + 1, 0) != text:
+            os.pwrite(descriptor, text, 0)
+            os.ftruncate(descriptor, len(text))
+
+
+def _locked_by(path: str, descriptor: int) -> str:
+    """Why a lock was not had, and what to do about it."""
+    words = b""
+    with contextlib.suppress(OSError):
+        words = os.pread(descriptor, 512, 0)
+    pid, _, host = words.decode(errors="replace").strip().partition(" ")
+    if not (pid.isdigit() and host):
+        return f"{path} is locked by another process that does not go on; end that process"
+    return f"{path} is locked by process {pid} on {host}, which does not go on; end it there: kill -9 {pid}"
 
 
 def _folders(folder: str) -> list[str]:

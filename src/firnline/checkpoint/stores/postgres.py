@@ -10,15 +10,14 @@ asked for the lock for a limited time, and lets go of what a process that stands
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC
 from typing import Any, ClassVar, TypeVar
 
 from firnline.checkpoint.payload import COMPRESS_ABOVE_BYTES
 from firnline.checkpoint.store import PAGE, CheckpointStore, VersionInfo, check_keep, check_key, check_put
+from firnline.checkpoint.stores.common import reset_after_fork
 from firnline.errors import ConfigError, DamagedError, MissingExtraError, NewerFormatError
 from firnline.faults import fault_point
 
@@ -51,11 +50,21 @@ _abandoned: list[Any] = []  # a parent's connections, after a fork: never used a
 
 
 class PostgresStore(CheckpointStore):
-    """Versions in the database that `dsn` names; the dsn's password is never shown."""
+    """Versions in the database that `dsn` names; the dsn's password is never shown.
+
+    With `looking` it is only read, and nothing is made: a database without the tables holds nothing.
+    """
 
     kind: ClassVar[str] = "postgres"
 
-    def __init__(self, dsn: str, *, held_by: str = "", compress_above_bytes: int = COMPRESS_ABOVE_BYTES) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        held_by: str = "",
+        compress_above_bytes: int = COMPRESS_ABOVE_BYTES,
+        looking: bool = False,
+    ) -> None:
         super().__init__(held_by=held_by, compress_above_bytes=compress_above_bytes)
         try:
             import psycopg
@@ -72,8 +81,8 @@ class PostgresStore(CheckpointStore):
             ) from None
         self._lock = threading.RLock()
         self._connection: Any = None
-        reset = weakref.WeakMethod(self._after_fork)
-        os.register_at_fork(after_in_child=lambda: (found := reset()) and found())
+        self._looking = looking
+        reset_after_fork(self)
 
     @property
     def place(self) -> str:
@@ -81,7 +90,7 @@ class PostgresStore(CheckpointStore):
         return f"postgresql://{host}:{port}/{self._given.get('dbname', '')}"
 
     def open(self) -> None:
-        if not self._run(_is_ready):
+        if not self._run(_is_ready) and not self._looking:
             self._run(_create, "store.put")
 
     def close(self) -> None:
@@ -99,7 +108,7 @@ class PostgresStore(CheckpointStore):
             "SELECT v.data FROM firnline.heads h LEFT JOIN firnline.versions v"
             " ON v.key = h.key AND v.version = h.latest WHERE h.key = %s AND NOT h.deleted"
         )
-        row = self._run(lambda db: _row(db, query, key))
+        row: Any = self._read(lambda db: _row(db, query, key), None)
         if row is not None and row[0] is None:
             raise DamagedError(f"the newest version of {key} in {self.place} is missing", what=self.place)
         return bytes(row[0]) if row else None
@@ -124,13 +133,14 @@ class PostgresStore(CheckpointStore):
 
     def list(self, prefix: str = "") -> Iterator[str]:
         query = "SELECT key FROM firnline.heads WHERE NOT deleted AND starts_with(key, %s) ORDER BY key"
-        yield from [str(row[0]) for row in self._run(lambda db: db.execute(query, (prefix,)).fetchall())]
+        rows: Any = self._read(lambda db: db.execute(query, (prefix,)).fetchall(), [])
+        yield from [str(row[0]) for row in rows]
 
     # -- versions -------------------------------------------------------------------------------------
 
     def latest_version(self, key: str) -> int:
         check_key(key)
-        row = self._run(lambda db: _row(db, "SELECT latest FROM firnline.heads WHERE key = %s", key))
+        row: Any = self._read(lambda db: _row(db, "SELECT latest FROM firnline.heads WHERE key = %s", key), None)
         return int(row[0]) if row else 0
 
     def put_raw_versioned(self, key: str, data: bytes, expected: int, note: str = "") -> int:
@@ -151,7 +161,7 @@ class PostgresStore(CheckpointStore):
 
     def get_version_raw(self, key: str, version: int) -> bytes | None:
         check_key(key)
-        row = self._run(lambda db: _row(db, f"{_DATA} AND version = %s", key, version))
+        row: Any = self._read(lambda db: _row(db, f"{_DATA} AND version = %s", key, version), None)
         return bytes(row[0]) if row else None
 
     def list_versions(self, key: str, *, before: int | None = None, limit: int = PAGE) -> Sequence[VersionInfo]:
@@ -161,7 +171,7 @@ class PostgresStore(CheckpointStore):
             " WHERE key = %s AND version < %s ORDER BY version DESC LIMIT %s"
         )
         top = 2**63 - 1 if before is None else before
-        rows = self._run(lambda db: db.execute(query, (key, top, max(limit, 0))).fetchall())
+        rows: Any = self._read(lambda db: db.execute(query, (key, top, max(limit, 0))).fetchall(), [])
         return [VersionInfo(v, at.astimezone(UTC).isoformat(timespec="milliseconds"), s, n) for v, at, s, n in rows]
 
     def prune(self, key: str, keep: int) -> int:
@@ -183,6 +193,10 @@ class PostgresStore(CheckpointStore):
         return self._run(work, "store.prune")
 
     # -- connection -----------------------------------------------------------------------------------
+
+    def _read(self, work: Callable[[Any], _T], nothing: _T) -> _T:
+        """Do `work`, or find `nothing` when somebody looks at what no writer has prepared yet."""
+        return self._run(lambda db: nothing if self._looking and not _is_ready(db) else work(db))
 
     def _run(self, work: Callable[[Any], _T], call: str = "") -> _T:
         """Do `work` in one transaction; a `call` writes, and has its fault points.
@@ -259,7 +273,7 @@ class PostgresStore(CheckpointStore):
             return PermissionError(f"{self.place}: {text}")
         return OSError(f"{self.place}: {text}")
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
         """In a forked child: the parent's connection is not ours to use or to close."""
         if self._connection is not None:
             _abandoned.append(self._connection)

@@ -17,14 +17,14 @@ import os
 import random
 import sqlite3
 import threading
-import weakref
+import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, TypeVar
 
 from firnline.checkpoint.codec import canonical, checksum
 from firnline.checkpoint.payload import COMPRESS_ABOVE_BYTES
 from firnline.checkpoint.store import KEY, PAGE, CheckpointStore, VersionInfo, check_keep, check_key, check_put
-from firnline.checkpoint.stores.common import timestamp
+from firnline.checkpoint.stores.common import reset_after_fork, timestamp
 from firnline.clock import SystemClock
 from firnline.errors import ConfigError, DamagedError, NewerFormatError
 from firnline.faults import fault_point
@@ -50,18 +50,28 @@ _abandoned: list[sqlite3.Connection] = []  # a parent's, after a fork: never use
 
 
 class SqliteStore(CheckpointStore):
-    """Versions in the SQLite file `path`, which is made when it is first opened."""
+    """Versions in the SQLite file `path`, which is made when it is first opened.
+
+    With `looking` it is only read, and nothing is made: a file that is missing or empty holds nothing.
+    """
 
     kind: ClassVar[str] = "sqlite"
 
-    def __init__(self, path: str, *, held_by: str = "", compress_above_bytes: int = COMPRESS_ABOVE_BYTES) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        held_by: str = "",
+        compress_above_bytes: int = COMPRESS_ABOVE_BYTES,
+        looking: bool = False,
+    ) -> None:
         super().__init__(held_by=held_by, compress_above_bytes=compress_above_bytes)
         self._path = os.path.abspath(path)
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._clock = SystemClock()
-        reset = weakref.WeakMethod(self._after_fork)
-        os.register_at_fork(after_in_child=lambda: (found := reset()) and found())
+        self._looking = looking
+        reset_after_fork(self)
 
     @property
     def place(self) -> str:
@@ -70,6 +80,9 @@ class SqliteStore(CheckpointStore):
     def open(self) -> None:
         if sqlite3.sqlite_version_info < (3, 37):
             raise ConfigError(f"SQLite {sqlite3.sqlite_version} is too old for a checkpoint store: it needs 3.37")
+        if self._looking:
+            self._run(self._is_ready)
+            return
         make_folders(os.path.dirname(self._path))
         if not self._run(self._is_ready):
             self._run(self._prepare, "store.put")
@@ -111,6 +124,8 @@ class SqliteStore(CheckpointStore):
 
     def list(self, prefix: str = "") -> Iterator[str]:
         def work(db: sqlite3.Connection) -> Sequence[str]:
+            if self._is_bare(db):
+                return []
             keys = [key for (key,) in db.execute("SELECT key FROM heads UNION SELECT key FROM versions ORDER BY key")]
             if not all(isinstance(key, str) and KEY.fullmatch(key) for key in keys) or keys != sorted({*keys}):
                 raise self._damaged("its keys are not what was put")
@@ -188,6 +203,8 @@ class SqliteStore(CheckpointStore):
 
     def _head(self, db: sqlite3.Connection, key: str) -> tuple[int, int, int]:
         """Oldest and latest number, and whether the key is deleted; (1, 0, 1) for one that was never put."""
+        if self._is_bare(db):
+            return 1, 0, 1
         row = db.execute("SELECT oldest, latest, deleted, checksum FROM heads WHERE key = ?", (key,)).fetchone()
         if row is None:
             if db.execute("SELECT 1 FROM versions WHERE key = ? LIMIT 1", (key,)).fetchone():
@@ -237,6 +254,10 @@ class SqliteStore(CheckpointStore):
             raise self._damaged("its tables are missing")
         return True
 
+    def _is_bare(self, db: sqlite3.Connection) -> bool:
+        """Whether somebody looks at what no writer has prepared yet."""
+        return self._looking and not self._is_ready(db)
+
     def _prepare(self, db: sqlite3.Connection) -> None:
         if self._is_ready(db):
             return  # another process was first
@@ -281,6 +302,8 @@ class SqliteStore(CheckpointStore):
         return found
 
     def _connect(self) -> sqlite3.Connection:
+        if self._looking:
+            return self._connect_to_look()
         if self._connection is None:
             db = sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
             try:
@@ -292,7 +315,18 @@ class SqliteStore(CheckpointStore):
             self._connection = db
         return self._connection
 
-    def _after_fork(self) -> None:
+    def _connect_to_look(self) -> sqlite3.Connection:
+        if self._connection is None:
+            if not os.path.exists(self._path):
+                return sqlite3.connect(":memory:", isolation_level=None)  # not kept: the file may come to be
+            # Never made, but written where need be: what a killed writer left in the WAL has to be put in order.
+            place = f"file:{urllib.parse.quote(self._path)}?mode=rw"
+            self._connection = sqlite3.connect(
+                place, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+        return self._connection
+
+    def after_fork(self) -> None:
         """In a forked child: a connection must not be carried over, nor closed."""
         if self._connection is not None:
             _abandoned.append(self._connection)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -10,10 +11,13 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from firnline.errors import RollbackRefusedError
-from firnline.sinks.delta.log import DeltaLog, LogCommit
+from firnline.errors import DamagedError, NewerFormatError, RollbackRefusedError
+from firnline.sinks.delta.log import BLIZZARD, DeltaLog, LogCommit, decode_blizzard
 from firnline.sinks.delta.table import Table
 from firnline.types import Json
+
+_OF_PIPELINE = re.compile(r"firnline(?:-gen|-entry|-tip|-tip-epoch)?:(.+)", re.DOTALL)
+_OF_COMMITTER = re.compile(r"firnline-committer|firnline-unit:.*", re.DOTALL)  # works for others, owns no rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,21 +139,46 @@ def find_strangers(log: DeltaLog, pipeline: str, after: int, up_to: int) -> list
         commit = log.read(version)
         if commit is None:
             raise RollbackRefusedError(f"version {version} is no longer in the log", version=version)
-        name = _stranger_of(commit, pipeline)
-        if name:
+        for name in _strangers_of(commit, pipeline):
             found.setdefault(name, Stranger(name)).versions.append(version)
     return list(found.values())
 
 
-def _stranger_of(commit: LogCommit, pipeline: str) -> str:
-    """Who made a commit that changes rows; empty for our own and for commits that change none."""
-    changes = any(a.get(kind, {}).get("dataChange", False) for a in commit.actions for kind in ("add", "remove"))
-    if not changes or commit.find_info(pipeline) is not None:
-        return ""
-    others = [str(t["appId"]) for t in commit.txns()]
-    for app_id in others:
-        if app_id.startswith("firnline:"):
-            return app_id.removeprefix("firnline:")
-    named = next((i for i in others if not i.startswith(("firnline", "blizzard:"))), "")
+def _strangers_of(commit: LogCommit, pipeline: str) -> list[str]:
+    """Who made a commit that changes rows; nobody for our own and for commits that change none."""
+    if not changes_rows(commit) or commit.find_info(pipeline) is not None:
+        return []
+    return find_owners((str(t["appId"]) for t in commit.txns()), pipeline) or [operation_of(commit)]
+
+
+def changes_rows(commit: LogCommit) -> bool:
+    """Whether a commit changes rows, not only how they are stored."""
+    return any(a.get(kind, {}).get("dataChange", False) for a in commit.actions for kind in ("add", "remove"))
+
+
+def operation_of(commit: LogCommit) -> str:
+    """What a commit calls itself."""
     info: dict[str, Json] = next((a["commitInfo"] for a in commit.actions if "commitInfo" in a), {})
-    return named or str(info.get("operation", "unknown"))
+    return str(info.get("operation", "unknown"))
+
+
+def find_owners(app_ids: Iterable[str], pipeline: str) -> list[str]:
+    """The other pipelines and programs that transaction ids belong to; only this pipeline's very own are left out."""
+    found: dict[str, None] = {}
+    for app_id in app_ids:
+        if _OF_COMMITTER.fullmatch(app_id):
+            continue
+        match = _OF_PIPELINE.fullmatch(app_id)
+        name = match[1] if match else _interchange_owner(app_id) if app_id.startswith(BLIZZARD) else app_id
+        if name != pipeline or (match is None and name == app_id):
+            found[name] = None
+    return list(found)
+
+
+def _interchange_owner(app_id: str) -> str:
+    """Whose progress an interchange id carries: a pipeline's, the other tool's, or whoever took such a name."""
+    try:
+        state = decode_blizzard(app_id)
+    except (DamagedError, NewerFormatError):
+        return app_id
+    return str(state.get("pipeline", BLIZZARD.rstrip(":")))
