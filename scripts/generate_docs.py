@@ -83,6 +83,7 @@ def _about(prop: dict[str, Any], schema: dict[str, Any]) -> str:
 def metrics_page() -> str:
     import time
 
+    from firnline.checkpoint.replication import Replication
     from firnline.engine.observer import EpochFacts
     from firnline.service.metrics import PipelineMetrics
     from firnline.service.staging_metrics import StagingMetrics
@@ -92,6 +93,8 @@ def metrics_page() -> str:
     running = PipelineMetrics("flights", time.monotonic)
     running.committed(EpochFacts(1, "", "", 1, 1, 1, 1, {"not-json": 1}, 1, 1, 1, 1, 0, 1, 0, 0))
     running.backlog(Backlog(0, 0))
+    running.replication(Replication("remote", "", 1))
+    running.held_up((1, 1))
     lines = [NOTE, "# Metrics and health\n"]
     lines.append(
         "`firnline run --metrics-port N` and `firnline commit --metrics-port N` serve Prometheus metrics on "

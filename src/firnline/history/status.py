@@ -137,6 +137,13 @@ def _age_seconds(parts: Parts, moment: str) -> float | None:
         return None
 
 
+def _ahead(look: Look, held: Held) -> str:
+    """A copy that knows more than the sink: a run would refuse to start."""
+    if look.record is None or look.epoch <= held.epoch:
+        return ""
+    return f"holds epoch {look.epoch}, but the table holds {f'epoch {held.epoch}' if held.epoch else 'none'}"
+
+
 def load_copies(parts: Parts, held: Held) -> list[dict[str, Json]]:
     """What the store and the tiers hold, and how far each is behind the sink."""
     found = []
@@ -153,7 +160,7 @@ def load_copies(parts: Parts, held: Held) -> list[dict[str, Json]]:
                 "epoch": None if look.unreachable or look.record is None else look.epoch,
                 "epochs_behind": None if look.unreachable else behind,
                 "lag_seconds": _lag_seconds(parts, held, look.epoch) if behind else (None if look.unreachable else 0.0),
-                "problem": look.unreachable or look.damaged or None,
+                "problem": look.unreachable or look.damaged or _ahead(look, held) or None,
             }
         )
     return found
