@@ -49,6 +49,11 @@ sinks:
 #   attempts: 5
 #   backoff_secs: 1
 
+# checkpoint:                     # how far back one can go, and where copies of the checkpoints are kept
+#   rollback_window: 64           # epochs, or a time like 7d
+#   lease_seconds: 15             # `firnline run --standby` takes over after so long
+#   store: {{type: file, path: data/firnline_checkpoints}}   # or sqlite, postgres, object: see docs/stores.md
+
 # spark:                          # passed to Spark; the master alone moves it to a cluster
 #   spark.master: "local[*]"
 #   spark.driver.memory: 2g
