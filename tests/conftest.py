@@ -53,3 +53,21 @@ def make_options(tmp_path: Path) -> MakeOptions:
         return pipeline_options(**settings)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """The address of an S3 server."""
+    from firnline.testing.s3 import running_s3
+
+    with running_s3() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[str]:
+    """The DSN of a PostgreSQL server."""
+    from firnline.testing.postgres import running_postgres
+
+    with running_postgres() as server:
+        yield server.dsn

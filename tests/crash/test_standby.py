@@ -9,7 +9,7 @@ import signal
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -253,22 +253,6 @@ def test_jumps_of_the_wall_clock_neither_give_nor_take_a_lease(
 
 
 # -- other stores -------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    from firnline.testing.s3 import running_s3
-
-    with running_s3() as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    from firnline.testing.postgres import running_postgres
-
-    with running_postgres() as server:
-        yield server.dsn
 
 
 @pytest.fixture(params=["sqlite", pytest.param("s3", marks=pytest.mark.s3), "postgres"])

@@ -12,13 +12,8 @@ from firnline.errors import RollbackRefusedError
 from firnline.history.fresh import FreshStart, start_over
 from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.testing.committers import commit_table
-from firnline.testing.pipelines import MakeOptions, run_once
+from firnline.testing.pipelines import MakeOptions, run_to_end
 from firnline.testing.samples import SampleInput, table_ids
-
-
-def done(options: PipelineOptions) -> None:
-    run = run_once(options)
-    assert run.exit_code == 0, run.result
 
 
 def fresh(options: PipelineOptions, after: int, *, truncate: bool = False) -> FreshStart:
@@ -34,13 +29,13 @@ def test_everything_is_read_again(sample: SampleInput, make_options: MakeOptions
     options = make_options(max_files=1, partition_by=("month",))
     for name in ("a.json", "b.json"):
         sample.add(name, 3)
-    done(options)
+    run_to_end(options)
     version = DeltaTable(options.deciding.table).version()
     found = fresh(options, 2, truncate=truncate)
     assert found == FreshStart(3, 2, truncate)
     assert DeltaTable(options.deciding.table).version() == version + 2, "a claim, and one commit with everything"
     assert sum(table_ids(options.deciding.table).values()) == (0 if truncate else 6)
-    done(options)
+    run_to_end(options)
     assert table_ids(options.deciding.table) == (sample.ids if truncate else doubled(sample))
     assert assemble(options).deciding.load().epoch == 5
 
@@ -48,16 +43,16 @@ def test_everything_is_read_again(sample: SampleInput, make_options: MakeOptions
 def test_a_restart_with_the_same_words_does_not_repeat_it(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1)
     sample.add("a.json", 3)
-    done(options)
+    run_to_end(options)
     fresh(options, 1, truncate=True)
     assert fresh(options, 1, truncate=True) == FreshStart(2, 1, True, already=True)
-    done(options)
+    run_to_end(options)
     sample.add("b.json", 3)
-    done(options)
+    run_to_end(options)
     assert fresh(options, 1, truncate=True).already
     assert table_ids(options.deciding.table) == sample.ids
     fresh(options, 4, truncate=True)
-    done(options)
+    run_to_end(options)
     assert table_ids(options.deciding.table) == sample.ids
 
 
@@ -67,7 +62,7 @@ def test_another_epoch_is_refused(sample: SampleInput, make_options: MakeOptions
         fresh(options, 0)
     sample.add("a.json", 3)
     sample.add("b.json", 3)
-    done(options)
+    run_to_end(options)
     version = DeltaTable(options.deciding.table).version()
     for epoch in (0, 1, 3):
         with pytest.raises(RollbackRefusedError, match=f"holds epoch 2, not {epoch}") as caught:
@@ -80,11 +75,11 @@ def test_two_sinks(sample: SampleInput, make_options: MakeOptions, tmp_path: Pat
     sinks = (DeltaSinkOptions("main", str(tmp_path / "one")), DeltaSinkOptions("copy", str(tmp_path / "two")))
     options = make_options(max_files=1, sinks=sinks)
     sample.add("a.json", 3)
-    done(options)
+    run_to_end(options)
     fresh(options, 1, truncate=True)
     for sink in sinks:
         assert not table_ids(sink.table)
-    done(options)
+    run_to_end(options)
     for sink in sinks:
         assert table_ids(sink.table) == sample.ids
 
@@ -92,14 +87,14 @@ def test_two_sinks(sample: SampleInput, make_options: MakeOptions, tmp_path: Pat
 def test_a_staged_table_drops_what_is_pending(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1, mode="staged")
     sample.add("a.json", 3)
-    done(options)
+    run_to_end(options)
     commit_table(options.deciding.table)
     sample.add("b.json", 3)
-    done(options)
+    run_to_end(options)
     assert fresh(options, 2, truncate=True).epoch == 3
     commit_table(options.deciding.table)
     assert not table_ids(options.deciding.table)
-    done(options)
+    run_to_end(options)
     commit_table(options.deciding.table)
     assert table_ids(options.deciding.table) == sample.ids
 
@@ -110,7 +105,7 @@ def test_one_cannot_go_back_behind_it(sample: SampleInput, make_options: MakeOpt
     options = make_options(max_files=1)
     sample.add("a.json", 3)
     sample.add("b.json", 3)
-    done(options)
+    run_to_end(options)
     fresh(options, 2)
     with pytest.raises(RollbackRefusedError, match="epoch 3 was a fresh"):
         Rollback(assemble(options), 1).plan()

@@ -25,21 +25,10 @@ from firnline.history.savepoint import create_savepoint
 from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.sinks.delta.jump import find_owners
 from firnline.sinks.delta.log import encode_blizzard
-from firnline.testing.pipelines import MakeOptions, run_once
+from firnline.testing.pipelines import MakeOptions, make_epochs, run_once, run_to_end
 from firnline.testing.samples import SampleInput, table_ids
 
 STATE: dict[str, Any] = {"files": {}, "last_committed_file": None}
-
-
-def done(options: PipelineOptions) -> None:
-    run = run_once(options)
-    assert run.exit_code == 0, run.result
-
-
-def epochs(sample: SampleInput, options: PipelineOptions, count: int, first: int = 1) -> None:
-    for number in range(first, first + count):
-        sample.add(f"f{number:03d}.json", 3)
-        done(options)
 
 
 def restore(options: PipelineOptions, path: str, **settings: Any) -> Restored:
@@ -67,9 +56,9 @@ def options(make_options: MakeOptions, tmp_path: Path) -> PipelineOptions:
 @pytest.fixture(params=["version", "copies"])
 def saved(request: pytest.FixtureRequest, sample: SampleInput, options: PipelineOptions, tmp_path: Path) -> str:
     """A savepoint of epoch 2, with copies, of tables at epoch 3; restored over the log, or by copying."""
-    epochs(sample, options, 2)
+    make_epochs(sample, options, 2)
     create_savepoint(assemble(options), str(tmp_path / "saved"), copy=True)
-    epochs(sample, options, 1, first=3)
+    make_epochs(sample, options, 1, first=3)
     for sink in options.sinks:
         DeltaTable(sink.table).optimize.compact()
         if request.param == "copies":
@@ -115,7 +104,7 @@ def test_rows_that_come_after_the_plan_are_seen_before_the_decision(
             restore(options, saved)
     assert table_ids(main) == before, "nothing was decided"
     assert table_ids(copy)[-1] == 1
-    done(options)
+    run_to_end(options)
 
 
 @pytest.mark.parametrize("moment", ["decided", "looked"])
@@ -161,7 +150,7 @@ def check_ways_out(sample: SampleInput, options: PipelineOptions, saved: str, na
     again = restore(options, saved, accept=[name])
     assert not again.already
     assert restore(options, saved).already
-    done(options)
+    run_to_end(options)
     for sink in options.sinks:
         assert table_ids(sink.table) == sample.ids
 
@@ -178,7 +167,7 @@ def test_a_sink_with_rows_of_others_can_be_left_as_it_is(
     assert run.result.error is not None
     assert "firnline rollback --to 2 --leave copy" in run.result.error.hint
     Rollback(assemble(options), 2, leave=["copy"]).perform("test")
-    done(options)
+    run_to_end(options)
     assert table_ids(main) == sample.ids
     assert table_ids(copy)[-1] == 1
 
@@ -203,7 +192,7 @@ def test_a_vacuum_after_a_kill_does_not_block_the_pipeline(
     assert not again.already
     assert again.copied_bytes > 0
     assert any(line.endswith("restoring once more") for line in told)
-    done(options)
+    run_to_end(options)
     for sink in options.sinks:
         assert table_ids(sink.table) == sample.ids
 
@@ -221,7 +210,7 @@ def test_copies_that_are_deleted_after_a_kill_are_made_again(
             path.unlink()
     assert run_once(options).error_code == "rollback-refused"
     assert not restore(options, saved).already
-    done(options)
+    run_to_end(options)
     for sink in options.sinks:
         assert table_ids(sink.table) == sample.ids
 
@@ -229,9 +218,9 @@ def test_copies_that_are_deleted_after_a_kill_are_made_again(
 def test_without_copies_the_sink_is_left_as_it_is(
     sample: SampleInput, options: PipelineOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    epochs(sample, options, 2)
+    make_epochs(sample, options, 2)
     create_savepoint(assemble(options), str(tmp_path / "saved"))
-    epochs(sample, options, 1, first=3)
+    make_epochs(sample, options, 1, first=3)
     main, copy = (sink.table for sink in options.sinks)
     DeltaTable(copy).optimize.compact()
     with dies_after_the_decision(monkeypatch):
@@ -244,7 +233,7 @@ def test_without_copies_the_sink_is_left_as_it_is(
     with pytest.raises(RollbackRefusedError, match="are gone from"):
         restore(options, str(tmp_path / "saved"))
     Rollback(assemble(options), 2, leave=["copy"]).perform("test")
-    done(options)
+    run_to_end(options)
     assert table_ids(main) == sample.ids
     assert all(count >= 1 for count in table_ids(copy).values())
 
@@ -275,7 +264,7 @@ def test_a_vacuum_between_plan_and_commit_is_told_as_such(
             told.append(error.message)
     assert any("file(s)" in line and ("are gone" in line or "were deleted" in line) for line in told), told
     assert restore(options, saved).copied_bytes > 0
-    done(options)
+    run_to_end(options)
     for sink in options.sinks:
         assert table_ids(sink.table) == sample.ids
 
@@ -300,10 +289,10 @@ def test_only_our_very_own_ids_are_ours() -> None:
 def test_names_like_ours_are_strangers(
     sample: SampleInput, options: PipelineOptions, tmp_path: Path, app_id: str, which: int
 ) -> None:
-    epochs(sample, options, 2)
+    make_epochs(sample, options, 2)
     saved = str(tmp_path / "saved")
     create_savepoint(assemble(options), saved)
-    epochs(sample, options, 1, first=3)
+    make_epochs(sample, options, 1, first=3)
     write_as(options.sinks[which].table, app_id)
     with pytest.raises(RollbackRefusedError) as caught:
         restore(options, saved)
@@ -313,6 +302,6 @@ def test_names_like_ours_are_strangers(
     assert f"--accept {app_id}" in caught.value.hint
     assert table_ids(options.sinks[which].table)[-1] == 1
     restore(options, saved, accept=[app_id])
-    done(options)
+    run_to_end(options)
     for sink in options.sinks:
         assert table_ids(sink.table) == sample.ids

@@ -22,20 +22,8 @@ from firnline.errors import FencedError, RollbackRefusedError
 from firnline.history.rollback import Rollback, RollbackPlan, find_epoch_at
 from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.testing.committers import commit_table
-from firnline.testing.pipelines import MakeOptions, pipeline_options, run_once
+from firnline.testing.pipelines import MakeOptions, make_epochs, pipeline_options, run_once, run_to_end
 from firnline.testing.samples import SampleInput, table_ids
-
-
-def done(options: PipelineOptions) -> None:
-    run = run_once(options)
-    assert run.exit_code == 0, run.result
-
-
-def epochs(sample: SampleInput, options: PipelineOptions, count: int, first: int = 1) -> None:
-    """One epoch per file."""
-    for number in range(first, first + count):
-        sample.add(f"f{number:03d}.json", 3)
-        done(options)
 
 
 def roll_back(options: PipelineOptions, to: int, **settings: Any) -> RollbackPlan:
@@ -54,11 +42,11 @@ def columns(table: str) -> list[str]:
 
 def test_rows_columns_and_checkpoint_go_back_in_one_commit(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1)
-    epochs(sample, options, 2)
+    make_epochs(sample, options, 2)
     before = table_ids(options.deciding.table)
     then = held(options)
     sample.add("f003.json", 3, extra="x")
-    epochs(sample, options, 1, first=4)
+    make_epochs(sample, options, 1, first=4)
     assert "extra" in columns(options.deciding.table)
     version = DeltaTable(options.deciding.table).version()
     plan = roll_back(options, 2)
@@ -72,14 +60,14 @@ def test_rows_columns_and_checkpoint_go_back_in_one_commit(sample: SampleInput, 
     assert plan.sinks[0].columns_removed == ["extra"]
     assert (plan.input_files, plan.input_records) == (2, 6)
     assert plan.sinks[0].rows_removed == 6
-    done(options)
+    run_to_end(options)
     assert table_ids(options.deciding.table) == sample.ids
     assert held(options).epoch > now.epoch
 
 
 def test_the_commit_says_what_it_did(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1)
-    epochs(sample, options, 3)
+    make_epochs(sample, options, 3)
     roll_back(options, 1)
     newest = DeltaTable(options.deciding.table).history(1)[0]
     assert newest["operation"] == "RESTORE"
@@ -91,33 +79,33 @@ def test_late_files_of_the_undone_epochs_are_read_again(sample: SampleInput, mak
     options = make_options(max_files=1)
     sample.add("m.json", 3)
     sample.add("n.json", 3)
-    done(options)
+    run_to_end(options)
     first = held(options).epoch
     sample.add("a.json", 3)  # below the mark: late
     sample.add("z.json", 3)
-    done(options)
+    run_to_end(options)
     assert table_ids(options.deciding.table) == sample.ids
     roll_back(options, first)
-    done(options)
+    run_to_end(options)
     assert table_ids(options.deciding.table) == sample.ids
 
 
 def test_a_file_that_was_half_read_is_read_on_from_there(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_events=4, max_inflight=1)
     sample.add("a.json", 30)
-    done(options)
+    run_to_end(options)
     assert held(options).epoch > 4
     roll_back(options, 3)
     assert 0 < sum(table_ids(options.deciding.table).values()) < 30
-    done(options)
+    run_to_end(options)
     assert table_ids(options.deciding.table) == sample.ids
 
 
 def test_the_floor_never_goes_back_and_the_schema_version_grows(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1, rollback_window=3)
-    epochs(sample, options, 5)
+    make_epochs(sample, options, 5)
     sample.add("f900.json", 3, extra=1)
-    done(options)
+    run_to_end(options)
     before = held(options).checkpoint
     assert before.floor == 3
     roll_back(options, 4)
@@ -132,7 +120,7 @@ def test_another_tool_reads_the_position_gone_back_to(sample: SampleInput, make_
     from firnline.storage import open_storage
 
     options = make_options(max_files=1)
-    epochs(sample, options, 3)
+    make_epochs(sample, options, 3)
     roll_back(options, 1)
     commit = DeltaLog(open_storage(options.deciding.table)).read(DeltaTable(options.deciding.table).version())
     assert commit is not None
@@ -144,10 +132,10 @@ def test_another_tool_reads_the_position_gone_back_to(sample: SampleInput, make_
 
 def test_one_can_go_back_again_and_again(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1)
-    epochs(sample, options, 4)
+    make_epochs(sample, options, 4)
     roll_back(options, 3)
     roll_back(options, 2)
-    done(options)
+    run_to_end(options)
     assert table_ids(options.deciding.table) == sample.ids
     newest = held(options).epoch
     with pytest.raises(RollbackRefusedError, match="no part of the history any more"):
@@ -155,7 +143,7 @@ def test_one_can_go_back_again_and_again(sample: SampleInput, make_options: Make
     roll_back(options, 6)
     assert held(options).epoch == newest + 1
     assert sum(table_ids(options.deciding.table).values()) == 6, "epoch 6 was the rollback to epoch 2"
-    done(options)
+    run_to_end(options)
     assert table_ids(options.deciding.table) == sample.ids
 
 
@@ -165,16 +153,16 @@ def test_a_file_that_was_set_aside_then_and_retried_since_is_retried_again(
     options = make_options(max_files=1, file_attempts=1)
     sample.add("a.json", 3)
     whole = sample.add_truncated("b.json.gz")
-    done(options)
+    run_to_end(options)
     aside = held(options).epoch
     sample.path("b.json.gz").write_bytes(whole)
     sample.expect(gzip.decompress(whole).splitlines())
     parts = assemble(options)
     parts.requests.ask_retry(str(sample.path("b.json.gz")), changed=True, ids=parts.ids)
-    done(options)
+    run_to_end(options)
     assert table_ids(options.deciding.table) == sample.ids
     roll_back(options, aside)
-    done(options)
+    run_to_end(options)
     assert table_ids(options.deciding.table) == sample.ids
 
 
@@ -183,19 +171,19 @@ def test_what_is_quarantined_after_it_comes_again_once(sample: SampleInput, make
 
     options = make_options(max_files=1)
     sample.add("a.json", 3, bad=1)
-    done(options)
+    run_to_end(options)
     sample.add("b.json", 3, bad=2)
-    done(options)
+    run_to_end(options)
     plan = roll_back(options, 1)
     assert plan.quarantined == 2
-    done(options)
+    run_to_end(options)
     found = [record["raw"] for record in load_quarantine(assemble(options))]
     assert sorted(bytes(raw).strip() for raw in found) == sorted(sample.bad.elements())
 
 
 def test_an_active_run_is_fenced(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1)
-    epochs(sample, options, 3)
+    make_epochs(sample, options, 3)
     zombie = assemble(options).deciding
     zombie.claim("zombie")
     roll_back(options, 1)
@@ -226,7 +214,7 @@ def refused(options: PipelineOptions, to: int, **settings: Any) -> RollbackRefus
 
 def test_refused_when_the_input_is_gone_or_changed(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1)
-    epochs(sample, options, 4)
+    make_epochs(sample, options, 4)
     path = sample.path("f003.json")
     text = path.read_bytes()
     path.unlink()
@@ -238,7 +226,7 @@ def test_refused_when_the_input_is_gone_or_changed(sample: SampleInput, make_opt
 
 def test_refused_when_files_are_vacuumed(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1)
-    epochs(sample, options, 3)
+    make_epochs(sample, options, 3)
     table = DeltaTable(options.deciding.table)
     table.optimize.compact()
     table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
@@ -249,11 +237,11 @@ def test_refused_when_files_are_vacuumed(sample: SampleInput, make_options: Make
 
 def test_compaction_without_vacuum_is_no_hindrance(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1)
-    epochs(sample, options, 3)
+    make_epochs(sample, options, 3)
     DeltaTable(options.deciding.table).optimize.compact()
     plan = roll_back(options, 2)
     assert (plan.sinks[0].rows_removed, plan.sinks[0].rows_restored) == (9, 6)
-    done(options)
+    run_to_end(options)
     assert table_ids(options.deciding.table) == sample.ids
 
 
@@ -261,11 +249,11 @@ def test_refused_when_another_pipeline_wrote_unless_it_is_named(
     sample: SampleInput, make_options: MakeOptions, tmp_path: Path
 ) -> None:
     options = make_options(max_files=1)
-    epochs(sample, options, 2)
+    make_epochs(sample, options, 2)
     other = SampleInput(tmp_path / "other")
     other.add("x.json", 2)
-    done(make_options(name="other", path=str(other.folder)))
-    epochs(sample, options, 1, first=3)
+    run_to_end(make_options(name="other", path=str(other.folder)))
+    make_epochs(sample, options, 1, first=3)
     error = refused(options, 1)
     assert "other (version" in error.message
     assert "--accept other" in error.hint
@@ -275,14 +263,14 @@ def test_refused_when_another_pipeline_wrote_unless_it_is_named(
 
 def test_refused_when_somebody_else_deleted_rows(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1)
-    epochs(sample, options, 3)
+    make_epochs(sample, options, 3)
     DeltaTable(options.deciding.table).delete("id = 8")
     assert "--accept DELETE" in refused(options, 2).hint
 
 
 def test_refused_below_the_floor(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1, rollback_window=2)
-    epochs(sample, options, 6)
+    make_epochs(sample, options, 6)
     floor = held(options).checkpoint.floor
     assert floor > 1
     error = refused(options, floor - 1)
@@ -293,13 +281,13 @@ def test_refused_below_the_floor(sample: SampleInput, make_options: MakeOptions)
 @pytest.mark.parametrize(("to", "words"), [(9, "stands at epoch 3"), (3, "already"), (0, "folded away, or never was")])
 def test_refused_where_there_is_nothing(sample: SampleInput, make_options: MakeOptions, to: int, words: str) -> None:
     options = make_options(max_files=1)
-    epochs(sample, options, 3)
+    make_epochs(sample, options, 3)
     assert words in refused(options, to).message
 
 
 def test_refused_when_the_log_is_cleaned_up(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1)
-    epochs(sample, options, 4)
+    make_epochs(sample, options, 4)
     log = Path(options.deciding.table) / "_delta_log"
     DeltaTable(options.deciding.table).create_checkpoint()
     for path in log.glob("*.json"):
@@ -313,9 +301,9 @@ def test_refused_when_the_log_is_cleaned_up(sample: SampleInput, make_options: M
 
 def test_an_epoch_is_found_by_time(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1)
-    epochs(sample, options, 2)
+    make_epochs(sample, options, 2)
     between = datetime.now(UTC)
-    epochs(sample, options, 2, first=3)
+    make_epochs(sample, options, 2, first=3)
     parts = assemble(options)
     assert find_epoch_at(parts, between) == 2
     assert find_epoch_at(parts, datetime.now(UTC)) == 4
@@ -328,16 +316,16 @@ def test_an_epoch_is_found_by_time(sample: SampleInput, make_options: MakeOption
 
 def test_staged_with_units_pending(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1, mode="staged")
-    epochs(sample, options, 2)
+    make_epochs(sample, options, 2)
     commit_table(options.deciding.table)
-    epochs(sample, options, 2, first=3)
+    make_epochs(sample, options, 2, first=3)
     version = DeltaTable(options.deciding.table).version()
     with pytest.raises(RollbackRefusedError, match="stands at epoch 2") as caught:
         roll_back(options, 3)
     assert "--discard-from 4" in caught.value.hint
     assert DeltaTable(options.deciding.table).version() == version
     commit_table(options.deciding.table)
-    epochs(sample, options, 1, first=5)
+    make_epochs(sample, options, 1, first=5)
     with pytest.raises(RollbackRefusedError, match="committed together with later ones") as caught:
         roll_back(options, 3)
     assert "--to 2 or 4" in caught.value.hint
@@ -346,7 +334,7 @@ def test_staged_with_units_pending(sample: SampleInput, make_options: MakeOption
     assert not list((Path(options.deciding.table) / "_staging" / "pending").glob("*.meta.json"))
     commit_table(options.deciding.table)
     assert sum(table_ids(options.deciding.table).values()) == 6
-    done(options)
+    run_to_end(options)
     commit_table(options.deciding.table)
     assert table_ids(options.deciding.table) == sample.ids
 
@@ -363,13 +351,13 @@ def two(tmp_path: Path) -> tuple[DeltaSinkOptions, DeltaSinkOptions]:
 
 def test_every_sink_goes_back(sample: SampleInput, make_options: MakeOptions, tmp_path: Path) -> None:
     options = make_options(max_files=1, sinks=two(tmp_path))
-    epochs(sample, options, 4)
+    make_epochs(sample, options, 4)
     plan = roll_back(options, 2)
     assert [s.rows_removed for s in plan.sinks] == [6, 6]
     one, copy = (table_ids(s.table) for s in options.sinks)
     assert one == copy
     assert sum(one.values()) == 6
-    done(options)
+    run_to_end(options)
     for sink in options.sinks:
         assert table_ids(sink.table) == sample.ids
 
@@ -378,7 +366,7 @@ def test_a_sink_that_cannot_go_back_must_be_named(
     sample: SampleInput, make_options: MakeOptions, tmp_path: Path
 ) -> None:
     options = make_options(max_files=1, sinks=two(tmp_path))
-    epochs(sample, options, 3)
+    make_epochs(sample, options, 3)
     copy = DeltaTable(options.sinks[1].table)
     copy.optimize.compact()
     copy.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
@@ -387,14 +375,14 @@ def test_a_sink_that_cannot_go_back_must_be_named(
     plan = roll_back(options, 2, leave=["copy"])
     assert plan.sinks[1].left
     assert any("copy: its rows and columns stay" in line for line in plan.not_undone)
-    done(options)
+    run_to_end(options)
     assert table_ids(options.sinks[0].table) == sample.ids
     assert sum(table_ids(options.sinks[1].table).values()) == sum(sample.ids.values()) + 3
 
 
 def test_the_deciding_sink_cannot_be_left(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1)
-    epochs(sample, options, 2)
+    make_epochs(sample, options, 2)
     with pytest.raises(RollbackRefusedError, match="no sink that could be left"):
         roll_back(options, 1, leave=["delta"])
 
@@ -408,7 +396,7 @@ def test_a_sink_that_lags_is_brought_through_the_rollback_when_it_is_back(
     options = make_options(
         max_files=1, sinks=(main, dataclasses.replace(copy, required=False)), commit_policy="required"
     )
-    epochs(sample, options, behind)
+    make_epochs(sample, options, behind)
     log, away = Path(copy.table) / "_delta_log", Path(copy.table) / "_away"
     os.rename(log, away)
     log.write_text("an outage")
@@ -423,7 +411,7 @@ def test_a_sink_that_lags_is_brought_through_the_rollback_when_it_is_back(
     roll_back(options, 2)
     for sink in options.sinks:
         assert sum(table_ids(sink.table).values()) == 6
-    done(options)
+    run_to_end(options)
     for sink in options.sinks:
         assert table_ids(sink.table) == sample.ids
 
@@ -440,20 +428,20 @@ def test_any_rollbacks_end_like_a_run_that_never_went_wrong(tmp_path: Path, step
     options = pipeline_options(str(folder / "in"), str(folder / "out"), max_files=2, partition_by=("month",))
     for number, step in enumerate(steps):
         sample.add(f"{'f' if not late or number % 2 else 'a'}{number:03d}.json", 2, **({"e": step} if step > 3 else {}))
-        done(options)
+        run_to_end(options)
         newest = held(options).epoch
         known = [e.epoch for e in assemble(options).entries(held(options).entry)]
         if step and newest - step in known:
             roll_back(options, newest - step)
-    done(options)
+    run_to_end(options)
     assert table_ids(options.deciding.table) == sample.ids
 
 
 def test_a_table_written_by_others_before_us_is_left_alone(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1)
     write_deltalake(options.deciding.table, pa.table({"id": [-1], "month": ["2026-01"], "v": [0.5]}))
-    epochs(sample, options, 3)
+    make_epochs(sample, options, 3)
     roll_back(options, 1)
     assert table_ids(options.deciding.table)[-1] == 1
-    done(options)
+    run_to_end(options)
     assert table_ids(options.deciding.table) - sample.ids == {-1: 1}

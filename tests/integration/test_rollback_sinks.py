@@ -20,19 +20,8 @@ from firnline.history.rollback import Rollback, RollbackPlan
 from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.staging.committer import CycleReport
 from firnline.testing.committers import commit_table, pending_units, rejected_reasons
-from firnline.testing.pipelines import MakeOptions, run_once
+from firnline.testing.pipelines import MakeOptions, make_epochs, run_once, run_to_end
 from firnline.testing.samples import SampleInput, table_ids
-
-
-def done(options: PipelineOptions) -> None:
-    run = run_once(options)
-    assert run.exit_code == 0, run.result
-
-
-def epochs(sample: SampleInput, options: PipelineOptions, count: int, first: int = 1) -> None:
-    for number in range(first, first + count):
-        sample.add(f"f{number:03d}.json", 3)
-        done(options)
 
 
 def roll_back(options: PipelineOptions, to: int, **settings: Any) -> RollbackPlan:
@@ -93,15 +82,15 @@ def test_a_staged_sink_drops_the_units_that_are_undone(
     main = DeltaSinkOptions("main", str(tmp_path / "one"))
     options = make_options(max_files=1, sinks=(main, copy))
     unlimited = make_options(max_files=1, sinks=(main, DeltaSinkOptions("copy", copy.table, mode="staged")))
-    epochs(sample, unlimited, 2)
+    make_epochs(sample, unlimited, 2)
     commit_table(copy.table)
-    epochs(sample, unlimited, 3, first=3)
+    make_epochs(sample, unlimited, 3, first=3)
     roll_back(options, to)
     report = commit_table(copy.table)
     assert not report.alarms
-    done(options)
+    run_to_end(options)
     commit_table(copy.table)
-    done(options)
+    run_to_end(options)
     report = commit_table(copy.table)
     assert not report.alarms
     assert pending_units(copy.table) == []
@@ -113,11 +102,11 @@ def test_a_committer_at_work_does_not_look_like_a_fence(
     sample: SampleInput, make_options: MakeOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = make_options(max_files=1, mode="staged")
-    epochs(sample, options, 2)
+    make_epochs(sample, options, 2)
     commit_table(options.deciding.table)
-    epochs(sample, options, 1, first=3)
+    make_epochs(sample, options, 1, first=3)
     commit_table(options.deciding.table)
-    epochs(sample, options, 2, first=4)
+    make_epochs(sample, options, 2, first=4)
     parts = assemble(options)
     original = parts.ledger.stage
     cycles: list[CycleReport] = []
@@ -132,7 +121,7 @@ def test_a_committer_at_work_does_not_look_like_a_fence(
     assert cycles[0].units == 2, "the committer came between the look and the commit"
     assert (plan.pending_units, receipt.epoch) == (0, 6)
     assert rows(options.deciding.table) == 6
-    done(options)
+    run_to_end(options)
     commit_table(options.deciding.table)
     assert table_ids(options.deciding.table) == sample.ids
 
@@ -141,16 +130,16 @@ def test_units_left_by_a_kill_are_set_aside_not_committed(
     sample: SampleInput, make_options: MakeOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = make_options(max_files=1, mode="staged")
-    epochs(sample, options, 2)
+    make_epochs(sample, options, 2)
     commit_table(options.deciding.table)
-    epochs(sample, options, 1, first=3)
+    make_epochs(sample, options, 1, first=3)
     with monkeypatch.context() as patch:
         patch.setattr(jumps, "drop_pending", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             start_over(assemble(options), 3, "test", truncate=True)
     assert not commit_table(options.deciding.table).alarms
     assert next(iter(rejected_reasons(options.deciding.table).values())).startswith("fork")
-    done(options)
+    run_to_end(options)
     commit_table(options.deciding.table)
     assert table_ids(options.deciding.table) == sample.ids
 
@@ -162,7 +151,7 @@ def test_a_sink_that_was_added_is_refused_before_and_after_a_rollback(
     sample: SampleInput, make_options: MakeOptions, sinks: Any
 ) -> None:
     main, copy = sinks
-    epochs(sample, make_options(max_files=1, sinks=(main,)), 4)
+    make_epochs(sample, make_options(max_files=1, sinks=(main,)), 4)
     options = make_options(max_files=1, sinks=(main, copy))
     for _ in range(2):
         with pytest.raises(ConfigError, match="was added to a pipeline that has history"):
@@ -175,12 +164,12 @@ def test_a_fresh_start_takes_a_new_sink_in_also_after_a_crash(
     sample: SampleInput, make_options: MakeOptions, sinks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main, copy = sinks
-    epochs(sample, make_options(max_files=1, sinks=(main,)), 2)
+    make_epochs(sample, make_options(max_files=1, sinks=(main,)), 2)
     options = make_options(max_files=1, sinks=(main, copy))
     with dies_after_the_decision(monkeypatch):
         start_over(assemble(options), 2, "test", truncate=True)
     assert start_over(assemble(options), 2, "test", truncate=True).already
-    done(options)
+    run_to_end(options)
     assert table_ids(main.table) == sample.ids
     assert table_ids(copy.table) == sample.ids
 
@@ -198,7 +187,7 @@ def test_refused_when_files_that_a_lagging_sink_is_owed_are_gone(
     sample: SampleInput, make_options: MakeOptions, tmp_path: Path
 ) -> None:
     options = lagging(sample, make_options, tmp_path)
-    epochs(sample, options, 1)
+    make_epochs(sample, options, 1)
     copy = options.sinks[1].table
     before = set(Path(copy).glob("*.parquet"))
     with outage(copy):
@@ -214,7 +203,7 @@ def test_refused_when_files_that_a_lagging_sink_is_owed_are_gone(
 
 def test_a_left_sink_may_be_out_of_reach(sample: SampleInput, make_options: MakeOptions, tmp_path: Path) -> None:
     options = lagging(sample, make_options, tmp_path)
-    epochs(sample, options, 3)
+    make_epochs(sample, options, 3)
     main, copy = (sink.table for sink in options.sinks)
     with outage(copy):
         with pytest.raises(RollbackRefusedError, match="copy cannot be read") as caught:
@@ -222,7 +211,7 @@ def test_a_left_sink_may_be_out_of_reach(sample: SampleInput, make_options: Make
         assert "--leave copy" in caught.value.hint
         roll_back(options, 1, leave=["copy"])
         assert rows(main) == 3
-    done(options)
+    run_to_end(options)
     assert table_ids(main) == sample.ids
     assert rows(copy) == 9 + 6, "left as it was, and given the rows again"
 
@@ -234,7 +223,7 @@ def test_a_strangers_rows_in_a_further_sink_are_not_lost_by_a_rollback_that_is_f
     sample: SampleInput, make_options: MakeOptions, sinks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = make_options(max_files=1, sinks=sinks)
-    epochs(sample, options, 3)
+    make_epochs(sample, options, 3)
     with dies_after_the_decision(monkeypatch):
         roll_back(options, 2)
     copy = options.sinks[1].table
@@ -245,7 +234,7 @@ def test_a_strangers_rows_in_a_further_sink_are_not_lost_by_a_rollback_that_is_f
     assert run.result.error is not None
     assert "firnline rollback --to 2 --leave copy" in run.result.error.hint
     roll_back(options, 2, leave=["copy"])
-    done(options)
+    run_to_end(options)
     assert table_ids(options.sinks[0].table) == sample.ids
     assert table_ids(copy)[-1] == 1
 
@@ -254,7 +243,7 @@ def test_a_strangers_rows_that_come_between_look_and_commit_are_seen(
     sample: SampleInput, make_options: MakeOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = make_options(max_files=1)
-    epochs(sample, options, 3)
+    make_epochs(sample, options, 3)
     parts = assemble(options)
     original = parts.ledger.stage
 
@@ -271,7 +260,7 @@ def test_a_strangers_rows_that_come_between_look_and_commit_are_seen(
 
 def test_an_append_only_table_is_refused(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1)
-    epochs(sample, options, 2)
+    make_epochs(sample, options, 2)
     DeltaTable(options.deciding.table).alter.set_table_properties({"delta.appendOnly": "true"})
     with pytest.raises(RollbackRefusedError, match="append-only"):
         roll_back(options, 1)

@@ -7,17 +7,15 @@ outlive the checkpoints that they tell of. One that is damaged is shown as damag
 from __future__ import annotations
 
 import contextlib
-import getpass
 import logging
-import os
 import random
 import re
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from firnline.checkpoint.payload import decode, encode
 from firnline.checkpoint.store import CheckpointStore
+from firnline.checkpoint.who import who
 from firnline.clock import SystemClock
 from firnline.errors import DamagedError, FirnlineError, NewerFormatError, VersionConflictError
 from firnline.types import Clock, Json, RandomIds
@@ -100,24 +98,6 @@ class AuditEntry:
     version: int
     record: AuditRecord | None
     problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Who:
-    """Who does something: the user, the host and the process."""
-
-    user: str
-    host: str
-    pid: int
-
-
-def who() -> Who:
-    """The user, host and process that this is."""
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):  # a user without a name, as containers have them
-        user = str(os.getuid())
-    return Who(user, socket.gethostname(), os.getpid())
 
 
 def make_record(

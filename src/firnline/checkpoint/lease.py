@@ -8,10 +8,7 @@ or lost is decided in `lease_rules`.
 
 from __future__ import annotations
 
-import getpass
 import logging
-import os
-import socket
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +17,7 @@ from functools import partial
 from firnline.checkpoint.calls import Calls, HungError
 from firnline.checkpoint.lease_rules import LeaseRecord, Sight, Tenure, Verdict, Watch
 from firnline.checkpoint.store import CheckpointStore
+from firnline.checkpoint.who import who
 from firnline.errors import CheckpointError, DamagedError, FencedError, NewerFormatError, VersionConflictError
 from firnline.faults import fault_point
 from firnline.types import Clock
@@ -84,11 +82,12 @@ class Lease:
             return self._confirm(sight, sight.record)  # an earlier try whose answer was lost
         now = self._clock.now().isoformat()
         token = sight.version + 1
+        me = who()
         record = LeaseRecord(
             holder=self._run,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            user=_user(),
+            host=me.host,
+            pid=me.pid,
+            user=me.user,
             token=token,
             taken_at=now,
             renewed_at=now,
@@ -315,10 +314,3 @@ def lost_error(lease: Lease) -> FencedError:
     if rival.released:
         return FencedError(f"{rival.told} took the lease over, and has ended")
     return FencedError(f"{rival.told} took the lease over (token {rival.token})", holder=rival.holder)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())

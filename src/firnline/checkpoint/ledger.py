@@ -191,6 +191,15 @@ class Ledger:
                 yield entry
                 ref = entry.previous
 
+    def entries(self, tip: EntryRef | None) -> Iterator[tuple[LedgerEntry, EntryRef]]:
+        """The entries that are not folded yet, with what names them, newest first. LedgerHoleError as in `chain`."""
+        ref = tip
+        for link in self.chain(tip):
+            if isinstance(link, Fold) or ref is None:
+                return
+            yield link, ref
+            ref = link.previous
+
     def chain_names(self, tip: EntryRef) -> list[str]:
         """The names of the files that the true history consists of, newest first. LedgerHoleError as in `chain`."""
         found: list[str] = []
@@ -212,15 +221,10 @@ class Ledger:
             return 0
         entries: list[LedgerEntry] = []
         refs: list[EntryRef] = []
-        ref: EntryRef | None = tip
-        for link in self.chain(tip):
-            if isinstance(link, Fold):
-                break
-            assert ref is not None
-            if link.epoch < floor:
-                entries.append(link)
+        for entry, ref in self.entries(tip):
+            if entry.epoch < floor:
+                entries.append(entry)
                 refs.append(ref)
-            ref = link.previous
         if len(entries) < FOLD_ENTRIES:
             return 0
         inputs: dict[str, list[dict[str, Json]]] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import takewhile
 
 from firnline.checkpoint.codec import short_number
 from firnline.checkpoint.ledger import Fold, LedgerEntry
@@ -229,14 +230,7 @@ def check_staged(sink: DeltaSink, entry: LedgerEntry) -> None:
 
 def ahead_of(parts: Parts, tip: EntryRef | None, epoch: int) -> Iterator[tuple[LedgerEntry, EntryRef]]:
     """The entries of the chain down from `tip` that lie above an epoch, oldest first."""
-    found: list[tuple[LedgerEntry, EntryRef]] = []
-    ref = tip
-    for entry in parts.entries(tip):
-        if ref is None or entry.epoch <= epoch:
-            break
-        found.append((entry, ref))
-        ref = entry.previous
-    return reversed(found)
+    return reversed(list(takewhile(lambda pair: pair[0].epoch > epoch, parts.ledger.entries(tip))))
 
 
 def _since_restore(ahead: list[tuple[LedgerEntry, EntryRef]]) -> list[tuple[LedgerEntry, EntryRef]]:
@@ -260,16 +254,15 @@ def _find_held(parts: Parts, jump: LedgerEntry, epoch: int, digest: int | None) 
 
 def _search(parts: Parts, start: EntryRef | None, epoch: int, digest: int | None) -> EntryRef | None:
     """An entry by epoch and digest, down a chain and down the chains that its jumps left."""
-    ref, left = start, []
+    left = []
     try:
-        for entry in parts.entries(start):
-            if ref is None or ref.epoch < epoch:
+        for entry, ref in parts.ledger.entries(start):
+            if ref.epoch < epoch:
                 break
             if ref.epoch == epoch and short_number(ref.checksum) == digest:
                 return ref
             if entry.is_jump:
                 left.append(entry.onto)
-            ref = entry.previous
     except LedgerHoleError:
         pass  # what was left behind is swept in time; a sink is never behind the floor
     return next((found for one in left if (found := _search(parts, one, epoch, digest)) is not None), None)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import logging
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
 from firnline.checkpoint.codec import canonical, parse, seal, unseal
+from firnline.checkpoint.who import who
 from firnline.errors import DamagedError, FirnlineError
 from firnline.storage import Storage
 from firnline.types import Clock, Json
@@ -34,9 +35,7 @@ class RunHistory:
         self._body: dict[str, Json] = {
             "run": run,
             "pipeline": pipeline,
-            "user": _user(),
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
+            **asdict(who()),
             "started_at": started.isoformat(),
             "ended_at": None,
             "status": "running",
@@ -151,10 +150,3 @@ def has_died(run: dict[str, Json]) -> bool:
     except PermissionError:
         pass
     return False
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())

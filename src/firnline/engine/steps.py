@@ -233,14 +233,9 @@ class Steps:
         """The ledger entry of a decided epoch: what every further sink is given, and nothing else."""
         if epoch in self.flight.recent:
             return self.flight.recent[epoch]
-        ref = self.held.entry
-        for entry in self._parts.entries(self.held.entry):
-            assert ref is not None
+        for entry, ref in self._parts.ledger.entries(self.held.entry):
             if entry.epoch == epoch:
                 return entry, ref
-            if entry.previous is None:
-                break
-            ref = entry.previous
         raise LedgerHoleError(f"the ledger entry of epoch {epoch} is needed by a sink that lags", epoch=epoch)
 
     def find_receipt(self, name: str, epoch: int) -> m.Event:

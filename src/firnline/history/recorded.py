@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.checkpoint.record import CheckpointRecord
 from firnline.checkpoint.store import CheckpointStore
 from firnline.checkpoint.transfer import Truth
@@ -56,22 +55,12 @@ def savepoint_epochs(parts: Parts) -> frozenset[int]:
     return frozenset(pin.epoch for pin in load_pins(parts.storage, parts.options.name) if pin.completed)
 
 
-def walk_entries(parts: Parts, tip: EntryRef | None) -> Iterator[tuple[LedgerEntry, EntryRef]]:
-    """The entries of a chain that are not folded yet, with their references, newest first."""
-    ref = tip
-    for link in parts.ledger.chain(tip):
-        if isinstance(link, Fold) or ref is None:
-            return
-        yield link, ref
-        ref = link.previous
-
-
 def load_truth(parts: Parts) -> Truth:
     """What the deciding sink holds, for comparing copies with it."""
     held = parts.load()
     entries: dict[int, EntryRef] = {}
     try:
-        entries.update((ref.epoch, ref) for _, ref in walk_entries(parts, held.entry))
+        entries.update((ref.epoch, ref) for _, ref in parts.ledger.entries(held.entry))
     except LedgerHoleError:
         entries.clear()  # nothing is compared with a chain that is broken, but the newest epoch still is
     return Truth(
@@ -85,7 +74,7 @@ def load_truth(parts: Parts) -> Truth:
 
 def records_from_ledger(parts: Parts) -> Iterator[CheckpointRecord]:
     """The records that a store would have of the entries that are not folded yet, newest first."""
-    for entry, ref in walk_entries(parts, parts.load().entry):
+    for entry, ref in parts.ledger.entries(parts.load().entry):
         sinks = {
             name: {
                 "rows": sum(int(f["rows"]) for f in files),

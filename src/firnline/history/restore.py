@@ -291,14 +291,12 @@ class _Restore:
         """Input that was read after the savepoint and is gone from the source, where the history tells."""
         name = self._parts.source.name
         records: list[dict[str, Json]] = []
-        ref = look.newest.entry
         try:
-            for entry in self._parts.entries(look.newest.entry):
+            for entry, ref in self._parts.ledger.entries(look.newest.entry):
                 if ref == self._saved.entry and look.newest.checkpoint is not None:
                     position = look.newest.checkpoint.positions[name]
                     return self._parts.source.find_unavailable(position, records)
                 records += entry.inputs.get(name, [])
-                ref = entry.previous
         except (FirnlineError, OSError) as error:
             return [f"unknown, the source cannot be looked at ({error})"] if records else []
         return []

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -44,10 +42,9 @@ class Copies:
     def pinned(self, plans: Sequence[SinkRestore]) -> Iterator[Copies]:
         """Keep sweeps from the copies until a commit or the ledger names them."""
         storages = [plan.sink.storage for plan in plans if plan.version is None]
-        facts: dict[str, Json] = {"savepoint": self._saved.id, "host": socket.gethostname(), "pid": os.getpid()}
         try:
             for storage in storages:
-                put_restore_pin(storage, self._attempt, facts)
+                put_restore_pin(storage, self._attempt, savepoint=self._saved.id)
             yield self
         finally:  # after a failure, too: copies that a commit may name are named by a staged entry by then
             for storage in storages:

@@ -49,6 +49,10 @@ class RollbackPlan:
     not_undone: list[str] = field(default_factory=list)
     refusals: list[RollbackRefusedError] = field(default_factory=list)
 
+    def restored(self) -> dict[str, tuple[str, ...]]:
+        """The files that come back, per table."""
+        return {sink.table: sink.restored for sink in self.sinks}
+
     def check(self) -> None:
         """Raise what stands in the way, all of it in one message."""
         if not self.refusals:
@@ -116,10 +120,10 @@ class Rollback:
         def look(generation: int) -> tuple[LedgerEntry, Held]:
             found = self._look()
             found.plan.check()
-            if not plans:  # files that come back are kept from sweeps, and looked for once more under that
-                pins.keep({sink.table: sink.restored for sink in found.plan.sinks})
+            if pins.keep(found.plan.restored()):  # more than the first look found: looked for once more under the pin
                 found = self._look()
                 found.plan.check()
+            if not plans:
                 self._ask_again(found)
             plans.append(found.plan)
             return self._entry(found, run, generation), found.committed
@@ -129,6 +133,7 @@ class Rollback:
             on_record(self._parts, "rollback", run, from_epoch=first.plan.from_epoch, to_epoch=self._to, **names),
             RestorePins(self._parts) as pins,
         ):
+            pins.keep(first.plan.restored())  # from sweeps; whether the files are there is looked at under the pin
             receipt = perform_jump(self._parts, run, look, tell, goes_on_from=first.target_ref, leave=self._leave)
         return plans[-1], receipt
 
@@ -228,19 +233,14 @@ class Rollback:
             raise RollbackRefusedError(f"the table stands at epoch {self._to} already")
         undone: list[LedgerEntry] = []
         known: list[int] = []
-        ref = newest.entry
         try:
-            for entry in self._parts.entries(newest.entry):
-                assert ref is not None
+            for entry, ref in self._parts.ledger.entries(newest.entry):
                 if entry.epoch == self._to and entry.kind != "baseline":
                     return undone, entry, ref
                 known.append(entry.epoch)
                 if entry.epoch < self._to:
                     break
                 undone.append(entry)
-                if entry.previous is None:
-                    break
-                ref = entry.previous
         except LedgerHoleError as error:
             raise RollbackRefusedError(f"the way back to epoch {self._to} has a hole: {error.message}") from error
         floor = committed.checkpoint.floor if committed.checkpoint else 0

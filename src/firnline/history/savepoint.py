@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from firnline.checkpoint.audit import who
 from firnline.checkpoint.savepoint import (
     MANIFEST,
     SavedBytes,
@@ -29,6 +28,7 @@ from firnline.checkpoint.savepoint import (
     ledger_key,
     quarantine_key,
 )
+from firnline.checkpoint.who import who
 from firnline.engine.parts import Parts
 from firnline.errors import CheckpointError, ConfigError, DamagedError, SinkError
 from firnline.faults import fault_point

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from firnline.checkpoint.codec import canonical, parse, seal, unseal
+from firnline.checkpoint.who import this_process
 from firnline.engine.parts import Parts
 from firnline.errors import DamagedError, NewerFormatError
 from firnline.faults import fault_point
@@ -105,10 +104,11 @@ def _keys(storage: Storage) -> Iterator[str]:
             yield f"{PINS}/{stat.name.rsplit('/', 1)[-1]}"
 
 
-def put_restore_pin(storage: Storage, attempt: str, facts: dict[str, Json]) -> None:
+def put_restore_pin(storage: Storage, attempt: str, **facts: Json) -> None:
     """Keep the files that a restore is writing from sweeps; one that is left behind is let go of after a day."""
     fault_point("restore.pin.before")
-    storage.put(_restore_key(attempt), canonical(seal({"kind": "restore", "attempts": [attempt], **facts})))
+    pin = {"kind": "restore", "attempts": [attempt], **this_process(), **facts}
+    storage.put(_restore_key(attempt), canonical(seal(pin)))
     fault_point("restore.pin.after")
 
 
@@ -127,20 +127,23 @@ class RestorePins:
     def __init__(self, parts: Parts) -> None:
         self._storages = {sink.storage.root: sink.storage for sink in parts.sinks}
         self._attempt = parts.ids.new()
-        self._put: list[Storage] = []
+        self._kept: dict[str, set[str]] = {}
 
-    def keep(self, files: Mapping[str, Sequence[str]]) -> None:
-        """Pin files, per table; a table that gets none back needs no pin."""
+    def keep(self, files: Mapping[str, Sequence[str]]) -> bool:
+        """Pin files, per table; says whether some were not pinned yet. A table that gets none back needs no pin."""
+        more = False
         for table, paths in files.items():
-            if paths:
-                facts: dict[str, Json] = {"files": list(paths), "host": socket.gethostname(), "pid": os.getpid()}
-                put_restore_pin(self._storages[table], self._attempt, facts)
-                self._put.append(self._storages[table])
+            kept = self._kept.get(table, set())
+            if not kept.issuperset(paths):
+                more = True
+                self._kept[table] = kept | set(paths)
+                put_restore_pin(self._storages[table], self._attempt, files=sorted(self._kept[table]))
+        return more
 
     def __enter__(self) -> RestorePins:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for storage in self._put:
+        for table in self._kept:
             with contextlib.suppress(OSError):  # one that is left is let go of a day after this process
-                delete_restore_pin(storage, self._attempt)
+                delete_restore_pin(self._storages[table], self._attempt)

@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import random
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from deltalake import CommitProperties, PostCommitHookProperties
 from deltalake.transaction import AddAction, RemoveAction
 
 from firnline.checkpoint.codec import FORMAT, canonical
+from firnline.checkpoint.who import this_process
 from firnline.errors import CommitConflictError, CommitUnknownError, ConfigError, SinkError
 from firnline.sinks.delta.log import INFO_KEY
 from firnline.sinks.delta.table import Table, add_action
@@ -195,7 +194,7 @@ class _Compaction:
     def _compact_batch(self, batch: list[Bin], attempt: str) -> bool:
         """Write and commit some bins; False when others made them void, and nothing was changed."""
         pin = f"{PINS}/compaction-{attempt}.json"
-        body = {"format": FORMAT, "kind": "compaction", "attempts": [attempt], **_self()}
+        body = {"format": FORMAT, "kind": "compaction", "attempts": [attempt], **this_process()}
         self._storage.put(pin, canonical(body))  # step 1
         done: list[_Rewritten] = []
         try:
@@ -308,7 +307,3 @@ def _batches(bins: list[Bin]) -> Iterable[list[Bin]]:
             held, size = [], 0
     if held:
         yield held
-
-
-def _self() -> dict[str, Json]:
-    return {"host": socket.gethostname(), "pid": os.getpid()}

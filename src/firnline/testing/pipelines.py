@@ -22,6 +22,7 @@ from firnline.options import (
 )
 from firnline.sinks.base import Held
 from firnline.testing.local import LocalEngine
+from firnline.testing.samples import SampleInput
 
 logger = logging.getLogger(__name__)
 
@@ -128,3 +129,16 @@ def run_once(
     told = Recorder()
     runner = Runner(parts, LocalEngine(threads), told, once=True, accept_duplicates=accept_duplicates)
     return LocalRun(runner.run(), told, parts)
+
+
+def run_to_end(options: PipelineOptions) -> None:
+    """Run until the input is exhausted; a run that fails is an error of the test."""
+    run = run_once(options)
+    assert run.exit_code == 0, run.result
+
+
+def make_epochs(sample: SampleInput, options: PipelineOptions, count: int, first: int = 1) -> None:
+    """One file of three records and one run for each epoch, named by the number."""
+    for number in range(first, first + count):
+        sample.add(f"f{number:03d}.json", 3)
+        run_to_end(options)

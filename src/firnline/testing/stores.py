@@ -63,6 +63,7 @@ class StoreConformance:
         assert list(store.list()) == []
 
     def test_every_put_is_a_new_version(self, store: CheckpointStore) -> None:
+        assert store.supports_versioning()
         assert [store.put_raw("p", data) for data in (b"one", b"two", b"two", b"")] == [1, 2, 3, 4]
         assert store.get_raw("p") == b""
         assert [store.get_version_raw("p", n) for n in range(6)] == [None, b"one", b"two", b"two", b"", None]

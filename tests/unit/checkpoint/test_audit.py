@@ -15,12 +15,12 @@ from firnline.checkpoint.audit import (
     audited,
     load_audit,
     make_record,
-    who,
 )
 from firnline.checkpoint.store import CheckpointStore
 from firnline.checkpoint.stores.file import FileStore
 from firnline.checkpoint.stores.memory import MemoryStore
 from firnline.checkpoint.stores.sqlite import SqliteStore
+from firnline.checkpoint.who import who
 from firnline.errors import ConfigError, DamagedError, VersionConflictError
 
 KINDS = ("memory", "file", "sqlite")

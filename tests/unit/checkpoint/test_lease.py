@@ -281,22 +281,6 @@ def test_jumps_of_the_wall_clock_change_nothing(moves: list[tuple[int, float, st
 # -- on a store ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    from firnline.testing.s3 import running_s3
-
-    with running_s3() as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    from firnline.testing.postgres import running_postgres
-
-    with running_postgres() as server:
-        yield server.dsn
-
-
 def store_options(kind: str, request: pytest.FixtureRequest, folder: Path) -> StoreOptions:
     if kind == "s3":
         server = request.getfixturevalue("s3")
