@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cases, staging, stores, tiers
+from benchmarks import cases, staging, state, state_exchange, stores, tiers, upsert
 
 CASES: dict[str, Callable[[cases.World], list[cases.Row]]] = {
     "throughput": cases.throughput,
@@ -35,6 +35,13 @@ CASES: dict[str, Callable[[cases.World], list[cases.Row]]] = {
     "stores": stores.stores,
     "packing": stores.packing,
     "rollback": tiers.rollback,
+    "upsert": upsert.upsert,
+    "keyed-aggregation": state.keyed_aggregation,
+    "state-size": state.state_size,
+    "checkpoint-bytes": state.checkpoint_bytes,
+    "restart": state.restart,
+    "rescale": state.rescale,
+    "exchange": state_exchange.exchange_choice,
     "growth": stores.growth,  # last: it deletes so many files that the disk is slow for a while
 }
 

@@ -41,7 +41,7 @@ STARTS = 15
 def _options(source: Path, table: Path, checkpoint: CheckpointOptions, **batch: Any) -> PipelineOptions:
     return PipelineOptions(
         name="bench",
-        source=FileSourceOptions("records", str(source)),
+        sources=(FileSourceOptions("records", str(source)),),
         sinks=(DeltaSinkOptions("delta", str(table)),),
         batch=BatchOptions(**batch),
         checkpoint=checkpoint,
@@ -273,7 +273,7 @@ def _check_rolled_back(parts: Parts, plan: RollbackPlan, epoch: int, files: int)
     held = parts.deciding.load()
     assert held.checkpoint is not None
     assert held.epoch == epoch == plan.new_epoch
-    assert held.checkpoint.positions == {parts.source.name: plan.position_then}
+    assert held.checkpoint.positions == plan.positions_then
 
 
 @contextmanager

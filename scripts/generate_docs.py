@@ -72,7 +72,7 @@ def _section(title: str, model: dict[str, Any], schema: dict[str, Any]) -> list[
 
 
 def _default(value: Any) -> str:
-    return "" if value in (None, {}, []) else f"`{value}`".replace("True", "true").replace("False", "false")
+    return "" if value in (None, "", {}, []) else f"`{value}`".replace("True", "true").replace("False", "false")
 
 
 def _about(prop: dict[str, Any], schema: dict[str, Any]) -> str:

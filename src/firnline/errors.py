@@ -15,16 +15,21 @@
     |  `- StoreUnsafeError         the storage has no put-if-absent                   (exit 1)
     |- FencedError                 a newer generation owns this pipeline              (exit 5)
     |- EngineError                 Spark could not do the work                        (exit 3)
+    |  `- WorkerLostError          a worker died, hung or did not end in time
     |- ControlError                a running pipeline could not be told something     (exit 1)
     |  `- NotRunningError          no run of the pipeline is reachable here
     `- CheckpointError             what is stored cannot be trusted                   (exit 1)
        |- DamagedError             a stored value does not match its checksum or shape
        |- CheckpointLostError      no intact copy tells the newest epoch
        |- LedgerHoleError          an entry of the ledger chain is missing or damaged
+       |- StateDamagedError        a file of keyed state is missing or not what was written
        |- NewerFormatError         written by a newer Firnline
        |- VersionConflictError     somebody else put a newer version into the store
        |- StoreReadOnlyError       the store is a view or a copy; what it shows lives elsewhere
        |- StoreAheadError          the store or a tier knows more than the sink
+       |- StateIncompleteError     a checkpoint of state was never completed, or was aborted
+       |- StateConflictError       a checkpoint of state was begun or decided otherwise
+       |- StateLostError           no tier has an operator's state, and it cannot be made again
        `- RollbackRefusedError     one cannot go back there; the message says why
 
 Every error has a stable `code`, says whether a retry is safe, and hints at the next step. Errors
@@ -184,6 +189,13 @@ class EngineError(FirnlineError):
     default_hint = "Run again; the epoch is repeated from the last checkpoint. --debug shows Spark's own words."
 
 
+class WorkerLostError(EngineError):
+    """A task did not come back: its worker died, hung, or did not end in time."""
+
+    code = "worker-lost"
+    default_hint = "The epoch is tried again; raise checkpoint.timeout_ms if its shards need longer than that."
+
+
 class ControlError(FirnlineError):
     """A running pipeline could not be told something, or did not do it in time."""
 
@@ -226,6 +238,13 @@ class LedgerHoleError(CheckpointError):
     default_hint = "Late files cannot be told from processed ones; restore the entry, or set late_files: ignore."
 
 
+class StateDamagedError(CheckpointError):
+    """A file of keyed state is missing, or does not match its checksum, and no other copy is intact."""
+
+    code = "state-damaged"
+    default_hint = "Bring the file back from a backup or the remote tier, or go back: see `firnline checkpoints`."
+
+
 class NewerFormatError(CheckpointError):
     """Written by a newer Firnline than this one."""
 
@@ -252,6 +271,30 @@ class StoreAheadError(CheckpointError):
 
     code = "store-ahead"
     default_hint = "The table was replaced or restored: bring back the right one, or delete the store's copy."
+
+
+class StateIncompleteError(CheckpointError):
+    """A checkpoint of state was never completed, was aborted, or lacks metadata."""
+
+    code = "state-incomplete"
+    default_hint = "See `firnline checkpoints`; another tier or an older checkpoint is used where there is one."
+
+
+class StateLostError(CheckpointError):
+    """No tier has an operator's state any more, and the epochs since an older one cannot be folded again."""
+
+    code = "state-lost"
+    default_hint = (
+        "Bring the state's folder, the remote tier or the input files back; or go back to a savepoint, "
+        "or start over: firnline run --fresh-after EPOCH --truncate"
+    )
+
+
+class StateConflictError(CheckpointError):
+    """A checkpoint of state was begun or decided otherwise by somebody else; what stands there stays."""
+
+    code = "state-conflict"
+    default_hint = "Run again: the epoch is repeated under a new attempt, with files of its own."
 
 
 class RollbackRefusedError(CheckpointError):

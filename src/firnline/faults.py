@@ -42,6 +42,7 @@ DURABLE_CALLS = (
     "lease.renew",
     "lease.release",
     "stage.file",
+    "upsert.rewrite",
     "stage.quarantine",
     "savepoint.pin",
     "savepoint.copy",
@@ -49,6 +50,16 @@ DURABLE_CALLS = (
     "savepoint.delete",
     "restore.pin",
     "restore.copy",
+    "state.run",
+    "state.timers",
+    "state.repair",
+    "state.begin",
+    "state.shard",
+    "state.commit",
+    "state.abort",
+    "state.sweep",
+    "state.replicate",
+    "state.export",
 )
 # Steps of the epoch (DESIGN: plan -> run -> stage -> commit -> record -> acknowledge).
 STEPS = ("epoch.plan", "epoch.run", "epoch.stage", "epoch.commit", "epoch.record", "epoch.acknowledge")

@@ -53,6 +53,9 @@ class DeltaSinkOptions:
 
     name: str
     table: str  # absolute path or URI
+    input: str = ""  # a source, an operator or one of its ports (`totals.late`); empty: the only source
+    write: Literal["append", "upsert"] = "append"  # upsert: changelog rows change the rows with their key
+    key: tuple[str, ...] = ()  # upsert: the columns that identify a row
     required: bool = True
     mode: Literal["direct", "staged"] = "direct"  # staged: a committer makes what is staged true
     max_pending_units: int | None = None  # staged: wait while so many units are pending
@@ -61,6 +64,47 @@ class DeltaSinkOptions:
     file_size_mb: int = 128
     interop: Literal["auto", "blizzard", "none"] = "auto"  # auto: on tables that Firnline created
     storage_options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorOptions:
+    """One operator: SQL, a built-in one that keeps state, or a user's own class.
+
+    `settings` is plain JSON, checked by the spec's model of the type: it travels to workers.
+    """
+
+    name: str
+    type: str  # sql, aggregate, deduplicate, correlate, or module:Class
+    inputs: tuple[str, ...]  # sources, operators or ports of operators
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    interval_ms: int | None = None  # checkpoint.mode per_operator: how often it is snapshot; None: every epoch
+    initial_state: str = ""  # an exported state that it begins with, when it has none of its own
+    renamed_from: str = ""  # the name under which a checkpoint holds its state
+
+    @property
+    def is_sql(self) -> bool:
+        return self.type == "sql"
+
+
+@dataclass(frozen=True, slots=True)
+class StateOptions:
+    """How keyed state is spread over tasks, and what happens when a worker is lost."""
+
+    shards: int | None = None  # None: as many as tasks run at once when the pipeline begins
+    key_groups: int = 128  # fixed for the life of a pipeline
+    on_worker_loss: Literal["replace", "absorb"] = "replace"
+    worker_ping_secs: float = 5.0
+    dropped: tuple[str, ...] = ()  # operators that a checkpoint has state of and the spec no longer has
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerOptions:
+    """When a checkpoint of the state is made: at the first epoch that any of these asks for."""
+
+    every_epochs: int | None = 1
+    every_ms: int | None = None
+    every_records: int | None = None
+    event_time_ms: int | None = None  # when a watermark passes a multiple of this
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +170,12 @@ class CheckpointOptions:
     local: LocalTierOptions | None = None
     remote: RemoteTierOptions | None = None
     lease_seconds: float = 15.0
+    mode: Literal["aligned", "per_operator"] = "aligned"
+    trigger: TriggerOptions = TriggerOptions()
+    timeout_ms: int = 60_000  # a checkpoint that is not complete by then is aborted
+    max_pause_ms: int = 200  # a longer pause is warned about
+    keep_checkpoints: int = 3  # complete checkpoints of state that are kept, at least
+    keep_aborted_secs: float = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +187,19 @@ class StagingOptions:
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """One pipeline: a file source into Delta tables. The first required sink decides."""
+    """One pipeline: file sources, operators, Delta tables. The first required sink decides."""
 
     name: str
-    source: FileSourceOptions
+    sources: tuple[FileSourceOptions, ...]
     sinks: tuple[DeltaSinkOptions, ...]
+    operators: tuple[OperatorOptions, ...] = ()  # in the order of the spec
+    state: StateOptions = StateOptions()
     batch: BatchOptions = BatchOptions()
     restart: RestartOptions = RestartOptions()
     checkpoint: CheckpointOptions = CheckpointOptions()
     staging: StagingOptions = StagingOptions()
     spark: Mapping[str, str] = field(default_factory=dict)
+    operator_paths: tuple[str, ...] = ()  # folders that a user's own operators may be loaded from
 
     @property
     def deciding(self) -> DeltaSinkOptions:
@@ -155,4 +208,9 @@ class PipelineOptions:
 
     def describe(self) -> dict[str, Any]:
         """Facts for logs and `--json`, without secrets."""
-        return {"pipeline": self.name, "source": self.source.path, "sinks": [s.table for s in self.sinks]}
+        return {
+            "pipeline": self.name,
+            "sources": {s.name: s.path for s in self.sources},
+            "operators": [o.name for o in self.operators],
+            "sinks": [s.table for s in self.sinks],
+        }

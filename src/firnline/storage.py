@@ -132,6 +132,10 @@ class LocalStorage:
     def _path(self, key: str) -> str:
         return os.path.join(self.root, key) if key else self.root
 
+    def path_of(self, key: str) -> str:
+        """Where a key lies, for those who map it into memory."""
+        return self._path(key)
+
     def get(self, key: str) -> bytes:
         return Path(self._path(key)).read_bytes()
 

@@ -234,7 +234,7 @@ def test_a_foreign_local_copy_is_passed_over(options: PipelineOptions, sample: S
     other = replace(
         options,
         name="other",
-        source=replace(options.source, path=str(other_input.folder)),
+        sources=(replace(options.sources[0], path=str(other_input.folder)),),
         sinks=(replace(options.sinks[0], table=str(tmp_path / "out2")),),
     )
     start(options)

@@ -127,7 +127,7 @@ def test_a_running_pipeline_is_taken_over(launcher: Launcher, sample: SampleInpu
     while not (table / "_delta_log").exists() or table_ids(table) != sample.ids:
         assert time.monotonic() < deadline, running.log()
         time.sleep(0.05)
-    stopped = replace(options, source=replace(options.source, poll_interval_secs=30))
+    stopped = replace(options, sources=(replace(options.sources[0], poll_interval_secs=30),))
     running.signal(signal.SIGSTOP)  # so that the new file is the successor's
     sample.add("b1.json", 4)
     assert run_once(stopped).exit_code == 0

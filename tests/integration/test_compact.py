@@ -21,9 +21,9 @@ import firnline.staging.compact
 from firnline import faults
 from firnline.errors import CommitConflictError, CommitUnknownError, ConfigError, SinkError
 from firnline.options import PipelineOptions
+from firnline.sinks.delta.contents import find_removable
 from firnline.staging.compact import CompactTable, compact
 from firnline.staging.gc import gc
-from firnline.staging.rewrite import find_removable
 from firnline.staging.vacuum import vacuum
 from firnline.testing.pipelines import run_once
 from firnline.testing.samples import SampleInput, quarantined, table_ids

@@ -59,7 +59,7 @@ def test_a_file_that_was_late_to_a_lost_epoch_waits_for_its_turn(tmp_path: Path,
     folder.mkdir()
     for number in range(6):
         (folder / f"f{number:02}.json").write_text("{}\n")
-    source = FileSource(make_options().source, once=True)
+    source = FileSource(make_options().sources[0], once=True)
     ahead = FileState(str(folder), mark=str(folder / "f05.json"))
     known = {str(folder / f"f{n:02}.json"): "" for n in range(5)}
     assert [s.name for s in source.reconcile(ahead.to_json(), known).late] == [str(folder / "f05.json")]

@@ -292,7 +292,9 @@ def test_a_moved_source_is_told_before_anything_is_changed(
     _, path = save(options)
     epochs(sample, options, 1, first=3)
     os.rename(tmp_path / "in", tmp_path / "moved")
-    there = dataclasses.replace(options, source=dataclasses.replace(options.source, path=str(tmp_path / "moved")))
+    there = dataclasses.replace(
+        options, sources=(dataclasses.replace(options.sources[0], path=str(tmp_path / "moved")),)
+    )
     moved = (str(tmp_path / "in"), str(tmp_path / "moved"))
     version = DeltaTable(options.deciding.table).version()
     with pytest.raises(SourceMovedError) as caught:

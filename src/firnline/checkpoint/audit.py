@@ -22,7 +22,10 @@ from firnline.types import Clock, Json, RandomIds
 
 logger = logging.getLogger(__name__)
 
-WHATS = ("rollback", "savepoint-create", "savepoint-dispose", "restore", "import", "delete", "fresh-start")
+WHATS = (
+    "rollback", "savepoint-create", "savepoint-dispose", "restore", "import", "delete", "fresh-start", "rescale",
+    "import-state",
+)  # fmt: skip
 TRIES = 1000  # each is another record that landed first
 _FAILURES = 3  # of the machine, in a row; the same put again is safe
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+@")  # user and password in a URI

@@ -20,7 +20,7 @@ from firnline.storage import Storage
 from firnline.types import EntryRef, Json
 
 FOLD_ENTRIES = 128  # entries per fold: a fold stays a few MB, and a year of minutes a few thousand files
-JUMPS = ("rollback", "fresh", "restore")
+JUMPS = ("rollback", "fresh", "restore", "rescale", "import")
 _READERS = 8
 
 
@@ -41,8 +41,8 @@ class LedgerEntry:
     `inputs` lists, per source, every file with its record range, size and etag. `staged` lists, per sink,
     what a commit adds; a sink that lags is given exactly that. `kind` is `epoch`; `baseline` for what another
     tool's log had read before Firnline took over; or one of `JUMPS`, an epoch that reads nothing and takes the
-    pipeline elsewhere: then `previous` is the entry that the history goes on from, `onto` the one that the
-    deciding sink held, and `jump` says what was done.
+    pipeline elsewhere, or changes its operators' state: then `previous` is the entry that the history goes on from,
+    `onto` the one that the deciding sink held, and `jump` says what was done.
     """
 
     checkpoint: Checkpoint
@@ -50,7 +50,9 @@ class LedgerEntry:
     inputs: dict[str, list[dict[str, Json]]]
     staged: dict[str, list[dict[str, Json]]] = field(default_factory=dict)
     quarantine: list[dict[str, Json]] = field(default_factory=list)
-    schema: list[dict[str, Json]] = field(default_factory=list)
+    schema: list[dict[str, Json]] = field(default_factory=list)  # of the staged files of every sink, but for `schemas`
+    schemas: dict[str, list[dict[str, Json]]] = field(default_factory=dict)  # of sinks whose rows have other columns
+    epoch_time: str = ""  # what operators were told of the time, and are told again
     durations_ms: dict[str, int] = field(default_factory=dict)
     previous_checkpoint: str = ""  # checksum of the checkpoint before
     kind: str = "epoch"
@@ -64,6 +66,10 @@ class LedgerEntry:
     @property
     def is_jump(self) -> bool:
         return self.kind in JUMPS
+
+    def schema_of(self, sink: str) -> list[dict[str, Json]]:
+        """The columns of what is staged for a sink."""
+        return self.schemas.get(sink, self.schema)
 
     def to_bytes(self) -> bytes:
         """The durable text. The inputs have a checksum of their own, so that they outlive a damaged checkpoint."""
@@ -80,6 +86,8 @@ class LedgerEntry:
                 "schema": self.schema,
                 "durations_ms": self.durations_ms,
                 "previous_checkpoint": self.previous_checkpoint,
+                **({"schemas": self.schemas} if self.schemas else {}),
+                **({"epoch_time": self.epoch_time} if self.epoch_time else {}),
                 **elsewhere,
             }
         )
@@ -103,6 +111,8 @@ class LedgerEntry:
                 kind=str(body["kind"]),
                 onto=EntryRef.from_json(body["onto"]) if body.get("onto") else None,
                 jump=dict(body.get("jump") or {}),
+                schemas=dict(body.get("schemas", {})),
+                epoch_time=str(body.get("epoch_time", "")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"{what} lacks {error}", what=what) from error

@@ -25,6 +25,7 @@ class Checkpoint:
     positions: dict[str, Json]
     state: dict[str, Json] = field(default_factory=dict)  # operator -> snapshot references
     watermarks: dict[str, Json] = field(default_factory=dict)
+    columns: dict[str, Json] = field(default_factory=dict)  # of sources whose rows go through operators
     schema_fingerprint: str = ""
     schema_version: int = 0
     floor: int = 0
@@ -44,6 +45,7 @@ class Checkpoint:
                 "watermarks": self.watermarks,
                 "schema": {"fingerprint": self.schema_fingerprint, "version": self.schema_version},
                 "floor": self.floor,
+                **({"columns": self.columns} if self.columns else {}),
             }
         )
 
@@ -74,6 +76,7 @@ class Checkpoint:
                 positions=body["positions"],
                 state=body["state"],
                 watermarks=body.get("watermarks", {}),
+                columns=body.get("columns", {}),
                 schema_fingerprint=str(body["schema"]["fingerprint"]),
                 schema_version=int(body["schema"]["version"]),
                 floor=int(body["floor"]),

@@ -6,6 +6,7 @@ A savepoint is a folder that belongs to the user. Every name in it is relative, 
     ledger/<name>      the ledger chain of its epoch, byte for byte
     quarantine/<name>  the quarantine that the chain names
     data/<sink>/<path> with copies: the data files
+    state/<path>       with copies: the files of operators' state
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from firnline.storage import Storage
 from firnline.types import EntryRef, Json
 
 MANIFEST = "savepoint.json"
+STATE = "state"
 MAX_MANIFEST_BYTES = 1 << 30
 MAX_BYTES = 1 << 30  # of one file that is kept byte for byte
 _ID = re.compile(r"[0-9a-f]{16}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _LEDGER_NAME = re.compile(r"(fold-)?[0-9]{20}-[0-9a-f]+\.json(\.zst)?")
+_STATE_ID = re.compile(r"[0-9]{20}-[a-z0-9][a-z0-9-]{0,63}")
+_STATE_NAME = re.compile(rf"{_STATE_ID.pattern}/(shard_[0-9]{{1,6}}/)?[A-Za-z0-9][A-Za-z0-9_.-]*")
 _QUARANTINE_NAME = re.compile(r"[0-9]{20}-[0-9a-f]+-[0-9a-f]+\.parquet")
 
 
@@ -57,11 +61,19 @@ class SavedSink:
 
 @dataclass(frozen=True, slots=True)
 class SavedBytes:
-    """One file of the ledger chain, or of quarantine, that is kept byte for byte."""
+    """One file of the ledger chain, of quarantine or of state; `sha256` is empty for state without copies."""
 
     name: str
     size_bytes: int
     sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """One checkpoint of operators' state. `digest` stands for all of its files."""
+
+    checkpoint: str
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +91,15 @@ class Savepoint:
     sinks: dict[str, SavedSink]
     ledger: list[SavedBytes] = field(default_factory=list)
     quarantine: list[SavedBytes] = field(default_factory=list)
+    state: list[SavedState] = field(default_factory=list)  # what the checkpoint names
+    state_files: list[SavedBytes] = field(default_factory=list)  # by their names below a home of state
+    state_home: str = ""  # where the state lay
+    state_replayed: list[int] = field(default_factory=list)  # epochs since the snapshots: their input is read again
+
+    @property
+    def state_size_bytes(self) -> int:
+        """Of operators' state, wherever it lies; as the checkpoint tells it, without metadata."""
+        return sum(int(ref["size_bytes"]) for ref in self.checkpoint.state.values())
 
     @property
     def size_bytes(self) -> int:
@@ -93,6 +114,8 @@ class Savepoint:
             for name, sink in self.sinks.items():
                 for file in sink.files:
                     yield data_key(name, file.path)
+            for kept in self.state_files:
+                yield state_key(kept.name)
 
     def to_bytes(self) -> bytes:
         """The durable text."""
@@ -108,8 +131,17 @@ class Savepoint:
             "sinks": {name: asdict(sink) for name, sink in self.sinks.items()},
             "ledger": [asdict(saved) for saved in self.ledger],
             "quarantine": [asdict(saved) for saved in self.quarantine],
+            **({"state": self._state_json()} if self.state else {}),
         }
         return canonical(seal(body)) + b"\n"
+
+    def _state_json(self) -> dict[str, Json]:
+        return {
+            "checkpoints": [asdict(state) for state in self.state],
+            "files": [asdict(saved) for saved in self.state_files],
+            "home": self.state_home,
+            "replayed": self.state_replayed,
+        }
 
     @classmethod
     def from_bytes(cls, data: bytes, what: str = "the savepoint") -> Savepoint:
@@ -121,6 +153,7 @@ class Savepoint:
         """
         try:
             body = unseal(parse(data, what), what)
+            state = body.get("state") or {"checkpoints": [], "files": [], "home": "", "replayed": []}
             found = cls(
                 id=str(body["id"]),
                 pipeline=str(body["pipeline"]),
@@ -133,10 +166,18 @@ class Savepoint:
                 sinks={str(name): _sink(sink) for name, sink in body["sinks"].items()},
                 ledger=[_bytes(saved) for saved in body["ledger"]],
                 quarantine=[_bytes(saved) for saved in body["quarantine"]],
+                state=[SavedState(str(one["checkpoint"]), str(one["digest"])) for one in state["checkpoints"]],
+                state_files=[_bytes(saved) for saved in state["files"]],
+                state_home=str(state["home"]),
+                state_replayed=[int(epoch) for epoch in state["replayed"]],
             )
+            refs = found.checkpoint.state.values()
+            named = {(str(ref["checkpoint"]), str(ref["digest"])) for ref in refs if int(ref["size_bytes"]) >= 0}
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise DamagedError(f"{what} lacks {error}", what=what) from error
         found._check(what)
+        if named != {(one.checkpoint, one.digest) for one in found.state}:
+            raise DamagedError(f"{what} cannot be used: its state is not what its checkpoint names", what=what)
         return found
 
     def _check(self, what: str) -> None:
@@ -161,6 +202,13 @@ def _bad_names(savepoint: Savepoint) -> Iterator[str]:
         for saved in kept:
             if not pattern.fullmatch(saved.name) or not _SHA256.fullmatch(saved.sha256) or saved.size_bytes < 0:
                 yield f"{saved.name!r} is no file of a ledger or of quarantine"
+    for one in savepoint.state:
+        if not _STATE_ID.fullmatch(one.checkpoint) or not _SHA256.fullmatch(one.digest):
+            yield f"{one.checkpoint!r} is no checkpoint of state"
+    for saved in savepoint.state_files:
+        sealed = _SHA256.fullmatch(saved.sha256) if savepoint.copied else saved.sha256 == ""
+        if not _STATE_NAME.fullmatch(saved.name) or saved.size_bytes < 0 or not sealed:
+            yield f"{saved.name!r} is no file of state, or has no size or no checksum"
     for name, sink in savepoint.sinks.items():
         if not _NAME.fullmatch(name) or ".." in name:
             yield f"{name!r} is no name of a sink"
@@ -215,6 +263,11 @@ def quarantine_key(name: str) -> str:
 def data_key(sink: str, path: str) -> str:
     """Where the copy of a data file lies in the savepoint."""
     return f"data/{sink}/{path}"
+
+
+def state_key(name: str) -> str:
+    """Where the copy of a file of state lies in the savepoint."""
+    return f"{STATE}/{name}"
 
 
 def is_relative(key: str) -> bool:

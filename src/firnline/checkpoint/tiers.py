@@ -218,6 +218,32 @@ class Place:
                 seen, before = seen + len(page), page[-1].version
         return None
 
+    def load_since(self, epoch: int) -> list[CheckpointRecord]:
+        """The records of an epoch and of newer ones, newest first; those that cannot be read are left out.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        found: list[CheckpointRecord] = []
+        before: int | None = None
+        with self._lock:
+            if self._store is None and self._is_absent():
+                return found
+            reader = self._reader()
+            try:
+                while page := reader.list_versions(self._pipeline, before=before):
+                    for info in page:
+                        with contextlib.suppress(DamagedError, NewerFormatError):
+                            record = reader.get(self._pipeline, CheckpointRecord, version=info.version)
+                            if record is not None and record.epoch < epoch:
+                                return found
+                            found += [record] if record is not None and not self._foreign(record) else []
+                    before = page[-1].version
+            finally:
+                if reader is not self._store:
+                    reader.close()
+        return found
+
     def _find_version(self, version: int) -> CheckpointRecord | None:
         try:
             found = self._reader().get(self._pipeline, CheckpointRecord, version=version)

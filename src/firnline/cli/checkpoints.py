@@ -24,6 +24,7 @@ COLUMNS = (
     Column("trigger_timestamp"),
     Column("end_to_end_duration_ms", "ms", right=True),
     Column("checkpointed_size_bytes", "bytes", right=True),
+    Column("state_size_bytes", "state", right=True),
     Column("table_version", "version", right=True),
     Column("files", right=True),
     Column("rows", right=True),
@@ -55,10 +56,11 @@ Output (JSON: pipeline, more, damaged [{version, problem}] in store or ledger,
 and checkpoints [...] with these fields):
   id, epoch, status (IN_PROGRESS, COMPLETED, FAILED), is_savepoint,
   trigger_timestamp, latest_ack_timestamp, end_to_end_duration_ms,
-  checkpointed_size_bytes, state_size_bytes, acknowledged (sinks that hold it
-  / sinks), path (sink, local, remote or fresh, for restores), table_version,
-  kind (epoch, baseline, rollback, fresh, restore), generation, run, files,
-  rows, quarantined, last_committed_file, read_from (ledger, store), undone
+  checkpointed_size_bytes, state_size_bytes (of the operators' state that it
+  names), acknowledged (sinks that hold it / sinks), path (sink, local, remote
+  or fresh, for restores), table_version, kind (epoch, baseline, rollback,
+  fresh, restore), generation, run, files, rows, quarantined,
+  last_committed_file, read_from (ledger, store), undone
 With --audit (JSON: pipeline, more, audit [...] with these fields):
   version, at, user, host, pid, run, what (rollback, savepoint-create,
   savepoint-dispose, restore, import, delete, fresh-start), from_epoch,
@@ -118,7 +120,9 @@ def checkpoints(
         )
         return 0
     if found.checkpoints:
-        common.out.table(COLUMNS, [_shown(row) for row in found.checkpoints])
+        stateful = any(row["state_size_bytes"] for row in found.checkpoints)
+        columns = [column for column in COLUMNS if stateful or column.field != "state_size_bytes"]
+        common.out.table(columns, [_shown(row) for row in found.checkpoints])
         if found.more:
             oldest = found.checkpoints[-1]["epoch"]
             common.out.line(f"there are more: --before {oldest} lists the next, --all lists them all")

@@ -30,7 +30,9 @@ Output (JSON fields):
               ended}, set_aside {path: reason}, taken_up, files_read [{path,
               epoch, from, to, status}], or, not of files: changed}}
   schema      from, to {fingerprint, version}, columns {name: {from, to}}
-  watermarks, state   {name: {from, to}}, those that changed
+  watermarks  {operator: {from, to}}, event time, those that changed
+  state       {operator: {from, to}}, those that changed, each {epoch,
+              checkpoint, shards, size_bytes, rows} of the snapshot, or null
   floor, generation   {from, to}
 
 Environment:
@@ -83,13 +85,21 @@ def _lines(found: dict[str, Json]) -> Iterator[str]:
         yield f"source {name}"
         yield from (f"  {line}" for line in _source_lines(source))
     yield from _schema_lines(found["schema"])
-    for what in ("watermarks", "state"):
-        for name, moved in found[what].items():
-            yield f"{what} {name}: {moved['from']} -> {moved['to']}"
+    for name, moved in found["watermarks"].items():
+        yield f"watermark of {name}: {moved['from'] or 'none'} -> {moved['to'] or 'none'}"
+    for name, moved in found["state"].items():
+        yield f"state of {name}: {_state_text(moved['from'])} -> {_state_text(moved['to'])}"
     for what in ("generation", "floor"):
         if found[what]["from"] != found[what]["to"]:
             yield f"{what}: {found[what]['from']} -> {found[what]['to']}"
     yield from (f"note: {note}" for note in found["notes"])
+
+
+def _state_text(snapshot: dict[str, Json] | None) -> str:
+    if snapshot is None:
+        return "none"
+    held = f"{count_text(snapshot['rows'], 'row')}, {size_text(snapshot['size_bytes'])}"
+    return f"{held} in {count_text(snapshot['shards'], 'shard')} (epoch {snapshot['epoch']})"
 
 
 def _source_lines(source: dict[str, Json]) -> Iterator[str]:

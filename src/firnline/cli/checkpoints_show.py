@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
@@ -13,6 +15,7 @@ from firnline.cli.output import Column, Output, count_text, size_text
 
 if TYPE_CHECKING:
     from firnline.history.inspect import EpochView
+    from firnline.history.state_look import OperatorSnapshot
     from firnline.types import Json
 
 EPOCH_HELP = "The epoch, as `firnline checkpoints` lists it."
@@ -39,6 +42,8 @@ Output (JSON fields):
                 {fingerprint, version}, floor, format, checksum
   positions     {source: summary}; of files: last_committed_file,
                 files_in_progress, files_set_aside, root
+  operators     [{operator, epoch, checkpoint, shards, size_bytes, rows,
+                watermark}]: the state, as it was snapshot after that epoch
   entry         the ledger's: epoch, name, checksum; null when unknown
   inputs        {source: files}; null when the entry is folded away
   sinks         [{name, holds, version, committed_at, rows, size_bytes}]
@@ -80,9 +85,11 @@ def show(
 
 def _facts(pipeline: str, view: EpochView) -> dict[str, Json]:
     from firnline.checkpoint.codec import canonical
+    from firnline.history.state_look import snapshots_of
 
     entry = view.ledger_entry
     sealed = view.checkpoint.to_json()
+    snapshots = snapshots_of(view.checkpoint)
     return {
         "pipeline": pipeline,
         "epoch": view.epoch,
@@ -92,13 +99,14 @@ def _facts(pipeline: str, view: EpochView) -> dict[str, Json]:
         "undone": view.undone,
         "checkpoint": sealed,
         "positions": {name: position_facts(value) for name, value in view.checkpoint.positions.items()},
+        "operators": [asdict(one) for one in snapshots],
         "entry": view.entry.to_json() if view.entry else None,
         "inputs": {name: len(files) for name, files in entry.inputs.items()} if entry else None,
         "sinks": [sink.to_json() for sink in view.sinks],
         "sizes": {
             "checkpoint_bytes": len(canonical(sealed)),
             "entry_bytes": len(entry.to_bytes()) if entry else None,
-            "state_bytes": 0,
+            "state_bytes": sum(one.size_bytes for one in snapshots),
         },
         "durations_ms": view.durations_ms,
         "copies": [copy.to_json() for copy in view.copies],
@@ -122,7 +130,19 @@ def position_facts(position: Json) -> dict[str, Json]:
     }
 
 
+def state_facts(snapshots: Sequence[OperatorSnapshot]) -> dict[str, str]:
+    """The state of every operator in words."""
+    found = {}
+    for one in snapshots:
+        text = f"{count_text(one.rows, 'row')}, {size_text(one.size_bytes)} in {count_text(one.shards, 'shard')}"
+        mark = f", watermark {one.watermark}" if one.watermark else ""
+        found[f"state of {one.operator}"] = f"{text}, snapshot of epoch {one.epoch}{mark}"
+    return found
+
+
 def _show(out: Output, view: EpochView) -> None:
+    from firnline.history.state_look import snapshots_of
+
     checkpoint = view.checkpoint
     facts: dict[str, Json] = {
         "epoch": ", ".join(
@@ -143,8 +163,7 @@ def _show(out: Output, view: EpochView) -> None:
     }
     for name, position in checkpoint.positions.items():
         facts[f"source {name}"] = _position_text(position_facts(position))
-    facts["state"] = ", ".join(sorted(checkpoint.state)) or "none"
-    facts["watermarks"] = ", ".join(f"{n} {w}" for n, w in sorted(checkpoint.watermarks.items())) or "none"
+    facts |= state_facts(snapshots_of(checkpoint)) or {"state": "none"}
     facts["checksum"] = checkpoint.checksum
     if view.entry is not None:
         facts["ledger entry"] = view.entry.name

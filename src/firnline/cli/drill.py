@@ -116,7 +116,7 @@ def _check_scratch(options: PipelineOptions, scratch: Path) -> None:
     from firnline.storage import is_remote, normalise
 
     own = {s.table: "the spec's own table" for s in options.sinks}
-    own[Scope.of(normalise(options.source.path)).root] = "the spec's source"
+    own |= {Scope.of(normalise(s.path)).root: "the spec's source" for s in options.sources}
     for place, what in own.items():
         if is_remote(place):
             continue
@@ -133,12 +133,14 @@ def _tables(options: PipelineOptions, scratch: Path) -> dict[str, Path]:
 
 def _overrides(options: PipelineOptions, scratch: Path, kills: int) -> dict[str, str]:
     """Environment variables that turn the spec into the drill's: other tables, lineage, small epochs."""
-    name = options.source.name
+    if options.operators or len(options.sources) > 1:
+        raise ConfigError("the drill counts rows by file: it needs one source and no operators")
+    name = options.sources[0].name
     if "__" in name:
         raise ConfigError(f"the source name {name!r} holds two underscores", hint="Rename the source for the drill.")
     from firnline.engine.parts import assemble
 
-    files = sum(1 for _ in assemble(options).source.list_all())
+    files = sum(1 for _ in assemble(options).sources[name].list_all())
     per_epoch = max(1, min(options.batch.max_files, math.floor(files / (4 * (kills + 1)))))
     tables = _tables(options, scratch).values()
     return {
@@ -157,7 +159,8 @@ def _compare(options: PipelineOptions, scratch: Path, environ: dict[str, str], s
     from firnline.storage import open_storage
 
     parts: Parts = assemble(load_options(spec, environ={**os.environ, **environ}))
-    source = open_storage(parts.source.root, options.source.storage_options)
+    only = options.sources[0]
+    source = open_storage(parts.sources[only.name].root, only.storage_options)
     bad = Counter(str(row["file"]) for row in load_quarantine(parts))
     counts = [count_by_file(str(path)) for path in _tables(options, scratch).values()]
     rows = []

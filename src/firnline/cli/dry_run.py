@@ -1,4 +1,4 @@
-"""`firnline dry-run`: checks everything that can be checked without writing and without starting Spark."""
+"""`firnline dry-run`: checks everything that can be checked without writing; only SQL operators start Spark."""
 
 from __future__ import annotations
 
@@ -10,27 +10,34 @@ from firnline.cli.common import Common, Spec, load_parts
 from firnline.cli.output import Column, Output, count_text, say, size_text
 
 EPILOGUE = """\
-Lists the source, reads the table and a sample of the first files, and tells
-what a run would do. Writes nothing and starts no JVM. The first use may take
-up to a minute to prepare the decoder, once per installation.
+Lists the sources, reads the tables and a sample of the first files, and tells
+what a run would do. Writes nothing, and starts no JVM unless there are SQL
+operators, whose columns only Spark can tell. The first use may take up to a
+minute to prepare the decoder, once per installation.
 
 Output (JSON fields):
-  pipeline, source {path, files_outstanding, bytes_outstanding, late_files},
+  pipeline, source {path, files_outstanding, bytes_outstanding, late_files}
+  (null when there are several), sources [{name, ..., last_committed_file}],
   first_epoch {files, size_bytes}, epochs_about,
-  sinks [{name, table, exists, version, delivery, required, writable (null
-  when only the first commit can tell)}],
+  sinks [{name, table, input, write, exists, version, delivery, required,
+  writable (null when only the first commit can tell)}],
   resume {path, epoch, generation, last_committed_file},
-  schema [{name, type, origin}] where origin is table, declared, or new,
-  sample {files, records, bad}, java, warnings
+  schema [{name, type, origin}] of the deciding table, where origin is table,
+  declared, or new; schemas [{name (of a source, an operator or a
+  port), columns [{name, type}]}],
+  graph {nodes [{name, kind, type, shards}], edges [{from, port, to, to_kind}],
+  drawing}, sample {files, records, bad}, java, warnings
 
 Environment:
-  FIRNLINE__A__B      overrides the key a.b of the spec
+  FIRNLINE__A__B          overrides the key a.b of the spec
+  FIRNLINE_OPERATOR_PATH  further folders with operators of your own
 
 Examples:
   firnline dry-run
   firnline dry-run flights/firnline.yml --json | jq .schema
 """
 
+SOURCE_COLUMNS = (Column("name", "source"), Column("path"), Column("waiting", "would read"))
 SINK_COLUMNS = (
     Column("name", "sink"),
     Column("table"),
@@ -39,6 +46,7 @@ SINK_COLUMNS = (
     Column("required"),
     Column("writable"),
 )
+OPERATOR_COLUMNS = (Column("name", "operator"), Column("type"), Column("columns"))
 SCHEMA_COLUMNS = (Column("name", "column"), Column("type"), Column("origin"))
 
 app = App(name="dry-run", help_epilogue=EPILOGUE)
@@ -61,21 +69,26 @@ def dry_run(spec: Spec = None, /, *, common: Common = Common()) -> int:
 
 
 def _show(out: Output, found: dict[str, Any]) -> None:
-    source, resume, first, sample = found["source"], found["resume"], found["first_epoch"], found["sample"]
-    waiting = f"{count_text(source['files_outstanding'], 'file')}, {size_text(source['bytes_outstanding'])}"
-    late = f", {count_text(source['late_files'], 'late file')}" if source["late_files"] else ""
+    resume, first, sample = found["resume"], found["first_epoch"], found["sample"]
+    source, sources = found["source"], found["sources"]
     begin = "starting fresh" if resume["path"] == "fresh" else f"resuming after epoch {resume['epoch']}"
     out.facts(
         {
             "pipeline": found["pipeline"],
-            "source": source["path"],
-            "would read": f"{waiting}{late}",
+            **({"source": source["path"], "would read": _waiting(source)} if source else {}),
             "in about": count_text(found["epochs_about"], "epoch"),
             "first epoch": f"{count_text(first['files'], 'file')}, {size_text(first['size_bytes'])}",
             "would begin": begin,
             "java": found["java"] or "not found",
         }
     )
+    if source is None:
+        out.line()
+        out.table(SOURCE_COLUMNS, [{**s, "waiting": _waiting(s)} for s in sources])
+    if source is None or any(node["kind"] == "operator" for node in found["graph"]["nodes"]):
+        out.line()
+        for line in found["graph"]["drawing"]:
+            out.line(line)
     out.line()
     out.table(SINK_COLUMNS, [{**s, "state": _state(s)} for s in found["sinks"]])
     if found["schema"]:
@@ -83,10 +96,24 @@ def _show(out: Output, found: dict[str, Any]) -> None:
         out.table(SCHEMA_COLUMNS, found["schema"])
         bad = f", {count_text(sample['bad'], 'bad one')}" if sample["bad"] else ""
         out.line(f"(from {count_text(sample['records'], 'record')} of {count_text(sample['files'], 'file')}{bad})")
+    operators = [node for node in found["graph"]["nodes"] if node["kind"] == "operator"]
+    if operators:
+        schemas = {schema["name"]: schema["columns"] for schema in found["schemas"]}
+        out.line()
+        out.table(OPERATOR_COLUMNS, [{**o, "columns": _columns(schemas.get(o["name"]))} for o in operators])
     for warning in found["warnings"]:
         out.line(f"warning: {warning}")
     out.line()
     out.line("nothing was written; `firnline run` starts it")
+
+
+def _waiting(source: dict[str, Any]) -> str:
+    waiting = f"{count_text(source['files_outstanding'], 'file')}, {size_text(source['bytes_outstanding'])}"
+    return waiting + (f", {count_text(source['late_files'], 'late file')}" if source["late_files"] else "")
+
+
+def _columns(columns: list[dict[str, str]] | None) -> str | None:
+    return ", ".join(f"{column['name']} {column['type']}" for column in columns) if columns is not None else None
 
 
 def _state(sink: dict[str, Any]) -> str:

@@ -104,9 +104,9 @@ def _find_set_aside(parts: Parts, path: str) -> str:
     from firnline.storage import is_remote, normalise
 
     held = parts.load()
-    stored = held.checkpoint.positions.get(parts.source.name) if held.checkpoint else None
-    aside = FileState.from_json(stored).set_aside if stored else {}
-    names = [path, f"{parts.source.root}/{path}"]
+    positions = held.checkpoint.positions if held.checkpoint else {}
+    aside = {name for stored in positions.values() for name in FileState.from_json(stored).set_aside}
+    names = [path, *(f"{source.root}/{path}" for source in parts.sources)]
     if not is_remote(path):
         names.append(normalise(path))
     for name in names:

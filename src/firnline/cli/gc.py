@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
 from firnline.cli.common import Common, Flag
 from firnline.cli.output import Output, count_text, size_text
-from firnline.cli.tables import TableOrSpec, find_targets
-from firnline.errors import ConfigError
+from firnline.cli.tables import TableOrSpec, find_pipeline, find_targets
+from firnline.errors import CheckpointError, ConfigError, SinkError
 
 if TYPE_CHECKING:
+    from firnline.options import PipelineOptions
     from firnline.staging.gc import GcReport
+    from firnline.staging.state_gc import StateSwept
 
 _DURATION = re.compile(r"(\d+)\s*(s|m|h|d)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, None: 1}
@@ -27,13 +29,21 @@ no commit names, and units set aside over 30 days ago. Folds old ledger entries.
 Never touches files outside the table. Safe beside running writers and
 committers, and at every kill; an epoch must not run for longer than the grace
 period. What a pipeline staged in its further sinks goes only if the spec is
-named: the ledger that tells what is still needed lies in its first table.
+named: the ledger that tells what is still needed lies in its first table. Rows
+on their way between the jobs of an epoch go an hour after their run has died.
+
+Of a spec with operators, their state is swept too: what no sink, no epoch that
+one may still go back to (checkpoint.rollback_window), no copy in the store and
+the tiers and no savepoint needs, but for the newest checkpoint.keep_checkpoints.
+The remote tier is left to the run while there is one.
 
 Output (JSON fields):
   table, dry_run, version, files, size_bytes, kinds {kind: {files, size_bytes}},
   kept {reason: files}, entries_folded, entries_swept, listed,
   clock_skew_seconds, stopped, notes; of a spec with several tables
   tables [{...}], one of these per table
+  state  of a spec with operators: [{home, tier (home, remote), dry_run,
+         checkpoints, files, size_bytes, kept (complete checkpoints), notes}]
 
 Examples:
   firnline gc /lake/flights                    shows what would go
@@ -80,10 +90,45 @@ def gc(
                 if len(targets) > 1:
                     common.out.line(report.table)
                 _show(common.out, report, asked=dry_run)
+        options = find_pipeline(table)
+        swept: list[StateSwept] | None = None
+        if options is not None and any(not operator.is_sql for operator in options.operators) and not work.stopping():
+            swept = _sweep_state(options, seconds, dry_run=dry_run or not yes)
+            work.clear()
+    if swept is not None and not common.json:
+        _show_state(common.out, swept, asked=dry_run)
     if common.json:
         bodies = [asdict(report) for report in reports]
-        common.out.json(bodies[0] if len(targets) == 1 else {"tables": bodies})
+        body: dict[str, Any] = bodies[0] if len(targets) == 1 and bodies else {"tables": bodies}
+        common.out.json(body if swept is None else {**body, "state": [asdict(one) for one in swept]})
     return 0
+
+
+def _sweep_state(options: PipelineOptions, seconds: float, *, dry_run: bool) -> list[StateSwept]:
+    """Sweep the operators' state; what stands in the way is told, and leaves it alone."""
+    from firnline.engine.parts import assemble
+    from firnline.staging.state_gc import StateSwept, sweep_state
+
+    parts = assemble(options)
+    try:
+        return sweep_state(parts, grace_seconds=seconds, dry_run=dry_run)
+    except (CheckpointError, SinkError) as error:
+        note = f"the state was left alone: {error.message}"
+        return [StateSwept(parts.state_home.storage.root, "home", dry_run, notes=(note,))]
+
+
+def _show_state(out: Output, swept: list[StateSwept], *, asked: bool) -> None:
+    for one in swept:
+        verb = "would delete" if one.dry_run else "deleted"
+        held = (
+            f"{count_text(one.checkpoints, 'checkpoint')}, {count_text(one.files, 'file')}, {size_text(one.size_bytes)}"
+        )
+        out.line(f"state in {one.home}")
+        out.line(f"  {verb} {held}; kept {count_text(one.kept, 'checkpoint')}")
+        for note in one.notes:
+            out.line(f"  {note}")
+    if any(one.dry_run and one.files for one in swept) and not asked:
+        out.line("add --yes to delete them")
 
 
 def _seconds(text: str) -> float:

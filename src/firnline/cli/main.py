@@ -29,6 +29,8 @@ COMMANDS = (
     ("checkpoints", "checkpoints", "List, show and compare checkpoints; export, import, delete, audit."),
     ("rollback", "rollback", "Take table and checkpoint back to an earlier epoch, together."),
     ("savepoint", "savepoint", "Make, list and dispose of savepoints."),
+    ("state", "state", "Show what an operator remembers, now or after an earlier epoch; export it."),
+    ("rescale", "rescale", "Give the state of operators another number of shards, without rewriting it."),
     ("files", "files", "List files with their state, or take up one that was set aside."),
     ("quarantine", "quarantine", "Show records that could not be decoded."),
     ("commit", "commit", "Commit what writers of staged tables have staged."),

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from firnline.checkpoint.replication import Replication
-from firnline.cli.output import count_text, time_text
-from firnline.engine.observer import EpochFacts, Observer
+from firnline.cli.output import count_text, size_text, time_text
+from firnline.engine.observer import EpochFacts, Observer, took_ms
 from firnline.errors import FirnlineError
 from firnline.sinks.base import Held
-from firnline.sources.base import Backlog, SourcePlan
+from firnline.sources.base import Backlog
+from firnline.sources.group import EpochPlan
+from firnline.types import Json
 
 RATE_SECONDS = 30.0  # speed is told over so long
 
@@ -30,6 +32,7 @@ class Tally(Observer):
     records: int = 0
     rows: int = 0
     bytes_read: int = 0
+    state_bytes: int | None = None  # of operators' state; None without operators
     late_files: int = 0
     set_aside: int = 0
     restarts: int = 0
@@ -72,7 +75,7 @@ class Tally(Observer):
     def claimed(self, generation: int) -> None:
         self.generation = generation
 
-    def planned(self, epoch: int, plan: SourcePlan) -> None:
+    def planned(self, epoch: int, plan: EpochPlan) -> None:
         if self.doing != f"epoch {epoch - 1} runs":
             self.doing = f"epoch {epoch} is planned"
 
@@ -94,6 +97,8 @@ class Tally(Observer):
         self.bytes_read += facts.bytes_read
         self.late_files += facts.late_files
         self.set_aside = facts.set_aside
+        if facts.operators:
+            self.state_bytes = _state_bytes(facts)
         self.quarantined.update(facts.bad)
         if self.doing == f"epoch {facts.epoch} commits":
             self.doing = f"epoch {facts.epoch} is committed"
@@ -145,6 +150,18 @@ class Tally(Observer):
         }
 
 
+def _of_operators(facts: EpochFacts) -> list[str]:
+    """What operators add to the line of an epoch: what came from each of several sources, and the size of the state."""
+    if not facts.operators:
+        return []
+    read = ", ".join(f"{name} {records:,}" for name, records in facts.sources.items())
+    return [*([read] if len(facts.sources) > 1 else []), f"state {size_text(_state_bytes(facts))}"]
+
+
+def _state_bytes(facts: EpochFacts) -> int:
+    return sum(int(did.get("state_bytes", 0)) for did in facts.operators.values())
+
+
 class Narrator(Observer):
     """Says in one line each what a person should know."""
 
@@ -185,13 +202,13 @@ class Narrator(Observer):
             self._say("starting Spark")
 
     def committed(self, facts: EpochFacts) -> None:
-        seconds = sum(facts.durations_ms.values()) / 1000
         parts = [
             f"epoch {facts.epoch} committed",
             count_text(facts.rows, "row"),
             count_text(facts.files, "file"),
             f"version {facts.version}",
-            time_text(seconds),
+            time_text(took_ms(facts.durations_ms) / 1000),
+            *_of_operators(facts),
         ]
         if facts.bad:
             reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(facts.bad.items()))
@@ -202,6 +219,10 @@ class Narrator(Observer):
         if facts.set_aside > self._set_aside:
             self._say(f"{count_text(facts.set_aside, 'file')} set aside; see `firnline files --status set_aside`")
         self._set_aside = facts.set_aside
+
+    def worker_lost(self, facts: dict[str, Json]) -> None:
+        shards = count_text(int(facts["shards"]), "shard")
+        self._say(f"a worker was lost: epoch {facts['epoch']} runs again, with {shards}")
 
     def reconciled(self, late: int, changed: list[str], listed: int) -> None:
         if late:

@@ -1,87 +1,110 @@
-"""What a run would do, found out by reading only: backlog, plan, schema, guarantees, where it would resume."""
+"""What a run would do, found out by reading only: backlog, plan, columns, guarantees, where it would resume."""
 
 from __future__ import annotations
 
 import math
 import os
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from firnline.engine.orders import Columns, Context, collect, columns_of, declared
+from firnline.cli.graph import draw_graph, graph_json
+from firnline.cli.sampling import Sample, Sampled, sample_source
+from firnline.cli.schemas import (
+    check_tables,
+    known_columns,
+    operator_schemas,
+    schema_rows,
+    sinks_of,
+    source_schemas,
+    type_words,
+)
 from firnline.engine.parts import Parts
 from firnline.engine.spark import SparkEngine, find_java
-from firnline.errors import LedgerHoleError, SchemaError, SinkError, SourceError
-from firnline.ndjson import (
-    BrokenFileError,
-    DecodeOptions,
-    Decoder,
-    MismatchError,
-    UnexpectedFieldError,
-    compression_of,
-    open_blocks,
-)
-from firnline.schema import type_to_text
+from firnline.errors import ConfigError, LedgerHoleError, SinkError, SourceError
+from firnline.graph import sink_input
+from firnline.options import DeltaSinkOptions
 from firnline.sinks.base import Held
 from firnline.sinks.delta.adopt import find_foreign
-from firnline.sinks.delta.columns import missing_fields
-from firnline.sources.base import Backlog, SourcePlan
-from firnline.storage import is_remote, open_storage
+from firnline.sources.base import SourcePlan
+from firnline.sources.files.source import FileSource
+from firnline.storage import is_remote
 from firnline.types import Json
 
-SAMPLE_FILES = 3
-SAMPLE_RECORDS = 10_000  # of each file
+Known = dict[str, dict[str, str]]
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What is found out on the way."""
+
+    parts: Parts
+    held: Held
+    warnings: list[str] = field(default_factory=list)
+    positions: dict[str, Json] = field(default_factory=dict)
+    known: Known | None = field(default_factory=dict)  # files that the ledger knows; None when that cannot be told
 
 
 def preview(parts: Parts) -> dict[str, Any]:
-    """Everything that `dry-run` shows.
+    """Everything that `dry-run` shows. Only queries start Spark.
 
     Raises:
         FirnlineError: a run would fail, as far as can be told without writing.
     """
-    _check_source(parts)
-    held = parts.load()
+    for source in parts.sources:
+        _check_source(source)
+    reading = _Reading(parts, parts.load())
     for sink in parts.sinks:
         sink.check()
-    warnings: list[str] = []
-    position, known = _resume(parts, held, warnings)
-    late = _late(parts, position, known, warnings)
-    backlog = parts.source.backlog(position)
-    plan = parts.source.plan(position, parts.limits(SparkEngine(parts.options.name, parts.options.spark).parallelism))
-    columns, schema, sample = _sample(parts, plan, warnings)
+    _resume(reading)
+    sources = [_source(reading, source) for source in parts.sources]
+    parallelism = SparkEngine(parts.options.name, parts.options.spark).parallelism
+    plan = parts.sources.plan(reading.positions, parts.limits(parallelism))
+    sampled, sample = _sample(reading, plan.plans if plan is not None else {})
+    reading.warnings += sample.warnings
+    schemas = _schemas(reading, sampled)
     java = find_java()
     if java is None:
-        warnings.append("no Java found: a run needs Java 17 or newer on PATH or in JAVA_HOME")
-    if not backlog.files_outstanding and not late:
-        warnings.append(f"there is nothing to read below {parts.source.root}")
+        reading.warnings.append("no Java found: a run needs Java 17 or newer on PATH or in JAVA_HOME")
+    for source, found in zip(parts.sources, sources, strict=True):
+        if not found["files_outstanding"] and not found["late_files"]:
+            reading.warnings.append(f"there is nothing to read below {source.root}")
+    held, only, shards = reading.held, sources[0] if len(sources) == 1 else None, _shards(reading, parallelism)
     return {
         "pipeline": parts.options.name,
-        "source": {
-            "path": parts.options.source.path,
-            "files_outstanding": backlog.files_outstanding,
-            "bytes_outstanding": backlog.bytes_outstanding,
-            "late_files": late,
-        },
+        "source": {k: v for k, v in only.items() if k in _SOURCE_FIELDS} if only else None,
+        "sources": sources,
         "first_epoch": {"files": plan.files if plan else 0, "size_bytes": plan.size_bytes if plan else 0},
-        "epochs_about": _epochs(parts, backlog, late),
-        "sinks": [_sink(parts, index) for index in range(len(parts.sinks))],
+        "epochs_about": _epochs(parts, sources),
+        "sinks": [_sink(parts, options) for options in parts.ordered_sinks],
         "resume": {
-            "path": "sink" if known and not held.checkpoint else held.path,
+            "path": "sink" if reading.known and any(reading.known.values()) and not held.checkpoint else held.path,
             "epoch": held.epoch,
             "generation": held.generation,
-            "last_committed_file": position["last_committed_file"],
+            "last_committed_file": only["last_committed_file"] if only else None,
         },
-        "schema": _schema_rows(parts, columns, schema),
-        "sample": sample,
+        "schema": schema_rows(parts, sampled, schemas),
+        "schemas": [
+            {"name": port, "columns": [{"name": f.name, "type": type_words(f)} for f in schema]}
+            for port, schema in schemas.items()
+        ],
+        "graph": {**graph_json(parts.options, shards), "drawing": draw_graph(parts.options, shards)},
+        "sample": sample.to_json(),
         "java": java,
-        "warnings": [*warnings, *held.repairs],
+        "warnings": [*reading.warnings, *held.repairs],
     }
 
 
-def _check_source(parts: Parts) -> None:
-    root = parts.source.root
+# -- sources ------------------------------------------------------------------------------------------
+
+_SOURCE_FIELDS = ("path", "files_outstanding", "bytes_outstanding", "late_files")
+
+
+def _check_source(source: FileSource) -> None:
+    root = source.root
     if is_remote(root):
         return
     if not os.path.isdir(root):
@@ -92,124 +115,107 @@ def _check_source(parts: Parts) -> None:
         raise SourceError(f"{root} cannot be listed", hint="Allow this user to read the folder.", path=root)
 
 
-def _resume(parts: Parts, held: Held, warnings: list[str]) -> tuple[Json, dict[str, str] | None]:
-    """The position that a run would start at, and the files that are known; None when that cannot be told."""
+def _resume(reading: _Reading) -> None:
+    """Find the positions that a run would start at, and the files that are known."""
+    parts, held = reading.parts, reading.held
     if held.checkpoint is not None:
-        position = parts.source.start(held.checkpoint.positions.get(parts.source.name))
+        reading.positions = parts.sources.start(held.checkpoint.positions)
         try:
-            return position, parts.known_files(held.entry)
+            reading.known = parts.known_by_source(held.entry)
         except LedgerHoleError as error:
-            warnings.append(f"late files cannot be told: {error.message}")
-            return position, None
+            reading.warnings.append(f"late files cannot be told: {error.message}")
+            reading.known = None
+        return
+    reading.positions = parts.sources.start({})
     scan = parts.options.checkpoint.recovery_scan_commits
     foreign = find_foreign(parts.storage, held.version, scan, accept_older=False) if held.exists else None
     if foreign is None:
-        return parts.source.start(None), {}
-    warnings.append("the table holds another tool's progress; a run would take it over")
-    position, baseline = parts.source.adopt(foreign)
-    return position, {str(record["path"]): str(record["etag"]) for record in baseline}
-
-
-def _late(parts: Parts, position: Json, known: dict[str, str] | None, warnings: list[str]) -> int:
-    if known is None:
-        return 0
-    found = parts.source.compare(position, known)
-    if found.changed:
-        warnings.append(f"{len(found.changed)} processed file(s) changed later: {found.changed[0]}")
-    return len(found.late) if parts.options.source.late_files != "ignore" else 0
-
-
-def _epochs(parts: Parts, backlog: Backlog, late: int) -> int:
-    batch = parts.options.batch
-    by_files = math.ceil((backlog.files_outstanding + late) / batch.max_files)
-    return max(by_files, math.ceil(backlog.bytes_outstanding / batch.max_bytes))
-
-
-# -- schema -------------------------------------------------------------------------------------------
-
-
-def _sample(
-    parts: Parts, plan: SourcePlan | None, warnings: list[str]
-) -> tuple[Columns | None, pa.Schema | None, dict[str, int]]:
-    """The columns that the first files need, merged with the table's and the declared ones."""
-    sample = {"files": 0, "records": 0, "bad": 0}
-    base = parts.deciding.find_schema()
-    if plan is None or not plan.tasks:
-        return None, base, sample
-    options = parts.options.source
-    targets = [sink.stage_target() for sink in parts.sinks]
-    context = Context(0, "", options, parts.source.root, targets, {}, base)
-    columns = columns_of(context, plan)
-    decoding = DecodeOptions(
-        evolution=context.evolution,
-        on_mismatch="fail" if context.evolution == "fail" else "rescue",
-        reserved=columns.reserved,
-    )
-    decoder = Decoder(columns.decoded, columns.frozen, decoding)
-    inputs = [item for task in plan.tasks for item in task.inputs]
-    for item in inputs[:SAMPLE_FILES]:
-        _sample_file(parts, str(item["path"]), decoder, sample, warnings)
-    schema = collect(context, replace(columns, decoded=decoder.schema), []).schema
-    for sink in parts.sinks:
-        table = sink.find_schema()
-        if table is not None:
-            missing_fields(table, schema)  # SchemaError when they do not fit
-    return columns, schema, sample
-
-
-def _sample_file(parts: Parts, path: str, decoder: Decoder, sample: dict[str, int], warnings: list[str]) -> None:
-    options = parts.options.source
-    storage = open_storage(parts.source.root, options.storage_options)
-    key = path.removeprefix(parts.source.root).lstrip("/")
-    try:
-        blocks = open_blocks(
-            storage.open_read(key),
-            path=path,
-            compression=compression_of(path),
-            max_records=SAMPLE_RECORDS,
-            max_record_bytes=options.max_record_bytes,
-        )
-        for block in blocks:
-            decoded = decoder.decode(block)
-            sample["records"] += block.records
-            sample["bad"] += len(decoded.bad)
-            if decoded.bad and options.on_bad_record == "fail":
-                warnings.append(f"{path}, line {decoded.bad[0].line}: {decoded.bad[0].reason}; on_bad_record is fail")
-    except (UnexpectedFieldError, MismatchError) as error:
-        raise SchemaError(f"{path}: {error}", file=path) from error
-    except (BrokenFileError, OSError) as error:
-        warnings.append(f"{path} cannot be read: {error}")
         return
-    sample["files"] += 1
+    source = parts.sources.only
+    if source is None:
+        raise ConfigError(
+            f"the table {parts.storage.root} was filled by another tool, from one source; the spec has several",
+            hint="Take over with a spec of that one source first, or write to another table.",
+        )
+    reading.warnings.append("the table holds another tool's progress; a run would take it over")
+    reading.positions[source.name], baseline = source.adopt(foreign)
+    reading.known = {source.name: {str(record["path"]): str(record["etag"]) for record in baseline}}
 
 
-def _schema_rows(parts: Parts, columns: Columns | None, schema: pa.Schema | None) -> list[dict[str, str]]:
-    if schema is None:
-        return []
-    table = set((parts.deciding.find_schema() or pa.schema([])).names)
-    spec = set(declared(parts.options.source).names)
-    folders = set(columns.folder) if columns else set()
-    rows = []
-    for field in schema:
-        origin = "table" if field.name in table else "declared" if field.name in spec else "new"
-        if origin == "new" and field.name in folders:
-            origin = "new, from a folder name"
-        rows.append({"name": field.name, "type": _type_text(field), "origin": origin})
-    return rows
+def _source(reading: _Reading, source: FileSource) -> dict[str, Any]:
+    """What a run would read of one source."""
+    position = reading.positions[source.name]
+    backlog = source.backlog(position)
+    return {
+        "name": source.name,
+        "path": next(o.path for o in reading.parts.options.sources if o.name == source.name),
+        "files_outstanding": backlog.files_outstanding,
+        "bytes_outstanding": backlog.bytes_outstanding,
+        "late_files": _late(reading, source),
+        "last_committed_file": position["last_committed_file"],
+    }
 
 
-def _type_text(field: pa.Field) -> str:
-    try:
-        return type_to_text(field)
-    except ValueError:  # a type that only another writer makes
-        return str(field.type)
+def _late(reading: _Reading, source: FileSource) -> int:
+    if reading.known is None:
+        return 0
+    found = source.compare(reading.positions[source.name], reading.known.get(source.name, {}))
+    if found.changed:
+        reading.warnings.append(f"{len(found.changed)} processed file(s) changed later: {found.changed[0]}")
+    options = next(o for o in reading.parts.options.sources if o.name == source.name)
+    return len(found.late) if options.late_files != "ignore" else 0
 
 
-# -- access -------------------------------------------------------------------------------------------
+def _epochs(parts: Parts, sources: list[dict[str, Any]]) -> int:
+    """About how many epochs; several sources share the limits of one."""
+    batch = parts.options.batch
+    files, size = max(1, batch.max_files // len(sources)), max(1, batch.max_bytes // len(sources))
+    by_files = [math.ceil(int(source["files_outstanding"] + source["late_files"]) / files) for source in sources]
+    return max([*by_files, *(math.ceil(int(source["bytes_outstanding"]) / size) for source in sources)])
 
 
-def _sink(parts: Parts, index: int) -> dict[str, Any]:
-    sink = parts.sinks[index]
+# -- columns ------------------------------------------------------------------------------------------
+
+
+def _sample(reading: _Reading, plans: Mapping[str, SourcePlan]) -> tuple[dict[str, Sampled], Sample]:
+    """The columns that the first files of every source need, merged with those that are known."""
+    parts, sample = reading.parts, Sample()
+    found: dict[str, Sampled] = {}
+    for options in parts.options.sources:
+        plan = plans.get(options.name)
+        if plan is not None and plan.tasks:
+            targets = [sink.stage_target() for sink in sinks_of(parts, options.name)]
+            base = known_columns(parts, reading.held, options.name)
+            root = parts.sources[options.name].root
+            found[options.name] = sample_source(options, root, plan, base, targets, sample)
+    return found, sample
+
+
+def _schemas(reading: _Reading, sampled: Mapping[str, Sampled]) -> dict[str, pa.Schema]:
+    """The columns of every source, operator and port, as far as they can be told."""
+    options = reading.parts.options
+    found = source_schemas(reading.parts, reading.held, sampled)
+    found |= operator_schemas(options, found)
+    check_tables(reading.parts, found)
+    for operator in options.operators:
+        if operator.name not in found:
+            reading.warnings.append(f"the columns of operator {operator.name} cannot be told: it has no input yet")
+    return found
+
+
+# -- operators and access -----------------------------------------------------------------------------
+
+
+def _shards(reading: _Reading, parallelism: int) -> int | None:
+    """How many tasks share the keys of an operator; None where only the stored state tells."""
+    state, held = reading.parts.options.state, reading.held
+    if state.shards is None and held.checkpoint is not None and held.checkpoint.state:
+        return None
+    return state.shards or min(parallelism, state.key_groups)
+
+
+def _sink(parts: Parts, options: DeltaSinkOptions) -> dict[str, Any]:
+    sink = parts.sink(options.name)
     held = sink.load()
     root = sink.storage.root
     writable = _writable(root)
@@ -218,6 +224,8 @@ def _sink(parts: Parts, index: int) -> dict[str, Any]:
     return {
         "name": sink.name,
         "table": root,
+        "input": sink_input(parts.options, options),
+        "write": options.write,
         "exists": held.exists,
         "version": held.version if held.exists else None,
         "delivery": sink.delivery.value,

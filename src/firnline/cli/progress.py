@@ -120,6 +120,8 @@ class LiveDisplay:
             f"{count_text(tally.files, 'file')}   {count_text(tally.records, 'record')}   "
             f"{tally.speed[1] / 1e6:.1f} MB/s   epoch {tally.epoch}   {time_text(tally.seconds)}"
         )
+        if tally.state_bytes is not None:
+            numbers += f"   state {size_text(tally.state_bytes)}"
         style = "yellow" if self._stopping or tally.doing.startswith("tries again") else "dim"
         return Group(Text(numbers), grid, Text(doing, style=style))
 

@@ -18,20 +18,25 @@ if TYPE_CHECKING:
     from firnline.history.rollback import RollbackPlan
 
 EPILOGUE = """\
-Table, columns and checkpoint go back together, in one Delta commit that is an
-epoch of its own; the next run reads the input after that point again, so that
+Table, columns, operators' state and checkpoint go back together, in one Delta
+commit that is an epoch of its own; the next run reads the input after that point again, so that
 the result equals a run that never went wrong. An active run is fenced (exit
 code 5). Without --yes only the plan is shown. Starts no Spark, reads no data
 file.
 
-Refused, with the reason, when files are vacuumed, when the source no longer has
-the input, when others changed rows since, when the epoch was committed together
-with later ones, and below the floor (checkpoint.rollback_window).
+Refused, with the reason, when files are vacuumed, when the state of that epoch
+is not whole, when the source no longer has the input, when others changed rows
+since, when the epoch was committed together with later ones, and below the floor
+(checkpoint.rollback_window).
 
 Output (JSON fields):
   pipeline, done, from_epoch, to_epoch, new_epoch, version, floor, input_files,
-  input_records, input_bytes, quarantined, pending_units, position_now,
-  position_then, not_undone [...], refusals [...]
+  input_records, input_bytes, quarantined, pending_units, positions_now,
+  positions_then, not_undone [...], refusals [...]
+  state_now, state_then  [{operator, epoch, checkpoint, shards, size_bytes,
+         rows, watermark}]: the operators' snapshots, the epoch each was made at
+  state_replayed [epoch]: epochs after those snapshots, whose input the next
+         run folds into the state again
   sinks  [{name, table, epoch, version_now, version_then, files_removed,
          rows_removed, files_restored, rows_restored, columns_removed,
          properties_changed, others, left}]
@@ -137,9 +142,13 @@ def _show(out: Output, plan: RollbackPlan) -> None:
     facts: dict[str, Any] = {
         "pipeline": plan.pipeline,
         "epoch": f"{plan.from_epoch} now; epoch {plan.new_epoch} will equal epoch {plan.to_epoch}",
-        "source": f"from {_mark(plan.position_now)} back to {_mark(plan.position_then)}",
+        **{
+            f"source {name}": f"from {_mark(now)} back to {_mark(plan.positions_then.get(name))}"
+            for name, now in plan.positions_now.items()
+        },
         "read again": f"{again}, {size_text(plan.input_bytes)}",
     }
+    facts |= _state_facts(plan)
     if plan.quarantined:
         facts["quarantine"] = f"{count_text(plan.quarantined, 'record')} of the epochs undone come again"
     if plan.pending_units:
@@ -157,6 +166,21 @@ def _show(out: Output, plan: RollbackPlan) -> None:
                 out.line(f"{sink.name}: {label}: {', '.join(names)}")
     for line in plan.not_undone:
         out.line(f"not undone: {line}")
+
+
+def _state_facts(plan: RollbackPlan) -> dict[str, str]:
+    """What becomes of each operator's state."""
+    found = {}
+    before = {one.operator: one for one in plan.state_now}
+    for then in plan.state_then:
+        now = before.get(then.operator)
+        text = f"from epoch {now.epoch} back to epoch {then.epoch}" if now else f"back to epoch {then.epoch}"
+        held = f"{count_text(then.rows, 'row')}, {size_text(then.size_bytes)}"
+        mark = f", watermark {then.watermark}" if then.watermark else ""
+        found[f"state of {then.operator}"] = f"{text}: {held}{mark}"
+    if plan.state_replayed:
+        found["folded again"] = f"{count_text(len(plan.state_replayed), 'epoch')} since those snapshots"
+    return found
 
 
 def _mark(position: Any) -> str:

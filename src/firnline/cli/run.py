@@ -219,7 +219,7 @@ def _watchers(options: PipelineOptions, port: int | None, say: Callable[[str], N
     from firnline.service.metrics import PipelineMetrics
 
     metrics = PipelineMetrics(options.name, time.monotonic)
-    health = Health(options.name, time.monotonic, poll_seconds=options.source.poll_interval_secs)
+    health = Health(options.name, time.monotonic, poll_seconds=min(s.poll_interval_secs for s in options.sources))
     with Endpoints(metrics.registry(), health, port) as served:
         say(f"metrics on http://{HOST}:{served.port}/metrics")
         yield [metrics, health]

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
 from firnline.cli.common import Common, Flag, Spec, load_parts
+from firnline.cli.control import RunningPipeline
 from firnline.cli.output import Column, count_text, safe, short_time, size_text
+from firnline.errors import ControlError
+
+if TYPE_CHECKING:
+    from firnline.engine.parts import Parts
+
+CHECKPOINTS_ASKED = 3  # of a busy run, which may be an epoch further each time
+CHECKPOINT_SECONDS = 60.0
 
 COLUMNS = (
     Column("id"),
@@ -23,7 +31,7 @@ COLUMNS = (
 
 EPILOGUE = """\
 A savepoint is a folder of yours that holds one epoch: its checkpoint, its
-ledger and, with --copy, the data files. Firnline never deletes one but by
+ledger and, with --copy, the data files and the operators' state. Firnline never deletes one but by
 `dispose`. It may be moved or copied elsewhere, and is restored, into the same
 tables or others, by `firnline run --from-savepoint PATH`.
 
@@ -39,8 +47,15 @@ it needs: `firnline gc` and `firnline compact` leave them alone, but a VACUUM of
 another tool, or the loss of the table, does not. With --copy it needs nothing
 but its own folder.
 
+Operators' state is pinned or copied with it. Where checkpoints of state are made
+less often than epochs (checkpoint.trigger), a run on this machine is asked for
+one first. Without a run the epochs since the last one are folded again by the
+run that restores the savepoint: the command tells how many, and the source must
+still have their input then, with --copy too.
+
 Output (JSON fields):
-  id, pipeline, epoch, created_at, path, copied, files, rows, size_bytes
+  id, pipeline, epoch, created_at, path, copied, files, rows, size_bytes,
+  state_size_bytes, state_replayed [epoch] (epochs to be folded again)
 
 Examples:
   firnline savepoint create
@@ -55,7 +70,8 @@ savepoint by its path.
 
 Output (JSON: pipeline, savepoints [...] with these fields):
   id, epoch, created_at, path, copied, size_bytes (of the data files),
-  state (complete, incomplete, missing, damaged)
+  state (complete, incomplete, missing, damaged), state_size_bytes (of the
+  operators' state)
 
 Examples:
   firnline savepoint list
@@ -85,7 +101,7 @@ def create(
     path: Annotated[
         str | None, Parameter(help="A new folder or URI. [default: savepoints/ beside the checkpoint store]")
     ] = None,
-    copy: Annotated[bool, Flag, Parameter(help="Copy the data files, too.")] = False,
+    copy: Annotated[bool, Flag, Parameter(help="Copy the data files and the operators' state, too.")] = False,
     common: Common = Common(),
 ) -> int:
     """Save the newest epoch."""
@@ -94,6 +110,7 @@ def create(
     from firnline.cli.working import working
     from firnline.history.savepoint import create_savepoint
 
+    _ask_for_checkpoint(parts, spec)
     options = dict(parts.options.deciding.storage_options)
     progress = CopyProgress(lambda text: print(safe(text), file=sys.stderr))
     with working() as work:
@@ -121,14 +138,36 @@ def create(
         "files": len(files),
         "rows": sum(file.rows or 0 for file in files),
         "size_bytes": made.size_bytes,
+        "state_size_bytes": made.state_size_bytes,
+        "state_replayed": made.state_replayed,
     }
     if common.json:
         common.out.json(facts)
     else:
         held = f"{count_text(len(files), 'file')}, {size_text(made.size_bytes)}"
+        if made.state:
+            held += f" and {size_text(made.state_size_bytes)} of state"
         common.out.line(f"savepoint {made.id} of epoch {made.epoch}: {held} {'copied' if copy else 'pinned'}")
+        if made.state_replayed:
+            since = count_text(len(made.state_replayed), "epoch")
+            common.out.line(f"restoring it folds {since} again: keep the input from epoch {made.state_replayed[0]} on")
         common.out.line(place)
     return 0
+
+
+def _ask_for_checkpoint(parts: Parts, spec: str | None) -> None:
+    """Have a run on this machine make a checkpoint of state, if the newest one is older than the newest epoch."""
+    from firnline.history.savepoint_state import is_behind
+
+    for _ in range(CHECKPOINTS_ASKED):
+        if not is_behind(parts):
+            return
+        running = RunningPipeline(spec)
+        try:
+            ticket = running.ask("checkpoint")["ticket"]
+            running.ask_until(lambda answer: bool(answer["done"]), "checkpoint", CHECKPOINT_SECONDS, ticket=ticket)
+        except ControlError:
+            return  # there is no run, or it does not answer: the epochs since are folded again
 
 
 @app.command(name="list", help_epilogue=LIST_EPILOGUE)

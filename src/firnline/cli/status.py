@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 
+from firnline.cli.checkpoints_show import state_facts
 from firnline.cli.common import Common, Spec, load_parts
 from firnline.cli.output import Column, Output, count_text, short_time, size_text, time_text
 from firnline.errors import ControlError
@@ -49,13 +50,25 @@ Output (JSON fields):
                 its size, and damaged copies that another copy stood in for
   recovery_path where the newest run read its checkpoint: local, remote, sink,
                 or fresh
+  state_recovery_path
+                where it read its operators' state: local, remote, sink (beside
+                the table's ledger) or fresh; null without operators
+  restored_position
+                {epoch, positions {source: ...}} that it resumed after; null
+                when it began afresh
+  operators     [{operator, epoch, checkpoint, shards, size_bytes, rows,
+                watermark}]: the state that the newest checkpoint names; epoch:
+                after which the snapshot was made; rows: in its files, where a
+                key that changed since counts again; watermark: event time
+  shards        over which that state is spread; null without state
   copies        [{path (store, local, remote), place, epoch, epochs_behind,
                 lag_seconds, problem}]: what the store and the tiers hold
   restarts      after failures, over all runs on record
   runs          [{run, status, started_at, ended_at, epoch, generation,
                 restarts, exit_code, waiting_for, paused, host, pid, user,
-                resumed_after, recovery_path, replication_lag_seconds,
-                replication_epochs_behind, last_restarts}]
+                resumed_after, recovery_path, state_recovery_path,
+                replication_lag_seconds, replication_epochs_behind,
+                last_restarts}]
   lease         {holder, host, pid, user, token, taken_at, renewed_at,
                 renewed_seconds_ago, lease_seconds, writes, released}; or
                 {unreadable}. Ages compare two machines' clocks: for people
@@ -137,8 +150,12 @@ def _show(out: Output, found: PipelineStatus) -> None:
         facts["control"] = f"reachable, {found.control['state']}, {flying} in flight"
     if behind:
         facts["sinks behind"] = behind
+    facts |= state_facts(found.operators)
     if found.recovery_path:
-        facts["recovered from"] = found.recovery_path
+        state = f", state from {found.state_recovery_path}" if found.state_recovery_path else ""
+        facts["recovered from"] = f"{found.recovery_path}{state}"
+    if found.restored_position:
+        facts["resumed after"] = f"epoch {found.restored_position['epoch']:,}"
     for copy in found.copies:
         facts[f"{copy['path']} {'copy' if copy['path'] == 'store' else 'tier'}"] = _copy_text(copy)
     if pending := sum(s["epochs_pending"] for s in found.sinks):

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from firnline.cli.common import load_options
 from firnline.errors import ConfigError
 from firnline.storage import Storage, normalise, open_storage
+
+if TYPE_CHECKING:
+    from firnline.options import PipelineOptions
 
 TABLES_HELP = "Tables (path or URI), or spec files whose staged tables are meant. [default: firnline.yml here or above]"
 Tables = Annotated[str, Parameter(help=TABLES_HELP, show_default=False)]
@@ -67,6 +70,11 @@ def find_targets(argument: str) -> list[Target]:
         uri = normalise(sink.table)
         found.setdefault(uri, Target(uri, dict(sink.storage_options), {options.name: ledger}))
     return list(found.values())
+
+
+def find_pipeline(argument: str) -> PipelineOptions | None:
+    """The pipeline of a spec; None when a table is named."""
+    return load_options(argument) if _is_spec(argument) else None
 
 
 def _is_spec(text: str) -> bool:

@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
+import pyarrow as pa
+
 from firnline.types import Json
+
+
+@dataclass(frozen=True, slots=True)
+class SqlOutput:
+    """Where the rows of a query go; plain JSON, since it travels to workers."""
+
+    attempt: str
+    targets: list[dict[str, Json]]
+    edges: list[dict[str, Json]]
+    exchange: dict[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class SqlJob:
+    """One query of an epoch. `tables` are rows that earlier jobs handed on; `views` are queries that it reads."""
+
+    tables: dict[str, dict[str, Json]]
+    views: dict[str, str]
+    query: str
+    output: SqlOutput
 
 
 class Engine(Protocol):
@@ -15,12 +38,23 @@ class Engine(Protocol):
         """Tasks that run at once."""
         ...
 
-    def run(self, tag: str, orders: list[dict[str, Json]]) -> list[dict[str, Json]]:
+    def run(
+        self, tag: str, orders: list[dict[str, Json]], timeout_seconds: float | None = None
+    ) -> list[dict[str, Json]]:
         """Run every order and return their reports in order.
 
         Raises:
-            EngineError: the engine failed; repeating is safe.
+            EngineError: the engine failed, or did not end in time; repeating is safe.
             FirnlineError: what a task itself raised.
+        """
+        ...
+
+    def run_sql(self, tag: str, job: SqlJob) -> tuple[pa.Schema, list[dict[str, Json]]]:
+        """Run a query, put its rows where they go, and return their columns and what every task reports.
+
+        Raises:
+            EngineError: the engine failed; repeating is safe.
+            ConfigError: the query does not fit its inputs.
         """
         ...
 

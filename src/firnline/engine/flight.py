@@ -13,12 +13,23 @@ from firnline.checkpoint.ledger import LedgerEntry
 from firnline.checkpoint.model import Checkpoint
 from firnline.engine.orders import Produced
 from firnline.engine.requests import RetryRequest
+from firnline.engine.watermarks import Watermarks
 from firnline.sinks.base import Held
-from firnline.sources.base import SourcePlan
+from firnline.sources.group import EpochPlan, Positions, Records
+from firnline.state.refs import OperatorState
 from firnline.types import EntryRef, Json, Receipt
 
 KEPT_ENTRIES = 8
 KEPT_RECEIPTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """An epoch that is to be folded again after a restart: its entry, and what it was planned on."""
+
+    entry: LedgerEntry
+    watermarks: Watermarks  # before it
+    skip: frozenset[str] = frozenset()  # operators whose snapshot holds it already
 
 
 @dataclass(slots=True)
@@ -28,8 +39,13 @@ class Base:
     epoch: int
     entry: EntryRef | None
     checkpoint: Checkpoint | None
-    position: Json
-    schema: pa.Schema | None
+    positions: Positions
+    table: pa.Schema | None  # the deciding table's columns, None before it exists
+    columns: dict[str, pa.Schema] = field(default_factory=dict)  # of each source, as far as they are known
+    state: dict[str, OperatorState] = field(default_factory=dict)  # of each operator
+    watermarks: Watermarks = field(default_factory=Watermarks)
+    snapshots: dict[str, Json] = field(default_factory=dict)  # where each operator's newest complete snapshot lies
+    behind: list[Behind] = field(default_factory=list)  # epochs that the state lacks, oldest first
 
 
 @dataclass(slots=True)
@@ -39,10 +55,12 @@ class EpochInFlight:
     epoch: int
     attempt: str
     base: str
-    plan: SourcePlan
+    plan: EpochPlan
+    epoch_time: str  # RFC 3339: what `epoch_time()` gives, on every replay
     requests: list[RetryRequest]
     produced: Produced = field(default_factory=Produced)
-    records: list[dict[str, Json]] = field(default_factory=list)
+    operators: dict[str, dict[str, Json]] = field(default_factory=dict)  # what each did, for people
+    records: Records = field(default_factory=dict)
     entry: LedgerEntry | None = None
     ref: EntryRef | None = None
     durations_ms: dict[str, int] = field(default_factory=dict)

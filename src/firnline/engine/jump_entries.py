@@ -38,13 +38,12 @@ def jump_checkpoint(
 
 def epoch_commit(parts: Parts, sink: DeltaSink, entry: LedgerEntry, ref: EntryRef, schema: pa.Schema) -> EpochCommit:
     """What a sink is given of an entry, be it of an epoch that was read or of a jump."""
-    name = parts.source.name
     if not entry.is_jump and entry.staged and sink.name not in entry.staged:
         raise new_sink_error(sink.name)
     before = entry.previous
     if before is not None and before.epoch == 0 and sink is not parts.deciding:
         before = None  # a baseline stands in the deciding sink alone
-    facts: dict[str, Json] = {"files": len(entry.inputs.get(name, []))}
+    facts: dict[str, Json] = {"files": sum(len(files) for files in entry.inputs.values())}
     return EpochCommit(
         checkpoint=entry.checkpoint,
         entry=ref,
@@ -52,10 +51,18 @@ def epoch_commit(parts: Parts, sink: DeltaSink, entry: LedgerEntry, ref: EntryRe
         previous_checkpoint=entry.previous_checkpoint,
         files=[] if entry.is_jump else entry.staged.get(sink.name, []),
         schema=schema,
-        source_state=FileState.from_json(entry.checkpoint.positions[name]).interchange(),
+        source_state=_interchange(parts, entry),
         facts={**facts, "jump": entry.jump} if entry.is_jump else facts,
         kind=entry.kind if entry.is_jump else "epoch",
     )
+
+
+def _interchange(parts: Parts, entry: LedgerEntry) -> Json:
+    """What other tools can read of a position: only of a pipeline that takes one source to its tables as it is."""
+    source = parts.sources.only
+    if source is None or parts.options.operators:
+        return None
+    return FileState.from_json(entry.checkpoint.positions[source.name]).interchange()
 
 
 def new_sink_error(name: str) -> ConfigError:
@@ -78,6 +85,8 @@ def find_effect(sink: DeltaSink, pipeline: str, entry: LedgerEntry, holds: int) 
         case "restore":
             version = entry.jump["versions"].get(sink.name)
             return ReplaceRows(tuple(entry.staged[sink.name])) if version is None else RestoreVersion(int(version))
+        case "rescale" | "import":
+            return KeepRows()
     to = int(entry.jump["to_epoch"])
     if holds <= to or sink.name in entry.jump.get("left", []):
         return KeepRows()

@@ -1,4 +1,4 @@
-"""Decides epochs that read nothing (rollback, fresh start, restore) and brings every sink through them.
+"""Decides epochs that read nothing (rollback, fresh start, restore, rescale, import) and brings sinks through them.
 
 A jump is decided by the deciding sink like any epoch. Its entry says what was done, so that a sink that was not
 reached before a crash is brought through it when it is joined again.
@@ -182,7 +182,7 @@ def settle_jumps(parts: Parts, sink: DeltaSink, tip: EntryRef | None) -> int:
         if at is None:
             return epoch
         entry, ref = ahead[0]
-        columns = entry.jump.get("schemas", {}).get(sink.name, entry.schema)
+        columns = entry.jump.get("schemas", {}).get(sink.name, entry.schema_of(sink.name))
         commit = epoch_commit(parts, sink, entry, ref, schema_from_json(columns))
         if at > 0:  # an epoch before the jump that this sink still lacks
             if epoch == before:

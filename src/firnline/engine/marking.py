@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 
-import pyarrow as pa
-
 from firnline.checkpoint.model import Checkpoint
+from firnline.engine.flight import Base
 from firnline.engine.parts import Parts
+from firnline.engine.state_keeper import StateKeeper
 from firnline.engine.window import RollbackWindow
 from firnline.errors import LedgerHoleError
-from firnline.schema import fingerprint
+from firnline.schema import fingerprint, schema_to_json
 from firnline.sinks.base import Held
-from firnline.types import Json
 
 logger = logging.getLogger(__name__)
 
@@ -22,17 +21,23 @@ KEPT_FLOORS = 4096  # more units than ever wait for a committer that works
 class CheckpointMaker:
     """The checkpoints of one run. `slowest` is the epoch of the sink that lags most, kept up to date by the runner."""
 
-    def __init__(self, parts: Parts, run: str) -> None:
+    def __init__(self, parts: Parts, run: str, state: StateKeeper) -> None:
+        self._state = state
         self._parts = parts
         self._run = run
         self._window = RollbackWindow(parts.options.checkpoint.rollback_window)
         self._floors: dict[int, int] = {}  # of the newest epochs
+        self._through = {  # sources whose rows go through operators: no table tells their columns
+            name for operator in parts.options.operators for name in operator.inputs if name in parts.sources.names
+        }
         self.slowest = 0
 
     def begin(self, held: Held) -> None:
         """Go on from what the deciding sink holds."""
-        if self._window.needs_history and held.checkpoint is not None:
-            self._window.begin(self._since_floor(held))
+        if held.checkpoint is not None and (self._window.needs_history or self._state.has_state):
+            past = self._since_floor(held)
+            self._window.begin(past)
+            self._state.begin_floor(past)
 
     def note_committed(self, committed: Held) -> None:
         """What a staged sink's log holds: its floor is the one that counts until more is committed."""
@@ -43,19 +48,20 @@ class CheckpointMaker:
         epoch: int,
         attempt: str,
         generation: int,
-        positions: dict[str, Json],
-        schema: pa.Schema | None,
+        after: Base,
         before: Checkpoint | None,
     ) -> Checkpoint:
         """The checkpoint after an epoch. The floor only grows, and stays at or below what every copy and sink holds."""
-        columns = fingerprint(schema) if schema is not None else ""
+        columns = fingerprint(after.table) if after.table is not None else ""
         version, floor = (before.schema_version, before.floor) if before else (0, 0)
         if before is None or columns != before.schema_fingerprint:
             version += 1
         now = self._parts.clock.now()
         settled = [found for sink in self._parts.sinks if (found := sink.settled_epoch()) is not None]
-        if (replicated := self._parts.recorder.remote_epoch) is not None:
-            settled.append(replicated)
+        settled += [
+            found for found in (self._parts.recorder.remote_epoch, self._state.remote_epoch) if found is not None
+        ]
+        oldest = min(self._window.oldest(epoch, now), self.slowest, *settled)
         return Checkpoint(
             pipeline=self._parts.options.name,
             epoch=epoch,
@@ -63,10 +69,13 @@ class CheckpointMaker:
             run=self._run,
             attempt=attempt,
             created_at=now.isoformat(),
-            positions=positions,
+            positions=after.positions,
+            state=after.snapshots,
+            watermarks=after.watermarks.to_json(),
+            columns={name: schema_to_json(after.columns[name]) for name in self._through if name in after.columns},
             schema_fingerprint=columns,
             schema_version=version,
-            floor=max(floor, min(self._window.oldest(epoch, now), self.slowest, *settled)),
+            floor=max(floor, self._state.snapshot_below(oldest, epoch, after.snapshots)),
         )
 
     def add(self, checkpoint: Checkpoint) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from firnline.checkpoint.replication import Replication
 from firnline.errors import FirnlineError
 from firnline.sinks.base import Held
-from firnline.sources.base import Backlog, SourcePlan
+from firnline.sources.base import Backlog
+from firnline.sources.group import EpochPlan
+from firnline.types import Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,15 @@ class EpochFacts:
     state_files: int  # entries in the source's position
     set_aside: int
     lag_seconds: float = 0.0  # from the arrival of its oldest file to the commit
-    durations_ms: dict[str, int] = field(default_factory=dict)  # plan, run, stage, commit
+    durations_ms: dict[str, int] = field(default_factory=dict)  # plan, run, stage, commit; checkpoint, of state
+    sources: dict[str, int] = field(default_factory=dict)  # records by source
+    align_ms: int = 0  # from the first source's slice to the boundary
+    operators: dict[str, dict[str, Json]] = field(default_factory=dict)  # what each stateful operator did
+
+
+def took_ms(durations_ms: Mapping[str, int]) -> int:
+    """How long an epoch took, from its steps; the pause for a checkpoint of state is a part of `run`."""
+    return sum(ms for step, ms in durations_ms.items() if step != "checkpoint")
 
 
 class Observer:
@@ -43,7 +54,7 @@ class Observer:
     def claimed(self, generation: int) -> None:
         """The run owns the pipeline now."""
 
-    def planned(self, epoch: int, plan: SourcePlan) -> None:
+    def planned(self, epoch: int, plan: EpochPlan) -> None:
         """A slice is fixed; its job starts when the one before has ended."""
 
     def running(self, epoch: int) -> None:
@@ -76,6 +87,9 @@ class Observer:
     def draining(self, lag: Replication) -> None:
         """The run is over but for a tier that it waits for."""
 
+    def worker_lost(self, facts: dict[str, Json]) -> None:
+        """A task was lost with its worker: the epoch, what is done about it, and how many shards there are now."""
+
     def trouble(self, error: FirnlineError, failures: int) -> None:
         """Something failed and is tried again after a back-off."""
 
@@ -100,7 +114,7 @@ class Observers(Observer):
         for o in self._observers:
             o.claimed(generation)
 
-    def planned(self, epoch: int, plan: SourcePlan) -> None:
+    def planned(self, epoch: int, plan: EpochPlan) -> None:
         for o in self._observers:
             o.planned(epoch, plan)
 
@@ -143,6 +157,10 @@ class Observers(Observer):
     def draining(self, lag: Replication) -> None:
         for o in self._observers:
             o.draining(lag)
+
+    def worker_lost(self, facts: dict[str, Json]) -> None:
+        for o in self._observers:
+            o.worker_lost(facts)
 
     def trouble(self, error: FirnlineError, failures: int) -> None:
         for o in self._observers:

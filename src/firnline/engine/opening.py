@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 import pyarrow as pa
 
@@ -11,12 +12,16 @@ from firnline.engine import messages as m
 from firnline.engine.flight import Base, Flight
 from firnline.engine.jumps import check_new_sinks, join_sink
 from firnline.engine.marking import CheckpointMaker
-from firnline.engine.orders import declared
+from firnline.engine.orders import columns_from_json, declared
 from firnline.engine.parts import Parts
-from firnline.errors import CheckpointLostError, CommitConflictError, SinkError, StoreAheadError
+from firnline.engine.state_keeper import StateKeeper
+from firnline.engine.watermarks import Watermarks
+from firnline.errors import CheckpointLostError, CommitConflictError, ConfigError, SinkError, StoreAheadError
+from firnline.graph import sink_input
 from firnline.sinks.base import Held
 from firnline.sinks.delta.adopt import find_foreign
 from firnline.sinks.delta.columns import missing_fields
+from firnline.types import Json
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +32,17 @@ class Opening:
     """The first steps of one run; what they find goes into the flight."""
 
     def __init__(
-        self, parts: Parts, flight: Flight, maker: CheckpointMaker, run: str, *, accept_duplicates: bool
+        self,
+        parts: Parts,
+        flight: Flight,
+        maker: CheckpointMaker,
+        state: StateKeeper,
+        run: str,
+        *,
+        accept_duplicates: bool,
     ) -> None:
         self._parts = parts
+        self._state = state
         self._flight = flight
         self._maker = maker
         self._run = run
@@ -43,6 +56,7 @@ class Opening:
         if held.checkpoint is None and not held.generation:  # a log that knows our claim knows what it lacks
             self._check_no_history()
         held = recorder.confirm(held, self._parts.deciding.load)
+        self._state.check(held)
         if held.exists and held.checkpoint is None:
             flight.baseline = self._find_baseline(held.version)
         self._set_tip(held)
@@ -84,9 +98,15 @@ class Opening:
         )
         if found is None:
             return None
-        position, records = self._parts.source.adopt(found)
-        name = self._parts.source.name
-        checkpoint = self._maker.make(0, self._parts.ids.new(), 0, {name: position}, None, None)
+        source = self._parts.sources.only
+        if source is None:
+            raise ConfigError(
+                f"the table {self._parts.storage.root} was filled by another tool, from one source alone",
+                hint="Take over with a spec of that one source first, or write to another table.",
+            )
+        position, records = source.adopt(found)
+        name = source.name
+        checkpoint = self._maker.make(0, self._parts.ids.new(), 0, Base(0, None, None, {name: position}, None), None)
         return LedgerEntry(checkpoint, None, {name: records}, kind="baseline")
 
     def _check_others_know_nothing(self, epochs: dict[str, int]) -> None:
@@ -105,11 +125,13 @@ class Opening:
         held = self._claim_onto_baseline() if self._flight.baseline else sink.claim(self._run)
         recorder.claimed(held, self._run)
         self._flight.generation = held.generation
-        self._set_tip(held)
+        self._state.restore(held, self._set_tip(held))
         if sink.settled_epoch() is not None:
             self._maker.note_committed(sink.load_committed())
         if held.exists:
-            missing_fields(sink.find_schema() or pa.schema([]), declared(self._parts.options.source))
+            taken = sink_input(self._parts.options, self._parts.options.deciding)
+            for source in (one for one in self._parts.options.sources if one.name == taken):
+                missing_fields(sink.find_schema() or pa.schema([]), declared(source))
         return m.Claimed(held.epoch, held.attempt)
 
     def _claim_onto_baseline(self) -> Held:
@@ -128,17 +150,43 @@ class Opening:
         sink = self._parts.sink(name)
         return m.Joined(name, join_sink(self._parts, sink, self._run, generation, tip, tip))
 
-    def _set_tip(self, held: Held) -> None:
+    def _set_tip(self, held: Held) -> Base:
         """Take what the deciding sink holds as the base of the next plan."""
         flight = self._flight
         flight.held = held
         self._maker.begin(held)
         checkpoint = held.checkpoint or (flight.baseline.checkpoint if flight.baseline else None)
-        stored = checkpoint.positions.get(self._parts.source.name) if checkpoint else None
-        flight.bases[checkpoint.attempt if checkpoint else ""] = Base(
+        stored = checkpoint.positions if checkpoint else {}
+        self._check_sources(stored)
+        base = Base(
             epoch=held.epoch,
             entry=held.entry,
             checkpoint=checkpoint,
-            position=self._parts.source.start(stored),
-            schema=self._parts.deciding.find_schema() if held.exists else None,
+            positions=self._parts.sources.start(stored),
+            table=None,
+            watermarks=Watermarks.from_json(checkpoint.watermarks) if checkpoint else Watermarks(),
+            snapshots=dict(checkpoint.state) if checkpoint else {},
         )
+        self.learn_columns(base)
+        flight.bases[checkpoint.attempt if checkpoint else ""] = base
+        return base
+
+    def _check_sources(self, stored: Mapping[str, Json]) -> None:
+        """A source that the checkpoint knows and the spec does not: under another name it would be read all over."""
+        gone = [name for name in stored if name not in self._parts.sources.names]
+        if gone:
+            raise ConfigError(
+                f"the checkpoint knows a source {gone[0]!r}, which the spec no longer has",
+                hint="Give the source the name that it had; to leave it out, keep it with a path that has no files.",
+            )
+
+    def learn_columns(self, base: Base) -> None:
+        """Take up what is known of columns: those of the tables that take a source as it is, and the checkpoint's."""
+        base.table = self._parts.deciding.find_schema()
+        base.columns = columns_from_json(base.checkpoint.columns if base.checkpoint else {})
+        for sink, options in zip(self._parts.sinks, self._parts.ordered_sinks, strict=True):
+            source = sink_input(self._parts.options, options)
+            if source in self._parts.sources.names and source not in base.columns:
+                found = base.table if sink is self._parts.deciding else sink.find_schema()
+                if found is not None:
+                    base.columns[source] = found

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import pyarrow as pa
 
+from firnline.engine.exchange import Edge
 from firnline.engine.task import LINEAGE, folder_values, retyped
 from firnline.errors import EngineError
 from firnline.options import FileSourceOptions
@@ -19,15 +20,18 @@ from firnline.types import Json
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the orders of one epoch have in common."""
+    """What the orders that read one source in one epoch have in common."""
 
     epoch: int
     attempt: str
     options: FileSourceOptions
     root: str  # of the source
-    targets: list[dict[str, Json]]  # one per sink, from `Sink.stage_target`
+    targets: list[dict[str, Json]]  # one per sink that takes the rows as they are, from `Sink.stage_target`
     quarantine: dict[str, Json]
-    base: pa.Schema | None  # the table's columns, None before it exists
+    base: pa.Schema | None  # the columns that are known, None before there are any
+    edges: list[Edge] = field(default_factory=list)  # to operators
+    exchange: dict[str, Json] = field(default_factory=dict)  # where rows for operators are put
+    replay: bool = False  # only state is made anew: bad records are in quarantine already
 
     @property
     def evolution(self) -> Literal["add", "rescue", "fail"]:
@@ -50,20 +54,45 @@ class Columns:
 class Produced:
     """What the tasks of an epoch staged, added up."""
 
-    outcomes: list[Json] = field(default_factory=list)
+    outcomes: dict[str, list[Json]] = field(default_factory=dict)  # by source
     staged: dict[str, list[dict[str, Json]]] = field(default_factory=dict)
     quarantine: list[dict[str, Json]] = field(default_factory=list)
     records: int = 0
     bad: Counter[str] = field(default_factory=Counter)
     bytes_read: int = 0
     raw_bytes: int = 0
-    schema: pa.Schema = field(default_factory=lambda: pa.schema([]))  # all columns of the staged files
+    schemas: dict[str, pa.Schema] = field(default_factory=dict)  # by sink: all columns of the staged files
+    columns: dict[str, pa.Schema] = field(default_factory=dict)  # by source: all columns of its rows
+    read: dict[str, int] = field(default_factory=dict)  # by source: records
+
+    def add(self, other: Produced) -> None:
+        """Take in what another source gave."""
+        self.outcomes |= other.outcomes
+        self.quarantine += other.quarantine
+        self.records += other.records
+        self.bad.update(other.bad)
+        self.bytes_read += other.bytes_read
+        self.raw_bytes += other.raw_bytes
+        self.columns |= other.columns
+        self.read |= other.read
+        self.stage(other.staged, other.schemas)
+
+    def stage(self, staged: dict[str, list[dict[str, Json]]], schemas: dict[str, pa.Schema]) -> None:
+        """Take in files that were staged for sinks."""
+        for sink, files in staged.items():
+            self.staged.setdefault(sink, []).extend(files)
+        self.schemas |= schemas
 
 
 def declared(options: FileSourceOptions) -> pa.Schema:
     """The columns that the spec declares."""
     fields = options.schema.fields
     return schema_from_spec([{"name": f.name, "type": f.type, "nullable": f.nullable} for f in fields])
+
+
+def columns_from_json(value: Mapping[str, Json]) -> dict[str, pa.Schema]:
+    """The columns of sources as a checkpoint holds them."""
+    return {name: schema_from_json(columns) for name, columns in value.items()}
 
 
 def columns_of(context: Context, plan: SourcePlan) -> Columns:
@@ -98,6 +127,7 @@ def make_orders(context: Context, plan: SourcePlan, columns: Columns, only: Coll
     """One order per task, for the tasks whose numbers are in `only`. Plain JSON, since it travels to workers."""
     options = context.options
     common = {
+        "kind": "read",
         "epoch": context.epoch,
         "attempt": context.attempt,
         "source": {"root": context.root, "storage_options": dict(options.storage_options)},
@@ -111,6 +141,9 @@ def make_orders(context: Context, plan: SourcePlan, columns: Columns, only: Coll
         "on_bad_record": options.on_bad_record,
         "max_record_bytes": options.max_record_bytes,
         "lineage": options.lineage,
+        "edges": [edge.to_json() for edge in context.edges],
+        "exchange": context.exchange,
+        "replay": context.replay,
     }
     return [
         {
@@ -138,8 +171,9 @@ def agree(columns: Columns, reports: Sequence[dict[str, Json]]) -> tuple[Columns
 def collect(context: Context, columns: Columns, reports: Sequence[dict[str, Json]]) -> Produced:
     """Add the reports up."""
     out = Produced()
+    source = context.options.name
+    out.outcomes[source] = [outcome for report in reports for outcome in report["outcomes"]]
     for report in reports:
-        out.outcomes += report["outcomes"]
         out.quarantine += report["quarantine"]
         out.records += report["records"]
         out.bytes_read += report["bytes_read"]
@@ -148,9 +182,14 @@ def collect(context: Context, columns: Columns, reports: Sequence[dict[str, Json
             out.staged.setdefault(sink, []).extend(files)
         for file in report["quarantine"]:
             out.bad.update(file["reasons"])
-    out.schema = _staged_schema(context, columns)
-    if any(report["rescues"] for report in reports) and RESCUED_COLUMN not in out.schema.names:
-        out.schema = out.schema.append(pa.field(RESCUED_COLUMN, pa.string()))
+    out.read[source] = out.records
+    schema = _staged_schema(context, columns)
+    if any(report["rescues"] for report in reports) and RESCUED_COLUMN not in schema.names:
+        schema = schema.append(pa.field(RESCUED_COLUMN, pa.string()))
+    out.columns[source] = schema
+    for target in context.targets:
+        out.staged.setdefault(target["sink"], [])
+        out.schemas[target["sink"]] = schema
     for sink in out.staged:
         rows = sum(int(file["rows"]) for file in out.staged[sink])
         if rows != out.records - out.bad.total():

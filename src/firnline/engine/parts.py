@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from firnline.checkpoint.ledger import Fold, Ledger, LedgerEntry
 from firnline.clock import SystemClock
 from firnline.engine.recording import Recorder
 from firnline.engine.requests import Requests
-from firnline.options import PipelineOptions
+from firnline.errors import ConfigError
+from firnline.graph import output_key, sink_input
+from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.sinks.base import Held
 from firnline.sinks.delta import DeltaSink
+from firnline.sinks.delta.upsert import UpsertSink
 from firnline.sources.base import Limits
 from firnline.sources.files.source import FileSource
+from firnline.sources.group import Sources
 from firnline.staging.sink import StagedDeltaSink
-from firnline.storage import Storage, open_storage
+from firnline.state.home import StateHome
+from firnline.storage import Storage, normalise, open_storage
 from firnline.types import Clock, EntryRef, Ids, Json, RandomIds
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Source, sinks and ledger of one pipeline. The deciding sink is the first of `sinks`."""
+    """Sources, sinks and ledger of one pipeline. The deciding sink is the first of `sinks`."""
 
     options: PipelineOptions
-    source: FileSource
+    sources: Sources
     sinks: tuple[DeltaSink, ...]
     ledger: Ledger
     storage: Storage  # the deciding sink's table
@@ -36,6 +41,24 @@ class Parts:
     @property
     def deciding(self) -> DeltaSink:
         return self.sinks[0]
+
+    @property
+    def ordered_sinks(self) -> tuple[DeltaSinkOptions, ...]:
+        """The sinks' options in the order of `sinks`: the deciding one first."""
+        deciding = self.options.deciding
+        return (deciding, *(s for s in self.options.sinks if s is not deciding))
+
+    @property
+    def state_home(self) -> StateHome:
+        """Where operators' state lies: on the local tier when there is one, else beside the deciding table's ledger."""
+        checkpoint, name = self.options.checkpoint, self.options.name
+        remote = None
+        if checkpoint.remote is not None:
+            remote = StateHome(f"{checkpoint.remote.uri}/state/{name}", checkpoint.remote.storage_options)
+        if checkpoint.local is not None:
+            return StateHome(f"{checkpoint.local.path}/state/{name}", fallback=remote)
+        root = f"{self.storage.root}/_firnline/{name}/state"
+        return StateHome(root, self.options.deciding.storage_options, fallback=remote)
 
     def sink(self, name: str) -> DeltaSink:
         return next(sink for sink in self.sinks if sink.name == name)
@@ -55,18 +78,26 @@ class Parts:
     def known_files(self, tip: EntryRef | None) -> dict[str, str]:
         """Every file that the ledger knows, with its etag. LedgerHoleError when the chain is broken."""
         found: dict[str, str] = {}
-        for file in self.ledger_files(tip):  # newest first: the last time a file was read is what counts
-            found.setdefault(str(file["path"]), str(file.get("etag", "")))
+        for of_source in self.known_by_source(tip).values():
+            found |= of_source
         return found
 
-    def ledger_files(self, tip: EntryRef | None) -> Iterator[dict[str, Json]]:
-        """What the ledger says of every file, newest epoch first."""
+    def known_by_source(self, tip: EntryRef | None) -> dict[str, dict[str, str]]:
+        """The same, told apart by source: two sources may read one file."""
+        found: dict[str, dict[str, str]] = {name: {} for name in self.sources.names}
+        for name, file in self.ledger_files(tip):  # newest first: the last time a file was read is what counts
+            found[name].setdefault(str(file["path"]), str(file.get("etag", "")))
+        return found
+
+    def ledger_files(self, tip: EntryRef | None) -> Iterator[tuple[str, dict[str, Json]]]:
+        """What the ledger says of every file of every source, newest epoch first."""
         for link in self.ledger.chain(tip):
-            records = link.inputs.get(self.source.name, [])
-            if isinstance(link, Fold):
-                yield from reversed(records)
-            else:
-                yield from ({**record, "epoch": link.epoch} for record in records)
+            for name in self.sources.names:
+                records = link.inputs.get(name, [])
+                if isinstance(link, Fold):
+                    yield from ((name, record) for record in reversed(records))
+                else:
+                    yield from ((name, {**record, "epoch": link.epoch}) for record in records)
 
     def entries(self, tip: EntryRef | None) -> Iterator[LedgerEntry]:
         """The entries that are not folded yet, newest first."""
@@ -90,17 +121,37 @@ def assemble(
     deciding = options.deciding
     storage = open_storage(deciding.table, deciding.storage_options)
     ledger = Ledger(storage, options.name)
-    source = FileSource(options.source, once=once, moved=moved)
-
-    def replay(positions: dict[str, Json], inputs: dict[str, list[dict[str, Json]]]) -> dict[str, Json]:
-        records = inputs.get(source.name, [])
-        return {**positions, source.name: source.replay(positions[source.name], records)}
-
+    sources = _open_sources(options, once, moved)
     ordered = [deciding, *(s for s in options.sinks if s is not deciding)]
-    kinds: dict[str, type[DeltaSink]] = {"direct": DeltaSink, "staged": StagedDeltaSink}
-    sinks = tuple(kinds[s.mode](s, options.name, ledger, clock, replay) for s in ordered)
+    sinks = tuple(_kind_of(s)(_with_key(options, s), options.name, ledger, clock, sources.replay) for s in ordered)
     recorder = Recorder(options, ledger, clock, storage.root)
     sinks[0].copies = recorder.tiers
     return Parts(
-        options, source, sinks, ledger, storage, Requests(storage, options.name), clock, ids or RandomIds(), recorder
+        options, sources, sinks, ledger, storage, Requests(storage, options.name), clock, ids or RandomIds(), recorder
     )
+
+
+def _kind_of(sink: DeltaSinkOptions) -> type[DeltaSink]:
+    if sink.write == "upsert":
+        return UpsertSink
+    return StagedDeltaSink if sink.mode == "staged" else DeltaSink
+
+
+def _with_key(options: PipelineOptions, sink: DeltaSinkOptions) -> DeltaSinkOptions:
+    """An upsert without a key goes by the one that its operator's rows have."""
+    if sink.write != "upsert" or sink.key:
+        return sink
+    operator = next((o for o in options.operators if o.name == sink_input(options, sink)), None)
+    return replace(sink, key=output_key(operator) if operator is not None else ())
+
+
+def _open_sources(options: PipelineOptions, once: bool, moved: tuple[str, str] | None) -> Sources:
+    """The sources; `moved` is for the one that lies at the new place."""
+    found = [FileSource(one, once=once) for one in options.sources]
+    if moved is not None:
+        to = normalise(moved[1])
+        roots = [source.root for source in found]
+        if to not in roots:
+            raise ConfigError(f"--source-moved says {moved[1]}, the spec says {', '.join(roots)}")
+        found[roots.index(to)] = FileSource(options.sources[roots.index(to)], once=once, moved=moved)
+    return Sources(found)

@@ -26,11 +26,13 @@ from firnline.engine.steps import Steps, failure_event
 from firnline.errors import FencedError, FirnlineError, SinkError, SourceError
 from firnline.faults import fault_point
 from firnline.sinks.base import Held
+from firnline.sinks.delta.upsert import UpsertSink
 from firnline.sources.base import Backlog
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)
 
+DRAIN_SECONDS = 30.0  # at the end of a run, for state that is on its way to the remote tier
 FLUSH_SECONDS = 10.0  # a checkpoint that is asked for waits so long for each tier
 
 
@@ -103,8 +105,12 @@ class Runner:
         self._steps = Steps(parts, engine, self.run_id, once=once, accept_duplicates=accept_duplicates)
         # SimpleQueue: a signal handler may put while this very thread is inside get.
         self._steps.credits.tell_waiting = self._waiting
+        self._steps.state.tell_loss = lambda facts: self._inbox.put(_Note(lambda: self._observer.worker_lost(facts)))
         self._steps.credits.tell_still = lambda: self._inbox.put(_Note(lambda: None))  # watches are looked at after it
         parts.recorder.tell = lambda _: self._inbox.put(_Note(self._tell_replication))
+        for sink in parts.sinks:
+            if isinstance(sink, UpsertSink):
+                sink.run_orders = engine.run
         self._resumed: Held | None = None  # what the first look found
         self._watches: list[CheckpointWatch] = []
         self._inbox: queue.SimpleQueue[m.Event | _Note] = queue.SimpleQueue()
@@ -157,6 +163,8 @@ class Runner:
     def checkpoint(self) -> CheckpointWatch:
         """Look for input at once; the watch is done when what that gives is committed and recorded."""
         watch = CheckpointWatch()
+        if self._steps.state.has_state:
+            self._steps.state.asked.set()
         self._inbox.put(_Note(lambda: self._begin_checkpoint(watch)))
         return watch
 
@@ -190,6 +198,7 @@ class Runner:
             exit_code = self._state.exit_code
         finally:
             self._lanes.close(wait=exit_code == 0)
+            self._steps.state.close(drain_seconds=DRAIN_SECONDS if exit_code == 0 else 0.0)
             self._parts.recorder.close(drain=exit_code == 0, tell=self._observer.draining)
             self._tell_replication()
             self._log.close(exit_code)
@@ -258,6 +267,9 @@ class Runner:
                 asked = not failures and any(watch.wants_look for watch in self._watches)
                 delay = 0.0 if asked else self._delay(failures)
                 self._timers.set(sink, self._parts.clock.monotonic() + delay)
+                if failures and self._state.settled < self._state.decided:
+                    facts = {"sink": sink, "epoch": self._state.decided, "settled": self._state.settled}
+                    logger.warning("commit policy not satisfied; checkpoint not advanced", extra=facts)
                 if failures:
                     self._observer.resting(delay, failures)
                 else:
@@ -272,7 +284,7 @@ class Runner:
 
     def _delay(self, failures: int) -> float:
         if not failures:
-            return self._parts.options.source.poll_interval_secs
+            return min(source.poll_interval_secs for source in self._parts.options.sources)
         restart = self._parts.options.restart
         delay = min(restart.backoff_secs * 2.0 ** (failures - 1), restart.max_backoff_secs)
         return delay * random.uniform(0.8, 1.2)
@@ -333,8 +345,9 @@ class Runner:
         return event
 
     def _plan(self, epoch: int, base: str) -> m.Event:
-        if self._steps.reconcile_due():
-            found = self._steps.reconcile(base)
+        due = self._steps.reconcile_due()
+        if due:
+            found = self._steps.reconcile(base, due)
             if found is not None:
                 self._inbox.put(_Note(lambda: self._observer.reconciled(*found)))
         event, plan = self._steps.plan(epoch, base)
@@ -349,15 +362,15 @@ class Runner:
         """Count what lies after `epoch` when a count is due, on a lane of its own: a listing holds up nobody."""
         clock = self._parts.clock
         began = clock.monotonic()
-        position = self._steps.find_position(base)
-        if position is None or not self._backlog.is_due(began):
+        positions = self._steps.find_positions(base)
+        if positions is None or not self._backlog.is_due(began):
             return
         self._backlog.begin()
 
         def count() -> None:
             found: Backlog | None = None
             try:
-                found = self._parts.source.backlog(position)
+                found = self._parts.sources.backlog(positions)
             except (OSError, FirnlineError) as error:
                 logger.debug("backlog not counted", extra={"reason": str(error)})
             self._inbox.put(_Note(lambda: self._backlog_counted(epoch, found, began)))
@@ -412,7 +425,8 @@ class Runner:
     def _finish_checkpoint(self, watch: CheckpointWatch, held: Held) -> None:
         """After the record of the epoch, on a lane of its own: tiers that lag behind it are written out first."""
         try:
-            if not self._parts.recorder.flush(FLUSH_SECONDS):
+            level = self._steps.state.flush(FLUSH_SECONDS)
+            if not self._parts.recorder.flush(FLUSH_SECONDS) or not level:
                 logger.warning("checkpoint taken, but a tier lags behind it", extra={"epoch": held.epoch})
         finally:
             watch.finish(held)
@@ -429,6 +443,7 @@ class Runner:
             paused=self._steps.credits.paused,
             resumed_after=resumed.epoch,
             recovery_path=resumed.path,
+            state_recovery_path=self._steps.state.restored_path,
         )
         return event
 

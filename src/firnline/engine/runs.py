@@ -45,6 +45,7 @@ class RunHistory:
             "waiting_for": None,
             "resumed_after": None,  # the epoch, and where its checkpoint was read: local, remote, sink or fresh
             "recovery_path": None,
+            "state_recovery_path": None,  # where operators' state was read; sink: beside the deciding table's ledger
             "replication_lag_seconds": None,  # of the remote tier
             "replication_epochs_behind": None,
             "paused": False,

@@ -12,7 +12,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from firnline.errors import ConfigError, EngineError, FirnlineError
+from firnline.engine.engine import SqlJob
+from firnline.errors import ConfigError, EngineError, FirnlineError, WorkerLostError
 from firnline.types import Json
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ DEFAULTS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "OFF",
     "spark.driver.memory": "1g",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "1",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    "spark.sql.shuffle.partitions": "8",  # a cluster that sorts much sets more
     "spark.sql.session.timeZone": "UTC",
     "spark.python.worker.reuse": "true",
 }
@@ -143,37 +145,73 @@ class SparkEngine:
         instances = int(self._settings.get("spark.executor.instances", "2"))
         return instances * int(self._settings.get("spark.executor.cores", "2"))
 
-    def run(self, tag: str, orders: list[dict[str, Json]]) -> list[dict[str, Json]]:
+    def run(
+        self, tag: str, orders: list[dict[str, Json]], timeout_seconds: float | None = None
+    ) -> list[dict[str, Json]]:
         """Run every order in a task of its own and return their reports in order.
 
         Raises:
-            EngineError: Spark failed; repeating is safe.
+            EngineError: Spark failed, or a task did not end in time; repeating is safe.
             FirnlineError: what a task itself raised.
         """
         if not orders:
             return []
-        session = self.session
-        try:
-            session.addTag(tag)
+        with self._job(tag, timeout_seconds) as session:
             frame = session.range(0, len(orders), 1, len(orders)).mapInArrow(_runner_of(orders), "report string")
             reports = [json.loads(row.report) for row in frame.collect()]
-        except Exception as error:  # py4j, pyspark and socket errors alike
-            if not self._is_alive():
-                self.abandon()
-            raise EngineError(f"a Spark job failed: {_first_line(error)}") from error
-        finally:
-            with contextlib.suppress(Exception):
-                session.removeTag(tag)
         for report in reports:
             if "error" in report:
                 raise _rebuild_error(report["error"])
         return sorted(reports, key=lambda r: int(r["task"]))
 
+    def run_sql(self, tag: str, job: SqlJob) -> tuple[pa.Schema, list[dict[str, Json]]]:
+        """Run a query, put its rows where they go, and return their columns and what every task reports."""
+        from firnline.engine.spark_sql import run_sql
+
+        with self._job(tag, None) as session:
+            return run_sql(session, job)
+
+    @contextlib.contextmanager
+    def _job(self, tag: str, timeout_seconds: float | None) -> Iterator[SparkSession]:
+        """A job that can be stopped by its tag, and is when it takes too long; its failure is an EngineError."""
+        session = self.session
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            self.cancel(tag)
+
+        watch = threading.Timer(timeout_seconds, stop) if timeout_seconds is not None else None
+        try:
+            _add_tag(session, tag)
+            if watch is not None:
+                watch.daemon = True
+                watch.start()
+            yield session
+        except FirnlineError:
+            raise
+        except Exception as error:  # py4j, pyspark and socket errors alike
+            if late.is_set():
+                raise WorkerLostError(f"a Spark job took longer than {timeout_seconds:g} s and was stopped") from error
+            if not self._is_alive():
+                self.abandon()
+            raise WorkerLostError(f"a Spark job failed: {_first_line(error)}") from error
+        finally:
+            if watch is not None:
+                watch.cancel()
+            with contextlib.suppress(Exception):
+                _remove_tag(session, tag)
+
     def cancel(self, tag: str) -> None:
         """Stop a job that is no longer wanted."""
-        if self._session is not None:
+        session = self._session
+        if session is not None:
             with contextlib.suppress(Exception):
-                self._session.interruptTag(tag)
+                context = _find_context(session)
+                if context is not None:
+                    context.cancelJobsWithTag(tag)
+                else:
+                    session.interruptTag(tag)
 
     def _is_alive(self) -> bool:
         try:
@@ -201,6 +239,33 @@ class SparkEngine:
             self._session = None
 
 
+def _find_context(session: SparkSession) -> Any:
+    """The context under a session of this process; None for one over Spark Connect.
+
+    There a session's own tags do not reach the jobs (measured: `interruptTag` finds none), those of the context do.
+    """
+    try:
+        return session.sparkContext
+    except Exception:  # Spark Connect has no context, and says so in its own way
+        return None
+
+
+def _add_tag(session: SparkSession, tag: str) -> None:
+    context = _find_context(session)
+    if context is not None:
+        context.addJobTag(tag)
+    else:
+        session.addTag(tag)
+
+
+def _remove_tag(session: SparkSession, tag: str) -> None:
+    context = _find_context(session)
+    if context is not None:
+        context.removeJobTag(tag)
+    else:
+        session.removeTag(tag)
+
+
 def _runner_of(orders: list[dict[str, Json]]) -> Any:
     """What a worker calls: it picks its order by the number of its partition."""
     texts = [json.dumps(order) for order in orders]
@@ -208,12 +273,12 @@ def _runner_of(orders: list[dict[str, Json]]) -> Any:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow
 
-        from firnline.engine.task import run_task
+        from firnline.engine.tasks import run_order
 
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 try:
-                    report = run_task(json.loads(texts[number]))
+                    report = run_order(json.loads(texts[number]))
                 except FirnlineError as error:
                     report = {"error": {"code": error.code, "message": error.message, "hint": error.hint}}
                 report["task"] = number

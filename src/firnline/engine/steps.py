@@ -23,10 +23,9 @@ from firnline.engine.jumps import check_staged
 from firnline.engine.marking import CheckpointMaker
 from firnline.engine.observer import EpochFacts
 from firnline.engine.opening import Opening
-from firnline.engine.orders import Context, Produced, agree, collect, columns_of, make_orders
 from firnline.engine.parts import Parts
+from firnline.engine.state_keeper import StateKeeper
 from firnline.errors import (
-    BadRecordsError,
     FencedError,
     FirnlineError,
     LedgerHoleError,
@@ -35,13 +34,11 @@ from firnline.errors import (
 from firnline.faults import fault_point
 from firnline.schema import merge, schema_from_json, schema_to_json
 from firnline.sinks.base import Held
-from firnline.sources.base import SourcePlan
-from firnline.types import EntryRef, Json, Receipt
+from firnline.sources.group import EpochPlan, Positions
+from firnline.types import EntryRef, Receipt
 
 logger = logging.getLogger(__name__)
 
-JUDGED_RECORDS = 100  # below this, a ratio of bad records says little
-SCHEMA_ROUNDS = 8  # types only widen, so this is never reached; it keeps a bug from looping
 FOLD_EVERY = 64
 
 
@@ -52,11 +49,12 @@ class Steps:
         self._parts = parts
         self._engine = engine
         self._once = once
-        self._reconciled_at: float | None = None
+        self._reconciled_at: dict[str, float] = {}  # by source
         self.flight = Flight()
-        self.maker = CheckpointMaker(parts, run)
+        self.state = StateKeeper(parts, engine, self.flight)
+        self.maker = CheckpointMaker(parts, run, self.state)
         self.credits = Credits(parts.sinks)
-        self.opening = Opening(parts, self.flight, self.maker, run, accept_duplicates=accept_duplicates)
+        self.opening = Opening(parts, self.flight, self.maker, self.state, run, accept_duplicates=accept_duplicates)
 
     @property
     def held(self) -> Held:
@@ -65,49 +63,64 @@ class Steps:
 
     # -- plan -----------------------------------------------------------------------------------------
 
-    def plan(self, epoch: int, base: str) -> tuple[m.Event, SourcePlan | None]:
+    def plan(self, epoch: int, base: str) -> tuple[m.Event, EpochPlan | None]:
         fault_point("epoch.plan.before")
         began = self._parts.clock.monotonic()
-        position = self.flight.bases[base].position
+        positions = self.flight.bases[base].positions
         if not self.credits.wait():
             return m.NothingToPlan(), None
         requests = self._parts.requests.load()
         for request in requests:
-            self._parts.source.retry(request.path, changed=request.changed)
-        plan = self._parts.source.plan(position, self._parts.limits(self._engine.parallelism))
+            self._parts.sources.retry(request.path, changed=request.changed)
+        plan = self._parts.sources.plan(positions, self._parts.limits(self._engine.parallelism))
+        if plan is None and self.state.asked.is_set() and self.state.is_behind(self.flight.bases[base]):
+            plan = EpochPlan({})  # nothing to read, but state that no checkpoint holds yet
         if plan is None:
             return m.NothingToPlan(), None
         attempt = self._parts.ids.new()
-        made = EpochInFlight(epoch, attempt, base, plan, requests)
+        made = EpochInFlight(epoch, attempt, base, plan, self._parts.clock.now().isoformat(), requests)
         made.durations_ms["plan"] = self._ms_since(began)
         fault_point("epoch.plan.after")
         self.flight.epochs[attempt] = made
         return m.Planned(epoch, attempt, base), plan
 
-    def reconcile_due(self) -> bool:
-        interval = self._parts.options.source.reconcile_interval_secs
-        if self._reconciled_at is None:
-            return self._once or interval > 0
-        return not self._once and self._parts.clock.monotonic() - self._reconciled_at >= interval
+    def reconcile_due(self) -> list[str]:
+        """The sources whose full listing is due."""
+        now = self._parts.clock.monotonic()
+        return [
+            one.name
+            for one in self._parts.options.sources
+            if not self._parts.sources.is_planning(one.name)
+            and self._is_reconcile_due(self._reconciled_at.get(one.name), one.reconcile_interval_secs, now)
+        ]
 
-    def reconcile(self, base: str) -> tuple[int, list[str], int] | None:
-        """Compare a full listing with the ledger; None when the ledger has a hole and nothing can be told."""
+    def _is_reconcile_due(self, last: float | None, interval: float, now: float) -> bool:
+        if last is None:
+            return self._once or interval > 0
+        return not self._once and now - last >= interval
+
+    def reconcile(self, base: str, due: list[str]) -> tuple[int, list[str], int] | None:
+        """Compare full listings with the ledger; None when the ledger has a hole and nothing can be told."""
         # In flight first: what is settled in the meantime is in the ledger by then, so that neither misses it.
         flying = list(self.flight.epochs.values())
-        position = self.flight.bases[base].position
+        positions = self.flight.bases[base].positions
         try:
-            known = self._parts.known_files(self.held.entry)
+            known = self._parts.known_by_source(self.held.entry)
         except LedgerHoleError as error:
-            self._reconciled_at = self._parts.clock.monotonic()
+            self._note_reconciled(due)
             logger.error("reconcile stopped: the ledger has a hole", extra={"reason": error.message})
             return None
         if self.flight.baseline is not None:
-            for record in self.flight.baseline.inputs[self._parts.source.name]:
-                known[str(record["path"])] = str(record["etag"])
-        known.update((str(item["path"]), "") for made in flying for task in made.plan.tasks for item in task.inputs)
-        found = self._parts.source.reconcile(position, known)
-        self._reconciled_at = self._parts.clock.monotonic()
+            for name, records in self.flight.baseline.inputs.items():
+                known[name] |= {str(record["path"]): str(record["etag"]) for record in records}
+        for name, task in (found for made in flying for found in made.plan.tasks):
+            known[name].update((str(item["path"]), "") for item in task.inputs)
+        found = self._parts.sources.reconcile(positions, known, due)
+        self._note_reconciled(due)
         return len(found.late), found.changed, found.listed
+
+    def _note_reconciled(self, names: list[str]) -> None:
+        self._reconciled_at |= dict.fromkeys(names, self._parts.clock.monotonic())
 
     # -- run ------------------------------------------------------------------------------------------
 
@@ -118,60 +131,37 @@ class Steps:
         if made is None:  # dropped while it waited for its lane
             return None
         base = self.flight.bases[made.base]
-        context = self._context(made, base)
-        columns = columns_of(context, made.plan)
-        reports: dict[int, dict[str, Json]] = {}
-        wanted = set(range(len(made.plan.tasks)))
-        for _ in range(SCHEMA_ROUNDS):
-            if not wanted:
-                break
-            done = self._engine.run(attempt, make_orders(context, made.plan, columns, wanted))
-            reports.update(zip(sorted(wanted), done, strict=True))
-            columns, again = agree(columns, [reports[n] for n in sorted(reports)])
-            wanted = {sorted(reports)[n] for n in again}
-        if wanted:
-            raise SchemaError(f"the tasks of epoch {made.epoch} do not agree on the types of their columns")
-        made.produced = collect(context, columns, [reports[n] for n in sorted(reports)])
-        self._judge(made.produced)
-        position, records = self._parts.source.advance(made.plan, made.produced.outcomes, made.epoch)
+        self.state.catch_up(base)
+        worked = self.state.work(made, base)
+        produced = worked.produced
+        made.produced = produced
+        positions, records = self._parts.sources.advance(made.plan, base.positions, produced.outcomes, made.epoch)
         processed = self._parts.clock.now().isoformat(timespec="seconds")
-        made.records = [{**record, "processed_time": processed} for record in records]
+        made.records = {n: [{**r, "processed_time": processed} for r in found] for n, found in records.items()}
         made.durations_ms["run"] = self._ms_since(began)
-        self.flight.bases[attempt] = Base(made.epoch, None, None, position, _widen(base.schema, made.produced.schema))
+        deciding = produced.schemas.get(self._parts.deciding.name)
+        self.flight.bases[attempt] = Base(
+            made.epoch,
+            None,
+            None,
+            positions,
+            _widen(base.table, deciding) if deciding is not None else base.table,
+            {**base.columns, **{n: _widen(base.columns.get(n), found) for n, found in produced.columns.items()}},
+            worked.state,
+            worked.watermarks,
+            worked.snapshots,
+        )
         fault_point("epoch.run.after")
         return m.Ran(made.epoch, attempt)
-
-    def _context(self, made: EpochInFlight, base: Base) -> Context:
-        deciding = self._parts.options.deciding
-        return Context(
-            epoch=made.epoch,
-            attempt=made.attempt,
-            options=self._parts.options.source,
-            root=self._parts.source.root,
-            targets=[sink.stage_target() for sink in self._parts.sinks],
-            quarantine={
-                "root": self._parts.storage.root,
-                "storage_options": dict(deciding.storage_options),
-                "folder": f"_firnline/{self._parts.options.name}/quarantine",
-            },
-            base=base.schema,
-        )
-
-    def _judge(self, produced: Produced) -> None:
-        """Refuse an epoch that is mostly bad records: more likely the wrong format than bad luck."""
-        limit = self._parts.options.source.max_bad_ratio
-        bad = produced.bad.total()
-        if produced.records >= JUDGED_RECORDS and bad > limit * produced.records:
-            raise BadRecordsError(
-                f"{bad} of {produced.records} records are bad ({dict(produced.bad)}); max_bad_ratio is {limit}"
-            )
 
     def drop(self, attempt: str) -> None:
         """Forget an epoch in flight. Its files stay until a sweep finds that no commit names them."""
         self._engine.cancel(attempt)
         made = self.flight.epochs.pop(attempt, None)
-        if made is not None and self._parts.source.forget_late(made.plan):
-            self._reconciled_at = None  # what is late is relative to a base: it must be found again
+        if made is not None:
+            self.state.drop(made.epoch)
+            for name in self._parts.sources.forget_late(made.plan):
+                self._reconciled_at.pop(name, None)  # what is late is relative to a base: it must be found again
 
     # -- stage and commit -----------------------------------------------------------------------------
 
@@ -182,17 +172,19 @@ class Steps:
         if made is None:  # dropped while it waited for its lane
             return None
         base, after = self.flight.bases[made.base], self.flight.bases[attempt]
-        positions = {self._parts.source.name: after.position}
-        generation = self.flight.generation
-        checkpoint = self.maker.make(made.epoch, attempt, generation, positions, after.schema, base.checkpoint)
+        checkpoint = self.maker.make(made.epoch, attempt, self.flight.generation, after, base.checkpoint)
+        schemas = {name: schema_to_json(found) for name, found in made.produced.schemas.items()}
+        common = schemas.get(self._parts.deciding.name, [])
         made.entry = LedgerEntry(
             checkpoint=checkpoint,
             previous=base.entry,
             previous_checkpoint=base.checkpoint.checksum if base.checkpoint else "",
-            inputs={self._parts.source.name: made.records},
+            inputs=made.records,
             staged=made.produced.staged,
             quarantine=made.produced.quarantine,
-            schema=schema_to_json(made.produced.schema) if made.plan.tasks else [],
+            schema=common if made.plan.tasks else [],
+            schemas={name: found for name, found in schemas.items() if found != common},
+            epoch_time=made.epoch_time if self._parts.options.operators else "",
             durations_ms=dict(made.durations_ms),
         )
         made.ref = self._parts.ledger.stage(made.entry)
@@ -214,13 +206,13 @@ class Steps:
         if made is None:
             check_staged(sink, entry)
         try:
-            schema = made.produced.schema if made is not None else schema_from_json(entry.schema)
+            schema = schema_from_json(entry.schema_of(name)) if made is None else self._schema(made, name)
             receipt = sink.commit(epoch_commit(self._parts, sink, entry, ref, schema))
         except SchemaError as error:
             if made is None:
                 raise
             logger.warning("the table changed under the epoch", extra={"reason": error.message})
-            self.flight.bases[made.base].schema = sink.find_schema()
+            self.opening.learn_columns(self.flight.bases[made.base])
             return m.EpochLost(epoch, made.attempt)
         if made is not None:
             made.durations_ms["commit"] = self._ms_since(began)
@@ -228,6 +220,11 @@ class Steps:
         self._parts.recorder.note_receipt(receipt)
         fault_point("epoch.commit.after")
         return m.Committed(name, epoch, receipt.attempt)
+
+    def _schema(self, made: EpochInFlight, sink: str) -> pa.Schema:
+        """The columns of what is staged for a sink; what it has, when nothing is."""
+        found = made.produced.schemas.get(sink)
+        return found if found is not None else self._parts.sink(sink).find_schema() or pa.schema([])
 
     def _decided_entry(self, epoch: int) -> tuple[LedgerEntry, EntryRef]:
         """The ledger entry of a decided epoch: what every further sink is given, and nothing else."""
@@ -254,6 +251,8 @@ class Steps:
         made, receipt = self.flight.settle(epoch, attempt)
         if made is not None:
             self._parts.recorder.note_durations(epoch, made.durations_ms)
+            if made.entry is not None:
+                self.state.settled(made.entry.checkpoint)
         return made, receipt
 
     def record(self, epoch: int) -> None:
@@ -277,15 +276,15 @@ class Steps:
         """The epoch that took these requests up is committed."""
         if made.requests:
             self._parts.requests.done(made.requests)
-            self._parts.source.forget_retries(r.path for r in made.requests)
+            self._parts.sources.forget_retries(r.path for r in made.requests)
 
     def maintain(self, name: str) -> None:
         self._parts.sink(name).maintain()
 
-    def find_position(self, base: str) -> Json | None:
-        """Where the source stands after the epoch whose attempt is `base`, while that is known."""
+    def find_positions(self, base: str) -> Positions | None:
+        """Where the sources stand after the epoch whose attempt is `base`, while that is known."""
         found = self.flight.bases.get(base)
-        return found.position if found else None
+        return found.positions if found else None
 
     def run_seconds(self, attempt: str) -> float:
         made = self.flight.epochs.get(attempt)
@@ -295,7 +294,7 @@ class Steps:
         """An epoch that was just committed, for observers."""
         assert made.entry is not None
         checkpoint = made.entry.checkpoint
-        position = checkpoint.positions[self._parts.source.name]
+        positions = checkpoint.positions.values()
         staged = made.entry.staged.get(receipt.sink, [])
         return EpochFacts(
             epoch=made.epoch,
@@ -310,17 +309,20 @@ class Steps:
             raw_bytes=made.produced.raw_bytes,
             staged_files=len(staged),
             staged_bytes=receipt.size_bytes,
-            late_files=int(made.plan.notes.get("late", 0)),
+            late_files=made.plan.late_files,
             checkpoint_bytes=len(canonical(checkpoint.to_json())),
-            state_files=len(position["files"]),
-            set_aside=len(position["set_aside"]),
+            state_files=sum(len(position["files"]) for position in positions),
+            set_aside=sum(len(position["set_aside"]) for position in positions),
             lag_seconds=self._lag(made.plan),
             durations_ms=dict(made.durations_ms),
+            sources=dict(made.produced.read),
+            align_ms=made.plan.align_ms,
+            operators=made.operators,
         )
 
-    def _lag(self, plan: SourcePlan) -> float:
+    def _lag(self, plan: EpochPlan) -> float:
         """Seconds since the oldest file of a plan arrived."""
-        arrived = [str(item["create_time"]) for task in plan.tasks for item in task.inputs]
+        arrived = [str(item["create_time"]) for item in plan.inputs]
         if not arrived:
             return 0.0
         return max(0.0, (self._parts.clock.now() - datetime.fromisoformat(min(arrived))).total_seconds())

@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from firnline.engine.exchange import Edge, ExchangeWriter
 from firnline.engine.quarantine import QuarantineWriter
 from firnline.errors import BadRecordsError, SchemaError, SourceError
 from firnline.ndjson import (
@@ -35,7 +36,7 @@ from firnline.ndjson import (
     open_blocks,
 )
 from firnline.schema import RESCUED_COLUMN, is_column_name_ok, is_json, schema_from_json, schema_to_json
-from firnline.sinks.delta.stage import ParquetStager
+from firnline.sinks.delta.upsert_stage import open_stager
 from firnline.storage import Readable, Storage, open_storage
 from firnline.types import Json
 
@@ -95,7 +96,8 @@ class _Attempt:
         self._order = order
         self._learned = learned
         self._source: Storage = open_storage(order["source"]["root"], order["source"]["storage_options"])
-        self._stagers = {t["sink"]: ParquetStager(t, order["attempt"]) for t in order["targets"]}
+        self._stagers = {t["sink"]: open_stager(t, order["attempt"]) for t in order["targets"]}
+        self._exchanges = [ExchangeWriter(Edge.from_json(e), order["exchange"]) for e in order["edges"]]
         self._quarantine = QuarantineWriter(order["quarantine"], order["epoch"], order["attempt"])
         self._options = DecodeOptions(
             evolution=order["evolution"],
@@ -123,7 +125,8 @@ class _Attempt:
         return {
             "outcomes": outcomes,
             "staged": staged,
-            "quarantine": self._quarantine.close(),
+            "exchanged": {e.edge.name: e.close() for e in self._exchanges},
+            "quarantine": self._close_quarantine(),
             "schema": schema_to_json(self._decoder.schema),
             "rescues": self._rescues,
             "records": self._counts.records,
@@ -131,6 +134,12 @@ class _Attempt:
             "bytes_read": self._counts.bytes_read,
             "raw_bytes": self._counts.raw_bytes,
         }
+
+    def _close_quarantine(self) -> list[dict[str, Json]]:
+        if self._order["replay"]:  # what is bad was put there when the epoch was first read
+            self._quarantine.discard()
+            return []
+        return self._quarantine.close()
 
     def discard(self) -> None:
         for stager in self._stagers.values():
@@ -151,7 +160,10 @@ class _Attempt:
         before, counted, read = self._decoder.schema, self._counts.records, self._counts.bytes_read
         held: list[Decoded] = []
         held_bytes, spilled = 0, False
-        file = _OpenFile(self._source, self._order, item, self._order["max_records"] - counted)
+        most = self._order["max_records"] - counted
+        if "to" in item:  # as an earlier reading of it ended
+            most = min(most, int(item["to"]) - int(item["from"]))
+        file = _OpenFile(self._source, self._order, item, most)
         try:
             for block in file.blocks():
                 decoded = self._decode(item, block)
@@ -205,6 +217,8 @@ class _Attempt:
             batch = self._complete(item, decoded)
             for stager in self._stagers.values():
                 stager.write(batch)
+            for exchange in self._exchanges:
+                exchange.write(batch)
 
     def _check_types(self, schema: pa.Schema) -> None:
         """Files of one task must agree on types: begin again when a column widened after rows were written."""

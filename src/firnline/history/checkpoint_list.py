@@ -10,12 +10,14 @@ from firnline.checkpoint.codec import canonical
 from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.checkpoint.store import CheckpointStore
 from firnline.checkpoint.transfer import Version, walk_versions
+from firnline.engine.observer import took_ms
 from firnline.engine.parts import Parts
 from firnline.engine.runs import load_runs
 from firnline.errors import LedgerHoleError
 from firnline.history.left_behind import leaves_behind
 from firnline.history.lost_table import find_lost
 from firnline.history.recorded import savepoint_epochs
+from firnline.history.state_look import state_bytes
 from firnline.sinks.base import Held
 from firnline.types import Json
 
@@ -170,16 +172,16 @@ def _entry_row(parts: Parts, entry: LedgerEntry, commit: tuple[int, str] | None,
         "is_savepoint": False,
         "trigger_timestamp": checkpoint.created_at,
         "latest_ack_timestamp": commit[1] if commit else None,
-        "end_to_end_duration_ms": sum(entry.durations_ms.values()),
+        "end_to_end_duration_ms": took_ms(entry.durations_ms),
         "checkpointed_size_bytes": len(canonical(checkpoint.to_json())),
-        "state_size_bytes": 0,
+        "state_size_bytes": state_bytes(checkpoint),
         "acknowledged": acknowledged,
         "path": None,  # where a restore came from; an epoch that no run resumed after has none
         "table_version": commit[0] if commit else None,
         "kind": entry.kind,
         "generation": checkpoint.generation,
         "run": checkpoint.run,
-        "files": len(entry.inputs.get(parts.source.name, [])),
+        "files": sum(len(files) for files in entry.inputs.values()),
         "rows": sum(int(f["rows"]) for f in staged),
         "quarantined": sum(int(q["rows"]) for q in entry.quarantine),
         "last_committed_file": _mark(parts, checkpoint.positions),
@@ -199,9 +201,9 @@ def _stored_row(parts: Parts, version: Version, acknowledged: str) -> dict[str, 
         "is_savepoint": False,
         "trigger_timestamp": checkpoint.created_at,
         "latest_ack_timestamp": version.created_at,
-        "end_to_end_duration_ms": sum(record.durations_ms.values()),
+        "end_to_end_duration_ms": took_ms(record.durations_ms),
         "checkpointed_size_bytes": len(canonical(checkpoint.to_json())),
-        "state_size_bytes": 0,
+        "state_size_bytes": state_bytes(checkpoint),
         "acknowledged": acknowledged,
         "path": None,
         "table_version": sink.get("version"),
@@ -222,6 +224,7 @@ def _undone_row(parts: Parts, version: Version) -> dict[str, Json]:
 
 
 def _mark(parts: Parts, positions: dict[str, Json]) -> str | None:
-    position = positions.get(parts.source.name)
+    source = parts.sources.only
+    position = positions.get(source.name) if source is not None else None
     mark = position.get("last_committed_file") if isinstance(position, dict) else None
     return None if mark is None else str(mark)

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from firnline.checkpoint.ledger import Fold, LedgerEntry
+from firnline.checkpoint.model import Checkpoint
 from firnline.checkpoint.store import CheckpointStore
 from firnline.checkpoint.transfer import walk_versions
 from firnline.engine.parts import Parts
+from firnline.engine.watermarks import Watermarks
 from firnline.errors import DamagedError, LedgerHoleError
 from firnline.history.inspect import EpochView, load_epoch
+from firnline.history.state_look import event_time, snapshots_of
 from firnline.sources.files.state import FileState
 from firnline.types import Json
 
@@ -57,12 +60,24 @@ def diff_epochs(parts: Parts, store: CheckpointStore | None, one: int, other: in
             for name in names
         },
         "schema": _schema(older, newer),
-        "watermarks": changes(before.watermarks, after.watermarks),
-        "state": changes(before.state, after.state),
+        "watermarks": changes(_watermarks(before), _watermarks(after)),
+        "state": changes(_state(before), _state(after)),
         "floor": {"from": before.floor, "to": after.floor},
         "generation": {"from": before.generation, "to": after.generation},
         "notes": between.notes,
     }
+
+
+def _watermarks(checkpoint: Checkpoint) -> dict[str, Json]:
+    """Event time that each operator has come to."""
+    marks = Watermarks.from_json(checkpoint.watermarks).operators
+    return {name: event_time(mark.at) for name, mark in marks.items() if mark.at is not None}
+
+
+def _state(checkpoint: Checkpoint) -> dict[str, Json]:
+    """The snapshot of each operator, without what the watermarks tell."""
+    wanted = ("epoch", "checkpoint", "shards", "size_bytes", "rows")
+    return {one.operator: {name: getattr(one, name) for name in wanted} for one in snapshots_of(checkpoint)}
 
 
 def changes(before: dict[str, Json], after: dict[str, Json]) -> dict[str, dict[str, Json]]:

@@ -97,7 +97,7 @@ def _entry(
         run="",
         attempt="",
         created_at="",
-        positions={parts.source.name: parts.source.start(None)},
+        positions=parts.sources.start({}),
         schema_fingerprint=held.schema_fingerprint,
         schema_version=held.schema_version,
     )

@@ -2,11 +2,12 @@
 
 In this order:
 1. Check the savepoint and look at every sink; refuse while nothing has changed.
-2. Claim a generation in the deciding sink: from here on no other run commits.
-3. Make the files available: a version that the log still has, or copies under names of their own.
-4. Copy the ledger chain beside the table's own.
-5. Stage one ledger entry, which says all of it, and commit it in the deciding sink.
-6. Bring every other sink through it. After a kill the next run does that when it joins the sink.
+2. Put operators' state where the pipeline looks for it. Nobody is told of it yet.
+3. Claim a generation in the deciding sink: from here on no other run commits.
+4. Make the files available: a version that the log still has, or copies under names of their own.
+5. Copy the ledger chain beside the table's own.
+6. Stage one ledger entry, which says all of it, and commit it in the deciding sink.
+7. Bring every other sink through it. After a kill the next run does that when it joins the sink.
 A repeat finds its entry in the true history and does nothing.
 """
 
@@ -29,6 +30,7 @@ from firnline.history.copying import Progress
 from firnline.history.restore_copy import Copies, copy_ledger
 from firnline.history.restore_plan import SinkRestore, check_others, plan_sink
 from firnline.history.savepoint_list import load_savepoint
+from firnline.history.savepoint_state import SavedStateSource
 from firnline.sinks.base import Held
 from firnline.staging.survey import is_inside
 from firnline.storage import normalise, open_storage
@@ -51,6 +53,8 @@ class Restored:
     files: int = 0
     rows: int = 0
     copied_bytes: int = 0
+    state_bytes: int = 0  # of operators' state; how much of it was copied
+    state_copied_bytes: int = 0
     warnings: list[str] = field(default_factory=list)
 
 
@@ -112,6 +116,7 @@ class _Restore:
         self._storage = open_storage(path, storage_options)
         self._path = _CREDENTIALS.sub("", normalise(path))
         self._saved = load_savepoint(self._storage)
+        self._state = SavedStateSource(parts, self._saved, self._storage, storage_options or {})
         self._warnings: list[str] = []
 
     def perform(self, progress: Progress | None, stopping: Callable[[], bool]) -> Restored:
@@ -125,6 +130,7 @@ class _Restore:
             return Restored(saved.id, self._path, look.newest.epoch, saved.epoch, done, already=True)
         self._check_source()
         self._check_ledger()
+        self._check_state()
         plans = [plan_sink(sink, saved, self._storage, self._accept) for sink in self._parts.sinks]
         self._check_generations(look)
         self._warn(look, plans)
@@ -147,6 +153,7 @@ class _Restore:
 
         generation = self._new_generation(before)
         with copies.pinned(plans):
+            brought = self._state.bring_back()
             receipt = perform_jump(self._parts, self._run, look, self._tell, generation=generation, replaces=True)
             # Once more: a sweep that did not know the new history yet may have run meanwhile.
             copy_ledger(self._parts, self._storage, saved)
@@ -160,6 +167,8 @@ class _Restore:
             files=len(files),
             rows=sum(file.rows or 0 for file in files),
             copied_bytes=sum(int(file["size_bytes"]) for one in staged.values() for file in one),
+            state_bytes=saved.state_size_bytes,
+            state_copied_bytes=brought,
             warnings=self._warnings,
         )
 
@@ -175,18 +184,17 @@ class _Restore:
                 f"the savepoint has the sinks {', '.join(sorted(saved.sinks))}; the spec has {', '.join(sinks)}",
                 hint="Give the sinks the names that they had when the savepoint was made.",
             )
-        if list(saved.checkpoint.positions) != [self._parts.source.name]:
+        if sorted(saved.checkpoint.positions) != sorted(self._parts.sources.names):
             raise RollbackRefusedError(
                 f"the savepoint was made with the source {', '.join(saved.checkpoint.positions)};"
-                f" the spec has {self._parts.source.name}",
+                f" the spec has {', '.join(self._parts.sources.names)}",
                 hint="Give the source the name that it had when the savepoint was made.",
             )
 
     def _check_source(self) -> None:
         """The run that goes on from there would refuse another root: better told while nothing is changed."""
-        name = self._parts.source.name
         try:
-            self._parts.source.start(self._saved.checkpoint.positions[name])
+            self._parts.sources.start(self._saved.checkpoint.positions)
         except SourceMovedError as error:
             raise SourceMovedError(
                 f"the savepoint {self._path} does not fit the source: {error.message}", hint=error.hint
@@ -264,6 +272,17 @@ class _Restore:
                 raise DamagedError(f"{key} of the savepoint is a link")
             read_saved(self._storage, key, saved)
 
+    def _check_state(self) -> None:
+        """Operators' state, with every file of it, and the input of the epochs since its snapshots."""
+        found = self._state.look()
+        if found.problems:
+            raise RollbackRefusedError(
+                f"the savepoint {self._path} cannot be restored: {found.problems[0].message}",
+                hint=found.problems[0].hint,
+            )
+        if found.replayed:
+            self._tell(f"{len(found.replayed)} epoch(s) since the snapshots of the state are folded again")
+
     def _check_generations(self, look: _Look) -> None:
         """A sink that knows a newer generation than the deciding one would refuse to follow it."""
         newest = max(look.generations, default=0)
@@ -289,16 +308,14 @@ class _Restore:
 
     def _find_lost(self, look: _Look) -> list[str]:
         """Input that was read after the savepoint and is gone from the source, where the history tells."""
-        name = self._parts.source.name
-        records: list[dict[str, Json]] = []
+        inputs: list[dict[str, list[dict[str, Json]]]] = []
         try:
             for entry, ref in self._parts.ledger.entries(look.newest.entry):
                 if ref == self._saved.entry and look.newest.checkpoint is not None:
-                    position = look.newest.checkpoint.positions[name]
-                    return self._parts.source.find_unavailable(position, records)
-                records += entry.inputs.get(name, [])
+                    return self._parts.sources.find_unavailable(look.newest.checkpoint.positions, inputs)
+                inputs.append(entry.inputs)
         except (FirnlineError, OSError) as error:
-            return [f"unknown, the source cannot be looked at ({error})"] if records else []
+            return [f"unknown, the source cannot be looked at ({error})"] if any(inputs) else []
         return []
 
     # -- doing ----------------------------------------------------------------------------------------

@@ -40,11 +40,13 @@ class Copies:
 
     @contextlib.contextmanager
     def pinned(self, plans: Sequence[SinkRestore]) -> Iterator[Copies]:
-        """Keep sweeps from the copies until a commit or the ledger names them."""
-        storages = [plan.sink.storage for plan in plans if plan.version is None]
+        """Keep sweeps from the copies, and from operators' state, until a commit or the ledger names them."""
+        state = self._saved.checkpoint.state
+        storages = [plan.sink.storage for n, plan in enumerate(plans) if plan.version is None or (n == 0 and state)]
+        facts: dict[str, Json] = {"savepoint": self._saved.id, "pipeline": self._saved.pipeline}
         try:
             for storage in storages:
-                put_restore_pin(storage, self._attempt, savepoint=self._saved.id)
+                put_restore_pin(storage, self._attempt, **facts, **({"state": state} if state else {}))
             yield self
         finally:  # after a failure, too: copies that a commit may name are named by a staged entry by then
             for storage in storages:

@@ -1,7 +1,8 @@
-"""Takes a pipeline back to an earlier epoch: table, columns and checkpoint together, in one Delta commit.
+"""Takes a pipeline back to an earlier epoch: table, columns, state and checkpoint together, in one Delta commit.
 
 A rollback is an epoch of its own, in a new generation: it restores the table version of epoch k and carries epoch
-k's positions, state and ledger chain. What was read after k counts no more, so the next run reads it again.
+k's positions, watermarks, references to operators' state, and ledger chain. Files of state are never changed, so none
+is copied. What was read after k counts no more, so the next run reads it again.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from firnline.engine.parts import Parts
 from firnline.engine.rollback_sinks import SinkReturn, plan_sink
 from firnline.errors import CheckpointError, LedgerHoleError, RollbackRefusedError
 from firnline.history.auditing import on_record
-from firnline.history.left_behind import jump_word
+from firnline.history.left_behind import jump_word, leaves_behind
 from firnline.history.lost_table import nothing_to_leave
 from firnline.history.savepoint_pins import RestorePins
+from firnline.history.state_look import OperatorSnapshot, look_at_state, snapshots_of
 from firnline.schema import schema_to_json
 from firnline.sinks.base import Held
 from firnline.sinks.delta import DeltaSink
@@ -39,13 +41,16 @@ class RollbackPlan:
     version: int  # of the deciding table
     floor: int
     sinks: list[SinkReturn]
-    position_now: Json
-    position_then: Json
+    positions_now: dict[str, Json]
+    positions_then: dict[str, Json]
     input_files: int = 0  # read again afterwards
     input_records: int = 0
     input_bytes: int = 0
     quarantined: int = 0  # records of the epochs undone
     pending_units: int = 0  # of a staged table, dropped
+    state_now: list[OperatorSnapshot] = field(default_factory=list)
+    state_then: list[OperatorSnapshot] = field(default_factory=list)
+    state_replayed: list[int] = field(default_factory=list)  # epochs after the snapshots then, folded again
     not_undone: list[str] = field(default_factory=list)
     refusals: list[RollbackRefusedError] = field(default_factory=list)
 
@@ -186,10 +191,11 @@ class Rollback:
                     hint=f"{hint}checkpoint.rollback_window sets how far back one can go.",
                 )
             )
-        name = parts.source.name
-        records = [record for entry in undone for record in entry.inputs.get(name, [])]
-        position_now, position_then = newest.checkpoint.positions[name], target.checkpoint.positions[name]
-        refusals += self._check_source(position_now, position_then, records)
+        now, then = newest.checkpoint.positions, target.checkpoint.positions
+        records = [record for entry in undone for files in entry.inputs.values() for record in files]
+        refusals += self._check_sources(now, then, undone)
+        state = look_at_state(parts, target.checkpoint, target_ref, now)
+        refusals += state.problems
         sinks, epochs = [], {}
         for sink in parts.sinks:
             found, problems = self._plan_sink(sink, target_ref)
@@ -207,18 +213,21 @@ class Rollback:
             version=committed.version,
             floor=floor,
             sinks=sinks,
-            position_now=position_now,
-            position_then=position_then,
+            positions_now=now,
+            positions_then=then,
             input_files=len({str(record["path"]) for record in records}),
             input_records=sum(int(r.get("to", 0)) - int(r.get("from", 0)) for r in records),
             input_bytes=sum({str(r["path"]): int(r.get("size_bytes", 0)) for r in records}.values()),
             quarantined=sum(int(q["rows"]) for entry in undone for q in entry.quarantine),
             pending_units=pending,
-            not_undone=self._not_undone(sinks, position_then),
+            state_now=snapshots_of(newest.checkpoint) if parts.options.operators else [],
+            state_then=state.snapshots,
+            state_replayed=state.replayed,
+            not_undone=self._not_undone(sinks, then),
             refusals=refusals,
         )
         read = {str(record["path"]) for record in records if int(record.get("to", 0)) > int(record.get("from", 0))}
-        retried = sorted(read & set(position_then.get("set_aside", {})))
+        retried = sorted(read & {path for position in then.values() for path in position.get("set_aside", {})})
         return _Look(plan, target, target_ref, committed, newest, retried)
 
     def _find_target(self, newest: Held, committed: Held) -> tuple[list[LedgerEntry], LedgerEntry, EntryRef]:
@@ -247,7 +256,7 @@ class Rollback:
         raise self._unknown_target(undone, [epoch for epoch in known if epoch >= floor])
 
     def _unknown_target(self, undone: list[LedgerEntry], known: list[int]) -> RollbackRefusedError:
-        jump = next((e for e in undone if e.is_jump and e.epoch > self._to), None)
+        jump = next((e for e in undone if leaves_behind(e, self._to)), None)
         if jump is not None and (jump.onto is None or self._to <= jump.onto.epoch):
             what = jump_word(jump.kind)
             why = f"epoch {self._to} is no part of the history any more: epoch {jump.epoch} was a {what}"
@@ -258,8 +267,10 @@ class Rollback:
         near = [e for e in (below, above) if e is not None]
         return RollbackRefusedError(why, hint=f"Nearest possible: --to {' or '.join(map(str, near))}" if near else None)
 
-    def _check_source(self, now: Json, then: Json, records: Sequence[dict[str, Json]]) -> list[RollbackRefusedError]:
-        lost = self._parts.source.find_unavailable(now, records, then)
+    def _check_sources(
+        self, now: dict[str, Json], then: dict[str, Json], undone: Sequence[LedgerEntry]
+    ) -> list[RollbackRefusedError]:
+        lost = self._parts.sources.find_unavailable(now, (entry.inputs for entry in undone), then)
         if not lost:
             return []
         shown = ", ".join(lost[:NAMED]) + (" ..." if len(lost) > NAMED else "")
@@ -282,11 +293,12 @@ class Rollback:
                     problems.append(RollbackRefusedError(error.message, hint=error.hint))
         return plan, problems
 
-    def _not_undone(self, sinks: Sequence[SinkReturn], position_then: Json) -> list[str]:
+    def _not_undone(self, sinks: Sequence[SinkReturn], positions_then: dict[str, Json]) -> list[str]:
         found = []
-        root = position_then.get("root")
-        if root != self._parts.source.root:
-            found.append(f"the source lay at {root} then: run with --source-moved {root}={self._parts.source.root}")
+        for source in self._parts.sources:
+            root = positions_then[source.name].get("root") if source.name in positions_then else source.root
+            if root != source.root:
+                found.append(f"the source lay at {root} then: run with --source-moved {root}={source.root}")
         for sink in sinks:
             if sink.version_then is not None:
                 found.append(

@@ -2,9 +2,9 @@
 
 In this order, so that a kill at any point leaves either a savepoint or something that `dispose` removes:
 1. Read what every sink holds; all must stand at the same epoch.
-2. Pin its files in every table. The pin names whatever will be written.
+2. Pin its files in every table, and operators' state. The pin names whatever will be written.
 3. Look that every file is still there.
-4. Copy the data files, if asked to; copy the ledger chain.
+4. Copy the data files and the state, if asked to; copy the ledger chain.
 5. Put the manifest: only now there is a savepoint.
 """
 
@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from firnline.checkpoint.savepoint import (
     MANIFEST,
+    STATE,
     SavedBytes,
     SavedFile,
     SavedSink,
@@ -27,6 +28,7 @@ from firnline.checkpoint.savepoint import (
     is_relative,
     ledger_key,
     quarantine_key,
+    state_key,
 )
 from firnline.checkpoint.who import who
 from firnline.engine.parts import Parts
@@ -35,11 +37,13 @@ from firnline.faults import fault_point
 from firnline.history.auditing import on_record
 from firnline.history.copying import Progress, copy_file, each
 from firnline.history.savepoint_pins import SHORT_ID, Pin, put_pin
+from firnline.history.savepoint_state import check_still_there, copy_state, take_state
 from firnline.schema import schema_to_json
 from firnline.sinks.base import Held
 from firnline.sinks.delta import DeltaSink
 from firnline.sinks.delta.contents import ListedFile, find_key, list_contents, special_features
 from firnline.staging.survey import is_inside
+from firnline.state.home import StateHome
 from firnline.storage import Storage, is_remote, normalise, open_storage
 from firnline.types import Json
 
@@ -73,13 +77,14 @@ def create_savepoint(
 
     Args:
         path: A folder or URI that does not exist yet, or is empty; chosen beside the checkpoint store if omitted.
-        copy: Copy the data files, too: the savepoint then outlives the tables and anybody's vacuum.
+        copy: Copy data files and state, too: the savepoint then outlives the tables and anybody's vacuum.
         stopping: Asked before each file is copied; then KeyboardInterrupt is raised, and `dispose` removes the rest.
 
     Raises:
         ConfigError: the path holds something, cannot be written or is used otherwise, or a table has features under
             which files are not all there is.
-        CheckpointError: there is no epoch yet.
+        CheckpointError: there is no epoch yet; or the state of its operators is not whole, or is older than the
+            epoch and cannot be made again from the input since.
         SinkError: a sink lags, or a file is gone.
     """
     held = _stand_together(parts)
@@ -92,7 +97,8 @@ def create_savepoint(
     _check_writable(storage, identity)
     facts: dict[str, Json] = {"savepoint": identity, "path": place, "copied": copy}
     with on_record(parts, "savepoint-create", run, from_epoch=None, to_epoch=held.epoch, **facts):
-        making = _Making(parts, held, identity, storage, copy=copy, run=run)
+        saved_home = StateHome(f"{place}/{STATE}", storage_options or {})
+        making = _Making(parts, held, identity, storage, saved_home, copy=copy, run=run)
         made = making.make(progress, stopping)
     return made, place
 
@@ -143,7 +149,8 @@ def _check_apart(parts: Parts, place: str) -> None:
 
 def _used_places(parts: Parts) -> Iterator[tuple[str, str]]:
     checkpoint = parts.options.checkpoint
-    yield "the source", parts.source.root
+    for source in parts.sources:
+        yield f"the source {source.name}", source.root
     for sink in parts.sinks:
         yield f"the table of {sink.name}", sink.storage.root
     if checkpoint.store is not None and (checkpoint.store.path or checkpoint.store.uri):
@@ -186,10 +193,13 @@ class _Making:
         held: Held,
         identity: str,
         storage: Storage,
+        saved_home: StateHome,
         *,
         copy: bool,
         run: str,
     ) -> None:
+        self._saved_home = saved_home
+        self._state = take_state(parts, held)
         self._parts = parts
         self._held = held
         self._id = identity
@@ -209,8 +219,12 @@ class _Making:
             put_pin(one.sink.storage, self._pin(one, taken, names))
         for one in taken:
             self._check_there(one)
+        check_still_there(self._parts, self._state)
         copied = {one.sink.name: self._copy_data(one, progress, stopping) for one in taken}
         sinks = {one.sink.name: replace(one.saved, files=copied[one.sink.name]) for one in taken}
+        state = self._state.saved
+        if self._copy:
+            state = copy_state(self._state, self._storage, self._saved_home, progress, stopping)
         ledger = self._save_ledger(taken, names)
         quarantine = self._save_quarantine()
         me = who()
@@ -226,6 +240,10 @@ class _Making:
             sinks=sinks,
             ledger=ledger,
             quarantine=quarantine,
+            state=self._state.states,
+            state_files=state,
+            state_home=self._parts.state_home.storage.root if state else "",
+            state_replayed=self._state.replayed,
         )
         fault_point("savepoint.put.before")
         self._storage.put(MANIFEST, made.to_bytes())
@@ -272,6 +290,7 @@ class _Making:
             writes += [quarantine_key(name) for name in self._quarantine]
             if self._copy:
                 writes += [data_key(t.sink.name, file.path) for t in taken for file in t.saved.files]
+                writes += [state_key(name) for name in self._state.files]
         return Pin(
             id=self._id,
             pipeline=self._parts.options.name,
@@ -283,6 +302,7 @@ class _Making:
             size_bytes=sum(file.size_bytes for t in taken for file in t.saved.files),
             files=one.paths,
             writes=writes,
+            state=self._state.refs if one.sink is self._parts.deciding else {},
         )
 
     def _check_there(self, one: _Taken) -> None:

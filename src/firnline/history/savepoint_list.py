@@ -37,6 +37,7 @@ class SavepointInfo:
     copied: bool
     size_bytes: int
     state: str
+    state_size_bytes: int = 0  # of operators' state
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +78,17 @@ def list_savepoints(parts: Parts, storage_options: dict[str, str] | None = None)
     """
     pins = load_pins(parts.storage, parts.options.name)
     found = [
-        SavepointInfo(p.id, p.epoch, p.created_at, p.path, p.copied, p.size_bytes, _state(p, storage_options))
+        SavepointInfo(
+            p.id, p.epoch, p.created_at, p.path, p.copied, p.size_bytes, _state(p, storage_options), _state_bytes(p)
+        )
         for p in pins
     ]
     unreadable = find_unreadable_pins(parts.storage)
     return found + [SavepointInfo(identity, 0, "", "", False, 0, "damaged") for identity in unreadable]
+
+
+def _state_bytes(pin: Pin) -> int:
+    return sum(int(ref.get("size_bytes", 0)) for ref in pin.state.values())
 
 
 def _state(pin: Pin, storage_options: dict[str, str] | None) -> str:
@@ -159,7 +166,7 @@ def _contents(parts: Parts, storage: Storage, pin: Pin | None) -> tuple[str, lis
     for name in names:
         if (
             not is_relative(name)
-            or not name.startswith(("ledger/", "quarantine/", "data/"))
+            or not name.startswith(("ledger/", "quarantine/", "data/", "state/"))
             or not is_inside(storage, name)
         ):
             raise DamagedError(f"{name!r} of {storage.root} leads elsewhere; nothing was deleted")

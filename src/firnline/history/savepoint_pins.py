@@ -35,6 +35,7 @@ class Pin:
     files: list[str]
     writes: list[str] = field(default_factory=list)
     completed: bool = False
+    state: dict[str, Json] = field(default_factory=dict)  # in the deciding table alone: operators' state that stays
 
     def to_bytes(self) -> bytes:
         return canonical(seal({"kind": "savepoint", **asdict(self)}))
@@ -55,6 +56,7 @@ class Pin:
                 files=[str(name) for name in body["files"]],
                 writes=[str(name) for name in body["writes"]],
                 completed=bool(body["completed"]),
+                state=dict(body.get("state", {})),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"{what} lacks {error}", what=what) from error

@@ -18,9 +18,11 @@ from firnline.engine.parts import Parts
 from firnline.engine.runs import has_died, load_runs
 from firnline.errors import CheckpointError, FirnlineError, LedgerHoleError, SinkError, SourceError
 from firnline.history.recorded import find_store
+from firnline.history.state_look import OperatorSnapshot, snapshots_of
 from firnline.sinks.base import Held
 from firnline.sinks.delta import DeltaSink
 from firnline.sources.base import Backlog
+from firnline.sources.files.source import FileSource
 from firnline.sources.files.state import FileState
 from firnline.storage import is_remote
 from firnline.types import Json
@@ -51,6 +53,10 @@ class PipelineStatus:
     restarts: int
     runs: list[dict[str, Json]] = field(default_factory=list)
     recovery_path: str | None = None  # where the newest run read its checkpoint: local, remote, sink, fresh
+    state_recovery_path: str | None = None  # and its operators' state; None without operators
+    restored_position: dict[str, Json] | None = None  # after which epoch it resumed, and the positions of that one
+    operators: list[OperatorSnapshot] = field(default_factory=list)  # the state that the newest checkpoint names
+    shards: int | None = None  # over which that state is spread; None without state
     copies: list[dict[str, Json]] = field(default_factory=list)  # what the store and the tiers hold
     lease: dict[str, Json] | None = None
     control: dict[str, Json] | None = None
@@ -60,12 +66,14 @@ def load_status(parts: Parts, control: dict[str, Json] | None = None) -> Pipelin
     """Read everything that `status` shows. `control` is what a run on this machine says of itself."""
     parts.recorder.tiers.look_again()
     held = parts.load()
-    stored = held.checkpoint.positions.get(parts.source.name) if held.checkpoint else None
-    state = FileState.from_json(stored) if stored else None
-    backlog = _find_backlog(parts, stored)
+    positions = held.checkpoint.positions if held.checkpoint else {}
+    states = {name: FileState.from_json(stored) for name, stored in positions.items()}
+    only = next(iter(states.values())) if len(states) == 1 else None
+    backlog = _find_backlog(parts, positions)
     on_record = load_runs(parts.storage, parts.options.name)
     runs = [{**run, "status": "died"} if has_died(run) else run for run in on_record]
     sinks = [_sink_row(sink) for sink in parts.sinks]
+    snapshots = snapshots_of(held.checkpoint)
     return PipelineStatus(
         pipeline=parts.options.name,
         state=_state(runs, control),
@@ -74,9 +82,9 @@ def load_status(parts: Parts, control: dict[str, Json] | None = None) -> Pipelin
         table=parts.storage.root,
         table_version=held.version if held.exists else None,
         sinks=sinks,
-        last_committed_file=state.mark if state else None,
-        files_in_progress=sum(1 for p in state.files.values() if not p.finished) if state else 0,
-        files_set_aside=len(state.set_aside) if state else 0,
+        last_committed_file=only.mark if only else None,
+        files_in_progress=sum(1 for s in states.values() for p in s.files.values() if not p.finished),
+        files_set_aside=sum(len(s.set_aside) for s in states.values()),
         files_outstanding=backlog.files_outstanding if backlog else None,
         bytes_outstanding=backlog.bytes_outstanding if backlog else None,
         checkpoint_bytes=len(canonical(held.checkpoint.to_json())) if held.checkpoint else 0,
@@ -84,10 +92,30 @@ def load_status(parts: Parts, control: dict[str, Json] | None = None) -> Pipelin
         restarts=sum(int(r["restarts"]) for r in runs),
         runs=runs,
         recovery_path=str(runs[0]["recovery_path"]) if runs and runs[0].get("recovery_path") else None,
+        state_recovery_path=runs[0].get("state_recovery_path") if runs else None,
+        restored_position=_restored(parts, held, runs),
+        operators=snapshots,
+        shards=max((one.shards for one in snapshots), default=None),
         copies=load_copies(parts, held),
         lease=_load_lease(parts),
         control=control,
     )
+
+
+def _restored(parts: Parts, held: Held, runs: list[dict[str, Json]]) -> dict[str, Json] | None:
+    """Where the newest run took up; positions are None where the ledger no longer tells them."""
+    epoch = runs[0].get("resumed_after") if runs else None
+    if not epoch:
+        return None
+    found: dict[str, Json] = {"epoch": int(epoch), "positions": None}
+    try:
+        for entry in parts.entries(held.entry):
+            if entry.epoch <= int(epoch):
+                found["positions"] = entry.checkpoint.positions if entry.epoch == int(epoch) else None
+                break
+    except LedgerHoleError:
+        pass  # it is told elsewhere, and the epoch is known
+    return found
 
 
 def _state(runs: list[dict[str, Json]], control: dict[str, Json] | None) -> str:
@@ -100,13 +128,13 @@ def _state(runs: list[dict[str, Json]], control: dict[str, Json] | None) -> str:
     return "paused" if running and runs[0].get("paused") else str(runs[0]["status"])
 
 
-def _find_backlog(parts: Parts, stored: Json) -> Backlog | None:
-    """What is still to be read; None when the source is missing or cannot be listed."""
-    root = parts.source.root
+def _find_backlog(parts: Parts, positions: dict[str, Json]) -> Backlog | None:
+    """What is still to be read; None when a source is missing or cannot be listed."""
     try:
-        if not is_remote(root) and not os.path.isdir(root):
-            raise FileNotFoundError(f"{root}: no such folder")
-        return parts.source.backlog(stored or parts.source.start(None))
+        for root in (source.root for source in parts.sources):
+            if not is_remote(root) and not os.path.isdir(root):
+                raise FileNotFoundError(f"{root}: no such folder")
+        return parts.sources.backlog({s.name: positions.get(s.name) or s.start(None) for s in parts.sources})
     except (OSError, SourceError) as error:
         logger.warning("the source cannot be listed", extra={"reason": str(error)})
         return None
@@ -191,24 +219,30 @@ def _sink_row(sink: DeltaSink) -> dict[str, Json]:
 def load_files(parts: Parts) -> Iterator[dict[str, Json]]:
     """Every file that is known, in progress, set aside, late or still to be read, as CONVENTIONS names the fields."""
     held = parts.load()
-    stored = held.checkpoint.positions.get(parts.source.name) if held.checkpoint else None
-    position = stored or parts.source.start(None)
-    state = FileState.from_json(position)
+    positions = held.checkpoint.positions if held.checkpoint else {}
+    states = {s.name: FileState.from_json(positions.get(s.name) or s.start(None)) for s in parts.sources}
     commits = parts.deciding.commit_times(held.version, COMMITS_READ) if held.exists else {}
-    seen: dict[str, str] = {}
-    for record in parts.ledger_files(held.entry):
+    seen: dict[str, dict[str, str]] = {name: {} for name in states}
+    for name, record in parts.ledger_files(held.entry):
+        state = states[name]
         path = state.current_name(str(record["path"]))
-        if path in seen or record["status"] == "pending":
+        if path in seen[name] or record["status"] == "pending":
             continue
-        seen[path] = str(record.get("etag", ""))
+        seen[name][path] = str(record.get("etag", ""))
         yield _file_row(
             {**record, "path": path},
             _status_of(state, path),
             _reason_of(state, path),
             commits.get(record.get("epoch", -1)),
         )
-    late = {stat.name for stat in parts.source.compare(position, seen).late}
-    for stat in parts.source.list_all():
+    for source in parts.sources:
+        yield from _unread_files(source, states[source.name], seen[source.name])
+
+
+def _unread_files(source: FileSource, state: FileState, seen: dict[str, str]) -> Iterator[dict[str, Json]]:
+    """What a source has and no epoch has read."""
+    late = {stat.name for stat in source.compare(state.to_json(), seen).late}
+    for stat in source.list_all():
         if stat.name in seen:
             continue
         row = {"path": stat.name, "size_bytes": stat.size_bytes, "create_time": stat.modified_at.isoformat()}

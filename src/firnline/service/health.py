@@ -10,7 +10,8 @@ from typing import Any
 from firnline.engine.observer import EpochFacts, Observer
 from firnline.errors import FirnlineError
 from firnline.sinks.base import Held
-from firnline.sources.base import Backlog, SourcePlan
+from firnline.sources.base import Backlog
+from firnline.sources.group import EpochPlan
 
 STUCK_SECONDS = 900.0  # an epoch takes seconds; one that takes this long needs a look
 FAILURES_IN_A_ROW = 3
@@ -119,7 +120,7 @@ class Health(Observer):
         with self._lock:
             self._sign()
 
-    def planned(self, epoch: int, plan: SourcePlan) -> None:
+    def planned(self, epoch: int, plan: EpochPlan) -> None:
         with self._lock:
             self._since[epoch] = self._monotonic()
             self._sign()

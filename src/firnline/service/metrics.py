@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -13,29 +13,32 @@ from prometheus_client.registry import Collector
 
 from firnline import __version__
 from firnline.checkpoint.replication import Replication
-from firnline.engine.observer import EpochFacts, Observer
+from firnline.engine.observer import EpochFacts, Observer, took_ms
 from firnline.errors import FirnlineError, SinkError
 from firnline.sinks.base import Held
 from firnline.sources.base import Backlog
+from firnline.types import Json
 
 BUCKETS_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+PAUSE_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0)  # a pause above 0.2 s is warned about
 
 
 class _Durations:
     """A histogram of seconds."""
 
-    def __init__(self) -> None:
-        self._counts = [0] * (len(BUCKETS_SECONDS) + 1)
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
     def add(self, seconds: float) -> None:
-        self._counts[bisect_left(BUCKETS_SECONDS, seconds)] += 1
+        self._counts[bisect_left(self._bounds, seconds)] += 1
         self.total += seconds
 
     def buckets(self) -> list[tuple[str, float]]:
         """Upper bounds with cumulative counts, as Prometheus wants them."""
         found, sum_so_far = [], 0
-        for bound, count in zip((*map(str, BUCKETS_SECONDS), "+Inf"), self._counts, strict=True):
+        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
             sum_so_far += count
             found.append((bound, float(sum_so_far)))
         return found
@@ -52,7 +55,12 @@ class PipelineMetrics(Observer, Collector):
         self._quarantined: Counter[str] = Counter()
         self._recovery: Counter[str] = Counter()
         self._gauges: dict[str, float] = {}
-        self._durations = _Durations()
+        self._durations = _Durations(BUCKETS_SECONDS)
+        self._pauses: _Durations | None = None  # for checkpoints of state; none without operators
+        self._source_records: Counter[str] = Counter()
+        self._late_rows: Counter[str] = Counter()
+        self._keys_changed: Counter[str] = Counter()
+        self._state_bytes: dict[str, int] = {}  # by operator
         self._replication: Replication | None = None
         self._committed_at = monotonic()
 
@@ -84,8 +92,23 @@ class PipelineMetrics(Observer, Collector):
                 "set_aside_files": facts.set_aside,
                 "lag": facts.lag_seconds,
             }
-            self._durations.add(sum(facts.durations_ms.values()) / 1000)
+            self._durations.add(took_ms(facts.durations_ms) / 1000)
+            self._source_records.update(facts.sources)
+            for name, did in facts.operators.items():
+                self._folded(name, did)
+            if "checkpoint" in facts.durations_ms:
+                self._pauses = self._pauses or _Durations(PAUSE_SECONDS)
+                self._pauses.add(facts.durations_ms["checkpoint"] / 1000)
             self._committed_at = self._monotonic()
+
+    def _folded(self, operator: str, did: dict[str, Json]) -> None:
+        self._late_rows[operator] += int(did.get("late", 0))
+        self._keys_changed[operator] += int(did.get("changed", 0)) + int(did.get("removed", 0))
+        self._state_bytes[operator] = int(did.get("state_bytes", 0))
+
+    def worker_lost(self, facts: dict[str, Json]) -> None:
+        with self._lock:
+            self._counts["worker_loss"] += 1
 
     def backlog(self, backlog: Backlog) -> None:
         with self._lock:
@@ -117,7 +140,8 @@ class PipelineMetrics(Observer, Collector):
 
     def collect(self) -> Iterator[Metric]:
         with self._lock:
-            found = [*self._counters(), *self._labelled(), *self._all_gauges(), self._histogram(), self._build_info()]
+            found = [*self._counters(), *self._labelled(), *self._all_gauges(), self._state_gauge()]
+            found += [*self._histograms(), self._build_info()]
         yield from found
 
     def _counters(self) -> Iterator[Metric]:
@@ -128,6 +152,7 @@ class PipelineMetrics(Observer, Collector):
             ("batch_commit_failed", "Failures of a sink to take a commit or to answer."),
             ("late_files", "Late files taken in."),
             ("restarts", "Restarts after a failure."),
+            ("worker_loss", "Workers that were lost with a task."),
         ):
             family = CounterMetricFamily(f"firnline_{name}", text, labels=["pipeline"])
             family.add_metric([self._pipeline], self._counts[name])
@@ -137,6 +162,9 @@ class PipelineMetrics(Observer, Collector):
         for name, label, text, counts in (
             ("quarantined_records", "reason", "Records put in quarantine.", self._quarantined),
             ("recovery_path", "path", "Where runs resumed from.", self._recovery),
+            ("source_records", "source", "Records read and committed, by source.", self._source_records),
+            ("late_rows", "operator", "Rows that came after their window had closed.", self._late_rows),
+            ("state_keys_changed", "operator", "Keys whose state was changed or removed.", self._keys_changed),
         ):
             family = CounterMetricFamily(f"firnline_{name}", text, labels=["pipeline", label])
             for value, count in sorted(counts.items()):
@@ -167,11 +195,21 @@ class PipelineMetrics(Observer, Collector):
                 family.add_metric([self._pipeline], value)
                 yield family
 
-    def _histogram(self) -> Metric:
-        text = "Time from plan to commit of an epoch."
-        family = HistogramMetricFamily("firnline_checkpoint_duration_seconds", text, labels=["pipeline"])
-        family.add_metric([self._pipeline], self._durations.buckets(), self._durations.total)
+    def _state_gauge(self) -> Metric:
+        family = GaugeMetricFamily("firnline_state_bytes", "Size of operators' state.", labels=["pipeline", "operator"])
+        for name, size in sorted(self._state_bytes.items()):
+            family.add_metric([self._pipeline, name], size)
         return family
+
+    def _histograms(self) -> Iterator[Metric]:
+        for name, text, durations in (
+            ("checkpoint_duration_seconds", "Time from plan to commit of an epoch.", self._durations),
+            ("checkpoint_pause_seconds", "How long an epoch waited for its checkpoint of state.", self._pauses),
+        ):
+            if durations is not None:
+                family = HistogramMetricFamily(f"firnline_{name}", text, labels=["pipeline"])
+                family.add_metric([self._pipeline], durations.buckets(), durations.total)
+                yield family
 
     def _build_info(self) -> Metric:
         family = GaugeMetricFamily("firnline_build_info", "Always 1.", labels=["pipeline", "version"])

@@ -14,21 +14,30 @@ from firnline.options import (
     FieldOptions,
     FileSourceOptions,
     LocalTierOptions,
+    OperatorOptions,
     PipelineOptions,
     RemoteTierOptions,
     RestartOptions,
     SchemaOptions,
     StagingOptions,
+    StateOptions,
     StoreOptions,
+    TriggerOptions,
 )
+from firnline.spec.checkpoint import CheckpointConfig, StoreConfig, TriggerConfig
+from firnline.spec.fieldtypes import micros
+from firnline.spec.graphs import sink_source
 from firnline.spec.loading import LoadedSpec, load_spec
-from firnline.spec.models import CheckpointConfig, DeltaSinkConfig, FilesSourceConfig, StoreConfig
+from firnline.spec.models import FilesSourceConfig, PipelineSpec
+from firnline.spec.operators import OperatorConfig, OwnOperatorConfig
 from firnline.spec.problems import KeyPath, Problem, origin_of, spec_error
 from firnline.spec.secrets import MaskedDict, MaskedText, SecretError, resolve_secret
 
 __all__ = ["build_options", "load_options"]
 
 STORE_FOLDER = os.path.join("data", "firnline_checkpoints")
+OPERATOR_FOLDER = "operators"
+OPERATOR_PATH = "FIRNLINE_OPERATOR_PATH"
 
 
 def load_options(
@@ -44,22 +53,25 @@ def load_options(
 def build_options(loaded: LoadedSpec, *, environ: Mapping[str, str]) -> PipelineOptions:
     """Return the options of a checked spec; references to secrets are read here and nowhere else.
 
-    Mappings that hold secrets do not show them in their `repr`.
+    Mappings that hold secrets do not show them in their `repr`. Operators of the user's own come from the folder
+    `operators` beside the spec and from those that FIRNLINE_OPERATOR_PATH names, never from what the spec says.
 
     Raises:
-        SpecError: a secret's variable is not set or its file cannot be read.
+        SpecError: a secret's variable is not set or its file cannot be read, or there is no folder of operators.
     """
     spec, secrets = loaded.spec, _Secrets(loaded, environ)
-    source_name, source = next(iter(spec.sources.items()))
     options = PipelineOptions(
         name=spec.name,
-        source=_source(source_name, source, secrets),
-        sinks=tuple(_sink(sink, secrets, index) for index, sink in enumerate(spec.sinks)),
+        sources=tuple(_source(name, source, secrets) for name, source in spec.sources.items()),
+        sinks=tuple(_sink(spec, secrets, index) for index in range(len(spec.sinks))),
+        operators=tuple(_operator(operator) for operator in spec.operators),
+        state=StateOptions(**spec.state.model_dump()),
         batch=BatchOptions(**spec.batch.model_dump()),
         restart=RestartOptions(**spec.restart.model_dump()),
         checkpoint=_checkpoint(spec.checkpoint, secrets),
         staging=StagingOptions(**spec.staging.model_dump()),
         spark=secrets.read(spec.spark, ("spark",)),
+        operator_paths=_operator_paths(secrets),
     )
     secrets.raise_problems()
     return options
@@ -75,18 +87,40 @@ def _source(name: str, source: FilesSourceConfig, secrets: _Secrets) -> FileSour
     )
 
 
-def _sink(sink: DeltaSinkConfig, secrets: _Secrets, index: int) -> DeltaSinkOptions:
+def _sink(spec: PipelineSpec, secrets: _Secrets, index: int) -> DeltaSinkOptions:
+    sink = spec.sinks[index]
     return DeltaSinkOptions(
-        **sink.model_dump(exclude={"type", "storage_options"}),
+        **sink.model_dump(exclude={"type", "storage_options", "input"}),
+        input=sink_source(spec, index),
         storage_options=secrets.read(sink.storage_options, ("sinks", index, "storage_options")),
     )
+
+
+def _operator(operator: OperatorConfig) -> OperatorOptions:
+    common = set(OperatorOptions.__dataclass_fields__) - {"settings"}
+    return OperatorOptions(**operator.model_dump(include=common), settings=operator.settings_json())
+
+
+def _operator_paths(secrets: _Secrets) -> tuple[str, ...]:
+    beside = os.path.join(secrets.loaded.folder, OPERATOR_FOLDER)
+    named = [os.path.abspath(p) for p in secrets.environ.get(OPERATOR_PATH, "").split(os.pathsep) if p]
+    found = tuple(path for path in (beside, *named) if os.path.isdir(path))
+    for index, operator in enumerate(secrets.loaded.spec.operators):
+        if isinstance(operator, OwnOperatorConfig) and not found:
+            file = operator.type.partition(":")[0].replace(".", os.sep) + ".py"
+            words = f'there is no folder that "{operator.type}" could come from'
+            hint = f"Put the class into {os.path.join(beside, file)}, or name its folder in {OPERATOR_PATH}."
+            secrets.tell(("operators", index, "type"), words, hint)
+    return found
 
 
 def _checkpoint(spec: CheckpointConfig, secrets: _Secrets) -> CheckpointOptions:
     at = ("checkpoint",)
     local, remote = spec.local, spec.remote
     return CheckpointOptions(
-        **spec.model_dump(exclude={"store", "local", "remote"}),
+        **spec.model_dump(exclude={"store", "local", "remote", "trigger", "keep_aborted"}),
+        trigger=_trigger(spec.trigger),
+        keep_aborted_secs=spec.keep_aborted.total_seconds(),
         store=_store(spec.store or StoreConfig(), secrets),
         local=LocalTierOptions(**local.model_dump()) if local else None,
         remote=RemoteTierOptions(
@@ -95,6 +129,17 @@ def _checkpoint(spec: CheckpointConfig, secrets: _Secrets) -> CheckpointOptions:
         )
         if remote
         else None,
+    )
+
+
+def _trigger(spec: TriggerConfig) -> TriggerOptions:
+    given = spec.model_fields_set
+    event_time = spec.event_time
+    return TriggerOptions(
+        every_epochs=spec.every_epochs if "every_epochs" in given or not given else None,
+        every_ms=spec.every_ms,
+        every_records=spec.every_records,
+        event_time_ms=micros(event_time) // 1000 if event_time is not None else None,
     )
 
 
@@ -125,10 +170,11 @@ class _Secrets:
             try:
                 plain[key] = resolve_secret(text, environ=self.environ, folder=self.loaded.folder)
             except SecretError as exc:
-                path = (*at, key)
-                hint = "Set the variable or write the file that the reference names."
-                self.problems.append(Problem(origin_of(path, self.loaded.origins), path, str(exc), hint))
+                self.tell((*at, key), str(exc), "Set the variable or write the file that the reference names.")
         return MaskedDict(plain, shown=[key for key, value in values.items() if isinstance(value, str)])
+
+    def tell(self, path: KeyPath, message: str, hint: str) -> None:
+        self.problems.append(Problem(origin_of(path, self.loaded.origins), path, message, hint))
 
     def raise_problems(self) -> None:
         if self.problems:

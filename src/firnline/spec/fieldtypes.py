@@ -13,6 +13,8 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
+    SecretStr,
     ValidationInfo,
     WithJsonSchema,
     model_validator,
@@ -20,15 +22,39 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from firnline.spec.locations import absolute_location
+from firnline.spec.secrets import SecretError, check_references
 
-__all__ = ["ColumnName", "Config", "Count", "Flag", "Location", "Name", "Ratio", "Seconds", "Window", "fail"]
+__all__ = [
+    "ColumnName",
+    "Config",
+    "Count",
+    "Duration",
+    "Flag",
+    "Location",
+    "Name",
+    "Ratio",
+    "Retries",
+    "Seconds",
+    "Secret",
+    "Window",
+    "duration_text",
+    "fail",
+    "location",
+    "micros",
+]
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 RESERVED_PREFIX = "_firnline"
 RESCUED_COLUMN = "_rescued_data"
 SECONDS_PER_YEAR = 366 * 24 * 3600
-_DURATION = re.compile(r"(\d+)([smhd])")
-_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"(\d+)(ms|[smhd])")
+_UNITS = {
+    "ms": timedelta(milliseconds=1),
+    "s": timedelta(seconds=1),
+    "m": timedelta(minutes=1),
+    "h": timedelta(hours=1),
+    "d": timedelta(days=1),
+}
 _BAD_COLUMN_CHARACTERS = re.compile(r"[ ,;{}()\n\t=]")
 
 
@@ -65,7 +91,8 @@ def _no_number(value: Any) -> Any:
     return value
 
 
-def _location(value: str, info: ValidationInfo) -> str:
+def location(value: str, info: ValidationInfo) -> str:
+    """Return a local path made absolute against the spec's folder; a URI is only checked."""
     folder = (info.context or {}).get("folder") or os.getcwd()
     try:
         return absolute_location(value, str(folder))
@@ -81,15 +108,60 @@ def _window(value: Any) -> Any:
             raise fail(f"must be at least 1, not {value}")
         return value
     found = _DURATION.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
+    if found is None or found[2] == "ms":
         raise fail(f'must be a number of epochs, or a time like 30m, 12h or 7d, not "{value}"')
+    return _span(found)
+
+
+def _duration(value: Any) -> Any:
+    """Time as text: 250ms, 30s, 10m, 1h, 7d."""
+    if isinstance(value, timedelta):
+        return _bounded(value, duration_text(value))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise fail(f"must have a unit, e.g. {value}s, not {value}")
+    found = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        raise fail(f"must be a time like 250ms, 30s, 10m, 1h or 7d, not {_shown(value)}")
+    return _span(found)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(value).lower() if isinstance(value, bool) else "a list or a mapping"
+
+
+def _span(found: re.Match[str]) -> timedelta:
     try:
-        span = timedelta(seconds=int(found[1]) * _UNIT_SECONDS[found[2]])
-    except OverflowError:
+        span = int(found[1]) * _UNITS[found[2]]
+    except (OverflowError, ValueError):
         span = timedelta()
+    return _bounded(span, found[0])
+
+
+def _bounded(span: timedelta, text: str) -> timedelta:
     if not 0 < span.total_seconds() <= SECONDS_PER_YEAR:
-        raise fail(f'"{value}" must be more than nothing and at most a year')
+        raise fail(f'"{text}" must be more than nothing and at most a year')
     return span
+
+
+def duration_text(span: timedelta) -> str:
+    """Return a duration as one writes it, in the largest unit that keeps it whole."""
+    unit = next(u for u in reversed(_UNITS) if not span % _UNITS[u] or u == "ms")
+    return f"{span // _UNITS[unit]}{unit}"
+
+
+def micros(span: timedelta) -> int:
+    """Return a duration in microseconds."""
+    return span // timedelta(microseconds=1)
+
+
+def _reference(value: SecretStr) -> SecretStr:
+    try:
+        check_references(value.get_secret_value())
+    except SecretError as exc:
+        raise fail(str(exc)) from None
+    return value
 
 
 def _column_name(value: str) -> str:
@@ -108,10 +180,18 @@ Retries = Annotated[int, Field(ge=0), BeforeValidator(_no_boolean)]
 Seconds = Annotated[float, Field(gt=0, le=SECONDS_PER_YEAR, allow_inf_nan=False), BeforeValidator(_no_boolean)]
 Ratio = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), BeforeValidator(_no_boolean)]
 Flag = Annotated[bool, BeforeValidator(_no_number)]
-Location = Annotated[str, AfterValidator(_location)]
+Location = Annotated[str, AfterValidator(location)]
 Window = Annotated[
     int | timedelta,
     BeforeValidator(_window),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": "^[0-9]+[smhd]$"}]}),
 ]
 ColumnName = Annotated[str, AfterValidator(_column_name)]
+Duration = Annotated[
+    timedelta,
+    BeforeValidator(_duration),
+    PlainSerializer(duration_text, return_type=str, when_used="json"),
+    WithJsonSchema({"type": "string", "pattern": "^[0-9]+(ms|[smhd])$"}),
+]
+TEXT_IN_YAML = WithJsonSchema({"type": ["string", "number", "boolean"]})  # numbers are kept as they are written
+Secret = Annotated[SecretStr, AfterValidator(_reference), TEXT_IN_YAML]

@@ -11,9 +11,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from firnline.errors import SpecError
+from firnline.spec.graphs import check_graph
 from firnline.spec.models import PipelineSpec
 from firnline.spec.overrides import apply_overrides
-from firnline.spec.problems import KeyPath, Origin, Problem, problems_of, spec_error
+from firnline.spec.problems import KeyPath, Origin, Problem, origin_of, problems_of, spec_error
+from firnline.spec.sql import query_problems
 from firnline.spec.yamltree import Tree, parse_yaml
 
 __all__ = ["FILE_NAMES", "LoadedSpec", "find_spec", "load_spec", "parse_spec"]
@@ -150,6 +152,9 @@ def _validate(tree: Tree, *, folder: Path, place: str) -> PipelineSpec:
         # A value that could not be read is told once, not again for what stands in its place.
         told = {problem.path for problem in tree.problems}
         found += [p for p in problems_of(exc, tree.origins, PipelineSpec) if p.path not in told]
+    if spec is not None:
+        found += [Problem(origin_of(at, tree.origins), at, words, hint) for at, words, hint in check_graph(spec)]
+        found += query_problems(spec, tree.origins)
     if found or spec is None:
         raise spec_error(found, file=place)
     return spec

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, WithJsonSchema, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator, model_validator
 
+from firnline.spec.checkpoint import CheckpointConfig, LocalTierConfig, RemoteTierConfig, StoreConfig, TriggerConfig
 from firnline.spec.fieldtypes import (
+    TEXT_IN_YAML,
     ColumnName,
     Config,
     Count,
@@ -17,12 +19,14 @@ from firnline.spec.fieldtypes import (
     Ratio,
     Retries,
     Seconds,
-    Window,
+    Secret,
     fail,
 )
 from firnline.spec.locations import is_inside, same_place
-from firnline.spec.secrets import SecretError, check_references, has_reference, is_sensitive
+from firnline.spec.operators import AnyOperatorConfig
+from firnline.spec.secrets import has_reference, is_sensitive
 from firnline.spec.spark_keys import find_refusal
+from firnline.spec.state import StateConfig
 
 __all__ = [
     "BatchConfig",
@@ -36,18 +40,12 @@ __all__ = [
     "RestartConfig",
     "SchemaConfig",
     "StagingConfig",
+    "StateConfig",
     "StoreConfig",
+    "TriggerConfig",
 ]
 
 _TIME_WITHOUT_ZONE = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d+)?)?")
-
-
-def _reference(value: SecretStr) -> SecretStr:
-    try:
-        check_references(value.get_secret_value())
-    except SecretError as exc:
-        raise fail(str(exc)) from None
-    return value
 
 
 def _spark_key(key: str) -> str:
@@ -69,9 +67,7 @@ def _spark_value(key: str, value: Any) -> Any:
     return value
 
 
-_TEXT_IN_YAML = WithJsonSchema({"type": ["string", "number", "boolean"]})  # numbers are kept as they are written
-Secret = Annotated[SecretStr, AfterValidator(_reference), _TEXT_IN_YAML]
-SparkValue = Annotated[str | Secret, _TEXT_IN_YAML]
+SparkValue = Annotated[str | Secret, TEXT_IN_YAML]
 SparkKey = Annotated[str, AfterValidator(_spark_key)]
 
 
@@ -187,6 +183,17 @@ class DeltaSinkConfig(Config):
         default=None, description="Unique name, stored in checkpoints; default: type and number, e.g. delta-1."
     )
     table: Location = Field(description="Path or URI of the table, created when missing; relative to this file.")
+    input: str = Field(
+        default="",
+        description="The source or operator that is written here, or late rows as NAME.late; by default the only "
+        "one that can be meant.",
+    )
+    write: Literal["append", "upsert"] = Field(
+        default="append", description="append adds rows; upsert lets rows that say what changed change those of a key."
+    )
+    key: tuple[ColumnName, ...] = Field(
+        default=(), description="Upsert: the columns that identify a row; by default those of the operator."
+    )
     required: Flag = Field(default=True, description="Whether commit_policy: required waits for this sink.")
     mode: Literal["direct", "staged"] = Field(
         default="direct", description="direct commits each epoch; staged leaves that to `firnline commit`."
@@ -208,13 +215,21 @@ class DeltaSinkConfig(Config):
         default={}, description="Credentials and endpoints of the store; values may be ${env:NAME} or ${file:path}."
     )
 
-    @field_validator("partition_by")
+    @field_validator("partition_by", "key")
     @classmethod
     def _columns_differ(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
         for index, column in enumerate(columns):
             if column.lower() in (other.lower() for other in columns[:index]):
                 raise fail(f'column "{column}" is there twice', index)
         return columns
+
+    @model_validator(mode="after")
+    def _upsert_fits(self) -> DeltaSinkConfig:
+        if self.write == "upsert" and self.mode == "staged":
+            raise fail("upsert is not possible with mode: staged", "write", hint="Write `mode: direct`.")
+        if self.write == "append" and self.key:
+            raise fail("only with write: upsert (here it is append)", "key")
+        return self
 
 
 class BatchConfig(Config):
@@ -264,85 +279,6 @@ class RestartConfig(Config):
         return value
 
 
-class StoreConfig(Config):
-    """Where a copy of every checkpoint, the audit trail and the lease are kept."""
-
-    other_words: ClassVar[dict[str, str]] = {"url": "uri", "folder": "path", "file": "path", "kind": "type"}
-
-    type: Literal["file", "sqlite", "postgres", "object", "memory"] = Field(
-        default="file", description="Kind of store; docs/stores.md helps to choose."
-    )
-    path: Location | None = Field(
-        default=None,
-        description="file: the folder (data/firnline_checkpoints by default). sqlite: the file. Relative to this file.",
-    )
-    uri: Location | None = Field(
-        default=None, description="object: bucket and prefix (s3://, gs://, az://), or a folder."
-    )
-    dsn: Secret | None = Field(default=None, description="postgres: connection string, e.g. ${env:CHECKPOINTS_DSN}.")
-    compress_above_bytes: Count = Field(default=16 * 1024, description="Larger payloads are packed with zstd.")
-    keep_versions: Count = Field(default=10_000, description="Versions that the store keeps of a checkpoint, at least.")
-    storage_options: dict[str, Secret] = Field(
-        default={}, description="object: credentials and endpoint; values may be ${env:NAME} or ${file:path}."
-    )
-
-    @model_validator(mode="after")
-    def _place_fits_type(self) -> StoreConfig:
-        for key, kinds in (("uri", ("object",)), ("dsn", ("postgres",)), ("path", ("file", "sqlite"))):
-            given = key in self.model_fields_set
-            if given and self.type not in kinds:
-                raise fail(f"is for type: {' or '.join(kinds)}, not {self.type}", key)
-            if not given and self.type in kinds and (key != "path" or self.type == "sqlite"):
-                raise fail(f"type: {self.type} needs it", key)
-        return self
-
-
-class LocalTierConfig(Config):
-    """Checkpoints on this machine's disk: the fast way back."""
-
-    path: Location = Field(description="A folder on this machine's own disk.")
-    interval_ms: Count = Field(default=1000, description="Write at most once in so many milliseconds.")
-
-    @field_validator("path")
-    @classmethod
-    def _is_local(cls, value: str) -> str:
-        if "://" in value:
-            raise fail("must be a folder on this machine; a bucket belongs to checkpoint.remote")
-        return value
-
-
-class RemoteTierConfig(Config):
-    """Checkpoints where they outlive this machine."""
-
-    other_words: ClassVar[dict[str, str]] = {"path": "uri", "url": "uri"}
-
-    uri: Location = Field(description="Bucket and prefix (s3://, gs://, az://), or a folder on a mounted share.")
-    interval_ms: Count = Field(default=60_000, description="Replicate at most once in so many milliseconds.")
-    storage_options: dict[str, Secret] = Field(
-        default={}, description="Credentials and endpoint; values may be ${env:NAME} or ${file:path}."
-    )
-
-
-class CheckpointConfig(Config):
-    """Where checkpoints are kept, how they are found, and how long the way back is kept."""
-
-    recovery_scan_commits: Count = Field(
-        default=100, description="Commits that recovery reads backwards before the ledger."
-    )
-    rollback_window: Window = Field(
-        default=64, description="How far one can go back: a number of epochs, or a time like 12h or 7d."
-    )
-    store: StoreConfig | None = Field(
-        default=None,
-        description="A copy of every checkpoint, the audit trail and the lease; files beside this one by default.",
-    )
-    local: LocalTierConfig | None = Field(default=None, description="Checkpoints on this machine's disk; off.")
-    remote: RemoteTierConfig | None = Field(default=None, description="Checkpoints that outlive this machine; off.")
-    lease_seconds: Seconds = Field(
-        default=15.0, description="A standby takes over when the active run has been silent for so long."
-    )
-
-
 class StagingConfig(Config):
     """How the committer of staged tables works."""
 
@@ -350,15 +286,17 @@ class StagingConfig(Config):
 
 
 class PipelineSpec(Config):
-    """One pipeline: a file source into Delta tables."""
+    """One pipeline: file sources, operators, Delta tables."""
 
     name: Name = Field(description="The pipeline's identity, stored in its sinks; do not change it later.")
-    sources: dict[Name, FilesSourceConfig] = Field(
-        min_length=1, max_length=1, description="The source by its name; one in this version."
+    sources: dict[Name, FilesSourceConfig] = Field(min_length=1, description="The sources by their names.")
+    operators: tuple[AnyOperatorConfig, ...] = Field(
+        default=(), description="What happens to the rows on their way; without any, sources go straight to sinks."
     )
     sinks: tuple[DeltaSinkConfig, ...] = Field(
         min_length=1, description="Where epochs are committed; the first required one decides."
     )
+    state: StateConfig = Field(default=StateConfig(), description="How keyed state is spread over tasks.")
     batch: BatchConfig = Field(default=BatchConfig(), description="How much one epoch takes.")
     restart: RestartConfig = Field(default=RestartConfig(), description="What happens after a failure.")
     checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="How checkpoints are found and kept.")
@@ -366,13 +304,6 @@ class PipelineSpec(Config):
     spark: dict[SparkKey, SparkValue] = Field(
         default={}, description="Spark settings passed through, e.g. spark.master; what loads code is refused."
     )
-
-    @field_validator("sources", mode="before")
-    @classmethod
-    def _one_source(cls, value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > 1:
-            raise fail(f"only one source in this version, not {len(value)}")
-        return value
 
     @field_validator("sinks")
     @classmethod

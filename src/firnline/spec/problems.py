@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic import BaseModel, SecretStr, Tag, ValidationError
 
 from firnline.errors import SpecError
 from firnline.spec.fieldtypes import Config
@@ -21,17 +21,24 @@ _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _HIDDEN = ("storage_options", "spark")  # values below these are never shown
 _LONGEST_SHOWN = 60
 _NOT_YET: dict[KeyPath, str] = {
-    ("operators",): "operators are not in this version",
     ("batch", "respect_source_tx"): "files have no transactions",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value was written: a line of a file, or an environment variable."""
+    """Where a value was written: a line of a file, or an environment variable.
+
+    `text_line` is the line at which a text of several lines begins, where these are lines of the file too.
+    """
 
     place: str
     line: int | None = None
+    text_line: int | None = None
+
+    def at(self, line: int | None) -> Origin:
+        """Return where a line of the text stands, or the whole value when that cannot be told."""
+        return self if line is None or self.text_line is None else Origin(self.place, self.text_line + line - 1)
 
     def __str__(self) -> str:
         return self.place if self.line is None else f"{self.place}:{self.line}"
@@ -119,15 +126,16 @@ def origin_of(path: KeyPath, origins: Mapping[KeyPath, Origin]) -> Origin:
 def translate(detail: dict[str, Any], root: type[BaseModel]) -> tuple[KeyPath, str, str | None]:
     """Return key path, message and hint for one of pydantic's error details."""
     kind, loc, context = detail["type"], detail["loc"], detail.get("ctx") or {}
-    path: KeyPath = loc[:-1] if loc and loc[-1] == "[key]" else loc
+    loc = loc[:-1] if loc and loc[-1] == "[key]" else loc
+    path = _without_tags(loc, root)
     if kind == "spec":
         return (*path, *context["at"]), context["message"], context["hint"]
     if kind == "extra_forbidden":
-        return path, *_unknown_key(path, root)
+        return path, *_unknown_key(loc, root)
     if kind == "missing":
         return path, "missing", f"Add `{path[-1]}: ...` to {key_path_text(path[:-1]) or 'the file'}."
     if kind == "literal_error":
-        return path, *_unknown_word(path, detail["input"], _words_at(path, root))
+        return path, *_unknown_word(path, detail["input"], _words_at(loc, root))
     shown = _shown(path, detail["input"])
     if kind == "string_pattern_mismatch":
         return path, f'{shown} is not a valid name (letters, digits, "_", ".", "-"; a letter or digit first)', None
@@ -229,8 +237,28 @@ def _model_at(path: KeyPath, root: type[BaseModel]) -> type[BaseModel]:
         annotation = _keys(model).get(str(rest.pop(0)))
         if get_origin(annotation) in (dict, tuple) and rest:
             rest.pop(0)  # the name or number of an entry
-        model = _inner_model(annotation) or model
+        tagged = _tagged(annotation)
+        model = tagged[str(rest.pop(0))] if rest and rest[0] in tagged else _inner_model(annotation) or model
     return model
+
+
+def _tagged(annotation: Any) -> dict[str, type[BaseModel]]:
+    """Return the models among which a tag chooses; pydantic puts the tag into its paths."""
+    found: dict[str, type[BaseModel]] = {}
+    for part in get_args(annotation):
+        tag = next((m.tag for m in getattr(part, "__metadata__", ()) if isinstance(m, Tag)), None)
+        found.update({tag: part.__origin__} if tag is not None else _tagged(part))
+    return found
+
+
+def _without_tags(loc: KeyPath, root: type[BaseModel]) -> KeyPath:
+    """Return the path as it stands in the file."""
+    kept: list[str | int] = []
+    for place, part in enumerate(loc):
+        if place >= 2 and part in _tagged(_keys(_model_at(loc[: place - 2], root)).get(str(loc[place - 2]))):
+            continue
+        kept.append(part)
+    return tuple(kept)
 
 
 def _words_at(path: KeyPath, root: type[BaseModel]) -> tuple[str, ...]:
@@ -241,7 +269,7 @@ def _all_models(model: type[BaseModel], home: str = "") -> Iterable[tuple[str, t
     yield home or "the top level", model
     for key, annotation in _keys(model).items():
         inner = _inner_model(annotation)
-        if inner is not None:
-            kind = get_origin(annotation)
-            entry = ".<name>" if kind is dict else "[]" if kind is tuple else ""
-            yield from _all_models(inner, f"{home}.{key}{entry}" if home else f"{key}{entry}")
+        kind = get_origin(annotation)
+        entry = ".<name>" if kind is dict else "[]" if kind is tuple else ""
+        for each in _tagged(annotation).values() or ([inner] if inner is not None else []):
+            yield from _all_models(each, f"{home}.{key}{entry}" if home else f"{key}{entry}")

@@ -111,6 +111,11 @@ def _syntax_error(place: str, line: int, words: str, text: str) -> SpecError:
     return spec_error([Problem(Origin(place, line), (), f"not valid YAML: {words}", hint)], file=place)
 
 
+def _text_line(node: Node) -> int | None:
+    """Return the line at which the text of a literal block (`|`) begins: only there lines stay lines."""
+    return node.start_mark.line + 2 if isinstance(node, ScalarNode) and node.style == "|" else None
+
+
 class _Reader:
     """Walks the nodes of one file."""
 
@@ -160,7 +165,7 @@ class _Reader:
                 self.tree.problems.append(Problem(Origin(self.place, line), at, message))
                 continue
             lines[key] = line
-            self.tree.origins[at] = Origin(self.place, line)
+            self.tree.origins[at] = Origin(self.place, line, _text_line(value_node))
             values[key] = self.read(value_node, at)
         for key_node, value_node in node.value:
             if str(key_node.tag) == _MERGE:

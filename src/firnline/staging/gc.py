@@ -1,5 +1,7 @@
 """Deletes what nobody needs any more: orphans, units set aside long ago, old ledger entries, temporary files.
 
+Operators' state, which may lie elsewhere, is swept by `state_gc`.
+
 The steps, in this order:
 1. List the files. Only what is older than the grace period, by the storage's own clock, is a candidate.
 2. Read everything that names files (`references`). What became named after the listing is seen here.
@@ -20,6 +22,7 @@ from firnline.errors import CheckpointError, ConfigError, SinkError
 from firnline.sinks.delta.table import Table
 from firnline.staging.references import References
 from firnline.staging.survey import (
+    CHANGE_FILE,
     Candidates,
     Progress,
     Survey,
@@ -57,7 +60,7 @@ class GcReport:
     version: int
     files: int
     size_bytes: int
-    kinds: dict[str, Swept]  # data, quarantine, temporary, rejected (metadata), pins
+    kinds: dict[str, Swept]  # data, changes (of upserts), quarantine, temporary, exchange, rejected (metadata), pins
     kept: dict[str, int]  # Parquet files that stay, by reason
     entries_folded: int
     entries_swept: int
@@ -99,7 +102,9 @@ class Sweep:
             if not self.dry_run:
                 references.apply(candidates)
             batch = list(islice(candidates.files.values(), BATCH_FILES))
-            self.delete(kind, batch)
+            changes = [file for file in batch if CHANGE_FILE.fullmatch(file.key)]
+            self.delete(kind, [file for file in batch if not CHANGE_FILE.fullmatch(file.key)])
+            self.delete("changes", changes)
             for file in batch:
                 del candidates.files[file.key]
             done += len(batch)
@@ -158,6 +163,9 @@ def _sweep(table: Table, found: Survey, references: References, sweep: Sweep, sk
     sweep.delete("rejected", references.expired_units)
     sweep.delete("pins", references.expired_pins)
     sweep.delete("temporary", found.temporary)
+    for pipeline, files in found.exchange.items():
+        if not references.is_at_work(pipeline):  # what a live run has on its way goes when its epoch ends
+            sweep.delete("exchange", files)
     sweep.delete_unnamed("data", found.data, references)
     folded = swept = 0
     notes = list(references.notes)

@@ -21,11 +21,12 @@ from datetime import datetime, timedelta
 
 from firnline.checkpoint.codec import check_format, parse, unseal
 from firnline.checkpoint.ledger import Ledger, LedgerEntry
+from firnline.checkpoint.model import Checkpoint
 from firnline.errors import CheckpointError, DamagedError, NewerFormatError
 from firnline.sinks.delta.log import DeltaLog
 from firnline.sinks.delta.table import Table
 from firnline.staging.lognames import LogNames, LogTail, file_retention
-from firnline.staging.survey import OWN_FILE, Candidates, TableFile, older_than, walk
+from firnline.staging.survey import CHANGE_FILE, OWN_FILE, Candidates, TableFile, older_than, walk
 from firnline.staging.unit import PENDING, REJECTED, SUFFIX, Unit, parse_unit
 from firnline.storage import Storage
 from firnline.types import Json
@@ -60,6 +61,7 @@ class References:
         self._version: int | None = None  # up to which the log was applied
         self._read: set[tuple[str, float]] = set()  # units and pins that were applied, by key and time
         self._entries_read: set[tuple[str, str]] = set()
+        self._changes_read: set[tuple[str, str]] = set()
         self.oldest_pending: dict[str, int] = {}  # per pipeline, its oldest pending epoch
         self.expired_units: list[TableFile] = []
         self.expired_pins: list[TableFile] = []
@@ -77,6 +79,7 @@ class References:
             self._find_pipelines()
         self._table.refresh()
         self._apply_entries(candidates)
+        self._apply_changes(candidates)
         if self._version is None:
             self._apply_writers(candidates)
         self._apply_log(candidates)
@@ -182,12 +185,12 @@ class References:
         for pipeline in self.pipelines:
             epoch = self._table.txn(f"firnline:{pipeline}") or 0
             generation = self._table.txn(f"firnline-gen:{pipeline}") or 0
-            for entry in self._new_entries(self._storage, pipeline, epoch):
+            for entry in self._new_entries(self._storage, pipeline, epoch, self._entries_read):
                 if entry.checkpoint.generation >= generation:
                     attempts.add(self._drop_entry(entry, candidates))
         for pipeline, storage in self._ledgers.items():
             epoch = self._table.txn(f"firnline:{pipeline}") or 0
-            for entry in self._new_entries(storage, pipeline, epoch):
+            for entry in self._new_entries(storage, pipeline, epoch, self._entries_read):
                 attempts.add(self._drop_entry(entry, candidates))
         self._drop_attempts(candidates, attempts, "in flight")
 
@@ -196,11 +199,38 @@ class References:
             candidates.drop((str(f["path"]) for f in files), "in flight")
         return entry.checkpoint.attempt
 
-    def _new_entries(self, storage: Storage, pipeline: str, above: int) -> Iterator[LedgerEntry]:
+    def _apply_changes(self, candidates: Candidates) -> None:
+        """Change rows are named by no log: they stay while an entry from the floor on names them.
+
+        The floor is the one in this table's own newest commit. It may be older than the deciding sink's, never newer.
+        """
+        found = (CHANGE_FILE.fullmatch(key) for key in candidates.files)
+        for pipeline in sorted({match["pipeline"] for match in found if match}):
+            storage = self._ledgers.get(pipeline, self._storage)
+            floor = self._find_floor(pipeline)
+            for entry in self._new_entries(storage, pipeline, floor - 1, self._changes_read):
+                for files in entry.staged.values():
+                    candidates.drop((str(f["path"]) for f in files), "named from the floor on")
+
+    def _find_floor(self, pipeline: str) -> int:
+        """The floor in the newest commit of a pipeline; 0, below which there is nothing, when none tells it."""
+        for commit in DeltaLog(self._storage).backwards(self._table.version, COMMITS_SCANNED):
+            info = commit.find_info(pipeline)
+            if info is not None and "checkpoint" in info:
+                try:
+                    return Checkpoint.from_json(info["checkpoint"]).floor
+                except DamagedError:
+                    return 0
+        return 0
+
+    def _new_entries(
+        self, storage: Storage, pipeline: str, above: int, read: set[tuple[str, str]]
+    ) -> Iterator[LedgerEntry]:
+        """The entries of epochs above one that were not read before; notes that they are now."""
         folder = Ledger(storage, pipeline).folder
         for stat in storage.list(folder):
             name = stat.name.rsplit("/", 1)[-1]
-            if not name[:20].isdigit() or int(name[:20]) <= above or (pipeline, name) in self._entries_read:
+            if not name[:20].isdigit() or int(name[:20]) <= above or (pipeline, name) in read:
                 continue
             try:
                 entry = LedgerEntry.from_bytes(storage.get(f"{folder}/{name}"), f"ledger entry {name}")
@@ -214,7 +244,7 @@ class References:
                     hint="Nothing was deleted. Let the pipeline run past that epoch, or move the entry away by hand.",
                     pipeline=pipeline,
                 ) from error
-            self._entries_read.add((pipeline, name))
+            read.add((pipeline, name))
             yield entry
 
     # -- running writers ------------------------------------------------------------------------------
@@ -224,12 +254,16 @@ class References:
         places = {**self._ledgers, **dict.fromkeys(self.pipelines, self._storage)}
         for pipeline, storage in sorted(places.items(), key=lambda place: place[0]):
             generation = self._table.txn(f"firnline-gen:{pipeline}") or 0
-            if not any(_may_live(run, generation) for run in _runs(storage, pipeline)):
+            if not is_live(storage, pipeline, generation):
                 continue
             self.live.add(pipeline)
             since = self._writing_since(pipeline, generation)
             found = [f.key for f in candidates.files.values() if since is None or f.modified_at >= since]
             candidates.drop((key for key in found if _attempt_of(candidates.files[key])), "a run may be writing")
+
+    def is_at_work(self, pipeline: str) -> bool:
+        """Whether a run may be at work whose rows on their way lie in this table; it may have no ledger yet."""
+        return is_live(self._storage, pipeline, self._table.txn(f"firnline-gen:{pipeline}") or 0)
 
     def _writing_since(self, pipeline: str, generation: int) -> datetime | None:
         """When the oldest epoch that may be in flight was planned, by the storage's clock; None when unknown."""
@@ -294,6 +328,24 @@ class References:
 
     def _find(self, key: str) -> bytes | None:
         return _find_in(self._storage, key)
+
+
+def read_pins(storage: Storage) -> Iterator[dict[str, Json]]:
+    """Every pin of a table, whosever it is.
+
+    Raises:
+        CheckpointError: one cannot be read, and might name anything.
+    """
+    for file in walk(storage, PINS):
+        if not file.key.rsplit("/", 1)[-1].startswith("."):
+            data = _find_in(storage, file.key)
+            if data is not None:
+                yield _parse_pin(data, file.key)
+
+
+def is_live(storage: Storage, pipeline: str, generation: int) -> bool:
+    """Whether a run of a pipeline, whose ledger lies in this table, may still be at work."""
+    return any(_may_live(run, generation) for run in _runs(storage, pipeline))
 
 
 def _find_in(storage: Storage, key: str) -> bytes | None:

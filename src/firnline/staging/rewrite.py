@@ -6,13 +6,12 @@ import operator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.dataset as pads
 
 from firnline.errors import ConfigError, SinkError
-from firnline.sinks.delta.contents import special_features
+from firnline.sinks.delta.contents import find_removable, special_features
 from firnline.sinks.delta.stage import ParquetStager
 from firnline.sinks.delta.table import Table
 from firnline.storage import Storage
@@ -106,19 +105,6 @@ def _files(table: Table, filters: list[PartitionFilter]) -> Iterator[OldFile]:
             if all(test(values) for test in tests):
                 path = find_removable(row["path"]) or ""
                 yield OldFile(path, int(row["size_bytes"]), row["num_records"], values)
-
-
-def find_removable(path: str) -> str | None:
-    """The path to give delta-rs so that its Remove action names exactly this one in the log; None when unsure.
-
-    delta-rs encodes what it is given, and a Remove under another spelling removes nothing: the rows would be there
-    twice. Letters, digits and `_.~=/-` stay as they are, and `%` becomes `%25`; nothing else is trusted.
-    """
-    plain = unquote(path)
-    if plain.replace("%", "%25") != path or plain.startswith("/") or "//" in plain or ".." in plain.split("/"):
-        return None
-    safe = all(c.isascii() and (c.isalnum() or c in "_.~=/-%") for c in plain)
-    return plain if safe else None
 
 
 def _test(table: Table, columns: list[str], wanted: PartitionFilter) -> Callable[[tuple[Any, ...]], bool]:

@@ -20,8 +20,11 @@ from firnline.storage import Storage, is_remote, open_storage
 
 OWN_FILE = re.compile(r"[0-9a-f]{16}-[^/]*\.parquet")  # bears the attempt that wrote it
 TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.tmp|.+\.parquet#[0-9]+")  # ours, and delta-rs' unfinished uploads
+CHANGE_FILE = re.compile(r"_firnline/(?P<pipeline>[^/]+)/changes/[^/]+\.parquet")  # of an upsert; no reader sees it
 QUARANTINE = re.compile(r"_firnline/(?P<pipeline>[^/]+)/quarantine/(?P<epoch>[0-9]{20})-[^/]+\.parquet")
+EXCHANGE = re.compile(r"_firnline/(?P<pipeline>[^/]+)/exchange/.+")  # rows on their way between the jobs of an epoch
 TEMPORARY_SECONDS = 3600  # a temporary file lives for as long as one write
+EXCHANGE_SECONDS = 3600  # and rows on their way for as long as one epoch
 
 Progress = Callable[[str, int, int], None]  # what is being done, how much is done, of how much (0: unknown)
 
@@ -61,6 +64,7 @@ class Survey:
     data: Candidates = field(default_factory=Candidates)
     quarantine: dict[str, list[tuple[int, TableFile]]] = field(default_factory=dict)  # by pipeline, with the epoch
     temporary: list[TableFile] = field(default_factory=list)
+    exchange: dict[str, list[TableFile]] = field(default_factory=dict)  # by pipeline; whatever the grace period
     listed: int = 0
     names: set[str] = field(default_factory=set)  # of data files, whatever their age
 
@@ -98,6 +102,11 @@ def survey(storage: Storage, now: datetime, grace_seconds: float, progress: Prog
 def _sort_in(found: Survey, file: TableFile, grace_seconds: float) -> None:
     name = file.key.rsplit("/", 1)[-1]
     age = (found.now - file.modified_at).total_seconds()
+    exchanged = EXCHANGE.fullmatch(file.key)
+    if exchanged is not None:
+        if age > EXCHANGE_SECONDS:
+            found.exchange.setdefault(exchanged["pipeline"], []).append(file)
+        return
     if TEMPORARY.fullmatch(name):
         if age > max(grace_seconds, TEMPORARY_SECONDS):
             found.temporary.append(file)
@@ -107,7 +116,7 @@ def _sort_in(found: Survey, file: TableFile, grace_seconds: float) -> None:
         if age > 0 and age >= grace_seconds:
             found.quarantine.setdefault(quarantined["pipeline"], []).append((int(quarantined["epoch"]), file))
         return
-    if not name.endswith(".parquet") or is_hidden(file.key):
+    if not name.endswith(".parquet") or (is_hidden(file.key) and not CHANGE_FILE.fullmatch(file.key)):
         return
     found.names.add(file.key)
     if age < 0:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
-from firnline.engine.task import run_task
-from firnline.errors import EngineError, FirnlineError
+import pyarrow as pa
+
+from firnline.engine.engine import SqlJob
+from firnline.engine.tasks import run_order
+from firnline.errors import EngineError, FirnlineError, WorkerLostError
 from firnline.types import Json
 
 
@@ -20,11 +23,20 @@ class LocalEngine:
     def parallelism(self) -> int:
         return self._threads
 
-    def run(self, tag: str, orders: list[dict[str, Json]]) -> list[dict[str, Json]]:
-        """Run every order; as on Spark, all end before the first failure is told."""
+    def run(
+        self, tag: str, orders: list[dict[str, Json]], timeout_seconds: float | None = None
+    ) -> list[dict[str, Json]]:
+        """Run every order; as on Spark, all end before the first failure is told.
+
+        A task that takes too long is left to itself: what it does later is done by a zombie.
+        """
         texts = [json.dumps(order) for order in orders]  # what does not survive this would not reach a worker
-        with ThreadPoolExecutor(self._threads, thread_name_prefix=f"task {tag}") as pool:
-            futures = [pool.submit(run_task, json.loads(text)) for text in texts]
+        pool = ThreadPoolExecutor(self._threads, thread_name_prefix=f"task {tag}")
+        futures = [pool.submit(run_order, json.loads(text)) for text in texts]
+        _, late = wait(futures, timeout_seconds)
+        pool.shutdown(wait=not late, cancel_futures=True)
+        if late:
+            raise WorkerLostError(f"a job took longer than {timeout_seconds} s and was stopped")
         reports = []
         for future in futures:
             try:
@@ -32,8 +44,12 @@ class LocalEngine:
             except FirnlineError:
                 raise
             except Exception as error:  # Spark reports whatever a worker raises as a failed job
-                raise EngineError(f"a task failed: {type(error).__name__}: {error}") from error
+                raise WorkerLostError(f"a task failed: {type(error).__name__}: {error}") from error
         return reports
+
+    def run_sql(self, tag: str, job: SqlJob) -> tuple[pa.Schema, list[dict[str, Json]]]:
+        """Refuse: queries need Catalyst."""
+        raise EngineError("queries need Spark; this engine has none")
 
     def cancel(self, tag: str) -> None:
         """Nothing: a task that is no longer wanted ends by itself, and nobody reads what it staged."""

@@ -19,6 +19,7 @@ from firnline.options import (
     FileSourceOptions,
     PipelineOptions,
     RestartOptions,
+    StateOptions,
 )
 from firnline.sinks.base import Held
 from firnline.testing.local import LocalEngine
@@ -42,11 +43,14 @@ def pipeline_options(path: str, table: str, name: str = "demo", **settings: Any)
         taken.update(names & set(settings))
         return cls(**fixed, **{k: v for k, v in settings.items() if k in names})
 
+    sources = settings.pop("sources", None)
     source = fill(FileSourceOptions, name="files", path=path)
     made = fill(DeltaSinkOptions, name="delta", table=table)
     options = PipelineOptions(
         name=name,
-        source=source,
+        sources=tuple(sources) if sources else (source,),
+        operators=tuple(settings.pop("operators", ())),
+        state=fill(StateOptions),
         sinks=tuple(sinks) if sinks else (made,),
         batch=fill(BatchOptions),
         restart=fill(RestartOptions),

@@ -525,7 +525,8 @@ def test_diff_in_words() -> None:
                     "from": {"version": 1}, "to": {"version": 2},
                     "columns": {"a": moved("int64", None), "b": moved("int64", "float64"), "c": moved(None, "string")},
                 },
-                "watermarks": {"w": moved(1, 2)}, "state": {"op": moved(None, "ref")},
+                "watermarks": {"w": moved(1, 2)},
+                "state": {"op": moved(None, {"epoch": 7, "shards": 2, "rows": 3, "size_bytes": 5})},
                 "generation": moved(1, 2), "floor": moved(0, 4), "notes": ["mind the gap"],
             }
         )
@@ -534,8 +535,8 @@ def test_diff_in_words() -> None:
         "  at least 1 row, 2 B written", "  3 records quarantined", "  epoch 5 was a rollback", "  12 files read",
         "    and 2 more; --json has them all", "  read up to: the start -> /9", "  root: /a -> /b",
         "    /x, 1 record read", "    /y: why", "    /z", "  lsn: 1 -> 2", "  a gone", "  b: int64 -> float64",
-        "  c added: string", "watermarks w: 1 -> 2", "state op: None -> ref", "generation: 1 -> 2", "floor: 0 -> 4",
-        "note: mind the gap",
+        "  c added: string", "watermark of w: 1 -> 2", "state of op: none -> 3 rows, 5 B in 2 shards (epoch 7)",
+        "generation: 1 -> 2", "floor: 0 -> 4", "note: mind the gap",
     ):  # fmt: skip
         assert line in told
 

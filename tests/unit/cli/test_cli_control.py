@@ -40,7 +40,7 @@ VERBS = ["pause", "resume", "stop", "checkpoint"]
 def options(spec: Path) -> PipelineOptions:
     """The pipeline of the spec, but it looks for new files once an hour only."""
     made = load_options(spec, environ={})
-    return replace(made, source=replace(made.source, poll_interval_secs=3600))
+    return replace(made, sources=(replace(made.sources[0], poll_interval_secs=3600),))
 
 
 @pytest.fixture
@@ -252,7 +252,7 @@ def test_status_without_the_source_shows_the_rest(
 ) -> None:  # fmt: skip
     if begun:
         request.getfixturevalue("finished")
-    Path(load_options(spec, environ={}).source.path).rename(spec.parent / "away")
+    Path(load_options(spec, environ={}).sources[0].path).rename(spec.parent / "away")
     found = run_json("status")
     assert (found["files_outstanding"], found["bytes_outstanding"]) == (None, None)
     assert (found["epoch"] > 0, found["state"]) == (begun, "done" if begun else "new")

@@ -96,3 +96,27 @@ def test_old_commits_leave_the_speed() -> None:
         tally.committed(facts(epoch))
     assert len(tally._recent) <= 33
     assert tally.speed[0] == pytest.approx(1_000_000, rel=0.1)
+
+
+def test_an_epoch_with_operators_tells_its_sources_and_the_size_of_the_state() -> None:
+    said: list[str] = []
+    told = Observers(Narrator(said.append, attempts=5))
+    durations = {"run": 200, "checkpoint": 50, "commit": 100}
+    operators = {"totals": {"state_bytes": 1500}, "firsts": {"state_bytes": 500}}
+    told.committed(facts(1, operators=operators, sources={"a": 1500, "b": 500}, durations_ms=durations))
+    told.committed(facts(2, operators=operators, sources={"a": 2000}, durations_ms=durations))
+    told.worker_lost({"epoch": 3, "choice": "absorb", "shards": 1, "shards_before": 2})
+    assert said == [
+        "epoch 1 committed  2,000 rows  2 files  version 2  0.3 s  a 1,500, b 500  state 2.0 KB",
+        "epoch 2 committed  2,000 rows  2 files  version 3  0.3 s  state 2.0 KB",
+        "a worker was lost: epoch 3 runs again, with 1 shard",
+    ]
+
+
+def test_the_tally_keeps_the_size_of_the_state_that_the_newest_epoch_tells() -> None:
+    tally = Tally(FakeTime())
+    tally.committed(facts(1))
+    assert tally.state_bytes is None
+    tally.committed(facts(2, operators={"totals": {"state_bytes": 10}}))
+    tally.committed(facts(3, operators={"totals": {"state_bytes": 7}}))
+    assert tally.state_bytes == 7

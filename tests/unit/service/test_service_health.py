@@ -17,9 +17,10 @@ from firnline.service.endpoints import Endpoints
 from firnline.service.health import Health
 from firnline.sinks.base import Held
 from firnline.sources.base import SourcePlan
+from firnline.sources.group import EpochPlan
 
 HELD = Held(exists=True, version=3, epoch=2)
-PLAN = SourcePlan("files", None, [], 1, 1)
+PLAN = EpochPlan({"files": SourcePlan("files", None, [], 1, 1)})
 
 
 def facts(epoch: int) -> EpochFacts:

@@ -23,9 +23,10 @@ NAMES = {
     "firnline_quarantined_records_total", "firnline_recovery_path_total", "firnline_checkpoint_pause_seconds",
     "firnline_replication_lag_seconds", "firnline_staging_commits_total", "firnline_staging_units_total",
     "firnline_staging_commit_duration_seconds", "firnline_set_aside_files", "firnline_restarts_total", "firnline_epoch",
-    "firnline_build_info",
+    "firnline_build_info", "firnline_state_bytes", "firnline_state_keys_changed_total", "firnline_late_rows_total",
+    "firnline_source_records_total", "firnline_worker_loss_total",
 }  # fmt: skip
-LABELS = {"pipeline", "reason", "path", "version", "le"}
+LABELS = {"pipeline", "reason", "path", "version", "le", "operator", "source"}
 PARTS = ("_bucket", "_count", "_sum")
 
 
@@ -50,6 +51,11 @@ def busy() -> PipelineMetrics:
     metrics.trouble(SourceError("y"), 2)
     metrics.resting(1.0, 2)
     return metrics
+
+
+def folded(**changes: Any) -> dict[str, Any]:
+    values = {"rows": 10, "late": 2, "keys": 5, "changed": 4, "removed": 1, "bytes_written": 100, "state_bytes": 900}
+    return {**values, "out": {}, "seconds": {}, **changes}
 
 
 def samples(metrics: PipelineMetrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -139,3 +145,30 @@ def test_back_pressure_is_told_while_it_lasts() -> None:
     assert pending() == 3
     metrics.held_up(None)
     assert pending() == 0
+
+
+def test_state_is_told_by_operator_and_records_by_source() -> None:
+    metrics = PipelineMetrics("flights", lambda: 0.0)
+    took = {"run": 300, "checkpoint": 30, "commit": 100}
+    metrics.committed(facts(operators={"totals": folded()}, sources={"a": 7, "b": 3}, durations_ms=took))
+    after = {"totals": folded(state_bytes=700, late=0)}
+    metrics.committed(facts(epoch=8, operators=after, sources={"a": 1}, durations_ms={"run": 100}))
+    metrics.worker_lost({"epoch": 9, "choice": "replace", "shards": 2, "shards_before": 2})
+    found = samples(metrics)
+
+    def value(name: str, **labels: str) -> float:
+        return found[f"firnline_{name}", tuple(sorted({"pipeline": "flights", **labels}.items()))]
+
+    assert value("state_bytes", operator="totals") == 700
+    assert value("state_keys_changed_total", operator="totals") == 10
+    assert value("late_rows_total", operator="totals") == 2
+    assert (value("source_records_total", source="a"), value("source_records_total", source="b")) == (8, 3)
+    assert value("worker_loss_total") == 1
+    assert (value("checkpoint_pause_seconds_count"), value("checkpoint_pause_seconds_sum")) == (1, 0.03)
+    assert value("checkpoint_pause_seconds_bucket", le="0.025") == 0
+    assert value("checkpoint_pause_seconds_bucket", le="0.05") == 1
+    assert value("checkpoint_duration_seconds_sum") == 0.5  # the pause is a part of the run
+
+
+def test_without_operators_there_is_no_pause() -> None:
+    assert not [name for name, _ in samples(busy()) if "pause" in name or "state_bytes" in name]

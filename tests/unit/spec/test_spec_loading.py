@@ -74,8 +74,8 @@ def options_of(folder: Path, text: str, **environ: str) -> PipelineOptions:
 def test_the_example_loads_exactly(tmp_path: Path) -> None:
     assert options_of(tmp_path, EXAMPLE) == PipelineOptions(
         name="flights",
-        source=FileSourceOptions("flights", str(tmp_path / "in"), format="ndjson", poll_interval_secs=10),
-        sinks=(DeltaSinkOptions("delta-1", str(tmp_path / "out"), partition_by=("month",)),),
+        sources=(FileSourceOptions("flights", str(tmp_path / "in"), format="ndjson", poll_interval_secs=10),),
+        sinks=(DeltaSinkOptions("delta-1", str(tmp_path / "out"), "flights", partition_by=("month",)),),
         batch=BatchOptions(
             max_files=1000, max_bytes=1073741824, max_events=5_000_000, max_ms=60_000, max_output_files=10
         ),
@@ -92,7 +92,7 @@ def test_the_nearest_file_upwards_is_found(tmp_path: Path, name: str) -> None:
     deep = tmp_path / "a" / "b"
     deep.mkdir(parents=True)
     assert find_spec(cwd=deep) == path
-    assert load_options(environ={}, cwd=deep).source.path == str(tmp_path / "in")
+    assert load_options(environ={}, cwd=deep).sources[0].path == str(tmp_path / "in")
 
 
 def test_a_file_or_folder_may_be_named(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ sources:
     schema: {evolution: ad}
 batch: {max_records: 5, max_file: 1, respect_source_tx: true}
 lineage: true
-operators: []
+operators: {}
 zzz: 1
 """
     assert error_of(tmp_path, text).message.splitlines() == [
@@ -169,8 +169,9 @@ zzz: 1
         'firnline.yml:10: batch.max_file: unknown key (did you mean "max_files"?)',
         "firnline.yml:10: batch.respect_source_tx: unknown key (files have no transactions)",
         "firnline.yml:11: lineage: unknown key here (it belongs in sources.<name>)",
-        "firnline.yml:12: operators: unknown key (operators are not in this version)",
-        "firnline.yml:13: zzz: unknown key (known: name, sources, sinks, batch, restart, checkpoint, staging, spark)",
+        "firnline.yml:12: operators: must be a list, e.g. [month], not a mapping",
+        "firnline.yml:13: zzz: unknown key "
+        "(known: name, sources, operators, sinks, state, batch, restart, checkpoint, staging, spark)",
     ]
 
 
@@ -268,13 +269,15 @@ sinks:
   - {<<: *first, table: b}
 """
     built = options_of(tmp_path, text)
-    assert built.source.start_after == "2026-11-01T00:00:00Z"
-    assert built.sinks[1] == DeltaSinkOptions("delta-2", str(tmp_path / "b"), file_size_mb=64, partition_by=("day",))
+    assert built.sources[0].start_after == "2026-11-01T00:00:00Z"
+    assert built.sinks[1] == DeltaSinkOptions(
+        "delta-2", str(tmp_path / "b"), "s", file_size_mb=64, partition_by=("day",)
+    )
 
 
 def test_an_anchor_may_be_used_again(tmp_path: Path) -> None:
     text = SMALL.replace("path: in", "path: &a in").replace("table: out", "table: &a out") + "batch: {max_files: 1}\n"
-    assert options_of(tmp_path, text).source.path == str(tmp_path / "in")
+    assert options_of(tmp_path, text).sources[0].path == str(tmp_path / "in")
 
 
 def test_numbers_are_read_as_yaml_writes_them(tmp_path: Path) -> None:
@@ -288,7 +291,7 @@ def test_numbers_are_read_as_yaml_writes_them(tmp_path: Path) -> None:
 def test_variables_are_filled_in(tmp_path: Path) -> None:
     text = SMALL.replace("path: in", "path: ${ROOT}/in-${DAY:-all}") + "batch:\n  max_files: ${N:-7}\n"
     built = options_of(tmp_path, text, ROOT="/data", DAY="")
-    assert built.source.path == "/data/in-all"
+    assert built.sources[0].path == "/data/in-all"
     assert built.batch.max_files == 7
     assert options_of(tmp_path, text, ROOT="/data", N="9").batch.max_files == 9
 
@@ -297,11 +300,11 @@ def test_quoted_variables_stay_text_and_double_dollars_escape(tmp_path: Path) ->
     text = SMALL.replace("path: in", "path: 'a$${b}'").replace("name: p", 'name: "${NAME}"')
     built = options_of(tmp_path, text, NAME="123")
     assert built.name == "123"
-    assert built.source.path == str(tmp_path / "a${b}")
+    assert built.sources[0].path == str(tmp_path / "a${b}")
 
 
 def test_a_variable_brings_no_structure(tmp_path: Path) -> None:
-    assert options_of(tmp_path, SMALL.replace("path: in", "path: ${X}"), X="/a: {b}").source.path == "/a: {b}"
+    assert options_of(tmp_path, SMALL.replace("path: in", "path: ${X}"), X="/a: {b}").sources[0].path == "/a: {b}"
 
 
 def test_an_unset_variable_is_told_with_line_and_key(tmp_path: Path) -> None:
@@ -335,8 +338,8 @@ def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
         OTHER__NAME="ignored",
     )
     assert built.batch.max_files == 7
-    assert built.source.lineage is True
-    assert built.source.schema.evolution == "fail"
+    assert built.sources[0].lineage is True
+    assert built.sources[0].schema.evolution == "fail"
     assert built.sinks[0].partition_by == ("month", "day")
     assert built.sinks[1].table == str(tmp_path / "copy")
     assert built.spark == {"spark.master": "local[2]", "spark.driver.memoryOverhead": "1g"}
@@ -345,13 +348,13 @@ def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
 
 def test_an_override_matches_names_with_other_signs(tmp_path: Path) -> None:
     text = SMALL.replace("  s:", "  My-Source.1:")
-    assert options_of(tmp_path, text, FIRNLINE__SOURCES__MY_SOURCE_1__PATH="/x").source.path == "/x"
+    assert options_of(tmp_path, text, FIRNLINE__SOURCES__MY_SOURCE_1__PATH="/x").sources[0].path == "/x"
 
 
 def test_an_override_heals_what_it_replaces(tmp_path: Path) -> None:
     text = SMALL.replace("path: in", "path: ${UNSET}") + "batch: 5\n"
     built = options_of(tmp_path, text, FIRNLINE__SOURCES__S__PATH="/x", FIRNLINE__BATCH="")
-    assert built.source.path == "/x"
+    assert built.sources[0].path == "/x"
     assert built.batch == BatchOptions()
 
 
@@ -385,7 +388,7 @@ def test_overrides_alone_can_make_a_spec(tmp_path: Path) -> None:
     built = options_of(
         tmp_path, "", FIRNLINE__NAME="p", FIRNLINE__SOURCES__S__PATH="in", FIRNLINE__SINKS__0__TABLE="out"
     )
-    assert (built.name, built.source.name, built.sinks[0].name) == ("p", "s", "delta-1")
+    assert (built.name, built.sources[0].name, built.sinks[0].name) == ("p", "s", "delta-1")
 
 
 # --- whatever the text -----------------------------------------------------------------------------------
@@ -422,7 +425,9 @@ def test_any_text_is_a_spec_or_a_spec_error(tmp_path: Path, text: str) -> None:
 
 
 @settings(deadline=None, max_examples=300)
-@given(st.dictionaries(st.sampled_from(["name", "sources", "sinks", "batch", "spark", "x"]), VALUES))
+@given(
+    st.dictionaries(st.sampled_from(["name", "sources", "operators", "sinks", "batch", "state", "spark", "x"]), VALUES)
+)
 def test_any_mapping_is_a_spec_or_a_spec_error(data: dict[str, Any]) -> None:
     with contextlib.suppress(SpecError):
         parse_spec(data)

@@ -14,6 +14,7 @@ from firnline.errors import SpecError
 from firnline.spec import models
 from firnline.spec.build import build_options
 from firnline.spec.loading import LoadedSpec, parse_spec
+from firnline.spec.operators import OwnOperatorConfig
 from firnline.spec.spark_keys import ALLOWED_KEYS, find_refusal
 
 MINIMAL: dict[str, Any] = {"name": "p", "sources": {"s": {"path": "in"}}, "sinks": [{"table": "out"}]}
@@ -28,7 +29,10 @@ PAIRS: list[tuple[type[Any], type[BaseModel]]] = [
     (options.StoreOptions, models.StoreConfig),
     (options.LocalTierOptions, models.LocalTierConfig),
     (options.RemoteTierOptions, models.RemoteTierConfig),
+    (options.TriggerOptions, models.TriggerConfig),
     (options.CheckpointOptions, models.CheckpointConfig),
+    (options.OperatorOptions, OwnOperatorConfig),
+    (options.StateOptions, models.StateConfig),
     (options.StagingOptions, models.StagingConfig),
     (options.PipelineOptions, models.PipelineSpec),
 ]
@@ -38,8 +42,13 @@ DIFFERENT = {  # where the spec and the core hold the same thing in another shap
     ("StoreOptions", "path"),  # which of the three is needed depends on the type
     ("StoreOptions", "uri"),
     ("StoreOptions", "dsn"),
-    ("PipelineOptions", "source"),
+    ("TriggerOptions", "event_time_ms"),  # a duration, `event_time`
+    ("CheckpointOptions", "keep_aborted_secs"),  # a duration, `keep_aborted`
+    ("CheckpointOptions", "trigger"),
+    ("PipelineOptions", "sources"),
     ("PipelineOptions", "sinks"),
+    ("PipelineOptions", "checkpoint"),
+    ("PipelineOptions", "operator_paths"),  # folders, never a key
 }
 
 
@@ -88,7 +97,7 @@ def test_every_dataclass_of_options_has_a_model() -> None:
 @pytest.mark.parametrize("model", [pair[1] for pair in PAIRS])
 def test_every_key_has_a_description_and_is_an_option(model: type[BaseModel]) -> None:
     made = next(made for made, other in PAIRS if other is model)
-    known = {field.name for field in dataclasses.fields(made)} | {"type", "sources"}
+    known = {field.name for field in dataclasses.fields(made)} | {"type", "sources", "event_time", "keep_aborted"}
     for name, field in model.model_fields.items():
         assert field.description, name
         assert (field.alias or name) in known
@@ -100,8 +109,8 @@ def test_a_minimal_spec_builds_the_default_options() -> None:
     built = build_options(parse_spec(MINIMAL, folder="/data"), environ={})
     assert built == options.PipelineOptions(
         name="p",
-        source=options.FileSourceOptions("s", "/data/in"),
-        sinks=(options.DeltaSinkOptions("delta-1", "/data/out"),),
+        sources=(options.FileSourceOptions("s", "/data/in"),),
+        sinks=(options.DeltaSinkOptions("delta-1", "/data/out", "s"),),
         checkpoint=options.CheckpointOptions(store=options.StoreOptions(path="/data/data/firnline_checkpoints")),
     )
 
@@ -113,7 +122,7 @@ def test_the_models_build_a_pipeline_in_python() -> None:
         sinks=(models.DeltaSinkConfig(table="/data/out"),),
     )
     built = build_options(LoadedSpec(spec, Path("/data")), environ={})
-    assert built.source.schema.evolution == "fail"
+    assert built.sources[0].schema.evolution == "fail"
     assert built.sinks[0].name == "delta-1"
 
 
@@ -131,7 +140,7 @@ def test_declared_columns_reach_the_options() -> None:
     fields = [{"name": "id", "type": "int64", "nullable": False}, {"name": "tags", "type": "list<string>"}]
     source = {"path": "in", "schema": {"fields": fields, "evolution": "rescue"}}
     built = build_options(parse_spec(minimal(sources={"s": source})), environ={})
-    assert built.source.schema == options.SchemaOptions(
+    assert built.sources[0].schema == options.SchemaOptions(
         (options.FieldOptions("id", "int64", False), options.FieldOptions("tags", "list<string>")), "rescue"
     )
 
@@ -157,7 +166,6 @@ def test_local_paths_start_at_the_folder(written: str, resolved: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sources": {"a": {"path": "x"}, "b": {"path": "y"}}}, "sources: only one source in this version, not 2"),
         ({"sources": {}}, "sources: must not be empty"),
         ({"sources": {"s": {"type": "kafka", "brokers": "x"}}},
          'sources.s.type: "kafka" is not in this version (known: files)'),

@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_references_are_read_when_the_options_are_built(folder: Path) -> None:
     built = load_options(environ=ENVIRON, cwd=folder)
-    assert built.source.storage_options == {
+    assert built.sources[0].storage_options == {
         "aws_access_key_id": "0123",
         "aws_secret_access_key": SECRET,
         "token": f"Bearer {SECRET}",
@@ -60,7 +60,7 @@ def test_no_form_of_the_spec_or_the_options_shows_a_secret(folder: Path) -> None
     shown += [
         str(loaded.spec.model_dump()),
         repr(dataclasses.asdict(built)),
-        repr(built.source),
+        repr(built.sources),
         repr(built.describe()),
     ]
     for text in shown:

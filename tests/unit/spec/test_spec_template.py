@@ -32,8 +32,8 @@ def load(folder: Path, text: str) -> PipelineOptions:
 def test_the_template_is_a_valid_spec_with_defaults(tmp_path: Path) -> None:
     assert load(tmp_path, render_template("orders")) == PipelineOptions(
         name="orders",
-        source=FileSourceOptions("orders", str(tmp_path / "in")),
-        sinks=(DeltaSinkOptions("delta-1", str(tmp_path / "out")),),
+        sources=(FileSourceOptions("orders", str(tmp_path / "in")),),
+        sinks=(DeltaSinkOptions("delta-1", str(tmp_path / "out"), "orders"),),
         checkpoint=CheckpointOptions(store=StoreOptions(path=str(tmp_path / "data" / "firnline_checkpoints"))),
     )
 
@@ -44,10 +44,10 @@ def test_every_commented_key_of_the_template_is_valid_and_shows_its_default(tmp_
     built = load(tmp_path, "\n".join(opened))
     assert built.batch == BatchOptions()
     assert built.restart == RestartOptions()
-    assert built.source.poll_interval_secs == 10
-    assert built.source.start_after == "2026-01-01T00:00:00Z"
-    assert [field.type for field in built.source.schema.fields] == ["int64", "decimal(18,2)"]
-    assert built.source.storage_options == {"aws_secret_access_key": "x"}
+    assert built.sources[0].poll_interval_secs == 10
+    assert built.sources[0].start_after == "2026-01-01T00:00:00Z"
+    assert [field.type for field in built.sources[0].schema.fields] == ["int64", "decimal(18,2)"]
+    assert built.sources[0].storage_options == {"aws_secret_access_key": "x"}
     assert built.spark == {"spark.master": "local[*]", "spark.driver.memory": "2g"}
     assert built.sinks[0].partition_by == ("month",)
 

@@ -61,6 +61,19 @@ def special_features(delta: DeltaTable) -> list[str]:
     return sorted(used)
 
 
+def find_removable(path: str) -> str | None:
+    """The path to give delta-rs so that its Remove action names exactly this one in the log; None when unsure.
+
+    delta-rs encodes what it is given, and a Remove under another spelling removes nothing: the rows would be there
+    twice. Letters, digits and `_.~=/-` stay as they are, and `%` becomes `%25`; nothing else is trusted.
+    """
+    plain = unquote(path)
+    if plain.replace("%", "%25") != path or plain.startswith("/") or "//" in plain or ".." in plain.split("/"):
+        return None
+    safe = all(c.isascii() and (c.isalnum() or c in "_.~=/-%") for c in plain)
+    return plain if safe else None
+
+
 def find_key(storage: Storage, path: str) -> tuple[str, int] | None:
     """The key and size of a file that the log names; None when it is not stored (any more)."""
     for key in dict.fromkeys((unquote(path), path)):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from firnline.checkpoint.codec import parse, short_number, unseal
-from firnline.checkpoint.ledger import Ledger, LedgerEntry, entry_name
+from firnline.checkpoint.ledger import JUMPS, Ledger, LedgerEntry, entry_name
 from firnline.checkpoint.model import Checkpoint
 from firnline.checkpoint.tiers import Tiers
 from firnline.errors import CheckpointLostError, DamagedError
@@ -134,6 +134,8 @@ def _rebuild(
         previous = EntryRef.from_json(body["previous"]) if body["previous"] else None
         if previous is not None and previous.epoch != ref.epoch - 1:
             return None  # this part of the entry is damaged too
+        if body["kind"] in JUMPS:
+            return None  # what a jump did follows from no input
         damaged = body["checkpoint"]
         before = _checkpoint_before(log, ledger, pipeline, version, previous)
         if before is None:

@@ -15,6 +15,7 @@ from firnline.checkpoint.tiers import Tiers
 from firnline.errors import (
     CommitConflictError,
     CommitUnknownError,
+    ConfigError,
     FencedError,
     SchemaError,
     SinkError,
@@ -27,6 +28,7 @@ from firnline.sinks.delta.jump import Effect, ReplaceRows, apply_effect
 from firnline.sinks.delta.log import DeltaLog, encode_blizzard
 from firnline.sinks.delta.recovery import Replay, find_checkpoint
 from firnline.sinks.delta.table import CREATED_WITH, Table
+from firnline.sinks.delta.upsert_stage import CHANGES
 from firnline.storage import Storage, open_storage
 from firnline.types import Clock, Delivery, EntryRef, Json, Receipt
 
@@ -299,6 +301,11 @@ class DeltaSink(Sink):
         return bool(missing)
 
     def _append(self, commit: EpochCommit) -> int:
+        if any(file.get("kind") == CHANGES for file in commit.files):
+            raise ConfigError(
+                f"epoch {commit.checkpoint.epoch} of {self.name} was made of changes, and the spec says append",
+                hint="Set write: upsert and the key again until the sink is level.",
+            )
         txns, expiring = self._transactions(commit)
         return self._table.append("delta.commit", commit.files, self._commit_info(commit), txns, expiring)
 
@@ -425,6 +432,9 @@ class DeltaSink(Sink):
             "storage_options": dict(self._options.storage_options),
             "partition_by": list(self._options.partition_by),
             "file_size_mb": self._options.file_size_mb,
+            "write": self._options.write,
+            "key": list(self._options.key),
+            "pipeline": self._pipeline,
         }
 
     def maintain(self) -> None:

@@ -61,6 +61,7 @@ class ParquetStager:
         self._attempt = attempt
         self._partitions: dict[tuple[str | None, ...], _Partition] = {}
         self._staged: list[dict[str, Json]] = []
+        self._home = ""  # the folder, below the table's root, that all files lie in
         self.full_files = 0  # files that reached their size
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -70,6 +71,11 @@ class ParquetStager:
         else:
             for key, rows in _split(batch, self._partition_by):
                 self._gather(key, rows, dict(zip(self._partition_by, key, strict=True)))
+        self._relieve()
+
+    def write_to(self, values: dict[str, str | None], batch: pa.RecordBatch) -> None:
+        """Take rows, without partition columns, of the partition that has these values."""
+        self._gather(tuple(values.values()), batch, values)
         self._relieve()
 
     def close(self) -> list[dict[str, Json]]:
@@ -93,6 +99,8 @@ class ParquetStager:
         self._staged.clear()
 
     def _gather(self, key: tuple[str | None, ...], rows: pa.RecordBatch, values: dict[str, str | None]) -> None:
+        if not rows.num_rows:
+            return
         partition = self._partitions.get(key)
         if partition is None:
             partition = _Partition(values, "/".join(partition_folder(n, v) for n, v in values.items()))
@@ -132,7 +140,7 @@ class ParquetStager:
 
     def _open(self, partition: _Partition, table: pa.Table) -> _OpenFile:
         name = f"{self._attempt}-{uuid.uuid4().hex}.parquet"
-        key = f"{partition.folder}/{name}" if partition.folder else name
+        key = "/".join(part for part in (self._home, partition.folder, name) if part)
         fault_point("stage.file.before")
         stream = _Counted(self._storage.create(key))
         writer = pq.ParquetWriter(stream, table.schema, use_dictionary=repetitive_columns(table), **PARQUET)

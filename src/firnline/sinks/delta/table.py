@@ -153,6 +153,19 @@ class Table:
         mode: Literal["append", "overwrite"] = "overwrite" if replace else "append"
         return self.transact(point, [add_action(f) for f in files], _properties(info, txns, expiring), mode)
 
+    def exchange(
+        self,
+        point: str,
+        removed: Sequence[RemoveAction],
+        files: Sequence[dict[str, Json]],
+        info: Json,
+        txns: Mapping[str, int],
+        expiring: Mapping[str, int],
+    ) -> int:
+        """Commit files in the place of others, with transaction ids, onto the version that was read."""
+        properties = _properties(info, txns, expiring, isBlindAppend=False)
+        return self.transact(point, [*removed, *(add_action(f) for f in files)], properties)
+
     def restore(
         self, point: str, to_version: int, info: Json, txns: Mapping[str, int], expiring: Mapping[str, int]
     ) -> int:
@@ -243,8 +256,12 @@ def add_action(file: dict[str, Json], *, data_change: bool = True) -> AddAction:
     )
 
 
-def _properties(info: Json, txns: Mapping[str, int], expiring: Mapping[str, int] | None = None) -> CommitProperties:
+def _properties(
+    info: Json, txns: Mapping[str, int], expiring: Mapping[str, int] | None = None, **facts: Json
+) -> CommitProperties:
     transactions = [Transaction(app_id, version) for app_id, version in txns.items()]
     for app_id, at_ms in (expiring or {}).items():
         transactions.append(Transaction(app_id, txns[next(iter(txns))], at_ms))
-    return CommitProperties(custom_metadata={INFO_KEY: info}, max_commit_retries=0, app_transactions=transactions)
+    return CommitProperties(
+        custom_metadata={INFO_KEY: info, **facts}, max_commit_retries=0, app_transactions=transactions
+    )

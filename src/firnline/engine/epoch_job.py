@@ -1,0 +1,354 @@
+"""The jobs of one epoch: read every source, run SQL, fold rows into state; in the order of the graph.
+
+Each job hands its rows to the next by exchange files. Nothing here is true yet: what comes out are staged files and
+state files that no commit names.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from firnline.engine.dataflow import Dataflow, Ranges, sql_edge
+from firnline.engine.engine import Engine, SqlJob, SqlOutput
+from firnline.engine.exchange import Exchanged
+from firnline.engine.flight import Base
+from firnline.engine.folding import Folded, FoldJob, take_folded
+from firnline.engine.orders import Context, Produced
+from firnline.engine.parts import Parts
+from firnline.engine.pings import ping_path, watching
+from firnline.engine.reading import exchanged, read_sources
+from firnline.engine.watermarks import Watermarks
+from firnline.errors import EngineError, WorkerLostError
+from firnline.graph import resolve_port
+from firnline.operators.base import MAIN, Operator
+from firnline.operators.loading import build_operator
+from firnline.options import OperatorOptions
+from firnline.schema import schema_to_json
+from firnline.sources.group import EpochPlan
+from firnline.state.home import StateHome
+from firnline.state.keys import shard_ranges
+from firnline.state.manifest import checkpoint_id
+from firnline.state.refs import OperatorState
+from firnline.state.rescale import rescale
+from firnline.storage import LocalStorage, open_storage
+from firnline.types import Json
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """What is to be run: an epoch as it was planned, or, to catch up on state, as the ledger recorded it."""
+
+    epoch: int
+    attempt: str
+    epoch_time: str
+    plan: EpochPlan
+    begin: Callable[[Worked], frozenset[str]] | None = None  # before the last fold: whose state is checkpointed
+    skip: frozenset[str] = frozenset()  # operators that hold the epoch already
+    replay: bool = False  # state only: nothing is staged for sinks
+
+
+@dataclass(slots=True)
+class Worked:
+    """What the jobs of an epoch gave."""
+
+    produced: Produced
+    state: dict[str, OperatorState]
+    watermarks: Watermarks
+    operators: dict[str, Folded] = field(default_factory=dict)  # what each stateful operator did
+    snapshots: dict[str, Json] = field(default_factory=dict)  # references, once a checkpoint of the state is complete
+    built: dict[str, Operator] = field(default_factory=dict)  # those whose columns are known
+
+
+class EpochJob:
+    """Runs the jobs of epochs, one epoch at a time."""
+
+    def __init__(self, parts: Parts, engine: Engine, flow: Dataflow, home: StateHome) -> None:
+        self._parts = parts
+        self._engine = engine
+        self._flow = flow
+        self.home = home
+
+    def run(self, task: Task, base: Base, ranges: Ranges) -> Worked:
+        """Run an epoch on `base`.
+
+        Raises:
+            EngineError: Spark failed; repeating is safe.
+            FirnlineError: what a task itself raised.
+        """
+        place = self._place(task.attempt)
+        state = {name: rescale(found, ranges) for name, found in base.state.items()}
+        run = _Run(self, task, base, ranges, place, state)
+        try:
+            return run.perform()
+        finally:
+            if self._flow.operators:
+                self._sweep(place)
+
+    def _place(self, attempt: str) -> dict[str, Json]:
+        """Where rows on their way are put: every worker reaches the deciding table."""
+        deciding = self._parts.options.deciding
+        return {
+            "root": self._parts.storage.root,
+            "storage_options": dict(deciding.storage_options),
+            "folder": f"_firnline/{self._parts.options.name}/exchange/{attempt}",
+        }
+
+    def _sweep(self, place: dict[str, Json]) -> None:
+        """Let go of an attempt's rows on their way. What a kill leaves behind goes when the next run begins."""
+        storage = open_storage(place["root"], place["storage_options"])
+        if isinstance(storage, LocalStorage):
+            shutil.rmtree(storage.path_of(place["folder"]), ignore_errors=True)
+            return
+        for stat in list(storage.list(place["folder"])):
+            storage.delete(f"{place['folder']}/{stat.name.rsplit('/', 1)[-1]}")
+
+
+@dataclass(slots=True)
+class _Run:
+    """One epoch on its way through the graph."""
+
+    job: EpochJob
+    task: Task
+    base: Base
+    ranges: Ranges
+    place: dict[str, Json]
+    state: dict[str, OperatorState]
+    edges: dict[str, Exchanged] = field(default_factory=dict)  # what was handed on, by the name of the edge
+    columns: dict[str, pa.Schema] = field(default_factory=dict)  # of what comes out of each port
+    views: dict[str, str] = field(default_factory=dict)  # SQL operators whose rows are only needed by SQL
+
+    def perform(self) -> Worked:
+        parts, flow = self.job._parts, self.job._flow
+        contexts = self._contexts()
+        produced, reports = read_sources(self.job._engine, self.task.plan, contexts)
+        self.edges = exchanged(reports, contexts)
+        for source in parts.sources.names:
+            found = produced.columns.get(source) or self.base.columns.get(source)
+            if found is not None:
+                self.columns[source] = found
+        worked = Worked(produced, self.state, self.base.watermarks)
+        last = flow.stateful[-1].name if flow.stateful else ""
+        for operator in flow.operators:
+            if operator.is_sql:
+                self._run_sql(operator, produced)
+            else:
+                self._fold(operator, worked, finish=operator.name == last)
+        if not self.task.replay:
+            for sink in parts.sinks:
+                produced.staged.setdefault(sink.name, [])
+        return worked
+
+    def _contexts(self) -> dict[str, Context]:
+        parts, task = self.job._parts, self.task
+        quarantine = {
+            "root": parts.storage.root,
+            "storage_options": dict(parts.options.deciding.storage_options),
+            "folder": f"_firnline/{parts.options.name}/quarantine",
+        }
+        return {
+            one.name: Context(
+                epoch=task.epoch,
+                attempt=task.attempt,
+                options=one,
+                root=parts.sources[one.name].root,
+                targets=self._targets(one.name),
+                quarantine=quarantine,
+                base=self.base.columns.get(one.name),
+                edges=self.job._flow.edges_of(one.name, self.ranges),
+                exchange=self.place,
+                replay=task.replay,
+            )
+            for one in parts.options.sources
+        }
+
+    def _targets(self, port: str) -> list[dict[str, Json]]:
+        if self.task.replay:
+            return []
+        return [self.job._parts.sink(name).stage_target() for name in self.job._flow.sinks_of(port)]
+
+    # -- SQL ------------------------------------------------------------------------------------------
+
+    def _run_sql(self, operator: OperatorOptions, produced: Produced) -> None:
+        """Run a query whose rows a sink or a stateful operator needs; one that only SQL reads becomes a view there."""
+        from firnline.sql import bind_epoch_time, bind_tables  # loads a parser that most pipelines do not need
+
+        flow = self.job._flow
+        named = {port: view_name(port) for port in operator.inputs}
+        query = bind_epoch_time(str(operator.settings["query"]), self.task.epoch_time)
+        self.views[operator.name] = bind_tables(query, named)
+        targets = self._targets(operator.name)
+        edges = [edge for edge in flow.edges_of(operator.name, self.ranges) if edge.ranges]
+        if not targets and not edges:
+            return
+        views = {port: self._view(port) for port in self._inputs_of(operator)}
+        job = SqlJob(
+            tables={view_name(port): table for port, table in views.items() if table is not None},
+            views={view_name(n): text for n, text in self.views.items() if n in self._upstream(operator)},
+            query=self.views[operator.name],
+            output=SqlOutput(self.task.attempt, targets, [e.to_json() for e in edges], self.place),
+        )
+        if any(table is None for table in views.values()):
+            return  # a source that never gave a row has no columns yet: there is nothing to query
+        schema, reports = self.job._engine.run_sql(self.task.attempt, job)
+        self.columns[operator.name] = schema
+        for edge in edges:
+            self.edges[edge.name] = Exchanged.collect(reports, edge.name)
+        for target in targets:
+            files = [file for report in reports for file in report["staged"][target["sink"]]]
+            produced.stage({target["sink"]: files}, {target["sink"]: sink_columns(schema, target)})
+
+    def _inputs_of(self, operator: OperatorOptions) -> list[str]:
+        """The sources and ports that a query reads, directly or through other queries."""
+        found: dict[str, None] = {}
+        for port in operator.inputs:
+            upstream = next((o for o in self.job._flow.operators if o.name == port and o.is_sql), None)
+            if upstream is None:
+                found[port] = None
+            else:
+                found |= dict.fromkeys(self._inputs_of(upstream))
+        return list(found)
+
+    def _upstream(self, operator: OperatorOptions) -> set[str]:
+        """The queries that a query reads, directly or through others."""
+        found: set[str] = set()
+        for port in operator.inputs:
+            upstream = next((o for o in self.job._flow.operators if o.name == port and o.is_sql), None)
+            if upstream is not None:
+                found |= {upstream.name, *self._upstream(upstream)}
+        return found
+
+    def _view(self, port: str) -> dict[str, Json] | None:
+        """The rows of a port as a query finds them; None while its columns are not known."""
+        if port not in self.columns:
+            return None
+        files = self.edges.get(sql_edge(port), Exchanged()).files
+        return {"place": self.place, "files": files, "schema": schema_to_json(self.columns[port])}
+
+    # -- state ----------------------------------------------------------------------------------------
+
+    def _fold(self, options: OperatorOptions, worked: Worked, *, finish: bool) -> None:
+        """Fold what came for one operator into its state, one task per shard."""
+        if options.name in self.task.skip:
+            return
+        task, parts = self.task, self.job._parts
+        before = self.base.watermarks.of(options.name)
+        latest = {port: found.latest for port, found in self._inputs(options).items() if found.latest is not None}
+        operator = self._build(options)
+        after = before.advance(latest, operator.delay_us) if operator else before
+        worked.watermarks = worked.watermarks.set(options.name, after)
+        if operator is not None:
+            worked.built[options.name] = operator
+        due = task.begin(worked) if finish and task.begin is not None else frozenset[str]()
+        ports = {port: self._port(options, port) for port in self.job._flow.ports_of(options)}
+        job = FoldJob(
+            pipeline=parts.options.name,
+            epoch=task.epoch,
+            attempt=task.attempt,
+            epoch_time=task.epoch_time,
+            options=options,
+            operator_paths=parts.options.operator_paths,
+            inputs=self._inputs(options),
+            schemas=operator.inputs if operator is not None else None,
+            exchange=self.place,
+            home=self.job.home.to_json(),
+            folder=checkpoint_id(task.epoch, task.attempt),
+            ranges=self.ranges,
+            key_groups=self.job._flow.key_groups,
+            late_before=before.at,
+            watermark=after.at,
+            ports=ports,
+            state=self._state_of(worked, options.name),
+            others={n: self._state_of(worked, n) for n in due if n != options.name} if due else None,
+            listed=options.name in due,
+            ping_seconds=parts.options.state.worker_ping_secs,
+        )
+        orders = job.orders()
+        reports = self._run_watched(options.name, orders)
+        folded = take_folded(reports, self.ranges, task.epoch)
+        worked.operators[options.name] = folded
+        worked.state = {**worked.state, options.name: folded.state}
+        if operator is not None:
+            for port in ports:
+                self._take_output(options, operator, port, reports, worked.produced)
+        logger.debug("folded", extra={"operator": options.name, "rows": folded.rows, "pipeline": parts.options.name})
+
+    def _run_watched(self, operator: str, orders: list[dict[str, Json]]) -> list[dict[str, Json]]:
+        """Run the shards' tasks; one that hangs is given up, with the job that waits for it."""
+        options, attempt = self.job._parts.options, self.task.attempt
+        silent: list[str] = []
+
+        def lost(shard: int, seconds: float) -> None:
+            silent.append(f"shard {shard} of operator {operator!r} was silent for {seconds:.1f} s")
+            self.job._engine.cancel(attempt)
+
+        paths = {int(order["shard"]): ping_path(self.place, operator, int(order["shard"])) for order in orders}
+        timeout = options.checkpoint.timeout_ms / 1000
+        with watching(paths, options.state.worker_ping_secs, lost):
+            try:
+                return self.job._engine.run(attempt, orders, timeout)
+            except EngineError as error:
+                if silent:
+                    raise WorkerLostError(silent[0]) from error
+                raise
+
+    def _state_of(self, worked: Worked, operator: str) -> OperatorState:
+        return worked.state.get(operator) or OperatorState(0)
+
+    def _inputs(self, options: OperatorOptions) -> dict[str, Exchanged]:
+        return {port: self.edges.get(f"{options.name}<{port}", Exchanged()) for port in options.inputs}
+
+    def _build(self, options: OperatorOptions) -> Operator | None:
+        """The operator for the columns that its inputs have now; None while no input has any."""
+        known = {port: self.columns[port] for port in options.inputs if port in self.columns}
+        if not known:
+            return None
+        first = next(iter(known.values()))
+        wanted = [*(options.settings.get("keys") or ()), options.settings.get("time")]
+        alike = pa.schema([field for field in first if field.name in wanted])  # an input that never gave a row
+        inputs = {port: known.get(port, alike) for port in options.inputs}
+        return build_operator(options, inputs, self.job._parts.options.operator_paths)
+
+    def _port(self, options: OperatorOptions, port: str) -> dict[str, Json]:
+        edges = self.job._flow.edges_of(port, self.ranges)
+        return {"targets": self._targets(port), "edges": [edge.to_json() for edge in edges]}
+
+    def _take_output(
+        self,
+        options: OperatorOptions,
+        operator: Operator,
+        port: str,
+        reports: list[dict[str, Json]],
+        produced: Produced,
+    ) -> None:
+        name = resolve_port(port, [options.name])[1] or MAIN
+        schema = operator.output_schema(name)
+        self.columns[port] = schema
+        for edge in self.job._flow.edges_of(port, self.ranges):
+            self.edges[edge.name] = Exchanged.collect(reports, edge.name)
+        for target in self._targets(port):
+            files = [file for report in reports for file in report["staged"].get(target["sink"], [])]
+            produced.stage({target["sink"]: files}, {target["sink"]: sink_columns(schema, target)})
+
+
+def sink_columns(schema: pa.Schema, target: Mapping[str, Json]) -> pa.Schema:
+    """The columns that a table gets of rows with these: an upsert leaves out what only says how they changed."""
+    if target.get("write") != "upsert":
+        return schema
+    return pa.schema([field for field in schema if field.name not in ("_op", "_sequence", "_before")])
+
+
+def view_name(port: str) -> str:
+    """What a query finds the rows of a port under: Spark takes no dots and no hyphens in the names of views."""
+    return f"firnline_{port.encode().hex()}"
+
+
+def even_ranges(key_groups: int, shards: int) -> Ranges:
+    """The key groups of each shard."""
+    return tuple((first, last) for first, last in shard_ranges(key_groups, shards))

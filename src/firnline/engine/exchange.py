@@ -1,0 +1,202 @@
+"""Rows on their way from one job of an epoch to the next: Arrow files, dealt out to shards where a key decides.
+
+The tasks of one job write them, the tasks of the next map them; no row passes through the JVM. They belong to one
+attempt, live as long as its epoch runs, and are never durable: a lost one makes the epoch run again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from firnline.errors import EngineError
+from firnline.operators.columns import micros
+from firnline.schema import schema_from_json
+from firnline.state.keys import encode_keys, key_groups_of, shard_of
+from firnline.storage import LocalStorage, open_storage
+from firnline.types import Json
+
+FLUSH_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """What one job hands to the next. Without `ranges` the rows are not dealt out."""
+
+    name: str  # the consumer, and what it calls this input
+    keys: tuple[str, ...] = ()
+    ranges: tuple[tuple[int, int], ...] = ()  # key groups of each shard
+    groups: int = 0  # key groups in all
+    time: str = ""  # the column of event time, where there is one
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "name": self.name,
+            "keys": list(self.keys),
+            "ranges": [list(r) for r in self.ranges],
+            "groups": self.groups,
+            "time": self.time,
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> Edge:
+        ranges = tuple((int(a), int(b)) for a, b in value["ranges"])
+        return cls(str(value["name"]), tuple(value["keys"]), ranges, int(value["groups"]), str(value["time"]))
+
+
+@dataclass(slots=True)
+class ExchangeWriter:
+    """Writes the rows of one task for one edge. Rows keep their order within each shard."""
+
+    edge: Edge
+    place: dict[str, Json]  # root, storage options and folder
+    _held: list[pa.RecordBatch] = field(default_factory=list)
+    _held_bytes: int = 0
+    _rows: int = 0
+    _latest: int | None = None
+    _files: list[dict[str, Json]] = field(default_factory=list)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take rows; they can be read only after `close`."""
+        if batch.num_rows == 0:
+            return
+        if self._held and not self._held[0].schema.equals(batch.schema):
+            self._flush()
+        self._held.append(batch)
+        self._held_bytes += batch.nbytes
+        if self._held_bytes >= FLUSH_BYTES:
+            self._flush()
+
+    def close(self) -> dict[str, Json]:
+        """Write what is held and say where everything lies."""
+        self._flush()
+        return {"files": self._files, "rows": self._rows, "latest": self._latest}
+
+    def _flush(self) -> None:
+        if not self._held:
+            return
+        table = pa.Table.from_batches(self._held).combine_chunks()
+        self._held, self._held_bytes = [], 0
+        self._rows += table.num_rows
+        if self.edge.time in table.column_names:
+            self._note_latest(table.column(self.edge.time))
+        counts: list[int] | None = None
+        if self.edge.ranges:
+            table, counts = self._deal(table)
+        self._files.append(self._put(table, counts))
+
+    def _note_latest(self, times: pa.ChunkedArray) -> None:
+        values, there = micros(times)
+        if there.any():
+            found = int(values[there].max())
+            self._latest = found if self._latest is None else max(self._latest, found)
+
+    def _deal(self, table: pa.Table) -> tuple[pa.Table, list[int]]:
+        """The rows sorted by shard, and how many each shard has."""
+        keys = encode_keys(select_keys(table, self.edge.keys), table.num_rows)
+        groups = key_groups_of(keys, self.edge.groups)
+        shards = shard_of(groups, self.edge.ranges)
+        counts = np.bincount(shards, minlength=len(self.edge.ranges))
+        if np.count_nonzero(counts) > 1:
+            table = table.take(pa.array(np.argsort(shards, kind="stable")))
+        return table, [int(n) for n in counts]
+
+    def _put(self, table: pa.Table, counts: Sequence[int] | None) -> dict[str, Json]:
+        key = f"{self.place['folder']}/{uuid.uuid4().hex}.arrow"
+        numbers: dict[str, int] = {}
+        with open_volatile(self.place, key) as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            at = 0
+            for shard, count in enumerate(counts if counts is not None else [table.num_rows]):
+                if count:
+                    numbers[str(shard)] = len(numbers)
+                    writer.write_table(table.slice(at, count))
+                at += count
+        return {"key": key, "shards": numbers, "rows": table.num_rows}
+
+
+@contextlib.contextmanager
+def open_volatile(place: Mapping[str, Json], key: str) -> Iterator[Any]:
+    """A file that need not outlive the epoch: on a local disk nobody waits for it to get there."""
+    storage = open_storage(str(place["root"]), place["storage_options"])
+    if isinstance(storage, LocalStorage):
+        path = storage.path_of(key)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with pa.OSFile(path, "wb") as stream:
+            yield stream
+    else:
+        held = pa.BufferOutputStream()
+        yield held
+        storage.put(key, held.getvalue().to_pybytes())
+
+
+def select_keys(table: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """The key columns; one that no record has is null."""
+    columns = [
+        table.column(key) if key in table.column_names else pa.chunked_array([pa.nulls(table.num_rows, pa.string())])
+        for key in keys
+    ]
+    return pa.table(columns, names=list(keys)) if keys else table.select([])
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """What the tasks of a job wrote for one edge, in the order of the tasks."""
+
+    files: list[dict[str, Json]] = field(default_factory=list)
+    rows: int = 0
+    latest: int | None = None
+
+    @classmethod
+    def collect(cls, reports: Iterable[dict[str, Json]], edge: str) -> Exchanged:
+        """Add up what the reports of a job say of an edge."""
+        found = [r["exchanged"][edge] for r in reports if edge in r.get("exchanged", {})]
+        latest = [int(f["latest"]) for f in found if f["latest"] is not None]
+        return cls(
+            [file for f in found for file in f["files"]],
+            sum(int(f["rows"]) for f in found),
+            max(latest) if latest else None,
+        )
+
+
+def read_exchange(
+    place: Mapping[str, Json], files: Sequence[dict[str, Json]], schema: list[dict[str, Json]], shard: int = 0
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one shard (or all of an edge that is not dealt out), with exactly the columns of `schema`."""
+    columns = schema_from_json(schema)
+    storage = open_storage(str(place["root"]), place["storage_options"])
+    for file in files:
+        number = file["shards"].get(str(shard))
+        if number is None:
+            continue
+        try:
+            source = (
+                pa.memory_map(storage.path_of(file["key"]))
+                if isinstance(storage, LocalStorage)
+                else pa.BufferReader(storage.get(file["key"]))
+            )
+            batch = pa.ipc.open_file(source).get_batch(int(number))
+        except (OSError, pa.ArrowInvalid) as error:
+            raise EngineError(f"rows on their way to the next job are gone: {error}") from error
+        yield fit(batch, columns)
+
+
+def fit(batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
+    """The batch with exactly these columns: a missing one is null, a narrower one is widened."""
+    if batch.schema.equals(columns):
+        return batch
+    arrays = []
+    for column in columns:
+        index = batch.schema.get_field_index(column.name)
+        if index < 0:
+            arrays.append(pa.nulls(batch.num_rows, column.type))
+        else:
+            found = batch.column(index)
+            arrays.append(found if found.type == column.type else found.cast(column.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=columns)

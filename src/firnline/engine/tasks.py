@@ -1,0 +1,26 @@
+"""What a worker does with an order, by its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from firnline.engine.fold_task import run_fold
+from firnline.engine.task import run_task
+from firnline.errors import EngineError
+from firnline.sinks.delta.rewrite import run_rewrite
+from firnline.types import Json
+
+KINDS: dict[str, Callable[[dict[str, Json]], dict[str, Json]]] = {
+    "read": run_task,
+    "fold": run_fold,
+    "rewrite": run_rewrite,
+}
+
+
+def run_order(order: dict[str, Json]) -> dict[str, Json]:
+    """Perform an order and report; plain JSON both ways."""
+    try:
+        perform = KINDS[order["kind"]]
+    except KeyError as error:
+        raise EngineError(f"a worker got an order it does not know: {error}") from error
+    return perform(order)

@@ -1,0 +1,52 @@
+"""Watermarks: how far event time has come in each operator. Pure; part of the checkpoint, and never going back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from firnline.types import Json
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """Of one operator: the latest event time of every input that gave rows, and what follows from it (microseconds)."""
+
+    inputs: Mapping[str, int] = field(default_factory=dict)
+    at: int | None = None
+
+    def advance(self, latest: Mapping[str, int], delay_us: int) -> Watermark:
+        """After rows whose latest times are these. The slowest input that ever gave rows holds it back."""
+        inputs = dict(self.inputs)
+        for name, time in latest.items():
+            inputs[name] = max(time, inputs.get(name, time))
+        if not inputs:
+            return self
+        reached = min(inputs.values()) - delay_us
+        return Watermark(inputs, reached if self.at is None else max(self.at, reached))
+
+
+@dataclass(frozen=True, slots=True)
+class Watermarks:
+    """Of all operators, by name."""
+
+    operators: Mapping[str, Watermark] = field(default_factory=dict)
+
+    def of(self, operator: str) -> Watermark:
+        return self.operators.get(operator, Watermark())
+
+    def set(self, operator: str, watermark: Watermark) -> Watermarks:
+        return replace(self, operators={**self.operators, operator: watermark})
+
+    def to_json(self) -> dict[str, Json]:
+        return {name: {"at": w.at, "inputs": dict(w.inputs)} for name, w in self.operators.items()}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Json]) -> Watermarks:
+        """Read what a checkpoint holds."""
+        found = {}
+        for name, one in value.items():
+            at = one["at"]
+            inputs = {str(k): int(v) for k, v in one["inputs"].items()}
+            found[str(name)] = Watermark(inputs, None if at is None else int(at))
+        return cls(found)

@@ -1,0 +1,187 @@
+"""The graph of a pipeline: which sources, operators and sinks read from which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from firnline.errors import ConfigError
+from firnline.options import DeltaSinkOptions, OperatorOptions, PipelineOptions
+
+Kind = Literal["source", "operator", "sink"]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A source, an operator or a sink, and what it reads: names, or ports like `totals.late`."""
+
+    kind: Kind
+    name: str
+    type: str
+    inputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Rows that go from a port of one node to another node. A source and a sink may share a name."""
+
+    source: Node
+    port: str  # empty: the main one
+    target: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Sources, operators and sinks, each in the order of the spec, and the edges between them."""
+
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+
+
+def graph_of(options: PipelineOptions) -> Graph:
+    """Return the graph of a pipeline.
+
+    Raises:
+        ConfigError: an input names nothing.
+    """
+    givers = {
+        **{s.name: Node("source", s.name, "files") for s in options.sources},
+        **{o.name: Node("operator", o.name, o.type, o.inputs) for o in options.operators},
+    }
+    sinks = [Node("sink", s.name, "delta", (sink_input(options, s),)) for s in options.sinks]
+    nodes = (*givers.values(), *sinks)
+    edges = []
+    for node in nodes:
+        for text in node.inputs:
+            name, port = resolve_port(text, givers)
+            if name not in givers:
+                raise ConfigError(f'{node.kind} "{node.name}" reads "{text}", which is no source and no operator')
+            edges.append(Edge(givers[name], port, node))
+    return Graph(nodes, tuple(edges))
+
+
+def split_port(text: str) -> tuple[str, str]:
+    """Return name and port of what an input names: `totals.late` is port `late` of `totals`."""
+    name, dot, port = text.rpartition(".")
+    return (name, port) if dot else (text, "")
+
+
+def resolve_port(text: str, names: Mapping[str, object] | Sequence[str]) -> tuple[str, str]:
+    """Return name and port of an input, where `names` may hold dots: a whole name wins."""
+    return (text, "") if text in names else split_port(text)
+
+
+def sink_input(options: PipelineOptions, sink: DeltaSinkOptions) -> str:
+    """Return what a sink reads; without `input`, the only one that it can be.
+
+    Raises:
+        ConfigError: there are several.
+    """
+    if sink.input:
+        return sink.input
+    reads = {o.name: o.inputs for o in options.operators}
+    found = default_inputs([s.name for s in options.sources], reads)
+    if len(found) == 1:
+        return found[0]
+    raise ConfigError(f'sink "{sink.name}" needs an input: one of {", ".join(found)}')
+
+
+def default_inputs(sources: Sequence[str], reads: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return what a sink without `input` may mean: operators that no operator reads, else the sources.
+
+    `reads` has the inputs of every operator.
+    """
+    names = [*sources, *reads]
+    taken = {resolve_port(text, names)[0] for inputs in reads.values() for text in inputs}
+    return [name for name in reads if name not in taken] if reads else list(sources)
+
+
+def output_key(operator: OperatorOptions) -> tuple[str, ...]:
+    """Return the columns that identify a row of a built-in operator's answer; empty when it has none."""
+    keys = tuple(str(key) for key in operator.settings.get("keys") or ())
+    match operator.type:
+        case "aggregate":
+            return (*keys, "window_start") if operator.settings.get("window") else keys
+        case "correlate":
+            return (*keys, "alert_start")
+    return ()
+
+
+def topological(options: PipelineOptions) -> list[OperatorOptions]:
+    """Return the operators so that each comes after those it reads; else in the order of the spec.
+
+    Raises:
+        ConfigError: operators read each other in a circle.
+    """
+    by_name = {o.name: o for o in options.operators}
+    reads = {o.name: operators_read(o.inputs, by_name) for o in options.operators}
+    order = sort_operators(reads)
+    if len(order) < len(reads):
+        raise ConfigError(f"operators read each other in a circle: {' -> '.join(find_cycle(reads) or ())}")
+    return [by_name[name] for name in order]
+
+
+def operators_read(inputs: Sequence[str], operators: Mapping[str, object]) -> list[str]:
+    """Return the operators among these inputs, each once."""
+    return list(dict.fromkeys(name for text in inputs if (name := resolve_port(text, operators)[0]) in operators))
+
+
+def sort_operators(reads: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the names so that each follows those it reads; what a circle keeps from that is left out."""
+    order: list[str] = []
+    while ready := next((n for n in reads if n not in order and all(r in order for r in reads[n])), None):
+        order.append(ready)
+    return order
+
+
+def find_cycle(reads: Mapping[str, Sequence[str]]) -> list[str] | None:
+    """Return a circle in the direction of the rows, the first name again at its end; None when there is none."""
+    stuck = [name for name in reads if name not in set(sort_operators(reads))]
+    if not stuck:
+        return None
+    # Every stuck operator reads another stuck one, so walking back must meet a name twice.
+    walk = [stuck[0]]
+    while walk[-1] not in walk[:-1]:
+        walk.append(next(r for r in reads[walk[-1]] if r in stuck))
+    circle = walk[walk.index(walk[-1]) :][::-1]
+    first = min(range(len(circle) - 1), key=lambda i: stuck.index(circle[i]))
+    return [*circle[first:-1], *circle[:first], circle[first]]
+
+
+def consumers(options: PipelineOptions, name: str) -> list[Node]:
+    """Return the operators and sinks that read a source, an operator's main output or (`totals.late`) a port."""
+    graph = graph_of(options)
+    wanted = resolve_port(name, [n.name for n in graph.nodes if n.kind != "sink"])
+    return [e.target for e in graph.edges if (e.source.name, e.port) == wanted]
+
+
+def downstream(options: PipelineOptions, name: str) -> list[Node]:
+    """Return every operator and sink that rows of a source or operator can reach, over all its ports."""
+    graph = graph_of(options)
+    reached = {name}
+    for operator in topological(options):
+        if any(e.source.name in reached for e in graph.edges if e.target.name == operator.name):
+            reached.add(operator.name)
+    found = {e.target for e in graph.edges if e.source.name in reached}
+    return [node for node in graph.nodes if node in found]
+
+
+def upstream(options: PipelineOptions, name: str) -> list[Node]:
+    """Return every source and operator whose rows can reach an operator or one of its ports."""
+    graph = graph_of(options)
+    by_name = {n.name: n for n in graph.nodes if n.kind != "sink"}
+    waiting, found = [resolve_port(name, by_name)[0]], set()
+    while waiting:
+        node = by_name[waiting.pop()]
+        for text in node.inputs:
+            source = resolve_port(text, by_name)[0]
+            if source not in found:
+                found.add(source)
+                waiting.append(source)
+    return [node for node in graph.nodes if node.kind != "sink" and node.name in found]
+
+
+def stateful(options: PipelineOptions) -> list[OperatorOptions]:
+    """Return the operators that keep state, in topological order."""
+    return [operator for operator in topological(options) if not operator.is_sql]

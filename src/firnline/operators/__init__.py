@@ -1,0 +1,1 @@
+"""Operators: what stands between sources and sinks and remembers."""

@@ -1,0 +1,172 @@
+"""Builds operators from the spec's options; users' own classes come only from the folders that are allowed."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import keyword
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from types import ModuleType
+
+import pyarrow as pa
+
+from firnline.errors import ConfigError, FirnlineError
+from firnline.operators.base import MAIN, Operator
+from firnline.operators.columns import check_names, check_time, get_keys, suggest
+from firnline.options import OperatorOptions
+
+BUILT_IN = ("aggregate", "deduplicate", "correlate")
+
+
+def build_operator(options: OperatorOptions, inputs: Mapping[str, pa.Schema], paths: Sequence[str]) -> Operator:
+    """Return the operator that the options ask for, over inputs with these columns.
+
+    Args:
+        options: Its name, type and settings.
+        inputs: The columns of every input, in the order of the spec.
+        paths: Folders that a user's own class (`module:Class`) may come from.
+
+    Raises:
+        ConfigError: the type is unknown, or settings and columns do not fit.
+    """
+    kind = _built_in(options) or _load_class(options, paths)
+    try:
+        operator = kind(options.name, inputs, options.settings)
+        _check(operator)
+    except FirnlineError:
+        raise
+    except KeyError as error:
+        raise ConfigError(f"operator {options.name!r} ({options.type}) lacks the setting {error}") from error
+    except Exception as error:
+        raise ConfigError(f"operator {options.name!r} ({options.type}) cannot be built: {error}") from error
+    return operator
+
+
+def _built_in(options: OperatorOptions) -> type[Operator] | None:
+    if options.type == "aggregate":
+        from firnline.operators.aggregate import Aggregate
+        from firnline.operators.windows import WindowedAggregate
+
+        return WindowedAggregate if options.settings.get("window") else Aggregate
+    if options.type == "deduplicate":
+        from firnline.operators.deduplicate import Deduplicate
+
+        return Deduplicate
+    if options.type == "correlate":
+        from firnline.operators.correlate import Correlate
+
+        return Correlate
+    if ":" not in options.type:
+        raise ConfigError(
+            f"operator {options.name!r} has the type {options.type!r}, which is none that keeps state",
+            hint=suggest(options.type, [*BUILT_IN, "module:Class"]),
+        )
+    return None
+
+
+def _check(operator: Operator) -> None:
+    """Raise ConfigError when what the operator says of itself does not go together."""
+    name, inputs = operator.name, operator.inputs
+    get_keys(name, inputs, operator.keys)
+    for source, column in operator.times.items():
+        if source not in inputs:
+            raise ConfigError(
+                f"operator {name!r} has a time for {source!r}, which is no input", hint=suggest(source, inputs)
+            )
+        check_time(name, {source: inputs[source]}, column)
+    if not len(operator.state_schema):
+        raise ConfigError(f"operator {name!r} keeps no state", hint="Give its state_schema at least one column.")
+    if tuple(operator.state_key.names[: len(operator.keys)]) != tuple(operator.keys):
+        raise ConfigError(f"operator {name!r}: its state_key must begin with its keys")
+    check_names(name, operator.state_key)
+    check_names(name, operator.state_schema)
+    if MAIN not in operator.ports:
+        raise ConfigError(f"operator {name!r} lacks the main port")
+    for port in operator.ports:
+        check_names(name, operator.output_schema(port))
+    for column in operator.output_key:
+        if column not in operator.output_schema().names:
+            raise ConfigError(f"operator {name!r}: its output_key has {column!r}, which is no column of its output")
+
+
+# -- users' own classes -------------------------------------------------------------------------------
+
+
+class _Loader(SourceFileLoader):
+    """Reads the source itself, and leaves no compiled file beside it."""
+
+    def path_stats(self, path: str) -> Mapping[str, float]:
+        raise OSError(path)
+
+
+def _load_class(options: OperatorOptions, paths: Sequence[str]) -> type[Operator]:
+    module, _, name = options.type.partition(":")
+    parts = module.split(".")
+    if not all(_is_name(part) for part in (*parts, name)):
+        raise ConfigError(
+            f"operator {options.name!r}: {options.type!r} is no module:Class",
+            hint="Write e.g. my_operators.totals:Totals for the class Totals in my_operators/totals.py.",
+        )
+    file = _find_file(parts, paths)
+    if file is None:
+        raise ConfigError(
+            f"operator {options.name!r}: there is no module {module!r} in the folders of `operator_paths`",
+            hint="Put the file into one of them, or add its folder; installed packages are not looked at.",
+        )
+    found = vars(_load_module(options.name, file)).get(name)
+    if not (isinstance(found, type) and issubclass(found, Operator)):
+        raise ConfigError(
+            f"operator {options.name!r}: {options.type!r} is no subclass of firnline.operators.base.Operator",
+            hint="Name a class that the module has, and let it inherit Operator.",
+        )
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise ConfigError(f"operator {options.name!r}: class {name!r} lacks {missing}")
+    return found
+
+
+def _is_name(part: str) -> bool:
+    return part.isidentifier() and not keyword.iskeyword(part)
+
+
+def _find_file(parts: Sequence[str], paths: Sequence[str]) -> str | None:
+    """Return the real path of the module's file; a link that leads out of its folder does not count."""
+    for folder in map(os.path.realpath, paths):
+        for candidate in _candidates(folder, parts):
+            file = os.path.realpath(candidate)
+            if os.path.isfile(file) and os.path.commonpath([folder, file]) == folder:
+                return file
+    return None
+
+
+def _candidates(folder: str, parts: Sequence[str]) -> Iterator[str]:
+    path = os.path.join(folder, *parts)
+    yield f"{path}.py"
+    yield os.path.join(path, "__init__.py")
+
+
+def _load_module(operator: str, file: str) -> ModuleType:
+    """Load a file as a module under a name that its path and content decide; a changed file is loaded anew."""
+    try:
+        with open(file, "rb") as stream:
+            content = stream.read()
+    except OSError as error:
+        raise ConfigError(f"operator {operator!r}: cannot read {file}: {error}") from error
+    name = "firnline_operator_" + hashlib.sha256(file.encode() + b"\0" + content).hexdigest()[:16]
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = spec_from_file_location(name, file, loader=_Loader(name, file))
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ConfigError(f"operator {operator!r}: {file} cannot be loaded: {type(error).__name__}: {error}") from error
+    return module

@@ -1,0 +1,219 @@
+"""The change rows of an epoch: the newest of every key, in the order of the keys, and how rows are found by them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from isal import isal_zlib
+
+from firnline.errors import DamagedError, SchemaError, SinkError
+from firnline.sinks.delta.stage import partition_text
+from firnline.storage import Storage
+from firnline.types import Json
+
+OP = "_op"
+SEQUENCE = "_sequence"
+BEFORE = "_before"
+OPERATIONS = ("insert", "update", "delete")
+_LOWEST = np.iinfo(np.int64).min
+
+Indices = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+def table_columns(schema: pa.Schema) -> pa.Schema:
+    """The columns of a changelog that a table gets."""
+    return pa.schema([field for field in schema if field.name not in (OP, SEQUENCE, BEFORE)])
+
+
+def check_key(key: Sequence[str], schema: pa.Schema) -> None:
+    """Refuse a key that the columns lack, or that has no equality.
+
+    Raises:
+        SchemaError: it names the column.
+    """
+    for name in key:
+        index = schema.get_field_index(name)
+        if index < 0:
+            raise SchemaError(
+                f"the key column {name!r} is not among the columns {schema.names}",
+                hint="Set the sink's key to columns that its input has.",
+                column=name,
+            )
+        if pa.types.is_nested(schema.field(index).type):
+            raise SchemaError(
+                f"the key column {name!r} is {schema.field(index).type}, which cannot identify a row",
+                hint="Use a column of a plain type as the key.",
+                column=name,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """One row per key. Where `keeps` is False the change is a delete, and the rest of its row says nothing.
+
+    `keys` are the key columns as they are compared (see `comparable`); `rows` has the columns that the changelog has.
+    """
+
+    rows: pa.Table
+    keys: pa.Table
+    keeps: Mask
+
+    def __len__(self) -> int:
+        return len(self.keeps)
+
+
+def load_changes(
+    storage: Storage, files: Sequence[dict[str, Json]], key: Sequence[str], partition_by: Sequence[str]
+) -> Changes:
+    """Read change files; of several rows with one key the highest sequence wins, then the later one.
+
+    Raises:
+        DamagedError: a file is not what was staged.
+        SinkError: a file cannot be read.
+        SchemaError: a column is missing, or an operation is unknown.
+    """
+    rows = pa.concat_tables([_read(storage, file) for file in files], promote_options="permissive")
+    for name in (OP, SEQUENCE):
+        if name not in rows.column_names:
+            raise SchemaError(
+                f"rows for an upsert lack the column {name}", hint="Feed the sink from an operator that makes changes."
+            )
+    check_key(key, rows.schema)
+    operation = rows.column(OP).cast(pa.string())
+    unknown = pc.filter(operation, pc.invert(pc.is_in(operation, pa.array(OPERATIONS))))
+    if len(unknown):
+        raise SchemaError(
+            f"a change row has {OP} {unknown[0].as_py()!r}", hint=f"It must be one of {', '.join(OPERATIONS)}."
+        )
+    keys = pa.table({name: comparable(rows.column(name), name in partition_by) for name in key})
+    chosen = _newest(keys, pc.fill_null(rows.column(SEQUENCE).cast(pa.int64()), _LOWEST))
+    keeps = pc.not_equal(operation, "delete").to_numpy()
+    return Changes(
+        rows=rows.select(table_columns(rows.schema).names).take(chosen).combine_chunks(),
+        keys=keys.take(chosen).combine_chunks(),
+        keeps=keeps[chosen],
+    )
+
+
+def _read(storage: Storage, file: dict[str, Json]) -> pa.Table:
+    path = str(file["path"])
+    try:
+        data = storage.get(path)
+    except OSError as error:
+        raise SinkError(f"cannot read the changes in {path}: {error}", file=path) from error
+    if isal_zlib.crc32(data) != int(file["crc32"]):
+        raise DamagedError(
+            f"the changes in {path} are not what was staged",
+            hint="Restore the file from a backup; nothing was committed from it.",
+            file=path,
+        )
+    return pq.read_table(pa.BufferReader(data))
+
+
+def comparable(column: pa.ChunkedArray | pa.Array, is_partition: bool) -> pa.Array:
+    """A key column as keys are compared: partition values as the log writes them, both zeros as one."""
+    plain = _one_array(column) if isinstance(column, pa.ChunkedArray) else column
+    if pa.types.is_large_string(plain.type) or pa.types.is_string_view(plain.type):
+        plain = plain.cast(pa.string())
+    elif pa.types.is_large_binary(plain.type) or pa.types.is_binary_view(plain.type):
+        plain = plain.cast(pa.binary())
+    if is_partition:
+        return partition_text(plain)
+    return pc.add(plain, pa.scalar(0, plain.type)) if pa.types.is_floating(plain.type) else plain
+
+
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def _newest(keys: pa.Table, sequence: pa.ChunkedArray) -> Indices:
+    """The numbers of the rows that count, in the order of their keys."""
+    count = keys.num_rows
+    order = keys.append_column("\0sequence", sequence).append_column("\0number", pa.array(np.arange(count)))
+    by = [(name, "ascending") for name in order.column_names]
+    sorted_rows: Indices = pc.sort_indices(order, sort_keys=by).to_numpy().astype(np.int64)
+    if count == 0:
+        return sorted_rows
+    same = np.ones(count - 1, np.bool_)
+    for column in keys.columns:
+        same &= _equal_to_next(_one_array(column).take(sorted_rows))
+    chosen: Indices = sorted_rows[np.append(~same, True)]
+    return chosen
+
+
+def _equal_to_next(column: pa.Array) -> Mask:
+    """For each value but the last whether the next one is the same; nulls are, and so is no number."""
+    this, following = column[:-1], column[1:]
+    same = pc.fill_null(pc.equal(this, following), False)
+    same = pc.or_(same, pc.and_(pc.is_null(this), pc.is_null(following)))
+    if pa.types.is_floating(column.type):
+        nan = pc.and_(pc.fill_null(pc.is_nan(this), False), pc.fill_null(pc.is_nan(following), False))
+        same = pc.or_(same, nan)
+    found: Mask = same.to_numpy(zero_copy_only=False)
+    return found
+
+
+class KeyIndex:
+    """Finds which of the changed keys rows have: exact, column by column; null is equal to null."""
+
+    def __init__(self, keys: pa.Table) -> None:
+        self._steps: list[tuple[pa.Array, Indices | None]] = []
+        codes = np.zeros(keys.num_rows, np.int64)
+        for number, column in enumerate(keys.columns):
+            values = pc.unique(column)
+            found = pc.index_in(column, values, skip_nulls=False).to_numpy().astype(np.int64)
+            if number == 0:
+                codes = found
+                self._steps.append((values, None))
+            else:
+                pairs, codes = np.unique(codes * len(values) + found, return_inverse=True)
+                self._steps.append((values, pairs))
+        self._change_of = np.empty(keys.num_rows, np.int64)
+        self._change_of[codes] = np.arange(keys.num_rows)
+
+    def find(self, columns: Sequence[pa.Array]) -> tuple[Indices, Indices]:
+        """The numbers of the rows whose key is changed, ascending, and the number of the change of each."""
+        rows: Indices | None = None
+        codes: Indices = np.empty(0, np.int64)
+        for column, (values, pairs) in zip(columns, self._steps, strict=True):
+            part = column if rows is None else column.take(rows)
+            found = pc.index_in(part, values, skip_nulls=False)
+            hits = pc.indices_nonzero(pc.is_valid(found)).to_numpy().astype(np.int64)
+            here = found.take(hits).to_numpy().astype(np.int64)
+            if rows is None or pairs is None:
+                rows, codes = hits, here
+                continue
+            rows, wanted = rows[hits], codes[hits] * len(values) + here
+            at = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
+            exact = pairs[at] == wanted
+            rows, codes = rows[exact], at[exact]
+        assert rows is not None, "a key has columns"
+        return rows, self._change_of[codes]
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The rows with exactly these columns: missing ones are null, others are cast to the type that is asked for.
+
+    Raises:
+        SchemaError: a column cannot be cast without loss.
+    """
+    columns: list[Any] = []
+    for field in schema:
+        index = batch.schema.get_field_index(field.name)
+        if index < 0:
+            columns.append(pa.nulls(batch.num_rows, field.type))
+            continue
+        column = batch.column(index)
+        try:
+            columns.append(column if column.type.equals(field.type) else column.cast(field.type))
+        except pa.ArrowException as error:
+            raise SchemaError(f"column {field.name} is {column.type}, not {field.type}: {error}") from error
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -1,0 +1,227 @@
+"""The sources of a pipeline as one: plans what each of them has, and keeps their positions by name.
+
+A boundary is planned, not waited for: once one source has a slice, the others get a moment to say what they have;
+one that is still listing is left out, and what it finds is taken up by the next plan.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from firnline.sources.base import Backlog, Limits, SourcePlan, Task
+from firnline.sources.files.source import FileSource, Reconciled
+from firnline.types import Json
+
+logger = logging.getLogger(__name__)
+
+ALIGN_SECONDS = 0.5  # the others' time to answer, once one source has a slice
+
+Positions = dict[str, Json]
+Records = dict[str, list[dict[str, Json]]]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPlan:
+    """What an epoch reads: a slice of every source that has something."""
+
+    plans: dict[str, SourcePlan]
+    align_ms: int = 0  # from the first slice to the boundary
+    left_out: tuple[str, ...] = ()  # sources that had not answered by then
+
+    @property
+    def files(self) -> int:
+        return sum(plan.files for plan in self.plans.values())
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(plan.size_bytes for plan in self.plans.values())
+
+    @property
+    def late_files(self) -> int:
+        return sum(int(plan.notes.get("late", 0)) for plan in self.plans.values())
+
+    @property
+    def tasks(self) -> list[tuple[str, Task]]:
+        """Every task with its source, in the order of the sources."""
+        return [(name, task) for name, plan in self.plans.items() for task in plan.tasks]
+
+    @property
+    def inputs(self) -> Iterator[dict[str, Json]]:
+        return (item for _, task in self.tasks for item in task.inputs)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A source that is planning in a thread of its own."""
+
+    position: Json
+    answer: concurrent.futures.Future[SourcePlan | None]
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class Sources:
+    """The named sources, in the order of the spec. Plans come from one thread."""
+
+    def __init__(self, sources: Sequence[FileSource]) -> None:
+        self._sources = {source.name: source for source in sources}
+        self._asked: dict[str, _Asked] = {}
+
+    def __iter__(self) -> Iterator[FileSource]:
+        return iter(self._sources.values())
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    def __getitem__(self, name: str) -> FileSource:
+        return self._sources[name]
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._sources)
+
+    @property
+    def only(self) -> FileSource | None:
+        """The source of a pipeline that has but one; what other tools' formats can describe."""
+        return next(iter(self)) if len(self) == 1 else None
+
+    # -- positions ------------------------------------------------------------------------------------
+
+    def start(self, positions: Mapping[str, Json]) -> Positions:
+        """Check restored positions against the settings; a source that has none starts afresh."""
+        return {source.name: source.start(positions.get(source.name)) for source in self}
+
+    def replay(self, positions: Positions, inputs: Mapping[str, Sequence[dict[str, Json]]]) -> Positions:
+        """The positions after an epoch, from the ledger's records of it."""
+        known = {n: self._sources[n].replay(p, inputs.get(n, [])) for n, p in positions.items() if n in self._sources}
+        return {**positions, **known}
+
+    def advance(
+        self, plan: EpochPlan, positions: Positions, outcomes: Mapping[str, Sequence[Json]], epoch: int
+    ) -> tuple[Positions, Records]:
+        """The positions after the tasks of `plan` ended as they report, and the ledger's input records by source."""
+        after, records = dict(positions), {}
+        for name, part in plan.plans.items():
+            after[name], records[name] = self._sources[name].advance(part, outcomes.get(name, []), epoch)
+        return after, records
+
+    # -- planning -------------------------------------------------------------------------------------
+
+    def plan(self, positions: Positions, limits: Limits) -> EpochPlan | None:
+        """What each source has, or None when no source has anything to read now."""
+        if len(self) == 1:
+            source = next(iter(self))
+            alone = source.plan(positions[source.name], limits)
+            return EpochPlan({source.name: alone}) if alone is not None else None
+        share = replace(
+            limits,
+            max_files=max(1, limits.max_files // len(self)),
+            max_bytes=max(1, limits.max_bytes // len(self)),
+            max_events=max(1, limits.max_events // len(self)),
+        )
+        for source in self:
+            self._ask(source, positions[source.name], share)
+        first_at = self._wait_for_first()
+        deadline = first_at + ALIGN_SECONDS
+        found: dict[str, SourcePlan] = {}
+        left_out: list[str] = []
+        for name, asked in list(self._asked.items()):
+            if not asked.done.wait(max(0.0, deadline - time.monotonic())):
+                left_out.append(name)
+                continue
+            del self._asked[name]
+            answer = asked.answer.result()  # raises what planning raised
+            if answer is not None:
+                found[name] = answer
+        if not found:
+            return None
+        if left_out:
+            logger.info("sources left out of an epoch: they are still listing", extra={"sources": left_out})
+        ordered = {name: found[name] for name in self._sources if name in found}
+        return EpochPlan(ordered, round((time.monotonic() - first_at) * 1000), tuple(left_out))
+
+    def _ask(self, source: FileSource, position: Json, limits: Limits) -> None:
+        """Let a source plan in a thread of its own, unless it does so already, for the same position."""
+        known = self._asked.get(source.name)
+        if known is not None:
+            if known.position == position:
+                return
+            known.done.wait()  # planned on a base that was lost: its answer counts for nothing
+            answer = None if known.answer.exception() else known.answer.result()
+            if answer is not None:
+                source.forget_late(answer)
+        asked = _Asked(position, concurrent.futures.Future())
+
+        def work() -> None:
+            try:
+                asked.answer.set_result(source.plan(position, limits))
+            except BaseException as error:
+                asked.answer.set_exception(error)
+            finally:
+                asked.done.set()
+
+        self._asked[source.name] = asked
+        threading.Thread(target=work, name=f"firnline plan {source.name}", daemon=True).start()
+
+    def _wait_for_first(self) -> float:
+        """Wait until one source has a slice or a failure, or all have answered; says when that was."""
+        waiting = [asked.answer for asked in self._asked.values()]
+        while waiting:
+            done, rest = concurrent.futures.wait(waiting, return_when=concurrent.futures.FIRST_COMPLETED)
+            if any(answer.exception() is not None or answer.result() is not None for answer in done):
+                break
+            waiting = list(rest)
+        return time.monotonic()
+
+    def backlog(self, positions: Mapping[str, Json]) -> Backlog:
+        """Count what lies after the positions, over all sources."""
+        counted = [source.backlog(positions[source.name]) for source in self]
+        return Backlog(sum(b.files_outstanding for b in counted), sum(b.bytes_outstanding for b in counted))
+
+    # -- late files and retries -----------------------------------------------------------------------
+
+    def reconcile(self, positions: Positions, known: Mapping[str, Mapping[str, str]], due: Iterable[str]) -> Reconciled:
+        """Compare full listings with every file that the ledger knows, for the sources whose turn it is."""
+        found = Reconciled()
+        for name in due:
+            one = self._sources[name].reconcile(positions[name], known.get(name, {}))
+            found = Reconciled([*found.late, *one.late], [*found.changed, *one.changed], found.listed + one.listed)
+        return found
+
+    def is_planning(self, name: str) -> bool:
+        """Whether a source is still listing for a plan that went on without it."""
+        asked = self._asked.get(name)
+        return asked is not None and not asked.done.is_set()
+
+    def forget_late(self, plan: EpochPlan) -> list[str]:
+        """An epoch was lost: the sources whose late files must be found again."""
+        return [name for name, part in plan.plans.items() if self._sources[name].forget_late(part)]
+
+    def retry(self, path: str, *, changed: bool) -> None:
+        """Take a file that was set aside up again; the source that knows it does so with its next plan."""
+        for source in self:
+            source.retry(path, changed=changed)
+
+    def forget_retries(self, paths: Iterable[str]) -> None:
+        """The epoch that took these up is committed."""
+        taken = list(paths)
+        for source in self:
+            source.forget_retries(taken)
+
+    def find_unavailable(
+        self, now: Mapping[str, Json], inputs: Iterable[Mapping[str, Any]], then: Mapping[str, Json] | None = None
+    ) -> list[str]:
+        """Which files that the ledger's `inputs` (newest epoch first) read could not be read again, with reasons."""
+        entries = list(inputs)
+        found: list[str] = []
+        for source in self:
+            if source.name not in now:
+                continue
+            records = [record for entry in entries for record in entry.get(source.name, [])]
+            found += source.find_unavailable(now[source.name], records, then.get(source.name) if then else None)
+        return found

@@ -1,0 +1,256 @@
+"""Where the files of state lie, and how one of them comes to be a verified file on this machine's disk.
+
+A file in a local home is used in place. A file of a remote home is fetched once into a cache folder. Size and
+checksum are compared with the reference on the first use in a process. What is missing or damaged is fetched from
+the fallback home (the remote tier), verified, and put back under its own name; without one, it is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import mmap
+import os
+import stat
+import tempfile
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from isal import isal_zlib
+
+from firnline.errors import DamagedError, StateDamagedError
+from firnline.faults import fault_point
+from firnline.state.refs import RunRef
+from firnline.storage import Storage, fsync_path, is_remote, make_folders, normalise, open_storage
+from firnline.types import Json
+
+logger = logging.getLogger(__name__)
+
+CACHE_BYTES = 16 * 1024**3  # of files of remote homes on this machine; the least recently used go first
+_PIECE = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class StateHome:
+    """The folder that references to state are relative to; travels to workers as JSON.
+
+    `fallback` is another home that holds copies under the same names. `cache` is where files of a remote home are
+    kept on this machine; empty: a folder of this user among the temporary files.
+    """
+
+    root: str
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    fallback: StateHome | None = None
+    cache: str = ""
+
+    @property
+    def storage(self) -> Storage:
+        """The storage whose root is this home."""
+        return _open_storage(normalise(self.root), tuple(sorted(self.storage_options.items())))
+
+    @property
+    def is_remote(self) -> bool:
+        return is_remote(self.root)
+
+    def to_json(self) -> dict[str, Json]:
+        """For workers, not for anything durable: the options may hold secrets."""
+        fallback = None if self.fallback is None else self.fallback.to_json()
+        options = dict(self.storage_options)
+        return {"root": self.root, "storage_options": options, "fallback": fallback, "cache": self.cache}
+
+    @classmethod
+    def from_json(cls, value: Json) -> StateHome:
+        """Read what `to_json` wrote."""
+        fallback = None if value["fallback"] is None else cls.from_json(value["fallback"])
+        return cls(str(value["root"]), dict(value["storage_options"]), fallback, str(value["cache"]))
+
+
+@lru_cache(maxsize=32)
+def _open_storage(root: str, options: tuple[tuple[str, str], ...]) -> Storage:
+    return open_storage(root, dict(options))
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """A verified file. Another file under the same name has another size or time, and so is another value."""
+
+    path: str
+    size_bytes: int
+    modified_ns: int
+
+
+def load_file(home: StateHome, ref: RunRef) -> LocalFile:
+    """A file of state on this machine's disk, verified; fetched or repaired when need be.
+
+    Raises:
+        StateDamagedError: it is missing or not what was written, and no fallback has it.
+        OSError: the home could not be read.
+    """
+    _check_name(ref)
+    try:
+        return _load_cached(home, ref) if home.is_remote else _verify(_path_in(home, ref), ref)
+    except StateDamagedError as error:
+        if home.fallback is None:
+            raise
+        return _repair(home, home.fallback, ref, error)
+
+
+def _check_name(ref: RunRef) -> None:
+    """A name from a checkpoint never leads out of the home."""
+    parts = ref.path.split("/")
+    if os.path.isabs(ref.path) or not all(parts) or ".." in parts or "." in parts or "\0" in ref.path:
+        raise DamagedError(f"{ref.path!r} cannot be the name of a file of state", path=ref.path)
+
+
+def _path_in(home: StateHome, ref: RunRef) -> str:
+    return os.path.join(normalise(home.root), ref.path)
+
+
+# --- verifying -------------------------------------------------------------------------------------------
+
+_MOST_CHECKSUMS = 4096
+_checksums: OrderedDict[LocalFile, int] = OrderedDict()  # of files that this process has read
+_checksums_lock = threading.Lock()
+
+
+def _damaged(ref: RunRef, problem: str) -> StateDamagedError:
+    return StateDamagedError(f"the file of state {ref.path} {problem}", path=ref.path, epoch=ref.epoch)
+
+
+def _verify(path: str, ref: RunRef) -> LocalFile:
+    """Compare a file with its reference; read it only when this process has not read this very file before."""
+    try:
+        with open(path, "rb") as stream:
+            found = os.fstat(stream.fileno())
+            file = LocalFile(path, found.st_size, found.st_mtime_ns)
+            if file.size_bytes != ref.size_bytes:
+                raise _damaged(ref, f"has {file.size_bytes:,} bytes, not {ref.size_bytes:,}")
+            checksum = _checksums.get(file)
+            if checksum is None:
+                checksum = _checksum(stream.fileno(), file.size_bytes)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise _damaged(ref, "is missing") from error
+    if checksum != ref.crc32:
+        raise _damaged(ref, "does not match its checksum")
+    with _checksums_lock:
+        _checksums[file] = checksum
+        _checksums.move_to_end(file)
+        while len(_checksums) > _MOST_CHECKSUMS:
+            _checksums.popitem(last=False)
+    return file
+
+
+def _checksum(descriptor: int, size: int) -> int:
+    if size == 0:
+        return 0
+    with mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) as mapped:
+        return int(isal_zlib.crc32(mapped))
+
+
+# --- fetching --------------------------------------------------------------------------------------------
+
+
+def _fetch(home: StateHome, ref: RunRef, path: str) -> None:
+    """Copy a file of a home to a new local file, which is removed again when it is not what the reference says."""
+    checksum = size = 0
+    try:
+        source = home.storage.open_read(ref.path)
+    except FileNotFoundError as error:
+        raise _damaged(ref, f"is missing in {normalise(home.root)}") from error
+    try:
+        with open(path, "xb") as target:
+            while piece := source.read(_PIECE):
+                target.write(piece)
+                checksum = isal_zlib.crc32(piece, checksum)
+                size += len(piece)
+            target.flush()
+            os.fsync(target.fileno())
+        if (size, checksum) != (ref.size_bytes, ref.crc32):
+            raise _damaged(ref, f"is not what was written, in {normalise(home.root)}")
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
+    finally:
+        source.close()
+
+
+def _load_cached(home: StateHome, ref: RunRef) -> LocalFile:
+    """The cached copy of a remote file; what a cache holds is only ever a copy, so a damaged one is replaced."""
+    path = _cache_path(home, ref)
+    with contextlib.suppress(StateDamagedError, OSError):
+        file = _verify(path, ref)
+        os.utime(path, ns=(time.time_ns(), file.modified_ns))  # the first tells what may go, the second what it is
+        return file
+    temporary = f"{path}.{uuid.uuid4().hex}.tmp"
+    _fetch(home, ref, temporary)
+    os.replace(temporary, path)
+    _shrink_cache(os.path.dirname(path), keep=path)
+    return _verify(path, ref)
+
+
+def _cache_path(home: StateHome, ref: RunRef) -> str:
+    folder = home.cache or os.path.join(tempfile.gettempdir(), f"firnline-state-{os.getuid()}")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(f"{folder} is not a folder of this user")
+    name = hashlib.sha256(f"{normalise(home.root)}\n{ref.path}".encode()).hexdigest()[:40]
+    return os.path.join(folder, f"{name}-{ref.crc32:08x}.arrow")
+
+
+def _shrink_cache(folder: str, keep: str) -> None:
+    """Delete what was used longest ago until the rest fits; a file that is mapped somewhere lives on there."""
+    entries = []
+    with os.scandir(folder) as found:
+        for entry in found:
+            with contextlib.suppress(FileNotFoundError):
+                about = entry.stat(follow_symlinks=False)
+                entries.append((about.st_atime_ns, entry.path, about.st_size))
+    total = sum(size for _, _, size in entries)
+    for _, path, size in sorted(entries):
+        if total <= CACHE_BYTES:
+            break
+        if path != keep:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            total -= size
+
+
+# --- repair ----------------------------------------------------------------------------------------------
+
+
+def _repair(home: StateHome, fallback: StateHome, ref: RunRef, reason: StateDamagedError) -> LocalFile:
+    """Put the fallback's copy into the home again, under the same name."""
+    path = _cache_path(home, ref) if home.is_remote else _path_in(home, ref)
+    folder = os.path.dirname(path)
+    temporary = os.path.join(folder, f".{uuid.uuid4().hex}.tmp")
+    make_folders(folder)
+    fault_point("state.repair.before")
+    try:
+        _fetch(fallback, ref, temporary)
+    except StateDamagedError as error:
+        message = f"{reason.message}; in the remote tier, {error.message}"
+        raise StateDamagedError(message, path=ref.path, epoch=ref.epoch) from error
+    if home.is_remote:
+        _upload(temporary, home, ref)
+    os.replace(temporary, path)
+    fsync_path(folder)
+    fault_point("state.repair.after")
+    facts = {"path": ref.path, "reason": reason.message}
+    logger.warning("state repaired from the remote tier", extra=facts)
+    return _verify(path, ref)
+
+
+def _upload(path: str, home: StateHome, ref: RunRef) -> None:
+    target = home.storage.create(ref.path)
+    with open(path, "rb") as source:
+        while piece := source.read(_PIECE):
+            target.write(piece)
+    target.close()

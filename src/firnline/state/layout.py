@@ -1,0 +1,297 @@
+"""The files of a checkpoint of sharded state, each created once and never changed.
+
+    <home>/<checkpoint id>/metadata.json             written first: what the checkpoint will hold
+    <home>/<checkpoint id>/shard_<n>/<operator>.<attempt>.arrow
+    <home>/<checkpoint id>/shard_<n>/metadata.json   written last by the shard's task: its files, also older ones
+    <home>/<checkpoint id>/COMMITTED                 checksums of all metadata: it is complete
+    <home>/<checkpoint id>/ABORTED                   it will never be
+
+COMMITTED means complete, not true: which complete checkpoint is true, the sinks say.
+
+COMMITTED and ABORTED are two names, so a store cannot create one of them only if the other is absent. Each side
+therefore creates its own first and looks for the other one afterwards: whatever the order, at least one of the two
+sees the other. `commit` that sees ABORTED raises, so its caller never lets a sink name the checkpoint. `abort` that
+sees COMMITTED raises too, since a sink may name it by now. What is left where both stand is decided by the sinks:
+`load` takes it only from a caller who tells the digest that a sink names, and everybody else counts it as aborted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from isal import isal_zlib
+
+from firnline.checkpoint.codec import checksum
+from firnline.errors import (
+    ConfigError,
+    DamagedError,
+    StateConflictError,
+    StateDamagedError,
+    StateIncompleteError,
+)
+from firnline.faults import fault_point
+from firnline.state.manifest import (
+    CheckpointPlan,
+    CompleteCheckpoint,
+    ShardContent,
+    assemble,
+    check_id,
+    check_path,
+    read_sealed,
+    write_sealed,
+)
+from firnline.state.refs import ShardState
+from firnline.storage import Storage
+from firnline.types import Json
+
+COMMITTED = "COMMITTED"
+ABORTED = "ABORTED"
+METADATA = "metadata.json"
+_READERS = 8
+_PIECE_BYTES = 1024 * 1024
+
+
+def metadata_key(checkpoint: str) -> str:
+    """Where a checkpoint's own metadata lies."""
+    return f"{checkpoint}/{METADATA}"
+
+
+def shard_folder(checkpoint: str, shard: int) -> str:
+    """Where the task of a shard puts its files."""
+    return f"{check_id(checkpoint)}/shard_{shard}"
+
+
+def shard_key(checkpoint: str, shard: int) -> str:
+    """Where the metadata of a shard lies."""
+    return f"{shard_folder(checkpoint, shard)}/{METADATA}"
+
+
+# -- writing ------------------------------------------------------------------------------------------
+
+
+def begin(storage: Storage, plan: CheckpointPlan) -> str:
+    """Write the global metadata, before any shard begins; returns the id. Repeatable with the same plan.
+
+    Raises:
+        ConfigError: the plan's ranges are not all key groups.
+        StateConflictError: the id was begun with another plan.
+    """
+    if problem := plan.problem():
+        raise ConfigError(f"a checkpoint of {plan.pipeline!r} cannot be made: {problem}")
+    checkpoint, data = plan.checkpoint_id, plan.to_bytes()
+    fault_point("state.begin.before")
+    stands = _create(storage, metadata_key(checkpoint), data)
+    fault_point("state.begin.after")
+    if stands != data:
+        raise StateConflictError(f"checkpoint {checkpoint} of state was begun with another plan", checkpoint=checkpoint)
+    return checkpoint
+
+
+def finish_shard(
+    storage: Storage, checkpoint: str, shard: int, operators: Mapping[str, ShardState], report: Json = None
+) -> tuple[ShardContent, str]:
+    """Write a shard's metadata, at the end of its task; returns what stands there, with its checksum.
+
+    `operators` has every operator of the plan, those without state too. When an earlier try of the task, or a zombie,
+    was first, its content is what counts and what is returned; the files of this try are referred to by nobody.
+
+    Raises:
+        DamagedError: what stands there is damaged, or a file lies outside the checkpoints.
+    """
+    content = ShardContent(check_id(checkpoint), shard, dict(operators), report)
+    for state in operators.values():
+        for file in state.files:
+            check_path(file.path)
+    key, data = shard_key(checkpoint, shard), content.to_bytes()
+    fault_point("state.shard.before")
+    stands = _create(storage, key, data)
+    fault_point("state.shard.after")
+    return ShardContent.from_bytes(stands, key, checkpoint, shard), checksum(stands)
+
+
+def commit(storage: Storage, checkpoint: str, shards: Mapping[int, str]) -> str:
+    """Write COMMITTED, given the checksum of every shard's metadata; returns its digest. Repeatable.
+
+    Raises:
+        StateIncompleteError: it was never begun, or a shard is missing.
+        StateConflictError: it was aborted, or is committed with other shards.
+    """
+    metadata = _read(storage, metadata_key(check_id(checkpoint)), checkpoint)
+    plan = CheckpointPlan.from_bytes(metadata, metadata_key(checkpoint), checkpoint)
+    if sorted(shards) != [*range(len(plan.shards))]:
+        raise StateIncompleteError(
+            f"checkpoint {checkpoint} of state has {len(plan.shards)} shards; {sorted(shards)} reported",
+            checkpoint=checkpoint,
+        )
+    _refuse_aborted(storage, checkpoint)
+    sums = [shards[n] for n in sorted(shards)]
+    data = write_sealed("committed", checkpoint, metadata=checksum(metadata), shards=sums)
+    fault_point("state.commit.before")
+    stands = _create(storage, f"{checkpoint}/{COMMITTED}", data)
+    fault_point("state.commit.after")
+    if stands != data:
+        raise StateConflictError(
+            f"checkpoint {checkpoint} of state is committed with other shards", checkpoint=checkpoint
+        )
+    _refuse_aborted(storage, checkpoint)
+    return checksum(data)
+
+
+def abort(storage: Storage, checkpoint: str, reason: str, *, unnamed: bool = False) -> None:
+    """Write ABORTED: the checkpoint will never be. Repeatable; the first reason stays.
+
+    `unnamed`: the caller knows that no sink names it and none ever will, because it holds the pipeline, or gave the
+    epoch up itself. Then a complete one is aborted too.
+
+    Raises:
+        StateConflictError: it is complete, and a sink may name it.
+    """
+    check_id(checkpoint)
+    if not unnamed:
+        _refuse_committed(storage, checkpoint)
+    data = write_sealed("aborted", checkpoint, reason=reason)
+    fault_point("state.abort.before")
+    _create(storage, f"{checkpoint}/{ABORTED}", data)
+    fault_point("state.abort.after")
+    if not unnamed:
+        _refuse_committed(storage, checkpoint)
+
+
+def _create(storage: Storage, key: str, data: bytes) -> bytes:
+    """Create a file unless it is there; returns what stands."""
+    try:
+        storage.put_new(key, data)
+    except FileExistsError:
+        return storage.get(key)
+    return data
+
+
+def _refuse_aborted(storage: Storage, checkpoint: str) -> None:
+    if exists(storage, f"{checkpoint}/{ABORTED}"):
+        raise StateConflictError(
+            f"checkpoint {checkpoint} of state was aborted: {_reason(storage, checkpoint)}", checkpoint=checkpoint
+        )
+
+
+def _refuse_committed(storage: Storage, checkpoint: str) -> None:
+    if exists(storage, f"{checkpoint}/{COMMITTED}"):
+        raise StateConflictError(
+            f"checkpoint {checkpoint} of state is complete and cannot be aborted", checkpoint=checkpoint
+        )
+
+
+# -- reading ------------------------------------------------------------------------------------------
+
+
+def load(
+    storage: Storage, checkpoint: str, expected_digest: str | None = None, *, named: bool = False
+) -> CompleteCheckpoint:
+    """Read a complete checkpoint, without its files of state.
+
+    `expected_digest` is what a sink names; `named` says that one does, where the digest is not at hand.
+
+    Raises:
+        StateIncompleteError: it is not complete, was aborted, or lacks metadata.
+        DamagedError: something is not what was written, or not what the sink names.
+        NewerFormatError: a newer Firnline wrote it.
+    """
+    return load_with_texts(storage, checkpoint, expected_digest, named=named)[0]
+
+
+def load_with_texts(
+    storage: Storage, checkpoint: str, expected_digest: str | None = None, *, named: bool = False
+) -> tuple[CompleteCheckpoint, dict[str, bytes]]:
+    """As `load`, with the bytes of its metadata by key, in the order in which a copy writes them: COMMITTED last."""
+    committed = f"{check_id(checkpoint)}/{COMMITTED}"
+    data = _read(storage, committed, checkpoint)
+    digest = checksum(data)
+    if expected_digest not in (None, digest):
+        raise DamagedError(f"{committed} is not the one that was named", what=committed)
+    if not named and expected_digest is None and exists(storage, f"{checkpoint}/{ABORTED}"):
+        raise StateIncompleteError(
+            f"checkpoint {checkpoint} of state was aborted: {_reason(storage, checkpoint)}", checkpoint=checkpoint
+        )
+    body = read_sealed(data, committed, "committed", checkpoint)
+    try:
+        sums = [str(value) for value in body["shards"]]
+        metadata_sum = str(body["metadata"])
+    except (KeyError, TypeError) as error:
+        raise DamagedError(f"{committed} lacks {error}", what=committed) from error
+    metadata = metadata_key(checkpoint)
+    wanted = {**{shard_key(checkpoint, n): value for n, value in enumerate(sums)}, metadata: metadata_sum}
+    with ThreadPoolExecutor(_READERS) as readers:
+        texts = dict(zip(wanted, readers.map(lambda key: _read(storage, key, checkpoint), wanted), strict=True))
+    for key, text in texts.items():
+        if checksum(text) != wanted[key]:
+            raise DamagedError(f"{key} does not match the checksum in {COMMITTED}", what=key)
+    plan = CheckpointPlan.from_bytes(texts[metadata], metadata, checkpoint)
+    keys = [shard_key(checkpoint, n) for n in range(len(sums))]
+    contents = [ShardContent.from_bytes(texts[key], key, checkpoint, n) for n, key in enumerate(keys)]
+    return assemble(plan, digest, contents), {**texts, committed: data}
+
+
+def read_plan(storage: Storage, checkpoint: str) -> CheckpointPlan:
+    """Read the global metadata of a checkpoint, complete or not; raises as `load`."""
+    key = metadata_key(check_id(checkpoint))
+    return CheckpointPlan.from_bytes(_read(storage, key, checkpoint), key, checkpoint)
+
+
+def verify_files(storage: Storage, checkpoint: CompleteCheckpoint, *, deep: bool) -> int:
+    """Check that every file of state is there with its size; `deep`: with its content. Returns their bytes.
+
+    Raises:
+        StateDamagedError: a file is missing or not what was written.
+    """
+    total = 0
+    for path, ref in sorted(checkpoint.files().items()):
+        try:
+            size = storage.stat(path).size_bytes
+            found = file_crc32(storage, path) if deep and size == ref.size_bytes else ref.crc32
+        except FileNotFoundError as error:
+            raise StateDamagedError(f"the file of state {path} is missing", path=path) from error
+        if size != ref.size_bytes:
+            raise StateDamagedError(f"the file of state {path} has {size:,} bytes, not {ref.size_bytes:,}", path=path)
+        if found != ref.crc32:
+            raise StateDamagedError(f"the file of state {path} does not match its checksum", path=path)
+        total += size
+    return total
+
+
+def file_crc32(storage: Storage, path: str) -> int:
+    """CRC-32 of a whole file."""
+    found = 0
+    stream = storage.open_read(path)
+    try:
+        while data := stream.read(_PIECE_BYTES):
+            found = isal_zlib.crc32(data, found)
+    finally:
+        stream.close()
+    return found
+
+
+def exists(storage: Storage, key: str) -> bool:
+    """Whether a file is there."""
+    try:
+        storage.stat(key)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _read(storage: Storage, key: str, checkpoint: str) -> bytes:
+    try:
+        return storage.get(key)
+    except FileNotFoundError as error:
+        why = f"checkpoint {checkpoint} of state lacks {key.removeprefix(checkpoint + '/')}"
+        if exists(storage, f"{checkpoint}/{ABORTED}"):
+            why = f"checkpoint {checkpoint} of state was aborted: {_reason(storage, checkpoint)}"
+        raise StateIncompleteError(why, checkpoint=checkpoint) from error
+
+
+def _reason(storage: Storage, checkpoint: str) -> str:
+    key = f"{checkpoint}/{ABORTED}"
+    try:
+        return str(read_sealed(storage.get(key), key, "aborted", checkpoint).get("reason", ""))
+    except (DamagedError, FileNotFoundError):
+        return "the reason cannot be read"

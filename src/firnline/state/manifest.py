@@ -1,0 +1,312 @@
+"""What a checkpoint of sharded state says of itself: the values in its files, and the reference that a sink holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from firnline.checkpoint.codec import canonical, parse, seal, unseal
+from firnline.errors import ConfigError, DamagedError
+from firnline.state.refs import OperatorState, RunRef, ShardState
+from firnline.types import Json
+
+_ID = re.compile(r"([0-9]{20})-([a-z0-9][a-z0-9-]{0,63})")
+_FILE = re.compile(r"([0-9]{20}-[a-z0-9][a-z0-9-]{0,63})/shard_(0|[1-9][0-9]{0,5})/[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+Ranges = tuple[tuple[int, int], ...]  # by shard: its key groups `[first, last)`
+
+
+def checkpoint_id(epoch: int, attempt: str) -> str:
+    """The id of the checkpoint that an attempt makes after an epoch.
+
+    Raises:
+        ConfigError: the attempt cannot be part of a path.
+    """
+    return check_id(f"{epoch:020d}-{attempt}")
+
+
+def check_id(value: str) -> str:
+    """Refuse what is no id before it becomes part of a path."""
+    if not _ID.fullmatch(value):
+        raise ConfigError(f"{value!r} is no id of a checkpoint: <epoch>-<attempt>")
+    return value
+
+
+def find_epoch(value: str) -> int | None:
+    """The epoch in a checkpoint's id; None when it is no id."""
+    found = _ID.fullmatch(value)
+    return int(found[1]) if found else None
+
+
+def check_path(path: str) -> str:
+    """The id of the checkpoint in whose folder a file of state lies; DamagedError when the path leads elsewhere."""
+    found = _FILE.fullmatch(path)
+    if not found:
+        raise DamagedError(f"{path!r} is no file of a checkpoint", path=path)
+    return found[1]
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorInfo:
+    """What must be the same, or be able to follow, when an operator's state is opened again."""
+
+    type: str
+    key_schema: str  # fingerprints
+    state_schema: str
+
+    def to_json(self) -> dict[str, Json]:
+        return {"type": self.type, "key_schema": self.key_schema, "state_schema": self.state_schema}
+
+    @classmethod
+    def from_json(cls, value: Json) -> OperatorInfo:
+        return cls(str(value["type"]), str(value["key_schema"]), str(value["state_schema"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A process that took part, as far as it is known: for people."""
+
+    host: str
+    pid: int
+
+    def to_json(self) -> dict[str, Json]:
+        return {"host": self.host, "pid": self.pid}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPlan:
+    """The global metadata.json: what a checkpoint will hold, written before any shard begins."""
+
+    pipeline: str
+    epoch: int
+    attempt: str
+    key_groups: int
+    shards: Ranges
+    operators: Mapping[str, OperatorInfo]
+    positions: Mapping[str, Json] = field(default_factory=dict)
+    watermarks: Mapping[str, Json] = field(default_factory=dict)
+    workers: tuple[Worker, ...] = ()
+    created_at: str = ""
+
+    @property
+    def checkpoint_id(self) -> str:
+        return checkpoint_id(self.epoch, self.attempt)
+
+    def problem(self) -> str:
+        """What is wrong with the ranges, if anything: together they are all key groups, in order."""
+        bounds = [0, *(last for _, last in self.shards)]
+        if [first for first, _ in self.shards] != bounds[:-1] or bounds[-1] != self.key_groups:
+            return f"the ranges {self.shards} are not the key groups 0 to {self.key_groups}"
+        return "" if all(first < last for first, last in self.shards) else f"a range of {self.shards} is empty"
+
+    def to_bytes(self) -> bytes:
+        return _text(
+            {
+                "kind": "state",
+                "checkpoint": self.checkpoint_id,
+                "pipeline": self.pipeline,
+                "epoch": self.epoch,
+                "attempt": self.attempt,
+                "barrier": self.epoch,
+                "key_groups": self.key_groups,
+                "shards": [{"shard": n, "groups": [*groups]} for n, groups in enumerate(self.shards)],
+                "workers": [worker.to_json() for worker in self.workers],
+                "positions": dict(self.positions),
+                "watermarks": dict(self.watermarks),
+                "operators": {name: info.to_json() for name, info in self.operators.items()},
+                "created_at": self.created_at,
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, what: str, checkpoint: str) -> CheckpointPlan:
+        """Read the metadata.json of a checkpoint.
+
+        Raises:
+            DamagedError: it is something else, or that of another checkpoint.
+            NewerFormatError: a newer Firnline wrote it.
+        """
+        body = read_sealed(data, what, "state", checkpoint)
+        try:
+            plan = cls(
+                pipeline=str(body["pipeline"]),
+                epoch=int(body["epoch"]),
+                attempt=str(body["attempt"]),
+                key_groups=int(body["key_groups"]),
+                shards=tuple((int(s["groups"][0]), int(s["groups"][1])) for s in body["shards"]),
+                operators={str(name): OperatorInfo.from_json(info) for name, info in body["operators"].items()},
+                positions=dict(body["positions"]),
+                watermarks=dict(body["watermarks"]),
+                workers=tuple(Worker(str(w["host"]), int(w["pid"])) for w in body["workers"]),
+                created_at=str(body["created_at"]),
+            )
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise DamagedError(f"{what} lacks {error}", what=what) from error
+        if plan.checkpoint_id != checkpoint or plan.problem():
+            raise DamagedError(f"{what}: {plan.problem() or 'its epoch and attempt are others'}", what=what)
+        return plan
+
+
+@dataclass(frozen=True, slots=True)
+class ShardContent:
+    """A shard's metadata.json: what every operator holds there, and what its task reports beside it."""
+
+    checkpoint_id: str
+    shard: int
+    operators: Mapping[str, ShardState]
+    report: Json = None
+
+    def to_bytes(self) -> bytes:
+        return _text(
+            {
+                "kind": "shard",
+                "checkpoint": self.checkpoint_id,
+                "shard": self.shard,
+                "operators": {name: state.to_json() for name, state in self.operators.items()},
+                "report": self.report,
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, what: str, checkpoint: str, shard: int) -> ShardContent:
+        """Read the metadata.json of a shard; raises as `CheckpointPlan.from_bytes`."""
+        body = read_sealed(data, what, "shard", checkpoint)
+        try:
+            operators = {str(name): ShardState.from_json(state) for name, state in body["operators"].items()}
+            content = cls(checkpoint, int(body["shard"]), operators, body["report"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamagedError(f"{what} lacks {error}", what=what) from error
+        if content.shard != shard:
+            raise DamagedError(f"{what} is that of shard {content.shard}", what=what)
+        for state in operators.values():
+            for file in state.files:
+                check_path(file.path)
+        return content
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteCheckpoint:
+    """A checkpoint whose COMMITTED stands. `digest` is the SHA-256 of that file: it stands for all of the rest."""
+
+    plan: CheckpointPlan
+    digest: str
+    contents: tuple[ShardContent, ...]  # by shard
+
+    @property
+    def checkpoint_id(self) -> str:
+        return self.plan.checkpoint_id
+
+    @property
+    def epoch(self) -> int:
+        return self.plan.epoch
+
+    @property
+    def operators(self) -> dict[str, OperatorState]:
+        """The state of every operator, over all shards."""
+        return {name: self._operator(name) for name in self.plan.operators}
+
+    def _operator(self, name: str) -> OperatorState:
+        parts = zip(self.plan.shards, self.contents, strict=True)
+        return OperatorState(
+            self.epoch, tuple((first, last, content.operators[name]) for (first, last), content in parts)
+        )
+
+    def files(self, operator: str | None = None) -> dict[str, RunRef]:
+        """Every file that it needs by path, or those of one operator.
+
+        Raises:
+            DamagedError: two shards say different things of one file.
+        """
+        found: dict[str, RunRef] = {}
+        for ref in self._refs(operator):
+            known = found.setdefault(ref.path, ref)
+            if (known.size_bytes, known.crc32) != (ref.size_bytes, ref.crc32):
+                raise DamagedError(f"two shards of {self.checkpoint_id} disagree about {ref.path}", path=ref.path)
+        return found
+
+    def _refs(self, operator: str | None) -> Iterator[RunRef]:
+        for content in self.contents:
+            for name, state in content.operators.items():
+                if operator in (None, name):
+                    yield from state.files
+
+
+def assemble(plan: CheckpointPlan, digest: str, contents: Iterable[ShardContent]) -> CompleteCheckpoint:
+    """Put a complete checkpoint together from its parts.
+
+    Raises:
+        DamagedError: a shard is missing, or does not tell the state of every operator.
+    """
+    by_shard = {content.shard: content for content in contents}
+    what = plan.checkpoint_id
+    if sorted(by_shard) != [*range(len(plan.shards))]:
+        raise DamagedError(f"{what} has the shards {sorted(by_shard)}, not {len(plan.shards)} of them", what=what)
+    for shard, content in by_shard.items():
+        if content.checkpoint_id != what or content.operators.keys() != plan.operators.keys():
+            raise DamagedError(f"shard {shard} of {what} does not tell the state of every operator", what=what)
+    return CompleteCheckpoint(plan, digest, tuple(by_shard[n] for n in sorted(by_shard)))
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRef:
+    """What a checkpoint in a sink says of an operator's state: where it is, and how to know it.
+
+    `rows` are those in its files: a key that was changed since its file was written counts again.
+    """
+
+    checkpoint: str
+    epoch: int
+    digest: str
+    shards: int
+    size_bytes: int
+    rows: int
+
+    def to_json(self) -> dict[str, Json]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @classmethod
+    def from_json(cls, value: Json, what: str = "snapshot reference") -> SnapshotRef:
+        """Read what `to_json` wrote; DamagedError when it is something else."""
+        try:
+            numbers = {name: int(value[name]) for name in ("epoch", "shards", "size_bytes", "rows")}
+            ref = cls(checkpoint=str(value["checkpoint"]), digest=str(value["digest"]), **numbers)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedError(f"{what} lacks {error}", what=what) from error
+        if find_epoch(ref.checkpoint) != ref.epoch:
+            raise DamagedError(f"{what}: checkpoint {ref.checkpoint!r} is not of epoch {ref.epoch}", what=what)
+        return ref
+
+
+def snapshot_ref(complete: CompleteCheckpoint, operator: str) -> SnapshotRef:
+    """The reference that the checkpoint in a sink holds for an operator."""
+    files = complete.files(operator).values()
+    return SnapshotRef(
+        checkpoint=complete.checkpoint_id,
+        epoch=complete.epoch,
+        digest=complete.digest,
+        shards=len(complete.plan.shards),
+        size_bytes=sum(file.size_bytes for file in files),
+        rows=sum(file.rows for file in files),
+    )
+
+
+def _text(body: dict[str, Json]) -> bytes:
+    return canonical(seal(body)) + b"\n"
+
+
+def write_sealed(kind: str, checkpoint: str, **facts: Json) -> bytes:
+    """The text of a small file of a checkpoint; the same facts always give the same bytes."""
+    return _text({"kind": kind, "checkpoint": checkpoint, **facts})
+
+
+def read_sealed(data: bytes, what: str, kind: str, checkpoint: str) -> dict[str, Json]:
+    """Read one of a checkpoint's files, and check that it is of that kind and checkpoint."""
+    value = parse(data, what)
+    try:
+        body = unseal(value, what)
+    except (ValueError, RecursionError) as error:  # JSON that is never written: infinity, half a surrogate pair
+        raise DamagedError(f"{what} is not what was written: {error}", what=what) from error
+    if (body.get("kind"), body.get("checkpoint")) != (kind, checkpoint):
+        raise DamagedError(f"{what} is the {body.get('kind')} of {body.get('checkpoint')}", what=what)
+    return body

@@ -1,0 +1,97 @@
+"""References to state: the immutable files that hold it, how large they are and what their checksum is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from firnline.errors import DamagedError
+from firnline.types import Json
+
+
+@dataclass(frozen=True, slots=True)
+class RunRef:
+    """One immutable Arrow file of state.
+
+    `path` is relative to the home of the pipeline's state, so it reads the same in every tier. The file holds keys of
+    the groups `first_group` to `last_group`; a shard that owns some of them reads only those.
+    """
+
+    path: str
+    size_bytes: int
+    crc32: int
+    rows: int
+    first_group: int
+    last_group: int
+    epoch: int
+
+    def to_json(self) -> dict[str, Json]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @classmethod
+    def from_json(cls, value: Json) -> RunRef:
+        """Read what `to_json` wrote; DamagedError when it is something else."""
+        try:
+            numbers = {name: int(value[name]) for name in cls.__dataclass_fields__ if name != "path"}
+            return cls(path=str(value["path"]), **numbers)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedError(f"a reference to state lacks {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class TimerRef:
+    """A file of timers, sorted by due time, and up to which event time they have been fired."""
+
+    run: RunRef
+    fired_until: int | None = None
+
+    def to_json(self) -> dict[str, Json]:
+        return {"run": self.run.to_json(), "fired_until": self.fired_until}
+
+    @classmethod
+    def from_json(cls, value: Json) -> TimerRef:
+        """Read what `to_json` wrote."""
+        fired = value["fired_until"]
+        return cls(RunRef.from_json(value["run"]), None if fired is None else int(fired))
+
+
+@dataclass(frozen=True, slots=True)
+class ShardState:
+    """The state of one operator in one shard: its files, oldest first (a newer one overrides older ones)."""
+
+    runs: tuple[RunRef, ...] = ()
+    timers: tuple[TimerRef, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(r.size_bytes for r in self.files)
+
+    @property
+    def files(self) -> tuple[RunRef, ...]:
+        return (*self.runs, *(t.run for t in self.timers))
+
+    def to_json(self) -> dict[str, Json]:
+        return {"runs": [r.to_json() for r in self.runs], "timers": [t.to_json() for t in self.timers]}
+
+    @classmethod
+    def from_json(cls, value: Json) -> ShardState:
+        """Read what `to_json` wrote."""
+        return cls(
+            tuple(RunRef.from_json(r) for r in value["runs"]), tuple(TimerRef.from_json(t) for t in value["timers"])
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorState:
+    """The state of one operator: per shard its key groups `[first, last)` and what it holds."""
+
+    epoch: int  # the epoch after which it was so; 0: empty
+    shards: tuple[tuple[int, int, ShardState], ...] = field(default=())
+
+    def to_json(self) -> dict[str, Json]:
+        return {"epoch": self.epoch, "shards": [[a, b, state.to_json()] for a, b, state in self.shards]}
+
+    @classmethod
+    def from_json(cls, value: Json) -> OperatorState:
+        """Read what `to_json` wrote."""
+        shards = tuple((int(a), int(b), ShardState.from_json(state)) for a, b, state in value["shards"])
+        return cls(int(value["epoch"]), shards)

@@ -1,0 +1,34 @@
+"""Another number of shards over the same files: key groups are handed out anew, and nothing is rewritten. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from firnline.state.refs import OperatorState, RunRef, ShardState, TimerRef
+
+
+def rescale(state: OperatorState, ranges: Sequence[tuple[int, int]]) -> OperatorState:
+    """The same state dealt out to shards that own these key groups.
+
+    A file that several shards share holds, beside the groups of each, what the others have long changed: so every
+    reference is cut to the groups that its old shard owned, and a reader looks at nothing beyond them.
+    """
+    if [(first, last) for first, last, _ in state.shards] == list(ranges):
+        return state
+    shards = []
+    for first, last in ranges:
+        runs: list[RunRef] = []
+        timers: list[TimerRef] = []
+        for old_first, old_last, old in state.shards:
+            low, high = max(first, old_first), min(last, old_last) - 1
+            runs += [cut for run in old.runs if (cut := _cut(run, low, high)) is not None]
+            timers += [replace(t, run=cut) for t in old.timers if (cut := _cut(t.run, low, high)) is not None]
+        shards.append((first, last, ShardState(tuple(runs), tuple(timers))))
+    return OperatorState(state.epoch, tuple(shards))
+
+
+def _cut(run: RunRef, low: int, high: int) -> RunRef | None:
+    """A file seen by a shard that owns the groups `low` to `high` alone; None when it holds none of them."""
+    low, high = max(run.first_group, low), min(run.last_group, high)
+    return replace(run, first_group=low, last_group=high) if low <= high else None

@@ -1,0 +1,107 @@
+"""Killed while a file of state is written or repaired: what was there stays whole, and the next try succeeds."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from firnline.faults import VARIABLE
+from firnline.state.access import scan
+from firnline.state.columns import Layout
+from firnline.state.home import StateHome
+from firnline.state.keys import locate
+from firnline.state.merging import merge_runs
+from firnline.state.refs import RunRef
+from firnline.state.runs import open_runs, write_run
+from firnline.state.timers import due_slots, write_timers
+from firnline.testing.processes import KILLED
+
+pytestmark = pytest.mark.crash
+
+LAYOUT = Layout(pa.schema([("id", pa.int64())]), pa.schema([("n", pa.int64())]))
+
+
+def write(root: str, n: int) -> RunRef:
+    keys = pa.table({"id": np.arange(n, n + 100)})
+    table = LAYOUT.table(locate(keys, 1, 8).slots, keys, pa.table({"n": np.full(100, n)}))
+    return write_run(StateHome(root).storage, "e/shard_0/op", table, LAYOUT, operator="op", epoch=n)
+
+
+def merge(root: str, refs: list[RunRef]) -> RunRef:
+    merged = merge_runs(StateHome(root), refs, (0, 8), "e/shard_0/m", operator="op", epoch=9, with_oldest=True)
+    assert merged is not None
+    return merged
+
+
+def set_timers(root: str) -> None:
+    storage = StateHome(root).storage
+    write_timers(storage, "e/shard_0/op", np.arange(9), np.arange(9, dtype=np.uint64), operator="op", epoch=1)
+
+
+def content(home: StateHome, refs: list[RunRef]) -> dict[int, int]:
+    return {r["id"]: r["n"] for t in scan(open_runs(home, refs), (0, 8), LAYOUT) for r in t.to_pylist()}
+
+
+def open_all(home: StateHome, refs: list[RunRef]) -> None:
+    content(home, refs)
+
+
+def child(fault: str, work: Callable[..., object], *arguments: object) -> None:
+    os.environ[VARIABLE] = fault
+    work(*arguments)
+    os._exit(0)
+
+
+def killed(fault: str, work: Callable[..., object], *arguments: object) -> None:
+    """Do the work in a process of its own, which the fault kills."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["firnline.testing.warm"])
+    process = context.Process(target=child, args=(f"{fault}:1:kill", work, *arguments), daemon=True)
+    process.start()
+    process.join(60)
+    assert process.exitcode == KILLED
+
+
+@pytest.mark.parametrize("point", ["state.run.before", "state.run.after"])
+def test_a_killed_write_or_merge_leaves_what_is_named_whole(tmp_path: Path, point: str) -> None:
+    root = str(tmp_path / "home")
+    home = StateHome(root)
+    refs = [write(root, 1), write(root, 51)]
+    wanted = content(home, refs)
+    named = {ref.path: (tmp_path / "home" / ref.path).read_bytes() for ref in refs}
+    killed(point, write, root, 2)
+    killed(point, merge, root, refs)
+    assert {path: (tmp_path / "home" / path).read_bytes() for path in named} == named
+    assert content(home, refs) == wanted
+    assert content(home, [merge(root, refs)]) == wanted
+    assert content(home, [*refs, write(root, 2)])[2] == 2
+
+
+@pytest.mark.parametrize("point", ["state.timers.before", "state.timers.after"])
+def test_a_killed_write_of_timers_harms_none(tmp_path: Path, point: str) -> None:
+    root = str(tmp_path / "home")
+    home = StateHome(root)
+    ref = write_timers(home.storage, "e/shard_0/op", np.array([5]), np.array([7], np.uint64), operator="op", epoch=1)
+    assert ref is not None
+    killed(point, set_timers, root)
+    assert due_slots(home, [ref], 5, (0, 8)).tolist() == [7]
+
+
+@pytest.mark.parametrize("point", ["state.repair.before", "state.repair.after"])
+def test_a_killed_repair_is_done_again(tmp_path: Path, point: str) -> None:
+    home = StateHome(str(tmp_path / "home"), fallback=StateHome(str(tmp_path / "remote")))
+    refs = [write(home.root, 1)]
+    path = tmp_path / "home" / refs[0].path
+    data = path.read_bytes()
+    StateHome(str(tmp_path / "remote")).storage.put(refs[0].path, data)
+    path.write_bytes(data[:100])
+    killed(point, open_all, home, refs)
+    assert path.read_bytes() in (data[:100], data)
+    assert len(content(home, refs)) == 100
+    assert path.read_bytes() == data

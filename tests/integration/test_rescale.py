@@ -1,0 +1,279 @@
+"""Another number of shards changes nothing: N -> M -> N equals a pipeline that was never rescaled."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from firnline.engine.parts import assemble
+from firnline.errors import CheckpointError, ConfigError
+from firnline.history.checkpoint_list import load_checkpoints
+from firnline.history.rollback import Rollback
+from firnline.history.state_jumps import Rescale
+from firnline.options import (
+    DeltaSinkOptions,
+    FileSourceOptions,
+    LocalTierOptions,
+    OperatorOptions,
+    PipelineOptions,
+    RemoteTierOptions,
+    TriggerOptions,
+)
+from firnline.testing.keyed import (
+    FIRST_TOTALS,
+    FIRSTS,
+    TOTALS,
+    WINDOWS,
+    KeyedInput,
+    answers,
+    answers_without_trouble,
+    keyed_options,
+)
+from firnline.testing.pipelines import pipeline_options, run_once, run_to_end
+from firnline.testing.samples import SampleInput
+from firnline.testing.state_changes import rescale_to, state_rows
+
+
+def shards_of(options: PipelineOptions) -> dict[str, int]:
+    checkpoint = assemble(options).load().checkpoint
+    assert checkpoint is not None
+    return {name: int(ref["shards"]) for name, ref in checkpoint.state.items()}
+
+
+def run_epochs(keyed: KeyedInput, options: PipelineOptions, epochs: int) -> None:
+    for _ in range(epochs):
+        keyed.add()
+    run_to_end(options)
+
+
+def test_state_is_dealt_out_anew_and_nothing_is_rewritten(tmp_path: Path) -> None:
+    keyed, options = KeyedInput(tmp_path / "in"), keyed_options(tmp_path, shards=None)
+    run_epochs(keyed, options, 3)
+    before, rows = answers(options.deciding.table), state_rows(options, "totals")
+    version = DeltaTable(options.deciding.table).version()
+    home = Path(assemble(options).state_home.root)
+    files = set(home.rglob("*.arrow"))
+    plan, receipt = Rescale(assemble(options), 5).perform("test")
+    assert receipt is not None
+    assert (plan.shards_now, plan.shards, receipt.epoch, plan.new_epoch) == (1, 5, 4, 4)
+    assert DeltaTable(options.deciding.table).version() == version + 2, "a claim, and one commit"
+    assert shards_of(options) == {"totals": 5}
+    assert set(home.rglob("*.arrow")) == files
+    assert (answers(options.deciding.table), state_rows(options, "totals")) == (before, rows)
+    run_epochs(keyed, options, 3)
+    assert shards_of(options) == {"totals": 5}, "a run goes on with as many as it finds"
+    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+
+
+def test_positions_watermarks_and_columns_stay(tmp_path: Path) -> None:
+    keyed, options = KeyedInput(tmp_path / "in"), keyed_options(tmp_path, (WINDOWS,), shards=None)
+    run_epochs(keyed, options, 3)
+    before = assemble(options).load().checkpoint
+    rescale_to(options, 3)
+    after = assemble(options).load().checkpoint
+    assert before is not None
+    assert after is not None
+    assert before.watermarks["windows"]["at"] is not None
+    for name in ("positions", "watermarks", "columns", "schema_fingerprint", "schema_version", "floor"):
+        assert getattr(after, name) == getattr(before, name), name
+    assert after.generation == before.generation + 1
+
+
+def test_repeating_it_changes_nothing(tmp_path: Path) -> None:
+    keyed, options = KeyedInput(tmp_path / "in"), keyed_options(tmp_path, shards=None)
+    run_epochs(keyed, options, 1)
+    assert rescale_to(options, 3) == 2
+    version = DeltaTable(options.deciding.table).version()
+    plan, receipt = Rescale(assemble(options), 3).perform("again")
+    assert (plan.already, receipt) == (True, None)
+    assert DeltaTable(options.deciding.table).version() == version
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["rescale", "spec"]), st.integers(1, 16), st.integers(0, 3)), min_size=2, max_size=4
+)
+
+
+@settings(
+    max_examples=8, phases=[Phase.explicit, Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    steps=STEPS,
+    graph=st.sampled_from([(TOTALS,), (WINDOWS,), (FIRSTS, FIRST_TOTALS)]),
+    keys=st.integers(1, 60),
+    seed=st.integers(0, 1000),
+)
+def test_any_way_of_rescaling_equals_none(
+    tmp_path: Path, steps: list[tuple[str, int, int]], graph: tuple[OperatorOptions, ...], keys: int, seed: int
+) -> None:
+    """By command or by the spec, up and down and back, with epochs in between."""
+    folder = tmp_path / "example"
+    shutil.rmtree(folder, ignore_errors=True)
+    keyed, options = KeyedInput(folder / "in", seed, keys), keyed_options(folder, graph, shards=None, key_groups=16)
+    run_epochs(keyed, options, 2)
+    first = next(iter(shards_of(options).values()))
+    for how, shards, epochs in [*steps, ("rescale", first, 1)]:
+        if how == "rescale":
+            rescale_to(options, shards)
+        by_spec = replace(options, state=replace(options.state, shards=shards))
+        run_epochs(keyed, by_spec if how == "spec" else options, epochs)
+    never = answers_without_trouble(folder, options)
+    assert answers(options.deciding.table) == never
+    untroubled = replace(options, sinks=(replace(options.deciding, table=str(folder / "untroubled-delta")),))
+    for operator in graph:
+        assert state_rows(options, operator.name) == state_rows(untroubled, operator.name)
+
+
+@pytest.mark.parametrize("graph", [(TOTALS,), (WINDOWS,)], ids=["totals", "windows"])
+def test_runs_that_were_cut_are_merged_in_time(tmp_path: Path, graph: tuple[OperatorOptions, ...]) -> None:
+    """After many epochs at each number of shards, what several shards shared has been merged away."""
+    keyed, options = KeyedInput(tmp_path / "in", keys=30), keyed_options(tmp_path, graph, shards=None, key_groups=8)
+    for shards in (3, 8, 1):
+        run_epochs(keyed, options, 7)
+        rescale_to(options, shards)
+    run_epochs(keyed, options, 7)
+    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    home = Path(assemble(options).state_home.root)
+    assert len(list(home.rglob("*.arrow"))) > 30, "each epoch wrote its own"
+    checkpoint = assemble(options).load().checkpoint
+    assert checkpoint is not None
+    newest = next(iter(checkpoint.state.values()))
+    assert newest["rows"] < 500, "old runs were merged"
+
+
+# -- the history ------------------------------------------------------------------------------------------
+
+
+def test_one_can_go_back_before_it_and_to_it(tmp_path: Path) -> None:
+    keyed, options = KeyedInput(tmp_path / "in"), keyed_options(tmp_path, shards=None)
+    run_epochs(keyed, options, 2)
+    assert rescale_to(options, 4) == 3
+    run_epochs(keyed, options, 2)
+    Rollback(assemble(options), 3).perform("back to it")
+    assert shards_of(options) == {"totals": 4}
+    Rollback(assemble(options), 2).perform("back before it")
+    assert shards_of(options) == {"totals": 1}
+    run_to_end(options)
+    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+
+
+def test_it_stands_in_the_list_of_checkpoints(tmp_path: Path) -> None:
+    keyed, options = KeyedInput(tmp_path / "in"), keyed_options(tmp_path, shards=None)
+    run_epochs(keyed, options, 1)
+    rescale_to(options, 2)
+    run_epochs(keyed, options, 1)
+    rows = load_checkpoints(assemble(options), None).checkpoints
+    assert [(row["epoch"], row["kind"], row["undone"]) for row in rows] == [
+        (3, "epoch", False),
+        (2, "rescale", False),
+        (1, "epoch", False),
+    ]
+
+
+def test_further_sinks_come_through_it(tmp_path: Path) -> None:
+    keyed = KeyedInput(tmp_path / "in")
+    options = keyed_options(tmp_path, shards=None)
+    raw = DeltaSinkOptions("raw", str(tmp_path / "raw"), input="files")
+    options = replace(options, sinks=(*options.sinks, raw))
+    run_epochs(keyed, options, 2)
+    rescale_to(options, 3)
+    assert [sink.load().epoch for sink in assemble(options).sinks] == [3, 3]
+    run_epochs(keyed, options, 2)
+    assert DeltaTable(raw.table).to_pyarrow_table().num_rows == 4 * 6
+    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+
+
+# -- refusals ---------------------------------------------------------------------------------------------
+
+
+def test_a_number_in_the_spec_is_changed_in_the_spec(tmp_path: Path) -> None:
+    options = keyed_options(tmp_path, shards=2)
+    with pytest.raises(ConfigError, match=r"sets state\.shards to 2") as refused:
+        Rescale(assemble(options), 4)
+    assert "state.shards: 4" in refused.value.hint
+    Rescale(assemble(options), 2)
+
+
+def test_more_shards_than_key_groups_are_refused(tmp_path: Path) -> None:
+    keyed, options = KeyedInput(tmp_path / "in"), keyed_options(tmp_path, shards=None, key_groups=4)
+    run_epochs(keyed, options, 1)
+    with pytest.raises(ConfigError, match="4 key groups"):
+        rescale_to(options, 5)
+
+
+def test_a_snapshot_that_lacks_epochs_is_refused(tmp_path: Path) -> None:
+    keyed = KeyedInput(tmp_path / "in")
+    options = keyed_options(tmp_path, shards=None, trigger=TriggerOptions(every_epochs=3))
+    run_epochs(keyed, options, 2)
+    held = assemble(options).load()
+    assert held.checkpoint is not None
+    assert held.checkpoint.state["totals"]["epoch"] == 1, "the trigger left the newest epoch without a snapshot"
+    with pytest.raises(CheckpointError, match="the pipeline stands at epoch 2") as refused:
+        rescale_to(options, 2)
+    assert "firnline checkpoint" in refused.value.hint
+    assert assemble(options).load().generation == held.generation, "nobody was fenced"
+
+
+def test_a_pipeline_without_state_is_refused(tmp_path: Path, sample: SampleInput) -> None:
+    sample.add("a.json", 3)
+    options = pipeline_options(str(tmp_path / "in"), str(tmp_path / "out"))
+    run_to_end(options)
+    with pytest.raises(ConfigError, match="no operator that keeps state"):
+        rescale_to(options, 2)
+    with pytest.raises(ConfigError, match="has no state yet"):
+        rescale_to(keyed_options(tmp_path, table="other", shards=None), 2)
+
+
+# -- tiers ------------------------------------------------------------------------------------------------
+
+
+def tiers(tmp_path: Path, machine: str) -> dict[str, Any]:
+    return {
+        "local": LocalTierOptions(str(tmp_path / machine)),
+        "remote": RemoteTierOptions(str(tmp_path / "remote"), interval_ms=1),
+    }
+
+
+def test_a_run_on_another_machine_finds_it_in_the_remote_tier(tmp_path: Path) -> None:
+    keyed, here = KeyedInput(tmp_path / "in"), keyed_options(tmp_path, shards=None, **tiers(tmp_path, "here"))
+    run_epochs(keyed, here, 2)
+    rescale_to(here, 4)
+    shutil.rmtree(tmp_path / "here")
+    there = keyed_options(tmp_path, shards=None, **tiers(tmp_path, "there"))
+    assert shards_of(there) == {"totals": 4}
+    run_epochs(keyed, there, 2)
+    assert shards_of(there) == {"totals": 4}
+    assert answers(there.deciding.table) == answers_without_trouble(tmp_path, there)
+
+
+def test_two_sources_and_the_state_of_both(tmp_path: Path) -> None:
+    """A state that several inputs feed is dealt out like any other."""
+    one, two = KeyedInput(tmp_path / "in", 1), KeyedInput(tmp_path / "in2", 2)
+    both = replace(TOTALS, inputs=("files", "more"))
+    options = keyed_options(tmp_path, (both,), shards=None)
+    schema = options.sources[0].schema
+    options = replace(
+        options, sources=(*options.sources, FileSourceOptions("more", str(tmp_path / "in2"), schema=schema))
+    )
+    for shards in (3, 2):
+        two.add()
+        run_epochs(one, options, 2)
+        rescale_to(options, shards)
+    two.add()
+    run_epochs(one, options, 2)
+    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+
+
+def test_a_pipeline_that_a_run_finds_rescaled_is_at_its_end_with_nothing_to_do(tmp_path: Path) -> None:
+    keyed, options = KeyedInput(tmp_path / "in"), keyed_options(tmp_path, shards=None)
+    run_epochs(keyed, options, 1)
+    rescale_to(options, 4)
+    run = run_once(options)
+    assert (run.exit_code, run.result.epochs) == (0, 0)

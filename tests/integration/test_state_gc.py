@@ -1,0 +1,362 @@
+"""Sweeping of state: what nothing can need goes, and one may still go back to every epoch that one may go back to."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from firnline.checkpoint.codec import canonical, seal
+from firnline.cli.main import run_command
+from firnline.engine.parts import assemble
+from firnline.errors import CheckpointError, LedgerHoleError, StateIncompleteError
+from firnline.faults import InjectedFaultError
+from firnline.history.rollback import Rollback
+from firnline.options import (
+    DeltaSinkOptions,
+    LocalTierOptions,
+    PipelineOptions,
+    RemoteTierOptions,
+    StoreOptions,
+    TriggerOptions,
+)
+from firnline.spec.build import load_options
+from firnline.staging.gc import gc
+from firnline.staging.state_gc import StateSwept, find_needed, sweep_state
+from firnline.state.replica import Replica
+from firnline.testing.keyed import KeyedInput, answers, answers_without_trouble, keyed_options
+from firnline.testing.pipelines import run_to_end
+
+SPEC = """\
+name: demo
+sources:
+  files:
+    path: in
+    schema: {fields: [{name: k, type: string}, {name: v, type: int64}, {name: at, type: timestamp}]}
+operators:
+  - name: totals
+    type: aggregate
+    inputs: [files]
+    keys: [k]
+    aggregates: [{name: n, function: count}, {name: total, function: sum, column: v}]
+sinks:
+  - {type: delta, name: delta, table: out, input: totals, write: upsert}
+state: {shards: 2}
+batch: {max_files: 1}
+checkpoint: {rollback_window: 2, keep_checkpoints: 1}
+"""
+
+
+@pytest.fixture
+def keyed(tmp_path: Path) -> KeyedInput:
+    return KeyedInput(tmp_path / "in")
+
+
+def options_of(folder: Path, **settings: Any) -> PipelineOptions:
+    return keyed_options(folder, **{"rollback_window": 2, "keep_checkpoints": 0, "keep_aborted_secs": 0.0, **settings})
+
+
+def epochs(keyed: KeyedInput, options: PipelineOptions, count: int) -> None:
+    for _ in range(count):
+        keyed.add()
+        run_to_end(options)
+
+
+def home(options: PipelineOptions) -> Path:
+    return Path(assemble(options).state_home.root)
+
+
+def complete(folder: Path) -> list[int]:
+    """The epochs of the complete checkpoints in a home."""
+    return sorted(int(path.parent.name[:20]) for path in folder.glob("*/COMMITTED"))
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def sweep(options: PipelineOptions, **settings: Any) -> list[StateSwept]:
+    return sweep_state(assemble(options), **{"grace_seconds": 0, **settings})
+
+
+def record_run(table: Path, **changes: Any) -> None:
+    """Make the newest run's record say something else."""
+    path = sorted((table / "_firnline/demo/runs").iterdir())[-1]
+    body = {k: v for k, v in json.loads(path.read_bytes()).items() if k not in ("checksum", "format")}
+    path.write_bytes(canonical(seal({**body, **changes})))
+
+
+ALIVE = {"status": "running", "host": socket.gethostname(), "pid": os.getpid()}
+
+
+def test_what_lies_below_the_floor_goes_and_one_may_go_back_to_all_that_is_left(
+    tmp_path: Path, keyed: KeyedInput
+) -> None:
+    options = options_of(tmp_path)
+    epochs(keyed, options, 8)
+    checkpoint = assemble(options).load().checkpoint
+    assert checkpoint is not None
+    floor = checkpoint.floor
+    assert 0 < floor < 8
+    before = files(home(options))
+    (planned,) = sweep(options, dry_run=True)
+    assert files(home(options)) == before
+    (swept,) = sweep(options)
+    assert replace(planned, dry_run=False) == swept
+    assert swept.files == len(before) - len(files(home(options))) > 0
+    assert complete(home(options)) == list(range(floor, 9))
+    assert swept.kept == 9 - floor
+    assert all(not Rollback(assemble(options), to).plan().refusals for to in range(floor, 8))
+    assert sweep(options)[0].files == 0
+    Rollback(assemble(options), floor).perform("test")
+    run_to_end(options)
+    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+
+
+def test_young_files_and_the_newest_checkpoints_stay(tmp_path: Path, keyed: KeyedInput) -> None:
+    options = options_of(tmp_path, keep_checkpoints=6)
+    epochs(keyed, options, 8)
+    assert sweep(options, grace_seconds=3600)[0].files == 0
+    sweep(options)
+    assert complete(home(options)) == [3, 4, 5, 6, 7, 8]
+
+
+def test_what_a_sparse_snapshot_is_followed_by_stays(tmp_path: Path, keyed: KeyedInput) -> None:
+    options = options_of(tmp_path, trigger=TriggerOptions(every_epochs=5))
+    epochs(keyed, options, 9)  # snapshots after 1 and 6
+    sweep(options)
+    epochs(keyed, options, 3)
+    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+
+
+def test_a_rollback_keeps_the_older_state_that_it_stands_on(tmp_path: Path, keyed: KeyedInput) -> None:
+    options = options_of(tmp_path, rollback_window=6)
+    epochs(keyed, options, 5)
+    Rollback(assemble(options), 1).perform("test")
+    for _ in range(2):
+        sweep(options)
+        assert 1 in complete(home(options))
+    run_to_end(options)
+    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+
+
+def test_a_sink_that_lags_keeps_what_its_epoch_names(
+    tmp_path: Path, keyed: KeyedInput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = DeltaSinkOptions("delta", str(tmp_path / "out"), input="totals", write="upsert")
+    second = DeltaSinkOptions("copy", str(tmp_path / "two"), input="totals", write="upsert", required=False)
+    options = options_of(tmp_path, sinks=(first, second), commit_policy="required")
+    epochs(keyed, options, 6)
+    parts = assemble(options)
+    entries = {entry.epoch: entry for entry in parts.entries(parts.load().entry)}
+    before = find_needed(parts).marks
+    lagging = replace(parts.sinks[1].load(), epoch=1)
+    monkeypatch.setattr(type(parts.sinks[1]), "load", lambda sink: lagging if sink.name == "copy" else parts.load())
+    monkeypatch.setattr(type(parts), "load", lambda _: type(parts.sinks[0]).load_committed(parts.sinks[0]))
+    marks = find_needed(parts).marks
+    assert entries[1].checkpoint.state["totals"]["checkpoint"] in set(marks.ids) - set(before.ids)
+    assert marks.keep_from_epoch <= 1
+
+
+def test_versions_of_the_store_and_of_the_tiers_are_marked(tmp_path: Path, keyed: KeyedInput) -> None:
+    options = options_of(
+        tmp_path,
+        store=StoreOptions(path=str(tmp_path / "store")),
+        local=LocalTierOptions(str(tmp_path / "local"), interval_ms=1),
+        remote=RemoteTierOptions(str(tmp_path / "remote"), interval_ms=1),
+    )
+    epochs(keyed, options, 6)
+    parts = assemble(options)
+    floor = parts.load().checkpoint.floor  # type: ignore[union-attr]  # there are epochs
+    since = {place.path: [r.epoch for r in place.load_since(floor)] for place in parts.recorder.places}
+    assert since["store"] == list(range(6, floor - 1, -1))
+    assert since["local"][0] == since["remote"][0] == 6
+    shutil.rmtree(tmp_path / "store")
+    (tmp_path / "store").write_text("an outage")
+    assert any("store" in note for note in find_needed(assemble(options)).notes)
+
+
+# -- what stops a sweep -----------------------------------------------------------------------------------
+
+
+def test_a_hole_in_the_ledger_stops_it(tmp_path: Path, keyed: KeyedInput) -> None:
+    options = options_of(tmp_path, rollback_window=6)
+    epochs(keyed, options, 8)
+    (entry,) = (tmp_path / "out/_firnline/demo/ledger").glob(f"{6:020d}-*")
+    entry.unlink()
+    before = files(home(options))
+    with pytest.raises(LedgerHoleError):
+        sweep(options)
+    assert files(home(options)) == before
+
+
+def test_a_pin_that_cannot_be_read_stops_it(tmp_path: Path, keyed: KeyedInput) -> None:
+    options = options_of(tmp_path)
+    epochs(keyed, options, 6)
+    pin = tmp_path / "out/_firnline/pins/savepoint-0123456789abcdef.json"
+    pin.parent.mkdir(parents=True)
+    pin.write_text("{")
+    before = files(home(options))
+    with pytest.raises(CheckpointError, match="pin"):
+        sweep(options)
+    assert files(home(options)) == before
+
+
+def test_damage_in_what_the_newest_epoch_names_stops_it(tmp_path: Path, keyed: KeyedInput) -> None:
+    options = options_of(tmp_path)
+    epochs(keyed, options, 6)
+    (committed,) = home(options).glob(f"{6:020d}-*/COMMITTED")
+    committed.unlink()
+    before = files(home(options))
+    with pytest.raises(StateIncompleteError):
+        sweep(options)
+    assert files(home(options)) == before
+
+
+def test_before_the_first_commit_nothing_goes(tmp_path: Path, keyed: KeyedInput) -> None:
+    options = options_of(tmp_path)
+    assert [one.files for one in sweep(options)] == [0]
+    left = home(options) / f"{1:020d}-abc" / "shard_0" / "totals.abc.arrow"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"of an epoch in flight")
+    sweep(options)
+    assert left.exists()
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_broken_off_anywhere_it_is_ended_by_the_next_one(
+    tmp_path: Path, keyed: KeyedInput, monkeypatch: pytest.MonkeyPatch, side: str
+) -> None:
+    options = options_of(tmp_path)
+    epochs(keyed, options, 6)
+    shutil.copytree(tmp_path / "out", tmp_path / "kept")
+    deletions = sweep(options)[0].files
+    ended = files(home(options))
+    assert deletions > 3
+    for count in range(1, deletions + 1):
+        shutil.rmtree(tmp_path / "out")
+        shutil.copytree(tmp_path / "kept", tmp_path / "out")
+        monkeypatch.setattr("firnline.faults._seen", type(__import__("firnline.faults").faults._seen)())
+        monkeypatch.setenv("FIRNLINE_FAULT", f"state.sweep.{side}:{count}:raise")
+        with pytest.raises(Exception, match="injected fault") as caught:
+            sweep(options)
+        assert isinstance(caught.value.__cause__ or caught.value, InjectedFaultError)
+        monkeypatch.delenv("FIRNLINE_FAULT")
+        sweep(options)
+        assert files(home(options)) == ended, count
+    epochs(keyed, options, 1)
+    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+
+
+# -- the remote tier --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiered(tmp_path: Path, keyed: KeyedInput) -> PipelineOptions:
+    options = options_of(
+        tmp_path,
+        local=LocalTierOptions(str(tmp_path / "local"), interval_ms=1),
+        remote=RemoteTierOptions(str(tmp_path / "remote"), interval_ms=1),
+    )
+    epochs(keyed, options, 7)
+    return options
+
+
+def test_the_remote_tier_is_swept_while_no_run_is_at_work(tmp_path: Path, tiered: PipelineOptions) -> None:
+    remote = Path(str(tmp_path / "remote/state/demo"))
+    record_run(tmp_path / "out", **ALIVE)
+    _, left = sweep(tiered)
+    assert (left.tier, left.files) == ("remote", 0)
+    assert "a run may be copying there" in left.notes[0]
+    record_run(tmp_path / "out", status="done")
+    _, swept = sweep(tiered)
+    assert swept.files > 0
+    assert complete(remote) == complete(home(tiered))
+
+
+def test_the_run_sweeps_the_remote_tier_through_its_replica(tmp_path: Path, tiered: PipelineOptions) -> None:
+    record_run(tmp_path / "out", **ALIVE)
+    place = assemble(tiered).state_home
+    assert place.fallback is not None
+    _, swept = sweep(tiered, replica=Replica(place.storage, place.fallback.storage))
+    assert (swept.files > 0, swept.notes) == (True, ())
+
+
+def test_what_only_the_remote_tier_has_does_not_stop_the_home(
+    tmp_path: Path, keyed: KeyedInput, tiered: PipelineOptions
+) -> None:
+    shutil.rmtree(home(tiered))
+    epochs(keyed, tiered, 1)
+    swept, _ = sweep(tiered)
+    assert any("remote tier alone" in note for note in swept.notes)
+    floor = assemble(tiered).load().checkpoint.floor  # type: ignore[union-attr]  # there are epochs
+    assert not Rollback(assemble(tiered), floor).plan().refusals
+    Rollback(assemble(tiered), floor).perform("test")
+    run_to_end(tiered)
+    assert answers(tiered.deciding.table) == answers_without_trouble(tmp_path, tiered)
+
+
+# -- rows on their way ------------------------------------------------------------------------------------
+
+
+def test_rows_on_their_way_go_an_hour_after_their_run_has_died(tmp_path: Path, keyed: KeyedInput) -> None:
+    options = options_of(tmp_path)
+    epochs(keyed, options, 1)
+    left = tmp_path / "out/_firnline/demo/exchange/0123456789abcdef"
+    left.mkdir(parents=True)
+    old, young = left / "old.arrow", left / "young.arrow"
+    for path, age in ((old, 3700), (young, 3500)):
+        path.write_bytes(b"rows")
+        os.utime(path, (time.time() - age,) * 2)
+    record_run(tmp_path / "out", **ALIVE)
+    assert "exchange" not in gc(options.deciding.table).kinds
+    record_run(tmp_path / "out", status="done")
+    assert gc(options.deciding.table, dry_run=True).kinds["exchange"].files == 1
+    assert old.exists()
+    assert gc(options.deciding.table).kinds["exchange"].files == 1
+    assert (old.exists(), young.exists()) == (False, True)
+
+
+# -- the command ------------------------------------------------------------------------------------------
+
+
+def test_the_command_shows_and_performs_it(
+    tmp_path: Path, keyed: KeyedInput, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = tmp_path / "firnline.yml"
+    spec.write_text(SPEC)
+    options = load_options(spec, environ={})
+    epochs(keyed, options, 7)
+    before = files(home(options))
+    assert run_command(["gc", str(spec), "--grace", "0s"]) == 0
+    shown = capsys.readouterr().out
+    assert f"state in {home(options)}" in shown
+    assert "would delete" in shown
+    assert "add --yes" in shown
+    assert files(home(options)) == before
+    assert run_command(["gc", str(spec), "--grace", "0s", "--yes", "--json"]) == 0
+    (state,) = json.loads(capsys.readouterr().out)["state"]
+    assert state["tier"] == "home"
+    assert state["files"] == len(before) - len(files(home(options))) > 0
+    (newest,) = home(options).glob(f"{7:020d}-*/COMMITTED")
+    newest.unlink()
+    assert run_command(["gc", str(spec), "--grace", "0s", "--yes"]) == 0
+    assert "the state was left alone" in capsys.readouterr().out
+
+
+def test_a_table_alone_says_nothing_of_state(
+    tmp_path: Path, keyed: KeyedInput, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = options_of(tmp_path)
+    epochs(keyed, options, 5)
+    before = files(home(options))
+    assert run_command(["gc", options.deciding.table, "--grace", "0s", "--yes", "--json"]) == 0
+    assert "state" not in json.loads(capsys.readouterr().out)
+    assert files(home(options)) == before
