@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import platform
 import shutil
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="size of the inputs; 1.0 is what the docs quote")
     parser.add_argument("--out", type=Path, default=Path("bench-results.json"))
     args = parser.parse_args()
+    logging.getLogger("firnline").setLevel(logging.ERROR)  # first starts and slow disks are no news here
     console = Console()
     folder = Path(tempfile.mkdtemp(prefix="firnline-bench-"))
     rows: list[cases.Row] = []

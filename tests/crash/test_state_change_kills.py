@@ -21,6 +21,7 @@ pytestmark = pytest.mark.crash
 
 JUMP = ("delta.claim", "storage.put", "delta.jump", "state.begin", "state.shard", "state.commit")
 POINTS = [f"{call}.{side}" for call in JUMP for side in ("before", "after")]
+LEFT = ["delta.claim.after", "state.commit.after", "delta.jump.before", "delta.jump.after"]  # and never repeated
 IMPORT_POINTS = [*POINTS, "state.run.before", "state.run.after", "state.timers.before", "state.timers.after"]
 
 
@@ -38,9 +39,14 @@ def shards_of(options: PipelineOptions) -> int:
     return int(checkpoint.state["windows"]["shards"])
 
 
-@pytest.mark.parametrize("repeat", [True, False], ids=["repeated", "left"])
 @pytest.mark.parametrize(
-    ("point", "count"), [*((p, 1) for p in POINTS), ("state.shard.after", 2), ("storage.put.after", 3)]
+    ("point", "count", "repeat"),
+    [
+        *((point, 1, True) for point in POINTS),
+        *((point, 1, False) for point in LEFT),
+        ("state.shard.after", 2, True),
+        ("storage.put.after", 3, True),
+    ],
 )
 def test_rescale_killed(tmp_path: Path, launcher: Launcher, point: str, count: int, repeat: bool) -> None:
     keyed, options = prepare(tmp_path, launcher)
@@ -78,8 +84,9 @@ def test_rescale_broken(tmp_path: Path, launcher: Launcher, point: str) -> None:
     assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
 
 
-@pytest.mark.parametrize("repeat", [True, False], ids=["repeated", "left"])
-@pytest.mark.parametrize("point", IMPORT_POINTS)
+@pytest.mark.parametrize(
+    ("point", "repeat"), [*((point, True) for point in IMPORT_POINTS), *((point, False) for point in LEFT)]
+)
 def test_import_killed(tmp_path: Path, launcher: Launcher, point: str, repeat: bool) -> None:
     """Either all rows are there or none; whoever repeats it has them all."""
     keyed, options = prepare(tmp_path, launcher)

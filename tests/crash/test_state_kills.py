@@ -1,97 +1,161 @@
-"""Keyed state under kill -9 at every point: no update is lost, doubled or out of order."""
+"""Savepoints, restores, rollbacks and sweeps of a pipeline with state, killed at every point that they reach.
+
+Whatever is left behind, the same command ends it, and the pipeline's answers are those of a run without trouble.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import multiprocessing
 import os
-import random
+import pickle
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from firnline.faults import POINTS
-from firnline.options import LocalTierOptions, PipelineOptions, RemoteTierOptions, TriggerOptions
-from firnline.testing.counters import CounterInput, counter_options, read_counts
-from firnline.testing.processes import KILLED, Launcher
+from firnline import faults
+from firnline.engine.parts import assemble
+from firnline.faults import VARIABLE
+from firnline.history.restore import restore_savepoint
+from firnline.history.rollback import Rollback
+from firnline.history.savepoint import create_savepoint
+from firnline.history.savepoint_list import dispose_savepoint, list_savepoints
+from firnline.options import PipelineOptions
+from firnline.staging.state_gc import sweep_state
+from firnline.testing.keyed import KeyedInput, answers, answers_without_trouble, keyed_options
+from firnline.testing.pipelines import run_to_end
+from firnline.testing.processes import KILLED
 
 pytestmark = pytest.mark.crash
 
-# What a run reaches that folds rows and upserts them; replication, repair and sweeps have tests of their own.
-REACHED = [
-    point
-    for point in POINTS
-    if point.startswith(("state.run", "state.begin", "state.shard", "state.commit", "upsert.", "epoch.", "stage.file"))
-    or point in ("delta.commit.before", "delta.commit.after", "delta.create.after", "storage.put.before")
-]
+MOST_KILLS = None if os.environ.get("FIRNLINE_PROOF") else 2  # per point; spread over its calls
+NEEDED = {
+    "create": "savepoint.copy",
+    "dispose": "savepoint.delete",
+    "restore": "state.replicate",
+    "rollback": "delta.jump",
+    "sweep": "state.sweep",
+}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A pipeline after six epochs, with a savepoint of its second; `keep` holds it all as it was made."""
+
+    options: PipelineOptions
+    folder: Path
+    keep: Path
+    answers: list[tuple[Any, ...]]
+
+    @property
+    def target(self) -> PipelineOptions:
+        """The same pipeline, into a table that does not exist yet."""
+        return replace(self.options, sinks=(replace(self.options.deciding, table=str(self.folder / "new")),))
+
+    def start_over(self) -> None:
+        shutil.rmtree(self.folder)
+        shutil.copytree(self.keep, self.folder)
 
 
 @pytest.fixture
-def counted(tmp_path: Path) -> CounterInput:
-    found = CounterInput(tmp_path / "in")
-    found.add(files=6)
-    return found
+def stage(tmp_path: Path) -> Stage:
+    folder, keep = tmp_path / "world", tmp_path / "keep"
+    keyed = KeyedInput(folder / "in")
+    options = keyed_options(folder, rollback_window=2, keep_checkpoints=0, keep_aborted_secs=0.0)
+    for epoch in range(1, 7):
+        keyed.add()
+        run_to_end(options)
+        if epoch == 2:
+            create_savepoint(assemble(options), str(folder / "saved"), copy=True)
+    expected = answers_without_trouble(folder, options)
+    shutil.rmtree(folder / "untroubled-delta")
+    shutil.copytree(folder, keep)
+    return Stage(options, folder, keep, expected)
 
 
-@pytest.fixture
-def options(tmp_path: Path, counted: CounterInput) -> PipelineOptions:
-    return counter_options(counted.folder, tmp_path / "table")
+def operate(name: str, stage: Stage) -> None:
+    parts = assemble(stage.target if name == "restore" else stage.options)
+    if name == "create":
+        create_savepoint(parts, str(stage.folder / "another"), copy=True)
+    elif name == "dispose":
+        dispose_savepoint(parts, str(stage.folder / "saved"))
+    elif name == "restore":
+        restore_savepoint(parts, str(stage.folder / "saved"), "test")
+    elif name == "rollback":
+        Rollback(parts, 5).perform("test")
+    else:
+        sweep_state(parts, grace_seconds=0)
 
 
-def check(counted: CounterInput, options: PipelineOptions) -> None:
-    assert read_counts(options.sinks[0].table) == counted.expected()
+def child(name: str, stage: Stage, fault: str, told: str) -> None:
+    """In a process of its own: note how often each fault point is reached."""
+    os.environ[VARIABLE] = fault
+    reached: Counter[str] = Counter()
+    original = faults.fault_point
+
+    def noting(point: str) -> None:
+        reached[point] += 1
+        original(point)
+
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith("firnline.") and hasattr(module, "fault_point"):
+            module.fault_point = noting  # type: ignore[attr-defined]
+    operate(name, stage)
+    Path(told).write_bytes(pickle.dumps(reached))
+    os._exit(0)
 
 
-@pytest.mark.parametrize("nth", [1, 3])
-@pytest.mark.parametrize("point", REACHED)
-def test_killed_at_a_point(
-    launcher: Launcher, counted: CounterInput, options: PipelineOptions, point: str, nth: int
-) -> None:
-    ended = launcher.run(options, f"{point}:{nth}:kill")
-    assert ended.exit_code in ((KILLED,) if nth == 1 else (KILLED, 0))
-    launcher.run_until_done(options)
-    check(counted, options)
+def perform(name: str, stage: Stage, fault: str, told: Path) -> tuple[int, Counter[str]]:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["firnline.testing.warm"])
+    process = context.Process(target=child, args=(name, stage, fault, str(told)), daemon=True)
+    process.start()
+    process.join(60)
+    assert process.exitcode is not None
+    reached: Any = pickle.loads(told.read_bytes()) if told.exists() else Counter()
+    told.unlink(missing_ok=True)
+    return process.exitcode, reached
 
 
-def test_every_point_is_reached(launcher: Launcher, counted: CounterInput, options: PipelineOptions) -> None:
-    ended = launcher.run(options)
-    assert ended.exit_code == 0, ended
-    assert set(REACHED) - ended.points == set()
+def spread(count: int) -> Iterator[int]:
+    """The first call of a point, the last, and some in between."""
+    wanted = count if MOST_KILLS is None else min(count, MOST_KILLS)
+    yield from sorted({1 + (count - 1) * n // max(1, wanted - 1) for n in range(wanted)})
 
 
-@pytest.mark.parametrize("point", ["state.run.after", "state.shard.after", "state.commit.after", "epoch.stage.after"])
-@pytest.mark.parametrize("mode", ["aligned", "per_operator"])
-def test_killed_between_checkpoints_of_state(
-    launcher: Launcher, counted: CounterInput, options: PipelineOptions, point: str, mode: Any
-) -> None:
-    sparse = dataclasses.replace(options.checkpoint, mode=mode, trigger=TriggerOptions(every_epochs=3))
-    options = dataclasses.replace(options, checkpoint=sparse)
-    for nth in (2, 1, 2):
-        launcher.run(options, f"{point}:{nth}:kill")
-    launcher.run_until_done(options)
-    check(counted, options)
+def finish(name: str, stage: Stage) -> None:
+    """Do it again until it is done; what a killed `create` left is disposed of first."""
+    if name == "create":
+        for found in list_savepoints(assemble(stage.options)):
+            if found.state == "incomplete":
+                dispose_savepoint(assemble(stage.options), found.id)
+                assert not (stage.folder / "another").exists()
+        if (stage.folder / "another" / "savepoint.json").exists():
+            return
+    if name == "dispose" and not (stage.folder / "saved").exists() and not list_savepoints(assemble(stage.options)):
+        return
+    if name == "rollback" and assemble(stage.options).load().epoch > 6:
+        return
+    operate(name, stage)
 
 
-def test_random_kills_rescales_and_an_empty_local_tier(launcher: Launcher, tmp_path: Path) -> None:
-    rounds = 60 if os.environ.get("FIRNLINE_PROOF") else 4
-    for seed in range(rounds):
-        rnd = random.Random(seed)
-        here = tmp_path / str(seed)
-        counted = CounterInput(here / "in", seed)
-        base = counter_options(counted.folder, here / "table")
-        tiers = dataclasses.replace(
-            base.checkpoint,
-            local=LocalTierOptions(str(here / "local"), 1),
-            remote=RemoteTierOptions(str(here / "remote"), 1),
-            trigger=TriggerOptions(every_epochs=rnd.choice([1, 1, 2, 4])),
-        )
-        options = dataclasses.replace(base, checkpoint=tiers)
-        for _ in range(5):
-            counted.add(files=rnd.randrange(1, 4))
-            shards = dataclasses.replace(options.state, shards=rnd.choice([1, 2, 3, 5]))
-            options = dataclasses.replace(options, state=shards)
-            launcher.run(options, f"{rnd.choice(REACHED)}:{rnd.randrange(1, 4)}:kill")
-            if rnd.random() < 0.3 and (here / "local").exists():
-                (here / "local").rename(here / f"lost-{rnd.random()}")
-        launcher.run_until_done(options)
-        assert read_counts(options.sinks[0].table) == counted.expected(), f"seed {seed}"
+@pytest.mark.parametrize("name", list(NEEDED))
+def test_killed_anywhere_it_is_ended_by_the_same_command(tmp_path: Path, stage: Stage, name: str) -> None:
+    told = tmp_path / "told"
+    code, points = perform(name, stage, "", told)
+    assert code == 0
+    assert points[f"{NEEDED[name]}.before"] > 0
+    kills = [(point, nth) for point, count in sorted(points.items()) for nth in spread(count)]
+    for point, nth in kills:
+        stage.start_over()
+        code, _ = perform(name, stage, f"{point}:{nth}:kill", told)
+        assert code == KILLED, (point, nth)
+        finish(name, stage)
+        options = stage.target if name == "restore" else stage.options
+        run_to_end(options)
+        assert answers(options.deciding.table) == stage.answers, (point, nth)

@@ -104,7 +104,7 @@ def test_watermark_and_timers_are_those_of_the_snapshot(tmp_path: Path, keyed: K
 
 
 def test_what_the_local_tier_lacks_is_read_from_the_remote_one(tmp_path: Path, keyed: KeyedInput) -> None:
-    tiers = {
+    tiers: dict[str, Any] = {
         "local": LocalTierOptions(str(tmp_path / "local")),
         "remote": RemoteTierOptions(str(tmp_path / "remote"), interval_ms=1),
     }

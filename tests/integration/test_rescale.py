@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from firnline.engine.parts import assemble
-from firnline.errors import CheckpointError, ConfigError
+from firnline.errors import CheckpointError, CommitConflictError, ConfigError
 from firnline.history.checkpoint_list import load_checkpoints
 from firnline.history.rollback import Rollback
 from firnline.history.state_jumps import Rescale
@@ -26,6 +26,8 @@ from firnline.options import (
     RemoteTierOptions,
     TriggerOptions,
 )
+from firnline.sinks.delta import DeltaSink
+from firnline.testing.committers import commit_table
 from firnline.testing.keyed import (
     FIRST_TOTALS,
     FIRSTS,
@@ -277,3 +279,42 @@ def test_a_pipeline_that_a_run_finds_rescaled_is_at_its_end_with_nothing_to_do(t
     rescale_to(options, 4)
     run = run_once(options)
     assert (run.exit_code, run.result.epochs) == (0, 0)
+
+
+def test_units_that_wait_for_a_committer_are_not_dropped(tmp_path: Path) -> None:
+    keyed, options = KeyedInput(tmp_path / "in"), keyed_options(tmp_path, (FIRSTS,), shards=None)
+    sink = DeltaSinkOptions("delta", str(tmp_path / "out"), input="firsts", mode="staged")
+    options = replace(options, sinks=(sink,))
+    run_epochs(keyed, options, 1)
+    commit_table(sink.table)
+    run_epochs(keyed, options, 1)
+    with pytest.raises(CheckpointError, match="those up to 2 wait for a committer"):
+        rescale_to(options, 3)
+    commit_table(sink.table)
+    assert rescale_to(options, 3) == 3
+    run_epochs(keyed, options, 1)
+    commit_table(sink.table)
+    assert shards_of(options) == {"firsts": 3}
+    rows = answers(sink.table)
+    assert len(rows) == len({(row[1], row[2]) for row in rows}) == len(state_rows(options, "firsts"))
+
+
+def test_a_table_that_moves_meanwhile_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keyed, options = KeyedInput(tmp_path / "in"), keyed_options(tmp_path, shards=None)
+    run_epochs(keyed, options, 2)
+    original, calls = DeltaSink.jump, []
+
+    def once_too_late(sink: DeltaSink, *args: Any) -> Any:
+        calls.append(sink)
+        if len(calls) == 1:
+            raise CommitConflictError("the table moved")
+        return original(sink, *args)
+
+    monkeypatch.setattr(DeltaSink, "jump", once_too_late)
+    assert rescale_to(options, 3) == 3
+    home = Path(assemble(options).state_home.root)
+    made = sorted(path for path in home.iterdir() if path.name.startswith(f"{3:020d}"))
+    assert sorted((path / "ABORTED").exists() for path in made) == [False, True], "nobody will ever name the first"
+    run_epochs(keyed, options, 1)
+    assert shards_of(options) == {"totals": 3}
+    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)

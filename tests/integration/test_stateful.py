@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 from firnline.engine.engine import Engine
 from firnline.engine.parts import assemble
 from firnline.engine.runner import Runner
+from firnline.history.operator_state import load_state_view
 from firnline.options import (
     DeltaSinkOptions,
     FieldOptions,
@@ -29,6 +30,7 @@ from firnline.options import (
     TriggerOptions,
 )
 from firnline.sources.files.source import FileSource
+from firnline.state.exporting import write_export
 from firnline.testing.counters import CounterInput, counter_options, read_counts
 from firnline.testing.local import LocalEngine
 from firnline.testing.pipelines import Recorder, pipeline_options, run_once, run_to_end
@@ -292,6 +294,22 @@ def test_an_operator_that_is_given_leave_begins_empty(world: World) -> None:
     held = assemble(more).load().checkpoint
     assert held is not None
     assert set(held.state) == {"totals", "third"}
+
+
+def test_an_operator_begins_with_an_exported_state(world: World, tmp_path: Path) -> None:
+    first = world.options(operators=[totals()], sinks=["totals"])
+    fill(world, range(1))
+    run_to_end(first)
+    path = tmp_path / "exported.parquet"
+    view = load_state_view(assemble(first), "totals")
+    assert write_export(str(path), view.reader.schema, view.reader.scan(), {}) == 3
+    again = World(tmp_path / "again")
+    options = again.options(operators=[totals(initial_state=str(path))], sinks=["totals"])
+    again.add("a", "g1", [("k0", 1, "10:00:00"), ("new", 1, "10:00:00")])
+    run_to_end(options)
+    again.add("a", "g2", [("k1", 1, "10:00:00")])
+    run_to_end(options)
+    assert {r["k"]: r["n"] for r in again.read("totals")} == {"k0": 5, "k1": 5, "new": 1}
 
 
 # -- tiers, damage, loss -------------------------------------------------------------------------------

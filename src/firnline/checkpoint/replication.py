@@ -170,7 +170,7 @@ class TierWriter:
                 newer = self._waiting or taken
                 self._waiting = _Waiting(newer.record, taken.first, taken.since)
                 self._failures += 1
-                backoff = min(FIRST_BACKOFF_SECONDS * 2.0 ** (self._failures - 1), MAX_BACKOFF_SECONDS)
+                backoff = min(FIRST_BACKOFF_SECONDS * 2.0 ** min(self._failures - 1, 16), MAX_BACKOFF_SECONDS)
                 self._due_at = now + backoff
             else:
                 recovered, self._failures = self._failures, 0

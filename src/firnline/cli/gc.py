@@ -34,7 +34,7 @@ on their way between the jobs of an epoch go an hour after their run has died.
 
 Of a spec with operators, their state is swept too: what no sink, no epoch that
 one may still go back to (checkpoint.rollback_window), no copy in the store and
-the tiers and no savepoint needs, but for the newest checkpoint.keep_checkpoints.
+the tiers and no savepoint needs. The newest checkpoint.keep_checkpoints stay.
 The remote tier is left to the run while there is one.
 
 Output (JSON fields):

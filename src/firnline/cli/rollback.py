@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 EPILOGUE = """\
 Table, columns, operators' state and checkpoint go back together, in one Delta
-commit that is an epoch of its own; the next run reads the input after that point again, so that
-the result equals a run that never went wrong. An active run is fenced (exit
-code 5). Without --yes only the plan is shown. Starts no Spark, reads no data
-file.
+commit that is an epoch of its own; the next run reads the input after that
+point again, so that the result equals a run that never went wrong. An active
+run is fenced (exit code 5). Without --yes only the plan is shown. Starts no
+Spark, reads no data file.
 
 Refused, with the reason, when files are vacuumed, when the state of that epoch
 is not whole, when the source no longer has the input, when others changed rows
-since, when the epoch was committed together with later ones, and below the floor
-(checkpoint.rollback_window).
+since, when the epoch was committed together with later ones, and below the
+floor (checkpoint.rollback_window).
 
 Output (JSON fields):
   pipeline, done, from_epoch, to_epoch, new_epoch, version, floor, input_files,

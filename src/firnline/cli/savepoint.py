@@ -31,9 +31,10 @@ COLUMNS = (
 
 EPILOGUE = """\
 A savepoint is a folder of yours that holds one epoch: its checkpoint, its
-ledger and, with --copy, the data files and the operators' state. Firnline never deletes one but by
-`dispose`. It may be moved or copied elsewhere, and is restored, into the same
-tables or others, by `firnline run --from-savepoint PATH`.
+ledger and, with --copy, the data files and the operators' state. Firnline never
+deletes one but by `dispose`. It may be moved or copied elsewhere, and is
+restored, into the same tables or others, by `firnline run --from-savepoint
+PATH`.
 
 Examples:
   firnline savepoint create --copy --path s3://backup/flights-before-upgrade
@@ -47,10 +48,10 @@ it needs: `firnline gc` and `firnline compact` leave them alone, but a VACUUM of
 another tool, or the loss of the table, does not. With --copy it needs nothing
 but its own folder.
 
-Operators' state is pinned or copied with it. Where checkpoints of state are made
-less often than epochs (checkpoint.trigger), a run on this machine is asked for
-one first. Without a run the epochs since the last one are folded again by the
-run that restores the savepoint: the command tells how many, and the source must
+Operators' state is pinned or copied with it. Where checkpoints of state are
+made less often than epochs (checkpoint.trigger), a run on this machine is asked
+for one first. Without a run, the epochs since the last one are folded again by
+the run that restores the savepoint: the command tells how many. The source must
 still have their input then, with --copy too.
 
 Output (JSON fields):

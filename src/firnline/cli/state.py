@@ -40,7 +40,7 @@ Output (JSON fields):
   key_columns, state_columns  [{name, type}]
   keys, timers       how many live, and how many of them are due some time;
                      only without --key, --sql and --export
-  columns, rows      names, and values by name; --sql: values in that order
+  columns, rows      names, and values by name
   more               whether --limit cut the rows off
   exported, path     with --export: how many rows, and where
 
@@ -162,13 +162,11 @@ def _query(common: Common, view: StateView, sql: str, limit: int) -> None:
     from firnline.state.querying import query_state
 
     answer = query_state(view.reader, sql, limit)
-    rows = [[_plain(value) for value in row] for row in answer.rows]
+    rows = [{name: _plain(v) for name, v in zip(answer.columns, row, strict=True)} for row in answer.rows]
     if common.json:
         common.out.json({**view.facts(), "columns": answer.columns, "rows": rows, "more": answer.more})
         return
-    # Two columns of a query may have one name.
-    columns = [Column(str(n), name, right=_is_number(rows, n)) for n, name in enumerate(answer.columns)]
-    common.out.table(columns, [{str(n): value for n, value in enumerate(row)} for row in rows])
+    common.out.table([Column(name, right=_is_number(rows, name)) for name in answer.columns], rows)
     _say_more(more=answer.more)
 
 
@@ -249,7 +247,7 @@ def _plain(value: Any) -> Any:
 
 def _table(out: Output, names: Sequence[str], rows: list[dict[str, Any]], *, more: bool) -> None:
     shown = [name for name in names if name != "_timer" or any(row[name] is not None for row in rows)]
-    columns = [Column(name, right=_is_number([[row[name]] for row in rows], 0)) for name in shown]
+    columns = [Column(name, right=_is_number(rows, name)) for name in shown]
     told = [{**row, "_timer": _moment(row["_timer"])} for row in rows]
     out.table(columns, told)
     _say_more(more=more)
@@ -260,8 +258,8 @@ def _say_more(*, more: bool) -> None:
         say("there is more; --limit shows more rows")
 
 
-def _is_number(rows: Sequence[Sequence[Any]], place: int) -> bool:
-    return any(isinstance(row[place], int | float) and not isinstance(row[place], bool) for row in rows)
+def _is_number(rows: Sequence[dict[str, Any]], name: str) -> bool:
+    return any(isinstance(row[name], int | float) and not isinstance(row[name], bool) for row in rows)
 
 
 def _moment(micros: int | None) -> str | None:

@@ -45,6 +45,22 @@ class Dataflow:
             )
         return found
 
+    def inputs_of_query(self, operator: OperatorOptions) -> list[str]:
+        """The sources and ports that a query reads, directly or through other queries."""
+        found: dict[str, None] = {}
+        for port in operator.inputs:
+            above = self._find_query(port)
+            found |= dict.fromkeys(self.inputs_of_query(above)) if above is not None else {port: None}
+        return list(found)
+
+    def queries_above(self, operator: OperatorOptions) -> set[str]:
+        """The queries that a query reads, directly or through others."""
+        above = [found for port in operator.inputs if (found := self._find_query(port)) is not None]
+        return {name for query in above for name in (query.name, *self.queries_above(query))}
+
+    def _find_query(self, port: str) -> OperatorOptions | None:
+        return next((o for o in self.operators if o.name == port and o.is_sql), None)
+
     def ports_of(self, operator: OperatorOptions) -> list[str]:
         """The ports of an operator that somebody reads, its main one first."""
         known = [p for p in {**self.sinks, **self.readers} if p == operator.name or p.startswith(f"{operator.name}.")]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -18,12 +18,12 @@ from firnline.engine.engine import Engine, SqlJob, SqlOutput
 from firnline.engine.exchange import Exchanged
 from firnline.engine.flight import Base
 from firnline.engine.folding import Folded, FoldJob, take_folded
-from firnline.engine.orders import Context, Produced
+from firnline.engine.orders import Context, Produced, known_columns
 from firnline.engine.parts import Parts
 from firnline.engine.pings import ping_path, watching
 from firnline.engine.reading import exchanged, read_sources
 from firnline.engine.watermarks import Watermarks
-from firnline.errors import EngineError, WorkerLostError
+from firnline.errors import ConfigError, EngineError, WorkerLostError
 from firnline.graph import resolve_port
 from firnline.operators.base import MAIN, Operator
 from firnline.operators.loading import build_operator
@@ -31,6 +31,7 @@ from firnline.options import OperatorOptions
 from firnline.schema import schema_to_json
 from firnline.sources.group import EpochPlan
 from firnline.state.home import StateHome
+from firnline.state.importing import load_initial_state
 from firnline.state.keys import shard_ranges
 from firnline.state.manifest import checkpoint_id
 from firnline.state.refs import OperatorState
@@ -70,9 +71,9 @@ class EpochJob:
     """Runs the jobs of epochs, one epoch at a time."""
 
     def __init__(self, parts: Parts, engine: Engine, flow: Dataflow, home: StateHome) -> None:
-        self._parts = parts
-        self._engine = engine
-        self._flow = flow
+        self.parts = parts
+        self.engine = engine
+        self.flow = flow
         self.home = home
 
     def run(self, task: Task, base: Base, ranges: Ranges) -> Worked:
@@ -88,17 +89,22 @@ class EpochJob:
         try:
             return run.perform()
         finally:
-            if self._flow.operators:
+            if self.flow.operators:
                 self._sweep(place)
 
     def _place(self, attempt: str) -> dict[str, Json]:
         """Where rows on their way are put: every worker reaches the deciding table."""
-        deciding = self._parts.options.deciding
+        deciding = self.parts.options.deciding
         return {
-            "root": self._parts.storage.root,
+            "root": self.parts.storage.root,
             "storage_options": dict(deciding.storage_options),
-            "folder": f"_firnline/{self._parts.options.name}/exchange/{attempt}",
+            "folder": f"_firnline/{self.parts.options.name}/exchange/{attempt}",
         }
+
+    def sweep_all(self) -> None:
+        """Let go of rows on their way that a kill left behind; a run that is still at it has lost the pipeline."""
+        place = self._place("")
+        self._sweep({**place, "folder": place["folder"].rstrip("/")})
 
     def _sweep(self, place: dict[str, Json]) -> None:
         """Let go of an attempt's rows on their way. What a kill leaves behind goes when the next run begins."""
@@ -107,7 +113,7 @@ class EpochJob:
             shutil.rmtree(storage.path_of(place["folder"]), ignore_errors=True)
             return
         for stat in list(storage.list(place["folder"])):
-            storage.delete(f"{place['folder']}/{stat.name.rsplit('/', 1)[-1]}")
+            storage.delete(stat.name.removeprefix(f"{storage.root}/"))
 
 
 @dataclass(slots=True)
@@ -125,14 +131,16 @@ class _Run:
     views: dict[str, str] = field(default_factory=dict)  # SQL operators whose rows are only needed by SQL
 
     def perform(self) -> Worked:
-        parts, flow = self.job._parts, self.job._flow
+        parts, flow = self.job.parts, self.job.flow
         contexts = self._contexts()
-        produced, reports = read_sources(self.job._engine, self.task.plan, contexts)
+        produced, reports = read_sources(self.job.engine, self.task.plan, contexts)
         self.edges = exchanged(reports, contexts)
-        for source in parts.sources.names:
-            found = produced.columns.get(source) or self.base.columns.get(source)
+        for name, context in contexts.items():
+            found = produced.columns.get(name) or known_columns(context)
             if found is not None:
-                self.columns[source] = found
+                self.columns[name] = found
+                for target in context.targets:  # one whose source gave nothing gets its columns all the same
+                    produced.schemas.setdefault(target["sink"], found)
         worked = Worked(produced, self.state, self.base.watermarks)
         last = flow.stateful[-1].name if flow.stateful else ""
         for operator in flow.operators:
@@ -146,7 +154,7 @@ class _Run:
         return worked
 
     def _contexts(self) -> dict[str, Context]:
-        parts, task = self.job._parts, self.task
+        parts, task = self.job.parts, self.task
         quarantine = {
             "root": parts.storage.root,
             "storage_options": dict(parts.options.deciding.storage_options),
@@ -161,7 +169,7 @@ class _Run:
                 targets=self._targets(one.name),
                 quarantine=quarantine,
                 base=self.base.columns.get(one.name),
-                edges=self.job._flow.edges_of(one.name, self.ranges),
+                edges=self.job.flow.edges_of(one.name, self.ranges),
                 exchange=self.place,
                 replay=task.replay,
             )
@@ -171,7 +179,7 @@ class _Run:
     def _targets(self, port: str) -> list[dict[str, Json]]:
         if self.task.replay:
             return []
-        return [self.job._parts.sink(name).stage_target() for name in self.job._flow.sinks_of(port)]
+        return [self.job.parts.sink(name).stage_target() for name in self.job.flow.sinks_of(port)]
 
     # -- SQL ------------------------------------------------------------------------------------------
 
@@ -179,7 +187,7 @@ class _Run:
         """Run a query whose rows a sink or a stateful operator needs; one that only SQL reads becomes a view there."""
         from firnline.sql import bind_epoch_time, bind_tables  # loads a parser that most pipelines do not need
 
-        flow = self.job._flow
+        flow = self.job.flow
         named = {port: view_name(port) for port in operator.inputs}
         query = bind_epoch_time(str(operator.settings["query"]), self.task.epoch_time)
         self.views[operator.name] = bind_tables(query, named)
@@ -187,16 +195,16 @@ class _Run:
         edges = [edge for edge in flow.edges_of(operator.name, self.ranges) if edge.ranges]
         if not targets and not edges:
             return
-        views = {port: self._view(port) for port in self._inputs_of(operator)}
+        inputs = flow.inputs_of_query(operator)
+        if not self._can_query(operator, inputs):
+            return
         job = SqlJob(
-            tables={view_name(port): table for port, table in views.items() if table is not None},
-            views={view_name(n): text for n, text in self.views.items() if n in self._upstream(operator)},
+            tables={view_name(port): self._view(port) for port in inputs},
+            views={view_name(n): text for n, text in self.views.items() if n in flow.queries_above(operator)},
             query=self.views[operator.name],
             output=SqlOutput(self.task.attempt, targets, [e.to_json() for e in edges], self.place),
         )
-        if any(table is None for table in views.values()):
-            return  # a source that never gave a row has no columns yet: there is nothing to query
-        schema, reports = self.job._engine.run_sql(self.task.attempt, job)
+        schema, reports = self.job.engine.run_sql(self.task.attempt, job)
         self.columns[operator.name] = schema
         for edge in edges:
             self.edges[edge.name] = Exchanged.collect(reports, edge.name)
@@ -204,30 +212,18 @@ class _Run:
             files = [file for report in reports for file in report["staged"][target["sink"]]]
             produced.stage({target["sink"]: files}, {target["sink"]: sink_columns(schema, target)})
 
-    def _inputs_of(self, operator: OperatorOptions) -> list[str]:
-        """The sources and ports that a query reads, directly or through other queries."""
-        found: dict[str, None] = {}
-        for port in operator.inputs:
-            upstream = next((o for o in self.job._flow.operators if o.name == port and o.is_sql), None)
-            if upstream is None:
-                found[port] = None
-            else:
-                found |= dict.fromkeys(self._inputs_of(upstream))
-        return list(found)
+    def _can_query(self, operator: OperatorOptions, inputs: Sequence[str]) -> bool:
+        """Whether the columns of all inputs are known; without them no row may have come, or it would be lost."""
+        unknown = [port for port in inputs if port not in self.columns]
+        if unknown and any(self.edges.get(sql_edge(port), Exchanged()).rows for port in inputs):
+            raise ConfigError(
+                f"operator {operator.name!r} reads {unknown[0]!r}, whose columns are not known yet",
+                hint=f"Declare the columns of {unknown[0]!r} under schema.fields.",
+            )
+        return not unknown
 
-    def _upstream(self, operator: OperatorOptions) -> set[str]:
-        """The queries that a query reads, directly or through others."""
-        found: set[str] = set()
-        for port in operator.inputs:
-            upstream = next((o for o in self.job._flow.operators if o.name == port and o.is_sql), None)
-            if upstream is not None:
-                found |= {upstream.name, *self._upstream(upstream)}
-        return found
-
-    def _view(self, port: str) -> dict[str, Json] | None:
-        """The rows of a port as a query finds them; None while its columns are not known."""
-        if port not in self.columns:
-            return None
+    def _view(self, port: str) -> dict[str, Json]:
+        """The rows of a port as a query finds them."""
         files = self.edges.get(sql_edge(port), Exchanged()).files
         return {"place": self.place, "files": files, "schema": schema_to_json(self.columns[port])}
 
@@ -237,7 +233,7 @@ class _Run:
         """Fold what came for one operator into its state, one task per shard."""
         if options.name in self.task.skip:
             return
-        task, parts = self.task, self.job._parts
+        task, parts = self.task, self.job.parts
         before = self.base.watermarks.of(options.name)
         latest = {port: found.latest for port, found in self._inputs(options).items() if found.latest is not None}
         operator = self._build(options)
@@ -246,7 +242,7 @@ class _Run:
         if operator is not None:
             worked.built[options.name] = operator
         due = task.begin(worked) if finish and task.begin is not None else frozenset[str]()
-        ports = {port: self._port(options, port) for port in self.job._flow.ports_of(options)}
+        ports = {port: self._port(options, port) for port in self.job.flow.ports_of(options)}
         job = FoldJob(
             pipeline=parts.options.name,
             epoch=task.epoch,
@@ -255,16 +251,17 @@ class _Run:
             options=options,
             operator_paths=parts.options.operator_paths,
             inputs=self._inputs(options),
+            unordered=tuple(o.name for o in self.job.flow.operators if o.is_sql and o.name in options.inputs),
             schemas=operator.inputs if operator is not None else None,
             exchange=self.place,
             home=self.job.home.to_json(),
             folder=checkpoint_id(task.epoch, task.attempt),
             ranges=self.ranges,
-            key_groups=self.job._flow.key_groups,
+            key_groups=self.job.flow.key_groups,
             late_before=before.at,
             watermark=after.at,
             ports=ports,
-            state=self._state_of(worked, options.name),
+            state=worked.state.get(options.name) or self._first_state(options, operator),
             others={n: self._state_of(worked, n) for n in due if n != options.name} if due else None,
             listed=options.name in due,
             ping_seconds=parts.options.state.worker_ping_secs,
@@ -281,22 +278,31 @@ class _Run:
 
     def _run_watched(self, operator: str, orders: list[dict[str, Json]]) -> list[dict[str, Json]]:
         """Run the shards' tasks; one that hangs is given up, with the job that waits for it."""
-        options, attempt = self.job._parts.options, self.task.attempt
+        options, attempt = self.job.parts.options, self.task.attempt
         silent: list[str] = []
 
         def lost(shard: int, seconds: float) -> None:
             silent.append(f"shard {shard} of operator {operator!r} was silent for {seconds:.1f} s")
-            self.job._engine.cancel(attempt)
+            self.job.engine.cancel(attempt)
 
         paths = {int(order["shard"]): ping_path(self.place, operator, int(order["shard"])) for order in orders}
         timeout = options.checkpoint.timeout_ms / 1000
         with watching(paths, options.state.worker_ping_secs, lost):
             try:
-                return self.job._engine.run(attempt, orders, timeout)
+                return self.job.engine.run(attempt, orders, timeout)
             except EngineError as error:
                 if silent:
                     raise WorkerLostError(silent[0]) from error
                 raise
+
+    def _first_state(self, options: OperatorOptions, operator: Operator | None) -> OperatorState:
+        """What an operator begins with that has no state yet: nothing, or what the spec names."""
+        if operator is None or not options.initial_state:
+            return OperatorState(0)
+        folder = checkpoint_id(self.task.epoch, self.task.attempt)
+        groups = self.job.flow.key_groups
+        path, home = options.initial_state, self.job.home
+        return load_initial_state(operator, path, home, folder, self.ranges, groups, self.task.epoch)
 
     def _state_of(self, worked: Worked, operator: str) -> OperatorState:
         return worked.state.get(operator) or OperatorState(0)
@@ -313,10 +319,10 @@ class _Run:
         wanted = [*(options.settings.get("keys") or ()), options.settings.get("time")]
         alike = pa.schema([field for field in first if field.name in wanted])  # an input that never gave a row
         inputs = {port: known.get(port, alike) for port in options.inputs}
-        return build_operator(options, inputs, self.job._parts.options.operator_paths)
+        return build_operator(options, inputs, self.job.parts.options.operator_paths)
 
     def _port(self, options: OperatorOptions, port: str) -> dict[str, Json]:
-        edges = self.job._flow.edges_of(port, self.ranges)
+        edges = self.job.flow.edges_of(port, self.ranges)
         return {"targets": self._targets(port), "edges": [edge.to_json() for edge in edges]}
 
     def _take_output(
@@ -330,7 +336,7 @@ class _Run:
         name = resolve_port(port, [options.name])[1] or MAIN
         schema = operator.output_schema(name)
         self.columns[port] = schema
-        for edge in self.job._flow.edges_of(port, self.ranges):
+        for edge in self.job.flow.edges_of(port, self.ranges):
             self.edges[edge.name] = Exchanged.collect(reports, edge.name)
         for target in self._targets(port):
             files = [file for report in reports for file in report["staged"].get(target["sink"], [])]

@@ -26,7 +26,7 @@ from firnline.engine.exchange import Edge, ExchangeWriter, fit, read_exchange
 from firnline.engine.pings import ping_path, pinging
 from firnline.errors import EngineError
 from firnline.operators.base import LATE, MAIN, Assigned, Batch, EpochContext, Indices, Operator, Result
-from firnline.operators.columns import late_rows
+from firnline.operators.columns import late_rows, micros
 from firnline.operators.loading import build_operator
 from firnline.options import OperatorOptions
 from firnline.schema import schema_from_json
@@ -34,7 +34,7 @@ from firnline.sinks.delta.upsert_stage import open_stager
 from firnline.state.access import by_slots, lookup
 from firnline.state.columns import Layout, nulls
 from firnline.state.home import StateHome
-from firnline.state.keys import Located, distinct, locate
+from firnline.state.keys import Located, distinct, encode_keys, key_family, locate
 from firnline.state.layout import finish_shard
 from firnline.state.merging import merge_due
 from firnline.state.refs import ShardState
@@ -156,6 +156,8 @@ class _Shard:
                 )
             )
             table = pa.Table.from_batches(batches, schema=schema).combine_chunks()
+            if port in self._order["unordered"]:
+                table = _in_order(table, operator.times.get(port))
             assigned: Assigned = operator.assign(table, port, context)
             if assigned.late.size:
                 self._tally.late += int(assigned.late.size)
@@ -269,6 +271,14 @@ class _Gathered:
     keys: pa.Table
     counts: Mapping[str, int]
     late: Sequence[pa.Table]
+
+
+def _in_order(table: pa.Table, time: str | None) -> pa.Table:
+    """Rows out of a query in an order that is the same on every replay: by time, then by what they hold."""
+    plain = [name for name in table.column_names if key_family(table.schema.field(name).type) is not None]
+    hashes = encode_keys(table.select(plain), table.num_rows).hash64()
+    times = micros(table.column(time))[0] if time else np.zeros(table.num_rows, np.int64)
+    return table.take(pa.array(np.lexsort((hashes, times))))
 
 
 # Arrow forgets how many rows a table without columns has; the state of an operator without keys has such keys.

@@ -27,6 +27,7 @@ class FoldJob:
     options: OperatorOptions
     operator_paths: tuple[str, ...]
     inputs: Mapping[str, Exchanged]
+    unordered: tuple[str, ...]  # inputs that come out of queries, whose rows have no order of their own
     schemas: Mapping[str, pa.Schema] | None  # None: no input ever gave a row, so there is nothing to fold
     exchange: dict[str, Json]
     home: dict[str, Json]
@@ -61,6 +62,7 @@ class FoldJob:
             "schemas": None
             if self.schemas is None
             else {port: schema_to_json(schema) for port, schema in self.schemas.items()},
+            "unordered": list(self.unordered),
             "exchange": self.exchange,
             "home": self.home,
             "folder": self.folder,

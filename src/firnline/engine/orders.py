@@ -115,6 +115,15 @@ def columns_of(context: Context, plan: SourcePlan) -> Columns:
     )
 
 
+def known_columns(context: Context) -> pa.Schema | None:
+    """The columns of a source's rows before it has given any in this epoch; None while nothing tells them."""
+    if context.base is not None:
+        return context.base
+    if not context.options.schema.fields:
+        return None
+    return _staged_schema(context, columns_of(context, SourcePlan(context.options.name, None, [], 0, 0)))
+
+
 def _is_supported(field: pa.Field) -> bool:
     try:
         schema_to_json(pa.schema([field]))

@@ -154,4 +154,4 @@ def _open_sources(options: PipelineOptions, once: bool, moved: tuple[str, str] |
         if to not in roots:
             raise ConfigError(f"--source-moved says {moved[1]}, the spec says {', '.join(roots)}")
         found[roots.index(to)] = FileSource(options.sources[roots.index(to)], once=once, moved=moved)
-    return Sources(found)
+    return Sources(found, once=once)

@@ -110,7 +110,7 @@ class _Walk:
         while True:
             entry = self.get(number)
             if entry is None:
-                if oldest == 0 and self._is_beginning(number):
+                if oldest == 0 and self.is_beginning(number):
                     break
                 raise StateLostError(f"the ledger no longer tells what was read after epoch {oldest}", epoch=oldest)
             if entry.epoch <= oldest:
@@ -139,7 +139,7 @@ class _Walk:
                 operator=name,
             )
 
-    def _is_beginning(self, number: int) -> bool:
+    def is_beginning(self, number: int) -> bool:
         """Whether the history is known from its very first epoch."""
         return number > 0 and self.entries[number - 1].previous is None
 
@@ -175,7 +175,7 @@ class _Finder:
             if isinstance(found, CompleteCheckpoint):
                 return ref, found
             reasons.append(found.message)
-        if self._walk._is_beginning(number) or (entry is not None and not entry.checkpoint.state):
+        if self._walk.is_beginning(number) or (entry is not None and not entry.checkpoint.state):
             logger.warning("state is made from the very beginning", extra={"operator": operator, "reason": reasons[:1]})
             return None, None
         raise StateLostError(

@@ -286,7 +286,7 @@ class Runner:
         if not failures:
             return min(source.poll_interval_secs for source in self._parts.options.sources)
         restart = self._parts.options.restart
-        delay = min(restart.backoff_secs * 2.0 ** (failures - 1), restart.max_backoff_secs)
+        delay = min(restart.backoff_secs * 2.0 ** min(failures - 1, 64), restart.max_backoff_secs)
         return delay * random.uniform(0.8, 1.2)
 
     def _on(self, lane: str, action: m.Action, work: Callable[[], m.Event | None]) -> None:

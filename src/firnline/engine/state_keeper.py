@@ -87,6 +87,8 @@ class StateKeeper:
         Raises:
             StateLostError: no tier has it any more.
         """
+        if self.flow.operators:
+            self._job.sweep_all()
         if not self.has_state:
             return
         found = restore_state(self._parts, self.flow, self.home, held)

@@ -173,8 +173,9 @@ class Steps:
             return None
         base, after = self.flight.bases[made.base], self.flight.bases[attempt]
         checkpoint = self.maker.make(made.epoch, attempt, self.flight.generation, after, base.checkpoint)
-        schemas = {name: schema_to_json(found) for name, found in made.produced.schemas.items()}
-        common = schemas.get(self._parts.deciding.name, [])
+        found = {sink.name: made.produced.schemas.get(sink.name, pa.schema([])) for sink in self._parts.sinks}
+        schemas = {name: schema_to_json(columns) for name, columns in found.items()}
+        common = schemas[self._parts.deciding.name]
         made.entry = LedgerEntry(
             checkpoint=checkpoint,
             previous=base.entry,
@@ -183,7 +184,7 @@ class Steps:
             staged=made.produced.staged,
             quarantine=made.produced.quarantine,
             schema=common if made.plan.tasks else [],
-            schemas={name: found for name, found in schemas.items() if found != common},
+            schemas={name: columns for name, columns in schemas.items() if columns != common},
             epoch_time=made.epoch_time if self._parts.options.operators else "",
             durations_ms=dict(made.durations_ms),
         )

@@ -11,9 +11,7 @@ In this order, so that a kill at any point leaves either a savepoint or somethin
 from __future__ import annotations
 
 import hashlib
-import os
-import posixpath
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -36,7 +34,8 @@ from firnline.errors import CheckpointError, ConfigError, DamagedError, SinkErro
 from firnline.faults import fault_point
 from firnline.history.auditing import on_record
 from firnline.history.copying import Progress, copy_file, each
-from firnline.history.savepoint_pins import SHORT_ID, Pin, put_pin
+from firnline.history.savepoint_pins import Pin, put_pin
+from firnline.history.savepoint_place import check_apart, check_writable, default_place, is_temporary
 from firnline.history.savepoint_state import check_still_there, copy_state, take_state
 from firnline.schema import schema_to_json
 from firnline.sinks.base import Held
@@ -44,7 +43,7 @@ from firnline.sinks.delta import DeltaSink
 from firnline.sinks.delta.contents import ListedFile, find_key, list_contents, special_features
 from firnline.staging.survey import is_inside
 from firnline.state.home import StateHome
-from firnline.storage import Storage, is_remote, normalise, open_storage
+from firnline.storage import Storage, normalise, open_storage
 from firnline.types import Json
 
 LOOKS = 50  # at sinks that do not stand at the same epoch, before one gives up on those that lag
@@ -89,12 +88,12 @@ def create_savepoint(
     """
     held = _stand_together(parts)
     identity = parts.ids.new()
-    place = normalise(path) if path is not None else _default_place(parts, held.epoch, identity)
+    place = normalise(path) if path is not None else default_place(parts, held.epoch, identity)
     storage = open_storage(place, storage_options)
-    if any(not _is_temporary(stat.name) for stat in storage.list("")):
+    if any(not is_temporary(stat.name) for stat in storage.list("")):
         raise ConfigError(f"{place} is not empty", hint="Name a folder that does not exist yet.")
-    _check_apart(parts, place)
-    _check_writable(storage, identity)
+    check_apart(parts, place)
+    check_writable(storage, identity)
     facts: dict[str, Json] = {"savepoint": identity, "path": place, "copied": copy}
     with on_record(parts, "savepoint-create", run, from_epoch=None, to_epoch=held.epoch, **facts):
         saved_home = StateHome(f"{place}/{STATE}", storage_options or {})
@@ -123,65 +122,6 @@ def _stand_together(parts: Parts) -> Held:
         f"not every sink stands at epoch {held.epoch}: {', '.join(behind)}",
         hint="Let the pipeline run until all of them are level; see `firnline status`.",
     )
-
-
-def _default_place(parts: Parts, epoch: int, identity: str) -> str:
-    """Beside the checkpoint store where that is a folder, else beside the deciding sink's table."""
-    store = parts.options.checkpoint.store
-    beside = store.path if store is not None and store.type == "file" and store.path else parts.storage.root
-    above = posixpath.dirname(beside.rstrip("/"))
-    if above.endswith((":", ":/")):  # the table is a whole bucket
-        raise ConfigError("there is no place beside the table", hint="Name one with --path.")
-    return f"{above}/savepoints/{parts.options.name}-{epoch}-{identity[:SHORT_ID]}"
-
-
-def _check_apart(parts: Parts, place: str) -> None:
-    """A savepoint is no input, and nothing that a sweep or a store may take for its own."""
-    mine = _real(place)
-    for what, root in _used_places(parts):
-        used = _real(root)
-        if mine == used or mine.startswith(f"{used.rstrip('/')}/") or used.startswith(f"{mine.rstrip('/')}/"):
-            raise ConfigError(
-                f"{place} is no place for a savepoint: {what} is {root}",
-                hint="Name a folder apart from it with --path.",
-            )
-
-
-def _used_places(parts: Parts) -> Iterator[tuple[str, str]]:
-    checkpoint = parts.options.checkpoint
-    for source in parts.sources:
-        yield f"the source {source.name}", source.root
-    for sink in parts.sinks:
-        yield f"the table of {sink.name}", sink.storage.root
-    if checkpoint.store is not None and (checkpoint.store.path or checkpoint.store.uri):
-        yield "the checkpoint store", checkpoint.store.path or checkpoint.store.uri
-    if checkpoint.local is not None:
-        yield "the local tier", checkpoint.local.path
-    if checkpoint.remote is not None:
-        yield "the remote tier", checkpoint.remote.uri
-
-
-def _real(place: str) -> str:
-    name = normalise(place)
-    return name if is_remote(name) else os.path.realpath(name)
-
-
-def _check_writable(storage: Storage, identity: str) -> None:
-    """Before anything is pinned for a savepoint that cannot be made."""
-    probe = f".{identity}.tmp"
-    try:
-        storage.put(probe, b"")
-        storage.delete(probe)
-    except OSError as error:
-        raise ConfigError(
-            f"{storage.root} cannot be written: {error}", hint="Name a folder that can be, with --path."
-        ) from error
-
-
-def _is_temporary(name: str) -> bool:
-    """What a write leaves that was killed."""
-    last = name.rsplit("/", 1)[-1]
-    return last.startswith(".") and last.endswith(".tmp")
 
 
 class _Making:

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from firnline.checkpoint.model import Checkpoint
-from firnline.engine.dataflow import dataflow_of
 from firnline.engine.parts import Parts
-from firnline.engine.restoring import check_operators, restore_state
 from firnline.engine.watermarks import Watermarks
 from firnline.errors import CheckpointError, ConfigError, RollbackRefusedError, StateIncompleteError
+from firnline.graph import stateful
 from firnline.sinks.base import Held
 from firnline.state import layout
 from firnline.state.home import StateHome
@@ -138,10 +137,14 @@ def look_at_state(
         positions: Where the sources stand now, which tells under what names their files lie.
         home: Where the state lies, if not in the pipeline's own home.
     """
+    if not stateful(parts.options) and not checkpoint.state:
+        return StateLook()
+    # These load compiled code, which commands that only look need not wait for.
+    from firnline.engine.dataflow import dataflow_of
+    from firnline.engine.restoring import check_operators, restore_state
+
     home = home or parts.state_home
     flow = dataflow_of(parts.options)
-    if not flow.stateful and not checkpoint.state:
-        return StateLook()
     problems: list[RollbackRefusedError] = []
     try:
         snapshots = snapshots_of(checkpoint)

@@ -68,7 +68,8 @@ class _Asked:
 class Sources:
     """The named sources, in the order of the spec. Plans come from one thread."""
 
-    def __init__(self, sources: Sequence[FileSource]) -> None:
+    def __init__(self, sources: Sequence[FileSource], *, once: bool = False) -> None:
+        self._once = once  # then "nothing to read" must be the answer of every source
         self._sources = {source.name: source for source in sources}
         self._asked: dict[str, _Asked] = {}
 
@@ -169,13 +170,18 @@ class Sources:
         threading.Thread(target=work, name=f"firnline plan {source.name}", daemon=True).start()
 
     def _wait_for_first(self) -> float:
-        """Wait until one source has a slice or a failure, or all have answered; says when that was."""
+        """Wait until one source has a slice or a failure, or all have answered; says when that was.
+
+        When one has nothing and the others are silent, it is not waited for longer: it may have something soon.
+        """
         waiting = [asked.answer for asked in self._asked.values()]
+        patience: float | None = None
         while waiting:
-            done, rest = concurrent.futures.wait(waiting, return_when=concurrent.futures.FIRST_COMPLETED)
-            if any(answer.exception() is not None or answer.result() is not None for answer in done):
+            done, rest = concurrent.futures.wait(waiting, patience, return_when=concurrent.futures.FIRST_COMPLETED)
+            if not done or any(answer.exception() is not None or answer.result() is not None for answer in done):
                 break
             waiting = list(rest)
+            patience = None if self._once else ALIGN_SECONDS
         return time.monotonic()
 
     def backlog(self, positions: Mapping[str, Json]) -> Backlog:

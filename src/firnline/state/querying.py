@@ -13,13 +13,17 @@ from firnline.state.exporting import StateReader
 
 VIEW = "state"
 # A query sees the view and nothing else: no files, no network, no variables of this process, and cannot ask for more.
-_LOCKED = ("SET python_enable_replacements = false", "SET enable_external_access = false")
+_SETTINGS = (
+    "SET TimeZone = 'UTC'",
+    "SET python_enable_replacements = false",
+    "SET enable_external_access = false",
+)
 _LOCK = "SET lock_configuration = true"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The first rows of a query's result. `more`: there are others."""
+    """The first rows of a query's result; no two columns have one name. `more`: there are others."""
 
     columns: list[str]
     rows: list[tuple[Any, ...]]
@@ -56,7 +60,7 @@ def query_state(reader: StateReader, sql: str, limit: int) -> Answer:
 
     columns, stream = reader.schema.names, _Stream(reader)
     with duckdb.connect() as connection:
-        for setting in _LOCKED:
+        for setting in _SETTINGS:
             connection.execute(setting)
         connection.register(VIEW, stream)
         connection.execute(_LOCK)

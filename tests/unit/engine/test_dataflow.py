@@ -30,4 +30,6 @@ def test_rows_go_once_to_all_queries_and_to_every_stateful_operator_by_its_own_k
     ]
     assert [e.name for e in flow.edges_of("q1", ranges)] == ["last<q1"]
     assert flow.sinks_of("a") == ("s3",)
+    assert flow.inputs_of_query(options.operators[2]) == ["a", "b"]
+    assert flow.queries_above(options.operators[2]) == set()
     assert flow.ports_of(options.operators[3]) == ["sums", "sums.late"]

@@ -184,6 +184,14 @@ def test_a_key_with_nothing_but_null_is_inserted_with_null() -> None:
     assert out == [{"k": None, "sum": None, "_op": "insert", "_sequence": 1}]
 
 
+@pytest.mark.parametrize("function", ["sum", "min", "avg"])
+def test_the_first_value_of_a_key_is_a_change(function: str) -> None:
+    harness = Harness(make([{"name": "x", "function": function, "column": "f"}], keys=["k"], before=True))
+    harness.run({"in": table([{"k": "a"}])})
+    out = harness.run({"in": table([{"k": "a", "f": 0.0}])})[MAIN].to_pylist()
+    assert out == [{"k": "a", "x": 0.0, "_op": "update", "_sequence": 2, "_before": {"x": None}}]
+
+
 def test_no_keys_make_one_total() -> None:
     operator = make([{"name": "n", "function": "count"}], keys=[])
     assert operator.output_schema().names == ["n", "_op", "_sequence"]

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firnline.errors import ConfigError, NewerFormatError, StateDamagedError
@@ -76,6 +76,7 @@ ROWS = st.dictionaries(
 )
 
 
+@settings(max_examples=40)
 @given(first=ROWS, second=ROWS, before=st.integers(1, GROUPS), after=st.integers(1, GROUPS))
 def test_what_is_imported_is_found_again(
     tmp_path_factory: pytest.TempPathFactory, first: Any, second: Any, before: int, after: int

@@ -372,7 +372,7 @@ def check_whole(history: StateHistory, storage: Storage, marks: Marks) -> None:
             assert storage.stat(ref.path).size_bytes == ref.size_bytes
 
 
-@settings(max_examples=60 * MORE)
+@settings(max_examples=40 * MORE)
 @given(STEPS, st.integers(0, 2**32), st.integers(0, 3), st.booleans())
 @example([("checkpoint", False)] * 5, 2, 3, False)  # old, unmarked, and kept as one of the newest
 def test_what_is_needed_stays_and_the_rest_goes(
@@ -402,7 +402,7 @@ def test_what_is_needed_stays_and_the_rest_goes(
             assert {name for name in files(home) if int(name[:20]) < marks.keep_from_epoch} <= needed | about
 
 
-@settings(max_examples=20 * MORE)
+@settings(max_examples=12 * MORE)
 @given(STEPS, st.integers(0, 2**32), st.booleans())
 def test_broken_off_at_any_call_it_loses_nothing_and_the_next_one_ends_it(
     steps: list[tuple[str, bool]], seed: int, after: bool
