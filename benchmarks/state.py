@@ -181,13 +181,14 @@ def checkpoint_bytes(world: World) -> list[Row]:
         run_totals(world.engine, options, told)
         assert {facts.operators[OPERATOR]["changed"] for facts in told.epochs} == {changed}
         written, whole = p50(told.bytes_written), int(told.epochs[-1].operators[OPERATOR]["state_bytes"])
-        per_key[most] = written / changed
+        per_key[changed] = written / changed
         name = f"{changed:,} of {pipeline.inputs.keys:,} keys changed: written per epoch, against the whole state"
         result.append(Row(name, round_off(written / 1e6), "MB", round_off(whole / 1e6), whole / written))
         mean = round_off(statistics.fmean(told.bytes_written) / 1e6)
         result.append(Row(f"{changed:,} keys changed: the mean, merges included", mean, "MB"))
-    few, many = per_key[CHANGED[0]], per_key[CHANGED[-1]]
-    told_as = f"bytes per changed key, {CHANGED[-1]:,} changed against {CHANGED[0]:,}"
+    fewest, most = min(per_key), max(per_key)
+    few, many = per_key[fewest], per_key[most]
+    told_as = f"bytes per changed key, {most:,} changed against {fewest:,}"
     return [*result, Row(told_as, round_off(many), "B", round_off(few), many / few, "<= 1", many <= few)]
 
 

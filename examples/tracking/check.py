@@ -19,7 +19,8 @@ SENSORS = {
 # Qualifying steps that follow each other, less than a window apart, are one alert.
 ALERTS = """
     with judged as (
-        select distinct object, moment, count(distinct sensor) over recent as sensors, min(moment) over recent as earliest
+        select distinct object, moment,
+            count(distinct sensor) over recent as sensors, min(moment) over recent as earliest
         from seen
         window recent as (
             partition by object order by moment
@@ -29,7 +30,9 @@ ALERTS = """
     steps as (
         select *, sensors >= {min_inputs} as qualifies,
             coalesce(
-                lag(sensors) over later < {min_inputs} or moment - lag(moment) over later >= to_microseconds({window_us}), true
+                lag(sensors) over later < {min_inputs}
+                or moment - lag(moment) over later >= to_microseconds({window_us}),
+                true
             ) as breaks
         from judged
         window later as (partition by object order by moment)
@@ -38,7 +41,8 @@ ALERTS = """
         select *, sum(breaks::int) over (partition by object order by moment) as number from steps where qualifies
     ),
     found as (
-        select object, arg_min(earliest, moment) as alert_start, max(moment) as alert_end from numbered group by object, number
+        select object, arg_min(earliest, moment) as alert_start, max(moment) as alert_end
+        from numbered group by object, number
     )
     select f.object, f.alert_start, f.alert_end, list_sort(list(distinct s.sensor)), count(*)
     from found f join seen s on s.object = f.object and s.moment between f.alert_start and f.alert_end
@@ -57,7 +61,8 @@ def expected_alerts(database: duckdb.DuckDBPyConnection, window_seconds: int = 3
 def read_table(database: duckdb.DuckDBPyConnection, table: Path, columns: str) -> list[tuple[Any, ...]]:
     """Rows of a Delta table: its log is read by delta-rs, its files by DuckDB."""
     files = DeltaTable(str(table)).file_uris()
-    return database.execute(f"select {columns} from read_parquet(?)", [files]).fetchall() if files else []
+    query = f"select {columns} from read_parquet(?)"  # noqa: S608  # the columns are ours
+    return database.execute(query, [files]).fetchall() if files else []
 
 
 def read_alerts(database: duckdb.DuckDBPyConnection, table: Path) -> Rows:
@@ -76,7 +81,8 @@ def load_input(database: duckdb.DuckDBPyConnection, folder: Path) -> None:
     database.execute("create table seen (object varchar, moment timestamp, sensor varchar)")
     for sensor, columns in SENSORS.items():
         files = str(folder / sensor / "*.ndjson")
-        database.execute(f"insert into seen select {columns}, '{sensor}' from read_json(?)", [files])
+        query = f"insert into seen select {columns}, '{sensor}' from read_json(?)"  # noqa: S608  # as above
+        database.execute(query, [files])
 
 
 def compare(folder: Path) -> dict[str, tuple[int, int, int]]:
@@ -91,7 +97,8 @@ def compare(folder: Path) -> dict[str, tuple[int, int, int]]:
         if late:
             database.executemany("insert into late values (?, ?)", late)
         counted = """
-            select sensor, time_bucket(interval 10 seconds, moment) as start, start + interval 10 seconds, sum(n)::bigint
+            select sensor, time_bucket(interval 10 seconds, moment) as start, start + interval 10 seconds,
+                sum(n)::bigint
             from (select sensor, moment, 1 as n from seen union all select sensor, moment, -1 from late)
             group by sensor, start having start + interval 10 seconds <= ? and sum(n) > 0
         """
@@ -102,6 +109,7 @@ def compare(folder: Path) -> dict[str, tuple[int, int, int]]:
 
 
 def main() -> int:
+    """Say how the tables compare; 1 when they differ."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=Path(__file__).parent, help="where `in` and `out` are")
     differ = 0

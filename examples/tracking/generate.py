@@ -6,6 +6,7 @@ The same seed gives the same bytes. Reports jitter, arrive out of order, and a f
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """What one sensor reports: of which object, when it was so, and when the report arrived (seconds from the start)."""
+    """What one sensor reports: of which object, when it was so, when it arrived; in seconds from the start."""
 
     objects: Numbers
     at: Seconds
@@ -139,7 +140,7 @@ def write(world: World, folder: Path) -> dict[str, int]:
         text = list(lines(reports, speed))
         last = int(reports.arrived[-1]) // world.file_seconds if text else -1
         cuts = np.searchsorted(reports.arrived, np.arange(last + 2) * world.file_seconds).tolist()
-        for number, (start, stop) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
+        for number, (start, stop) in enumerate(itertools.pairwise(cuts)):
             if start < stop:
                 (place / f"{sensor}-{number:05d}.ndjson").write_text("".join(text[start:stop]))
         counts[sensor] = len(text)
@@ -147,11 +148,14 @@ def write(world: World, folder: Path) -> dict[str, int]:
 
 
 def main() -> None:
+    """Write the files and say how many rows they have."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=int, default=60, help="seconds of event time [default: 60]")
     parser.add_argument("--seed", type=int, default=0, help="other numbers, other data [default: 0]")
     parser.add_argument("--objects", type=int, default=1000, help="objects in the sky [default: 1000]")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "in", help="folder [default: in, beside this file]")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parent / "in", help="folder [default: in, beside this file]"
+    )
     given = parser.parse_args()
     world = World(seconds=given.seconds, seed=given.seed, objects=given.objects)
     print(json.dumps({"folder": str(given.out), "rows": write(world, given.out)}))

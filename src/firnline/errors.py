@@ -16,6 +16,7 @@
     |- FencedError                 a newer generation owns this pipeline              (exit 5)
     |- EngineError                 Spark could not do the work                        (exit 3)
     |  `- WorkerLostError          a worker died, hung or did not end in time
+    |- OperatorError               an operator's own code failed                      (exit 1)
     |- ControlError                a running pipeline could not be told something     (exit 1)
     |  `- NotRunningError          no run of the pipeline is reachable here
     `- CheckpointError             what is stored cannot be trusted                   (exit 1)
@@ -194,6 +195,13 @@ class WorkerLostError(EngineError):
 
     code = "worker-lost"
     default_hint = "The epoch is tried again; raise checkpoint.timeout_ms if its shards need longer than that."
+
+
+class OperatorError(FirnlineError):
+    """The code of an operator raised something; the same rows would make it do so again."""
+
+    code = "operator"
+    default_hint = "Correct the operator's code, or leave the row out by a query before it; nothing was committed."
 
 
 class ControlError(FirnlineError):

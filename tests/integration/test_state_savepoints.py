@@ -204,6 +204,37 @@ def test_a_restore_whose_state_could_not_be_made_again_is_refused_while_nothing_
     assert assemble(options).load() == before
 
 
+@pytest.mark.parametrize("copy", [False, True], ids=["pinned", "copied"])
+def test_an_older_snapshot_that_a_restore_goes_on_from_is_saved_too(
+    tmp_path: Path, keyed: KeyedInput, copy: bool
+) -> None:
+    """What feeds an operator must not be ahead of it, so not every snapshot that the checkpoint names can be used."""
+    options = keyed_options(tmp_path, GRAPHS["two operators"], mode="per_operator", rollback_window=1)
+    options = dataclasses.replace(options, checkpoint=dataclasses.replace(options.checkpoint, keep_checkpoints=0))
+    for due in ((), (), ("totals",), ("firsts",), ()):  # the first epoch makes a snapshot of both
+        epochs(keyed, every(options, due), 1)
+    rare = every(options, ())
+    held = assemble(rare).load().checkpoint
+    assert held is not None
+    assert {name: ref["epoch"] for name, ref in held.state.items()} == {"firsts": 4, "totals": 3}
+    made = save(rare, tmp_path / "saved", copy=copy)
+    assert made.state_replayed == [2, 3, 4, 5]
+    assert sorted(int(one.checkpoint[:20]) for one in made.state) == [1, 3, 4]
+    epochs(keyed, every(options, ("firsts", "totals")), 5)
+    sweep(options)
+    assert all((home(options) / file.name).is_file() for file in made.state_files) or copy
+    there = dataclasses.replace(rare, sinks=(dataclasses.replace(options.deciding, table=str(tmp_path / "elsewhere")),))
+    restore(there, tmp_path / "saved")
+    run_to_end(there)
+    assert answers(there.deciding.table) == answers_without_trouble(tmp_path, there)
+
+
+def every(options: PipelineOptions, due: tuple[str, ...]) -> PipelineOptions:
+    """The same pipeline, in which these operators are snapshot after every epoch and the others never again."""
+    operators = (dataclasses.replace(o, interval_ms=0 if o.name in due else 10**9) for o in options.operators)
+    return dataclasses.replace(options, operators=tuple(operators))
+
+
 # -- damage -----------------------------------------------------------------------------------------------
 
 
@@ -319,3 +350,14 @@ def test_disposing_of_a_copy_deletes_its_state(tmp_path: Path, keyed: KeyedInput
     dispose_savepoint(assemble(options), made.id)
     assert not (tmp_path / "saved").exists()
     assert run_once(options).exit_code == 0
+
+
+def test_disposing_of_a_copy_that_was_killed_leaves_no_empty_folders(tmp_path: Path, keyed: KeyedInput) -> None:
+    options = keyed_options(tmp_path)
+    epochs(keyed, options, 1)
+    made = save(options, tmp_path / "saved", copy=True)
+    (tmp_path / "saved" / "savepoint.json").unlink()
+    for path in (tmp_path / "saved" / "state").rglob("shard_1/*"):
+        path.unlink()  # the folder was made, the file was not
+    dispose_savepoint(assemble(options), made.id)
+    assert not (tmp_path / "saved").exists()

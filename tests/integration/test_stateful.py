@@ -508,7 +508,7 @@ def test_an_operator_that_breaks_its_contract_is_told_and_breaks_nothing(tmp_pat
     options = counter_options(counted.folder, tmp_path / "table")
     counted.add(files=1)
     bad = dataclasses.replace(options, operator_paths=(str(folder),))
-    fails(bad, "engine", "changed names keys that are not there")
+    fails(bad, "operator", "names keys that are not there")
     run_to_end(options)
     assert read_counts(tmp_path / "table") == counted.expected()
 

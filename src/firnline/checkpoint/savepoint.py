@@ -91,7 +91,7 @@ class Savepoint:
     sinks: dict[str, SavedSink]
     ledger: list[SavedBytes] = field(default_factory=list)
     quarantine: list[SavedBytes] = field(default_factory=list)
-    state: list[SavedState] = field(default_factory=list)  # what the checkpoint names
+    state: list[SavedState] = field(default_factory=list)  # what the checkpoint names, and a restore goes on from
     state_files: list[SavedBytes] = field(default_factory=list)  # by their names below a home of state
     state_home: str = ""  # where the state lay
     state_replayed: list[int] = field(default_factory=list)  # epochs since the snapshots: their input is read again
@@ -176,8 +176,8 @@ class Savepoint:
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise DamagedError(f"{what} lacks {error}", what=what) from error
         found._check(what)
-        if named != {(one.checkpoint, one.digest) for one in found.state}:
-            raise DamagedError(f"{what} cannot be used: its state is not what its checkpoint names", what=what)
+        if not named <= {(one.checkpoint, one.digest) for one in found.state}:
+            raise DamagedError(f"{what} cannot be used: it lacks state that its checkpoint names", what=what)
         return found
 
     def _check(self, what: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from firnline.checkpoint.codec import canonical, checksum
 from firnline.engine.exchange import Edge
 from firnline.graph import sink_input, topological
 from firnline.options import OperatorOptions, PipelineOptions
@@ -81,6 +82,14 @@ def keys_of(operator: OperatorOptions) -> tuple[str, ...]:
     """The columns that decide which shard a row goes to: in the settings of every operator that keeps state."""
     found: Sequence[Json] = operator.settings.get("keys") or ()
     return tuple(str(key) for key in found)
+
+
+def shape_of(operator: OperatorOptions) -> str:
+    """What of an operator's settings its state cannot be read without; kept in its checkpoints."""
+    told: dict[str, Json] = {"keys": list(keys_of(operator)), "window": operator.settings.get("window")}
+    if operator.type == "correlate":
+        told["inputs"] = list(operator.inputs)  # the state knows them by their place
+    return checksum(canonical(told))[:32]
 
 
 def dataflow_of(options: PipelineOptions) -> Dataflow:

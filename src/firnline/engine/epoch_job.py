@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from firnline.engine.dataflow import Dataflow, Ranges, sql_edge
+from firnline.engine.dataflow import Dataflow, Ranges, keys_of, sql_edge
 from firnline.engine.engine import Engine, SqlJob, SqlOutput
 from firnline.engine.exchange import Exchanged
 from firnline.engine.flight import Base
@@ -22,9 +22,9 @@ from firnline.engine.orders import Context, Produced, known_columns
 from firnline.engine.parts import Parts
 from firnline.engine.pings import ping_path, watching
 from firnline.engine.reading import exchanged, read_sources
-from firnline.engine.watermarks import Watermarks
+from firnline.engine.watermarks import Watermark, Watermarks
 from firnline.errors import ConfigError, EngineError, WorkerLostError
-from firnline.graph import resolve_port
+from firnline.graph import resolve_port, upstream
 from firnline.operators.base import MAIN, Operator
 from firnline.operators.loading import build_operator
 from firnline.options import OperatorOptions
@@ -52,7 +52,12 @@ class Task:
     plan: EpochPlan
     begin: Callable[[Worked], frozenset[str]] | None = None  # before the last fold: whose state is checkpointed
     skip: frozenset[str] = frozenset()  # operators that hold the epoch already
-    replay: bool = False  # state only: nothing is staged for sinks
+    recorded: Watermarks | None = None  # of a replay: those after it; state only, nothing is staged for sinks
+    is_wanted: Callable[[], bool] = lambda: True
+
+    @property
+    def replay(self) -> bool:
+        return self.recorded is not None
 
 
 @dataclass(slots=True)
@@ -144,6 +149,8 @@ class _Run:
         worked = Worked(produced, self.state, self.base.watermarks)
         last = flow.stateful[-1].name if flow.stateful else ""
         for operator in flow.operators:
+            if not self.task.is_wanted():
+                raise EngineError(f"epoch {self.task.epoch} was dropped while it ran")
             if operator.is_sql:
                 self._run_sql(operator, produced)
             else:
@@ -188,19 +195,19 @@ class _Run:
         from firnline.sql import bind_epoch_time, bind_tables  # loads a parser that most pipelines do not need
 
         flow = self.job.flow
-        named = {port: view_name(port) for port in operator.inputs}
+        named = {port: view_name(port, self.task.attempt) for port in operator.inputs}
         query = bind_epoch_time(str(operator.settings["query"]), self.task.epoch_time)
         self.views[operator.name] = bind_tables(query, named)
         targets = self._targets(operator.name)
         edges = [edge for edge in flow.edges_of(operator.name, self.ranges) if edge.ranges]
         if not targets and not edges:
             return
-        inputs = flow.inputs_of_query(operator)
+        inputs, above = flow.inputs_of_query(operator), flow.queries_above(operator)
         if not self._can_query(operator, inputs):
             return
         job = SqlJob(
-            tables={view_name(port): self._view(port) for port in inputs},
-            views={view_name(n): text for n, text in self.views.items() if n in flow.queries_above(operator)},
+            tables={view_name(port, self.task.attempt): self._view(port) for port in inputs},
+            views={view_name(n, self.task.attempt): self.views[n] for n in self.views if n in above},
             query=self.views[operator.name],
             output=SqlOutput(self.task.attempt, targets, [e.to_json() for e in edges], self.place),
         )
@@ -217,8 +224,8 @@ class _Run:
         unknown = [port for port in inputs if port not in self.columns]
         if unknown and any(self.edges.get(sql_edge(port), Exchanged()).rows for port in inputs):
             raise ConfigError(
-                f"operator {operator.name!r} reads {unknown[0]!r}, whose columns are not known yet",
-                hint=f"Declare the columns of {unknown[0]!r} under schema.fields.",
+                f"operator {operator.name!r} reads {unknown[0]!r}, whose columns are unknown",
+                hint="Declare the columns of its sources under schema.fields; then they are known before the first row.",
             )
         return not unknown
 
@@ -237,7 +244,7 @@ class _Run:
         before = self.base.watermarks.of(options.name)
         latest = {port: found.latest for port, found in self._inputs(options).items() if found.latest is not None}
         operator = self._build(options)
-        after = before.advance(latest, operator.delay_us) if operator else before
+        after = self._watermark(options, operator, before, latest)
         worked.watermarks = worked.watermarks.set(options.name, after)
         if operator is not None:
             worked.built[options.name] = operator
@@ -270,7 +277,8 @@ class _Run:
         reports = self._run_watched(options.name, orders)
         folded = take_folded(reports, self.ranges, task.epoch)
         worked.operators[options.name] = folded
-        worked.state = {**worked.state, options.name: folded.state}
+        if operator is not None or options.name in worked.state:
+            worked.state = {**worked.state, options.name: folded.state}
         if operator is not None:
             for port in ports:
                 self._take_output(options, operator, port, reports, worked.produced)
@@ -294,6 +302,20 @@ class _Run:
                 if silent:
                     raise WorkerLostError(silent[0]) from error
                 raise
+
+    def _watermark(
+        self, options: OperatorOptions, operator: Operator | None, before: Watermark, latest: Mapping[str, int]
+    ) -> Watermark:
+        """The watermark after this epoch's rows; on a replay, the one that was."""
+        if self.task.recorded is not None:
+            return self.task.recorded.of(options.name)
+        if operator is None:
+            return before
+        waited_for = {
+            node.name for node in upstream(self.job.parts.options, options.name) if node.name in self.task.plan.left_out
+        }
+        silent = any(port not in before.inputs for port in options.inputs)
+        return before.advance(latest, operator.delay_us, hold=bool(waited_for) and silent)
 
     def _first_state(self, options: OperatorOptions, operator: Operator | None) -> OperatorState:
         """What an operator begins with that has no state yet: nothing, or what the spec names."""
@@ -319,7 +341,9 @@ class _Run:
         wanted = [*(options.settings.get("keys") or ()), options.settings.get("time")]
         alike = pa.schema([field for field in first if field.name in wanted])  # an input that never gave a row
         inputs = {port: known.get(port, alike) for port in options.inputs}
-        return build_operator(options, inputs, self.job.parts.options.operator_paths)
+        operator = build_operator(options, inputs, self.job.parts.options.operator_paths)
+        _check_settings(options, operator)
+        return operator
 
     def _port(self, options: OperatorOptions, port: str) -> dict[str, Json]:
         edges = self.job.flow.edges_of(port, self.ranges)
@@ -350,9 +374,23 @@ def sink_columns(schema: pa.Schema, target: Mapping[str, Json]) -> pa.Schema:
     return pa.schema([field for field in schema if field.name not in ("_op", "_sequence", "_before")])
 
 
-def view_name(port: str) -> str:
-    """What a query finds the rows of a port under: Spark takes no dots and no hyphens in the names of views."""
-    return f"firnline_{port.encode().hex()}"
+def _check_settings(options: OperatorOptions, operator: Operator) -> None:
+    """Rows are dealt out before an operator is built: what it says of keys and times must be what the spec says."""
+    time = options.settings.get("time")
+    times = dict.fromkeys(options.inputs, time) if time else {}
+    if operator.keys != keys_of(options):
+        told, wanted = list(keys_of(options)), list(operator.keys)
+        raise ConfigError(f"operator {options.name!r} has the keys {wanted}, its settings say keys: {told}")
+    if dict(operator.times) != times:
+        raise ConfigError(
+            f"operator {options.name!r} takes times from {dict(operator.times)}, but its settings say time: {time}",
+            hint="Name one column, the same in all inputs, under time in its settings, and return it for every input.",
+        )
+
+
+def view_name(port: str, attempt: str) -> str:
+    """What a query finds the rows of a port under: its own, in names that Spark takes for views."""
+    return f"firnline_{attempt}_{port.encode().hex()}"
 
 
 def even_ranges(key_groups: int, shards: int) -> Ranges:

@@ -85,7 +85,7 @@ class ExchangeWriter:
         table = pa.Table.from_batches(self._held).combine_chunks()
         self._held, self._held_bytes = [], 0
         self._rows += table.num_rows
-        if self.edge.time in table.column_names:
+        if self.edge.time in table.column_names and is_time(table.schema.field(self.edge.time).type):
             self._note_latest(table.column(self.edge.time))
         counts: list[int] | None = None
         if self.edge.ranges:
@@ -134,6 +134,11 @@ def open_volatile(place: Mapping[str, Json], key: str) -> Iterator[Any]:
         held = pa.BufferOutputStream()
         yield held
         storage.put(key, held.getvalue().to_pybytes())
+
+
+def is_time(kind: pa.DataType) -> bool:
+    """Whether values can be event times; that a column cannot is told when its operator is built."""
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_integer(kind))
 
 
 def select_keys(table: pa.Table, keys: Sequence[str]) -> pa.Table:

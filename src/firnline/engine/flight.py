@@ -29,6 +29,7 @@ class Behind:
 
     entry: LedgerEntry
     watermarks: Watermarks  # before it
+    columns: dict[str, pa.Schema]  # before it
     skip: frozenset[str] = frozenset()  # operators whose snapshot holds it already
 
 
@@ -60,6 +61,7 @@ class EpochInFlight:
     requests: list[RetryRequest]
     produced: Produced = field(default_factory=Produced)
     operators: dict[str, dict[str, Json]] = field(default_factory=dict)  # what each did, for people
+    advanced: tuple[Positions, Records] | None = None  # where its sources stand after it
     records: Records = field(default_factory=dict)
     entry: LedgerEntry | None = None
     ref: EntryRef | None = None

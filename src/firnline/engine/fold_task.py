@@ -13,7 +13,9 @@ Runs inside Spark's workers. The steps:
 
 from __future__ import annotations
 
+import os
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,7 +26,7 @@ import pyarrow as pa
 
 from firnline.engine.exchange import Edge, ExchangeWriter, fit, read_exchange
 from firnline.engine.pings import ping_path, pinging
-from firnline.errors import EngineError
+from firnline.errors import FirnlineError, OperatorError
 from firnline.operators.base import LATE, MAIN, Assigned, Batch, EpochContext, Indices, Operator, Result
 from firnline.operators.columns import late_rows, micros
 from firnline.operators.loading import build_operator
@@ -128,7 +130,8 @@ class _Shard:
         tally.keys = batch.keys.num_rows
         with tally.timed("fold"):
             if tally.keys:
-                result = operator.fold(batch, context)
+                with _own_code(self._name, "fold"):
+                    result = operator.fold(batch, context)
             else:
                 result = Result(np.empty(0, np.int64), nulls(operator.state_schema, 0))
         with tally.timed("write"):
@@ -158,7 +161,8 @@ class _Shard:
             table = pa.Table.from_batches(batches, schema=schema).combine_chunks()
             if port in self._order["unordered"]:
                 table = _in_order(table, operator.times.get(port))
-            assigned: Assigned = operator.assign(table, port, context)
+            with _own_code(self._name, "assign"):
+                assigned: Assigned = operator.assign(table, port, context)
             if assigned.late.size:
                 self._tally.late += int(assigned.late.size)
                 if LATE in operator.ports:
@@ -273,6 +277,22 @@ class _Gathered:
     late: Sequence[pa.Table]
 
 
+@contextmanager
+def _own_code(operator: str, what: str) -> Iterator[None]:
+    """What an operator's own code raises is told as its own, and not as the loss of a worker."""
+    try:
+        yield
+    except (FirnlineError, MemoryError):
+        raise
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise OperatorError(
+            f"operator {operator!r}: {what} failed with {type(error).__name__}: {error}"
+            f" ({os.path.basename(where.filename)}, line {where.lineno})",
+            operator=operator,
+        ) from error
+
+
 def _in_order(table: pa.Table, time: str | None) -> pa.Table:
     """Rows out of a query in an order that is the same on every replay: by time, then by what they hold."""
     plain = [name for name in table.column_names if key_family(table.schema.field(name).type) is not None]
@@ -305,12 +325,12 @@ def _without_columns(rows: int) -> pa.Table:
 def _check(name: str, batch: Batch, result: Result) -> None:
     """An operator that breaks its contract must not break the state."""
     keys = batch.keys.num_rows
-    for what, numbers in (("changed", result.changed), ("removed", result.removed)):
-        if numbers.size and (numbers.min() < 0 or numbers.max() >= keys or np.unique(numbers).size != numbers.size):
-            raise EngineError(f"operator {name!r}: {what} names keys that are not there, or one twice")
-    if np.intersect1d(result.changed, result.removed).size:
-        raise EngineError(f"operator {name!r}: a key is both changed and removed")
+    named = np.concatenate([result.changed, result.removed])
+    if named.size and (named.min() < 0 or named.max() >= keys):
+        raise OperatorError(f"operator {name!r}: changed or removed names keys that are not there")
+    if named.size and np.bincount(named, minlength=keys).max() > 1:
+        raise OperatorError(f"operator {name!r}: a key is changed or removed more than once")
     if result.state.num_rows != result.changed.size:
-        raise EngineError(f"operator {name!r}: {result.state.num_rows} rows of state for {result.changed.size} keys")
+        raise OperatorError(f"operator {name!r}: {result.state.num_rows} rows of state for {result.changed.size} keys")
     if result.timers is not None and len(result.timers) != result.changed.size:
-        raise EngineError(f"operator {name!r}: {len(result.timers)} timers for {result.changed.size} keys")
+        raise OperatorError(f"operator {name!r}: {len(result.timers)} timers for {result.changed.size} keys")

@@ -37,7 +37,7 @@ class CheckpointMaker:
         if held.checkpoint is not None and (self._window.needs_history or self._state.has_state):
             past = self._since_floor(held)
             self._window.begin(past)
-            self._state.begin_floor(past)
+            self._state.floor.begin(past)
 
     def note_committed(self, committed: Held) -> None:
         """What a staged sink's log holds: its floor is the one that counts until more is committed."""
@@ -58,9 +58,8 @@ class CheckpointMaker:
             version += 1
         now = self._parts.clock.now()
         settled = [found for sink in self._parts.sinks if (found := sink.settled_epoch()) is not None]
-        settled += [
-            found for found in (self._parts.recorder.remote_epoch, self._state.remote_epoch) if found is not None
-        ]
+        remote = self._state.remote.epoch if self._state.remote is not None else None
+        settled += [found for found in (self._parts.recorder.remote_epoch, remote) if found is not None]
         oldest = min(self._window.oldest(epoch, now), self.slowest, *settled)
         return Checkpoint(
             pipeline=self._parts.options.name,
@@ -75,7 +74,7 @@ class CheckpointMaker:
             columns={name: schema_to_json(after.columns[name]) for name in self._through if name in after.columns},
             schema_fingerprint=columns,
             schema_version=version,
-            floor=max(floor, self._state.snapshot_below(oldest, epoch, after.snapshots)),
+            floor=max(floor, self._state.floor.below(oldest, epoch, after.snapshots)),
         )
 
     def add(self, checkpoint: Checkpoint) -> None:

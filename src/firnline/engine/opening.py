@@ -15,7 +15,6 @@ from firnline.engine.marking import CheckpointMaker
 from firnline.engine.orders import columns_from_json, declared
 from firnline.engine.parts import Parts
 from firnline.engine.state_keeper import StateKeeper
-from firnline.engine.watermarks import Watermarks
 from firnline.errors import CheckpointLostError, CommitConflictError, ConfigError, SinkError, StoreAheadError
 from firnline.graph import sink_input
 from firnline.sinks.base import Held
@@ -164,7 +163,7 @@ class Opening:
             checkpoint=checkpoint,
             positions=self._parts.sources.start(stored),
             table=None,
-            watermarks=Watermarks.from_json(checkpoint.watermarks) if checkpoint else Watermarks(),
+            watermarks=self._state.known_watermarks(checkpoint),
             snapshots=dict(checkpoint.state) if checkpoint else {},
         )
         self.learn_columns(base)

@@ -118,7 +118,7 @@ def columns_of(context: Context, plan: SourcePlan) -> Columns:
 def known_columns(context: Context) -> pa.Schema | None:
     """The columns of a source's rows before it has given any in this epoch; None while nothing tells them."""
     if context.base is not None:
-        return context.base
+        return pa.schema([found for found in context.base if _is_supported(found)])
     if not context.options.schema.fields:
         return None
     return _staged_schema(context, columns_of(context, SourcePlan(context.options.name, None, [], 0, 0)))

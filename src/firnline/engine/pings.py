@@ -59,12 +59,13 @@ def watching(
 ) -> Iterator[None]:
     """While the block runs, call `lost` with a shard, and for how long it was silent, when its pings have stopped."""
     done = threading.Event()
+    seen: dict[int, tuple[int, float]] = {}  # by shard: its last ping, and when it was noticed by this clock
 
     def watch() -> None:
         while not done.wait(every_seconds):
             for shard, path in paths.items():
-                silent = _silent_seconds(path)
-                if silent is not None and silent > MISSED * every_seconds and not done.is_set():
+                silent = _silent_seconds(shard, path, seen)
+                if silent > MISSED * every_seconds and not done.is_set():
                     lost(shard, silent)
                     return
 
@@ -77,9 +78,16 @@ def watching(
         thread.join()
 
 
-def _silent_seconds(path: str | None) -> float | None:
-    """How long ago a task pinged; None before its first ping and after its last."""
+def _silent_seconds(shard: int, path: str | None, seen: dict[int, tuple[int, float]]) -> float:
+    """For how long no new ping was seen; 0 before the first ping and after the last. Clocks need not agree."""
     try:
-        return None if path is None else time.time() - os.stat(path).st_mtime
+        ping = os.stat(path).st_mtime_ns if path is not None else None
     except FileNotFoundError:
-        return None
+        ping = None
+    if ping is None:
+        seen.pop(shard, None)
+        return 0.0
+    now = time.monotonic()
+    if shard not in seen or seen[shard][0] != ping:
+        seen[shard] = (ping, now)
+    return now - seen[shard][1]

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from firnline.checkpoint.ledger import LedgerEntry
-from firnline.engine.dataflow import Dataflow
+from firnline.engine.dataflow import Dataflow, shape_of
 from firnline.engine.flight import Behind
+from firnline.engine.orders import columns_from_json
 from firnline.engine.parts import Parts
 from firnline.engine.watermarks import Watermarks
 from firnline.errors import CheckpointError, ConfigError, LedgerHoleError, StateLostError
@@ -45,7 +46,7 @@ def restore_state(parts: Parts, flow: Dataflow, home: StateHome, held: Held, *, 
     """
     if held.checkpoint is None or not flow.stateful:
         return Restored()
-    walk = _Walk(parts, held)
+    walk = _Walk(parts, flow, held)
     if walk.began_afresh:
         return Restored()
     named = held.checkpoint.state
@@ -53,7 +54,7 @@ def restore_state(parts: Parts, flow: Dataflow, home: StateHome, held: Held, *, 
     found = Restored()
     limits: dict[str, int] = {}
     for operator in reversed(flow.stateful):  # those downstream first: they limit those that feed them
-        limit = min((limits[o] for o in _fed(parts, flow, operator) if o in limits), default=held.epoch)
+        limit = min((limits[o] for o in fed_by(parts, flow, operator) if o in limits), default=held.epoch)
         name = operator.renamed_from or operator.name
         known = operator.name if operator.name in named else name
         if known not in named:  # added, with leave to begin empty
@@ -64,6 +65,8 @@ def restore_state(parts: Parts, flow: Dataflow, home: StateHome, held: Held, *, 
         limits[operator.name] = ref.epoch if ref else 0
         found.epochs[operator.name] = ref.epoch if ref else 0
         if complete is not None:
+            _check_same(parts, operator, complete, known)
+        if complete is not None and complete.plan.operators[known].key_schema:  # else no row of it ever came
             found.state[operator.name] = complete.operators[known]
             found.shards = max(found.shards or 0, len(complete.plan.shards))
     found.path = "sink" if finder.path == "local" and parts.options.checkpoint.local is None else finder.path
@@ -74,8 +77,9 @@ def restore_state(parts: Parts, flow: Dataflow, home: StateHome, held: Held, *, 
 class _Walk:
     """The history from the tip backwards, read as far as it is needed."""
 
-    def __init__(self, parts: Parts, held: Held) -> None:
+    def __init__(self, parts: Parts, flow: Dataflow, held: Held) -> None:
         self._parts = parts
+        self._flow = flow
         self._held = held
         self._iterator = parts.ledger.entries(held.entry)
         self.entries: list[LedgerEntry] = []  # newest first
@@ -120,9 +124,10 @@ class _Walk:
             self._check_import(entry, epochs)
             before = self.get(number + 1)
             if not entry.is_jump and entry.kind == "epoch":
-                marks = Watermarks.from_json(before.checkpoint.watermarks if before else {})
+                then = before.checkpoint if before is not None else None
+                marks = known_watermarks(self._flow, Watermarks.from_json(then.watermarks if then else {}))
                 skip = frozenset(name for name, epoch in epochs.items() if epoch >= entry.epoch)
-                needed.append(Behind(entry, marks, skip))
+                needed.append(Behind(entry, marks, columns_from_json(then.columns if then else {}), skip))
             number += 1
         return needed[::-1]
 
@@ -211,10 +216,33 @@ class _Finder:
         return found
 
 
-def _fed(parts: Parts, flow: Dataflow, operator: OperatorOptions) -> list[str]:
+def known_watermarks(flow: Dataflow, stored: Watermarks) -> Watermarks:
+    """Watermarks under the names that operators have now, of the inputs that they have now."""
+    old = {operator.name: operator.renamed_from or operator.name for operator in flow.stateful}
+    inputs = {o.name: {port: old.get(port, port) for port in o.inputs} for o in flow.stateful}
+    return stored.renamed(old, inputs)
+
+
+def fed_by(parts: Parts, flow: Dataflow, operator: OperatorOptions) -> list[str]:
     """The stateful operators that an operator's rows reach."""
     reached = {node.name for node in downstream(parts.options, operator.name) if node.kind == "operator"}
     return [other.name for other in flow.stateful if other.name in reached]
+
+
+def _check_same(parts: Parts, operator: OperatorOptions, complete: CompleteCheckpoint, known: str) -> None:
+    """State means what it meant when it was written; ConfigError where the spec would read it as something else."""
+    groups, found = complete.plan.key_groups, complete.plan.operators[known]
+    if groups != parts.options.state.key_groups:
+        raise ConfigError(
+            f"the state was made with {groups} key groups, the spec says {parts.options.state.key_groups}",
+            hint=f"Set state.key_groups: {groups}; they are fixed for the life of a pipeline, shards are not.",
+        )
+    if found.type != operator.type or found.shape not in ("", shape_of(operator)):
+        what = f"type {found.type}" if found.type != operator.type else "other keys, inputs or windows"
+        raise ConfigError(
+            f"the state of operator {operator.name!r} was made with {what}",
+            hint=f"Set it as it was; or give it a new name, initial_state: empty, and state.dropped: [{known}]",
+        )
 
 
 def check_operators(parts: Parts, flow: Dataflow, held: Held) -> None:
@@ -223,7 +251,7 @@ def check_operators(parts: Parts, flow: Dataflow, held: Held) -> None:
     Raises:
         ConfigError: operators were added, removed or renamed, and the spec does not say what becomes of their state.
     """
-    if held.checkpoint is None or _Walk(parts, held).began_afresh:
+    if held.checkpoint is None or _Walk(parts, flow, held).began_afresh:
         return
     named = held.checkpoint.state
     spec = {operator.name for operator in flow.stateful}

@@ -19,7 +19,7 @@ from firnline.engine.engine import Engine
 from firnline.engine.epoch import EpochState, Policy, Settings, initial, step
 from firnline.engine.lanes import Lanes
 from firnline.engine.observer import Observer
-from firnline.engine.parts import Parts
+from firnline.engine.parts import Parts, assemble
 from firnline.engine.runs import RunLog
 from firnline.engine.standing import CheckpointWatch, Standing, is_still, stand
 from firnline.engine.steps import Steps, failure_event
@@ -28,11 +28,13 @@ from firnline.faults import fault_point
 from firnline.sinks.base import Held
 from firnline.sinks.delta.upsert import UpsertSink
 from firnline.sources.base import Backlog
+from firnline.staging.state_gc import RUN_GRACE_SECONDS, sweep_state
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 30.0  # at the end of a run, for state that is on its way to the remote tier
+SWEEP_EVERY = 32  # epochs, between two sweeps of state
 FLUSH_SECONDS = 10.0  # a checkpoint that is asked for waits so long for each tier
 
 
@@ -198,7 +200,8 @@ class Runner:
             exit_code = self._state.exit_code
         finally:
             self._lanes.close(wait=exit_code == 0)
-            self._steps.state.close(drain_seconds=DRAIN_SECONDS if exit_code == 0 else 0.0)
+            if self._steps.state.remote is not None:
+                self._steps.state.remote.close(drain_seconds=DRAIN_SECONDS if exit_code == 0 else 0.0)
             self._parts.recorder.close(drain=exit_code == 0, tell=self._observer.draining)
             self._tell_replication()
             self._log.close(exit_code)
@@ -263,6 +266,8 @@ class Runner:
                     self._on(f"sink {each.name}", action, partial(self._maintain, each.name))
                 if self._parts.recorder.prune_due():
                     self._aside("upkeep", self._parts.recorder.prune)
+                if self._steps.state.has_state and epoch % SWEEP_EVERY == 0:
+                    self._aside("upkeep", self._sweep_state)
             case m.Wait(failures, sink):
                 asked = not failures and any(watch.wants_look for watch in self._watches)
                 delay = 0.0 if asked else self._delay(failures)
@@ -425,7 +430,8 @@ class Runner:
     def _finish_checkpoint(self, watch: CheckpointWatch, held: Held) -> None:
         """After the record of the epoch, on a lane of its own: tiers that lag behind it are written out first."""
         try:
-            level = self._steps.state.flush(FLUSH_SECONDS)
+            remote = self._steps.state.remote
+            level = remote is None or remote.flush(FLUSH_SECONDS)
             if not self._parts.recorder.flush(FLUSH_SECONDS) or not level:
                 logger.warning("checkpoint taken, but a tier lags behind it", extra={"epoch": held.epoch})
         finally:
@@ -446,6 +452,12 @@ class Runner:
             state_recovery_path=self._steps.state.restored_path,
         )
         return event
+
+    def _sweep_state(self) -> None:
+        """Delete state that nothing can need any more, with parts of its own: sinks serve one thread."""
+        remote = self._steps.state.remote
+        replica = remote.replica if remote is not None else None
+        sweep_state(assemble(self._parts.options), grace_seconds=RUN_GRACE_SECONDS, replica=replica)
 
     def _check_holder(self) -> None:
         """An idle run commits nothing that would be refused: it looks whether another run, or a rollback, took over."""

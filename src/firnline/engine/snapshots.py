@@ -10,10 +10,10 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from firnline.checkpoint.codec import checksum
-from firnline.engine.dataflow import Ranges
+from firnline.engine.dataflow import Ranges, shape_of
 from firnline.engine.epoch_job import Worked
 from firnline.errors import EngineError, StateConflictError
-from firnline.options import PipelineOptions
+from firnline.options import OperatorOptions, PipelineOptions
 from firnline.sources.group import Positions
 from firnline.state import coordinator as c
 from firnline.state import layout
@@ -37,7 +37,7 @@ class Coordinated:
         self._clock = clock
         self._state = c.initial()
         self._plan: CheckpointPlan | None = None
-        self._began = 0.0
+        self._began = self._paused = 0.0
         self._lock = threading.Lock()
         self.references: dict[str, Json] = {}  # of the newest complete one, for the checkpoint in the sinks
 
@@ -51,14 +51,14 @@ class Coordinated:
     ) -> None:  # fmt: skip
         """Write what the checkpoint will hold, before the last shards begin."""
         self._began = self._clock.monotonic()
-        types = {operator.name: operator.type for operator in self._options.operators}
+        options = {operator.name: operator for operator in self._options.operators}
         plan = CheckpointPlan(
             pipeline=self._options.name,
             epoch=epoch,
             attempt=attempt,
             key_groups=self._options.state.key_groups,
             shards=ranges,
-            operators={name: _info(worked, name, types[name]) for name in sorted(due)},
+            operators={name: _info(worked, options[name]) for name in sorted(due)},
             positions=positions,
             watermarks=worked.watermarks.to_json(),
             workers=(worker,),
@@ -137,11 +137,12 @@ class Coordinated:
             layout.abort(self._home.storage, checkpoint, reason, unnamed=True)
 
 
-def _info(worked: Worked, name: str, kind: str) -> OperatorInfo:
-    operator = worked.built.get(name)
+def _info(worked: Worked, options: OperatorOptions) -> OperatorInfo:
+    operator = worked.built.get(options.name)
     if operator is None:  # no input of it has given a row yet
-        return OperatorInfo(kind, "", "")
-    return OperatorInfo(kind, _fingerprint(operator.state_key), _fingerprint(operator.state_schema))
+        return OperatorInfo(options.type, "", "", shape_of(options))
+    key, state = _fingerprint(operator.state_key), _fingerprint(operator.state_schema)
+    return OperatorInfo(options.type, key, state, shape_of(options))
 
 
 def _fingerprint(schema: pa.Schema) -> str:

@@ -25,7 +25,7 @@ def run_sql(session: SparkSession, job: SqlJob) -> tuple[pa.Schema, list[dict[st
         frame = _analyse(session, job.query)
         schema = plain_schema(frame)
         written = frame.mapInArrow(_writer_of(job.output, schema), "report string")
-        reports = [json.loads(row.report) for row in written.collect()]
+        reports = [json.loads(row.report) for row in _collect(written)]
     return schema, sorted(reports, key=lambda report: int(report["task"]))
 
 
@@ -75,6 +75,19 @@ def _analyse(session: SparkSession, query: str) -> DataFrame:
         raise ConfigError(f"the query does not fit its inputs: {_first_line(error)}") from error
 
 
+def _collect(frame: DataFrame) -> list[Any]:
+    """Run a frame; a row that the query cannot work on is told as such: trying again would not help."""
+    try:
+        return frame.collect()
+    except Exception as error:
+        if "SQLSTATE: 22" in str(error):  # data exceptions: a cast that fails, a division by zero, an overflow
+            raise SchemaError(
+                f"a query failed on a row: {_first_line(error)}",
+                hint="Let the query cope with it: try_cast, try_divide, or a where clause that leaves such rows out.",
+            ) from error
+        raise
+
+
 def _silence_traces() -> None:
     """Keep PySpark from writing the JVM's trace of a wrong query to stderr; the error itself says what is wrong."""
     from pyspark.logger import PySparkLogger
@@ -93,7 +106,9 @@ def _reader_of(table: dict[str, Json]) -> Any:
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from firnline.engine.exchange import read_exchange
+        from firnline.engine.spark import freeze_imports
 
+        freeze_imports()
         told = json.loads(text)
         for batch in batches:
             for number in batch.column(0).to_pylist():
@@ -113,8 +128,10 @@ def _writer_of(output: SqlOutput, schema: pa.Schema) -> Any:
         from pyspark import TaskContext
 
         from firnline.engine.exchange import Edge, ExchangeWriter, fit
+        from firnline.engine.spark import freeze_imports
         from firnline.sinks.delta.upsert_stage import open_stager
 
+        freeze_imports()
         told, wanted = json.loads(text), schema_from_json(json.loads(columns))
         stagers = {t["sink"]: open_stager(t, told["attempt"]) for t in told["targets"]}
         exchanges = [ExchangeWriter(Edge.from_json(e), json.loads(place)) for e in told["edges"]]

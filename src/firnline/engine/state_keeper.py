@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from firnline.checkpoint.model import Checkpoint
-from firnline.checkpoint.replication import Replication
 from firnline.engine.dataflow import Ranges, dataflow_of
 from firnline.engine.engine import Engine
 from firnline.engine.epoch_job import EpochJob, Task, Worked, even_ranges
 from firnline.engine.flight import Base, Behind, EpochInFlight, Flight
-from firnline.engine.orders import columns_from_json
 from firnline.engine.parts import Parts
 from firnline.engine.replaying import replay_plan
-from firnline.engine.restoring import check_operators, restore_state
+from firnline.engine.restoring import check_operators, fed_by, known_watermarks, restore_state
 from firnline.engine.snapshots import Coordinated
+from firnline.engine.state_floor import StateFloor
+from firnline.engine.state_remote import RemoteState
 from firnline.engine.triggers import Since, due_operators
+from firnline.engine.watermarks import Watermarks
 from firnline.errors import StateLostError, WorkerLostError
 from firnline.sinks.base import Held
+from firnline.sources.group import Positions, Records
 from firnline.state.manifest import SnapshotRef, Worker
-from firnline.state.replica import Replica
-from firnline.state.replicating import StateReplicator
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)
@@ -56,11 +57,10 @@ class StateKeeper:
         self._past: dict[str, _Past] = {}
         self.restored_path: str | None = None  # where the state was read when the run began; None without operators
         self.asked = threading.Event()  # a checkpoint is asked for, whatever the trigger says
+        self._lost_at: float | None = None  # since when an epoch has been tried again for want of a worker
         self.tell_loss: Callable[[dict[str, Json]], None] = lambda _: None  # set by the runner
-        self._replicator = self._open_replicator()
-        self._remote: dict[str, int] = {}  # the newest snapshot of each operator that the remote tier holds
-        self._offered: dict[int, list[str]] = {}  # epoch of a snapshot -> operators
-        self._stands_on: dict[int, int] = {}  # epoch -> the oldest snapshot that its state is made from
+        self.remote = self._open_remote()
+        self.floor = StateFloor({o.name: fed_by(parts, self.flow, o) for o in self.flow.stateful})
 
     @property
     def has_state(self) -> bool:
@@ -92,6 +92,9 @@ class StateKeeper:
         if not self.has_state:
             return
         found = restore_state(self._parts, self.flow, self.home, held)
+        if self.remote is not None and held.checkpoint is not None:
+            with contextlib.suppress(OSError):  # unreachable now: it counts as holding nothing
+                self.remote.begin(held.checkpoint)
         base.state, base.behind = found.state, found.behind
         self.restored_path = self.restored_path or found.path
         if self._shards is None:
@@ -101,6 +104,11 @@ class StateKeeper:
             mark = base.watermarks.of(operator.name).at
             self._past[operator.name] = _Past(found.epochs.get(operator.name, 0), now, watermark=mark)
         self._coordinated.begin_after(max(found.epochs.values(), default=0))
+
+    def known_watermarks(self, checkpoint: Checkpoint | None) -> Watermarks:
+        """The watermarks of a checkpoint, under the names that operators have now."""
+        stored = Watermarks.from_json(checkpoint.watermarks) if checkpoint is not None else Watermarks()
+        return known_watermarks(self.flow, stored)
 
     def catch_up(self, base: Base) -> None:
         """Fold the epochs that came after the checkpoint of the state, as their ledger entries say."""
@@ -112,14 +120,16 @@ class StateKeeper:
         entry = behind.entry
         logger.info("state catches up", extra={"epoch": entry.epoch})
         plan = replay_plan(self._parts, entry, self._engine.parallelism)
-        task = Task(entry.epoch, self._parts.ids.new(), entry.epoch_time, plan, skip=behind.skip, replay=True)
+        recorded = known_watermarks(self.flow, Watermarks.from_json(entry.checkpoint.watermarks))
+        attempt = self._parts.ids.new()
+        task = Task(entry.epoch, attempt, entry.epoch_time, plan, skip=behind.skip, recorded=recorded)
         then = Base(
             entry.epoch - 1,
             None,
             None,
             base.positions,
             None,
-            columns_from_json(entry.checkpoint.columns),
+            behind.columns,
             base.state,
             behind.watermarks,
         )
@@ -134,42 +144,16 @@ class StateKeeper:
 
     # -- the remote tier ------------------------------------------------------------------------------
 
-    def _open_replicator(self) -> StateReplicator | None:
+    def _open_remote(self) -> RemoteState | None:
         remote = self._parts.options.checkpoint.remote
         if remote is None or self.home.fallback is None or not self.has_state:
             return None
-        replica = Replica(self.home.storage, self.home.fallback.storage)
-        return StateReplicator(replica, remote.interval_ms, self._parts.clock.monotonic, self._replicated)
-
-    def _replicated(self, found: Replication) -> None:
-        for name in self._offered.get(found.epoch, []):
-            self._remote[name] = found.epoch
-        self._offered = {epoch: names for epoch, names in self._offered.items() if epoch > found.epoch}
+        return RemoteState(self.home, remote, [o.name for o in self.flow.stateful], self._parts.clock)
 
     def settled(self, checkpoint: Checkpoint) -> None:
-        """The deciding sink holds an epoch: what its checkpoint names may go to the remote tier."""
-        if self._replicator is None:
-            return
-        self._replicator.start()
-        refs = {name: SnapshotRef.from_json(ref) for name, ref in checkpoint.state.items()}
-        for ref in {ref.checkpoint: ref for ref in refs.values() if ref.epoch == checkpoint.epoch}.values():
-            self._offered[ref.epoch] = [name for name, other in refs.items() if other.checkpoint == ref.checkpoint]
-            self._replicator.offer(ref.checkpoint, ref.digest)
-
-    @property
-    def remote_epoch(self) -> int | None:
-        """The oldest of the newest snapshots in the remote tier: one must be able to go back there; None without it."""
-        if self._replicator is None:
-            return None
-        return min((self._remote.get(operator.name, 0) for operator in self.flow.stateful), default=0)
-
-    def flush(self, seconds: float) -> bool:
-        """Bring the remote tier level; whether it is."""
-        return self._replicator is None or self._replicator.flush(seconds)
-
-    def close(self, *, drain_seconds: float) -> None:
-        if self._replicator is not None:
-            self._replicator.close(drain_seconds=drain_seconds)
+        """The deciding sink holds an epoch."""
+        if self.remote is not None:
+            self.remote.settled(checkpoint)
 
     # -- an epoch -------------------------------------------------------------------------------------
 
@@ -185,22 +169,25 @@ class StateKeeper:
             found = self._due(made, base, worked, asked=asked)
             due.append(found)
             if found:
-                positions, _ = self._parts.sources.advance(
-                    made.plan, base.positions, worked.produced.outcomes, made.epoch
-                )
-                self._coordinated.begin(made.epoch, made.attempt, self.ranges(), found, worked, positions, _me())
+                made.advanced = self._advance(made, base, worked)
+                self._coordinated.begin(made.epoch, made.attempt, self.ranges(), found, worked, made.advanced[0], _me())
             return found
 
-        task = Task(made.epoch, made.attempt, made.epoch_time, made.plan, begin=begin)
+        task = Task(
+            made.epoch, made.attempt, made.epoch_time, made.plan, begin=begin, is_wanted=lambda: self._is_wanted(made)
+        )
+        began = self._parts.clock.monotonic()
         try:
             worked = self._job.run(task, base, self.ranges())
         except WorkerLostError as error:
+            if self._is_wanted(made):  # else it was stopped because its epoch is lost
+                self._lost_worker(made, began, error)
             self._coordinated.lose(made.epoch, error.message)
-            self._lost_worker(made.epoch, error)
             raise
         except BaseException as error:
             self._coordinated.lose(made.epoch, str(error))
             raise
+        self._overcome(made.epoch)
         made.operators = {name: folded.facts() for name, folded in worked.operators.items()}
         kept = {o.name: base.snapshots[o.name] for o in self.flow.stateful if o.name in base.snapshots}
         worked.snapshots = kept
@@ -212,9 +199,15 @@ class StateKeeper:
             if requested:
                 self.asked.clear()
             self._warn_of_pause(made.epoch, pause)
-        for name, folded in worked.operators.items():
-            self._past[name].records += folded.rows
+        for name in (o.name for o in self.flow.stateful if not due or o.name not in due[0]):
+            self._past[name].records += sum(worked.produced.read.values())
         return worked
+
+    def _is_wanted(self, made: EpochInFlight) -> bool:
+        return made.attempt in self._flight.epochs
+
+    def _advance(self, made: EpochInFlight, base: Base, worked: Worked) -> tuple[Positions, Records]:
+        return self._parts.sources.advance(made.plan, base.positions, worked.produced.outcomes, made.epoch)
 
     def _is_dealt_anew(self, base: Base) -> bool:
         """Whether this epoch is the first with these shards."""
@@ -254,43 +247,40 @@ class StateKeeper:
             for past in self._past.values():
                 past.epoch = min(past.epoch, epoch - 1)
 
-    def begin_floor(self, checkpoints: Sequence[Checkpoint]) -> None:
-        """Take what is known of the checkpoints from the floor on."""
-        self._stands_on = {one.epoch: _oldest(one.state) for one in checkpoints}
-
-    def snapshot_below(self, floor: int, epoch: int, snapshots: Mapping[str, Json]) -> int:
-        """The newest epoch at or below `floor` whose state needs no epoch from before it to be made again.
-
-        Called once for every checkpoint, with what it says of the state.
-        """
-        if not self.has_state:
-            return floor
-        self._stands_on[epoch] = _oldest(snapshots)
-        known = [made for made in self._stands_on if made <= floor]
-        if not known:
-            return 0
-        self._stands_on = {made: on for made, on in self._stands_on.items() if made >= max(known)}
-        return self._stands_on[max(known)]
-
     def is_behind(self, base: Base) -> bool:
         """Whether the newest checkpoint of the state is older than the newest epoch."""
-        return self.has_state and bool(base.snapshots) and _oldest(base.snapshots) < base.epoch
+        made = [SnapshotRef.from_json(ref).epoch for ref in base.snapshots.values()]
+        return self.has_state and bool(made) and min(made) < base.epoch
 
     # -- lost workers ---------------------------------------------------------------------------------
 
-    def _lost_worker(self, epoch: int, error: WorkerLostError) -> None:
+    def _lost_worker(self, made: EpochInFlight, began: float, error: WorkerLostError) -> None:
         """A task was lost with its worker: the epoch runs again, with as many shards or, to absorb it, one fewer."""
+        if error.fields.get("timed_out"):
+            self._coordinated.time_out(made.epoch, made.attempt)
         choice = self._parts.options.state.on_worker_loss
         before = self.shards
         if choice == "absorb" and before > 1:
             self._shards = before - 1
-        facts: dict[str, Json] = {"epoch": epoch, "choice": choice, "shards": self.shards, "shards_before": before}
-        logger.warning("a worker was lost", extra={**facts, "reason": error.message})
+        now = self._parts.clock.monotonic()
+        self._lost_at = now if self._lost_at is None else self._lost_at
+        facts: dict[str, Json] = {
+            "epoch": made.epoch,
+            "choice": choice,
+            "shards": self.shards,
+            "shards_before": before,
+            "noticed_after_ms": round((now - began) * 1000),
+            "reason": error.message,
+        }
+        logger.warning("a worker was lost", extra=facts)
         self.tell_loss(facts)
 
-
-def _oldest(snapshots: Mapping[str, Json]) -> int:
-    return min((SnapshotRef.from_json(ref).epoch for ref in snapshots.values()), default=0)
+    def _overcome(self, epoch: int) -> None:
+        """An epoch ran to its end: say how long it took since the first loss."""
+        if self._lost_at is not None:
+            took = round((self._parts.clock.monotonic() - self._lost_at) * 1000)
+            logger.info("the loss of a worker is overcome", extra={"epoch": epoch, "took_ms": took})
+            self._lost_at = None
 
 
 def _me() -> Worker:

@@ -24,6 +24,7 @@ from firnline.engine.marking import CheckpointMaker
 from firnline.engine.observer import EpochFacts
 from firnline.engine.opening import Opening
 from firnline.engine.parts import Parts
+from firnline.engine.requests import RetryRequest
 from firnline.engine.state_keeper import StateKeeper
 from firnline.errors import (
     FencedError,
@@ -78,7 +79,8 @@ class Steps:
         if plan is None:
             return m.NothingToPlan(), None
         attempt = self._parts.ids.new()
-        made = EpochInFlight(epoch, attempt, base, plan, self._parts.clock.now().isoformat(), requests)
+        taken = [request for request in requests if _is_taken_up(request, positions, plan)]
+        made = EpochInFlight(epoch, attempt, base, plan, self._parts.clock.now().isoformat(), taken)
         made.durations_ms["plan"] = self._ms_since(began)
         fault_point("epoch.plan.after")
         self.flight.epochs[attempt] = made
@@ -87,6 +89,8 @@ class Steps:
     def reconcile_due(self) -> list[str]:
         """The sources whose full listing is due."""
         now = self._parts.clock.monotonic()
+        for name in self._parts.sources.take_forgotten():
+            self._reconciled_at.pop(name, None)
         return [
             one.name
             for one in self._parts.options.sources
@@ -135,7 +139,9 @@ class Steps:
         worked = self.state.work(made, base)
         produced = worked.produced
         made.produced = produced
-        positions, records = self._parts.sources.advance(made.plan, base.positions, produced.outcomes, made.epoch)
+        positions, records = made.advanced or self._parts.sources.advance(
+            made.plan, base.positions, produced.outcomes, made.epoch
+        )
         processed = self._parts.clock.now().isoformat(timespec="seconds")
         made.records = {n: [{**r, "processed_time": processed} for r in found] for n, found in records.items()}
         made.durations_ms["run"] = self._ms_since(began)
@@ -330,6 +336,13 @@ class Steps:
 
     def _ms_since(self, began: float) -> int:
         return round((self._parts.clock.monotonic() - began) * 1000)
+
+
+def _is_taken_up(request: RetryRequest, positions: Positions, plan: EpochPlan) -> bool:
+    """Whether the source that set a file aside takes it up in this plan; nothing to take up counts as well."""
+    owners = [name for name, position in positions.items() if request.path in position.get("set_aside", {})]
+    parts = [plan.plans.get(name) for name in owners]
+    return all(part is not None and request.path not in part.base.get("set_aside", {}) for part in parts)
 
 
 def _widen(base: pa.Schema | None, produced: pa.Schema) -> pa.Schema:

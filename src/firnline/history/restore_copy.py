@@ -14,6 +14,7 @@ from firnline.faults import fault_point
 from firnline.history.copying import Progress, copy_file, each
 from firnline.history.restore_plan import SinkRestore
 from firnline.history.savepoint_pins import delete_restore_pin, put_restore_pin
+from firnline.history.savepoint_state import pinned_refs
 from firnline.sinks.delta.stage import partition_folder
 from firnline.sinks.delta.stats import file_stats
 from firnline.staging.validate import InvalidUnitError, footer_metadata, footer_schema, read_footer
@@ -41,7 +42,7 @@ class Copies:
     @contextlib.contextmanager
     def pinned(self, plans: Sequence[SinkRestore]) -> Iterator[Copies]:
         """Keep sweeps from the copies, and from operators' state, until a commit or the ledger names them."""
-        state = self._saved.checkpoint.state
+        state = pinned_refs(self._saved)
         storages = [plan.sink.storage for n, plan in enumerate(plans) if plan.version is None or (n == 0 and state)]
         facts: dict[str, Json] = {"savepoint": self._saved.id, "pipeline": self._saved.pipeline}
         try:

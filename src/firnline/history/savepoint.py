@@ -37,6 +37,7 @@ from firnline.history.copying import Progress, copy_file, each
 from firnline.history.savepoint_pins import Pin, put_pin
 from firnline.history.savepoint_place import check_apart, check_writable, default_place, is_temporary
 from firnline.history.savepoint_state import check_still_there, copy_state, take_state
+from firnline.history.state_look import state_bytes
 from firnline.schema import schema_to_json
 from firnline.sinks.base import Held
 from firnline.sinks.delta import DeltaSink
@@ -242,6 +243,7 @@ class _Making:
             size_bytes=sum(file.size_bytes for t in taken for file in t.saved.files),
             files=one.paths,
             writes=writes,
+            state_size_bytes=state_bytes(self._held.checkpoint),
             state=self._state.refs if one.sink is self._parts.deciding else {},
         )
 

@@ -79,16 +79,12 @@ def list_savepoints(parts: Parts, storage_options: dict[str, str] | None = None)
     pins = load_pins(parts.storage, parts.options.name)
     found = [
         SavepointInfo(
-            p.id, p.epoch, p.created_at, p.path, p.copied, p.size_bytes, _state(p, storage_options), _state_bytes(p)
+            p.id, p.epoch, p.created_at, p.path, p.copied, p.size_bytes, _state(p, storage_options), p.state_size_bytes
         )
         for p in pins
     ]
     unreadable = find_unreadable_pins(parts.storage)
     return found + [SavepointInfo(identity, 0, "", "", False, 0, "damaged") for identity in unreadable]
-
-
-def _state_bytes(pin: Pin) -> int:
-    return sum(int(ref.get("size_bytes", 0)) for ref in pin.state.values())
 
 
 def _state(pin: Pin, storage_options: dict[str, str] | None) -> str:
@@ -132,7 +128,7 @@ def dispose_savepoint(
     with on_record(parts, "savepoint-dispose", run, from_epoch=None, to_epoch=None, **facts):
         for name in doomed:
             _delete(storage, name)
-        _drop_folders(storage, doomed)
+        _drop_folders(storage, names)  # also of a file that a killed copy had only made the folder for
         for sink in pinned:
             _delete(sink.storage, pin_key(identity))
     return result

@@ -35,7 +35,10 @@ class Pin:
     files: list[str]
     writes: list[str] = field(default_factory=list)
     completed: bool = False
-    state: dict[str, Json] = field(default_factory=dict)  # in the deciding table alone: operators' state that stays
+    state_size_bytes: int = 0  # as the checkpoint tells it
+    state: dict[str, Json] = field(
+        default_factory=dict
+    )  # in the deciding table alone: checkpoints of state that stay, by id
 
     def to_bytes(self) -> bytes:
         return canonical(seal({"kind": "savepoint", **asdict(self)}))
@@ -56,6 +59,7 @@ class Pin:
                 files=[str(name) for name in body["files"]],
                 writes=[str(name) for name in body["writes"]],
                 completed=bool(body["completed"]),
+                state_size_bytes=int(body.get("state_size_bytes", 0)),
                 state=dict(body.get("state", {})),
             )
         except (KeyError, TypeError, ValueError) as error:

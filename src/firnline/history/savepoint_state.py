@@ -31,7 +31,7 @@ from firnline.types import Json
 class TakenState:
     """The checkpoints of state that a savepoint holds, and where each of their files lies now."""
 
-    refs: dict[str, Json] = field(default_factory=dict)  # as the checkpoint in the sinks names them
+    refs: dict[str, Json] = field(default_factory=dict)  # by the id of the checkpoint of state
     states: list[SavedState] = field(default_factory=list)
     files: dict[str, tuple[StateHome, int]] = field(default_factory=dict)  # by name: its home, its size
     replayed: list[int] = field(default_factory=list)  # epochs since the snapshots
@@ -61,8 +61,9 @@ def take_state(parts: Parts, held: Held) -> TakenState:
     look = look_at_state(parts, held.checkpoint, held.entry, held.checkpoint.positions)
     if look.problems:
         raise CheckpointError(look.problems[0].message, hint=look.problems[0].hint)
-    taken = TakenState(dict(held.checkpoint.state), replayed=look.replayed)
-    for ref in refs_of(held.checkpoint).values():
+    refs = {**refs_of(held.checkpoint), **{ref.checkpoint: ref for ref in look.used}}
+    taken = TakenState({name: ref.to_json() for name, ref in refs.items()}, replayed=look.replayed)
+    for ref in refs.values():
         complete, home = load_snapshot(parts.state_home, ref)
         texts = layout.load_with_texts(home.storage, ref.checkpoint, ref.digest)[1]
         taken.states.append(SavedState(ref.checkpoint, ref.digest))
@@ -70,6 +71,16 @@ def take_state(parts: Parts, held: Held) -> TakenState:
         sizes |= {key: len(text) for key, text in texts.items()}
         taken.files.update({name: (home, size) for name, size in sorted(sizes.items())})
     return taken
+
+
+def pinned_refs(saved: Savepoint) -> dict[str, Json]:
+    """What a pin says of a savepoint's state: enough to know it, by the id of the checkpoint of state."""
+    known = refs_of(saved.checkpoint)
+    found = {}
+    for one in saved.state:
+        ref = known.get(one.checkpoint) or SnapshotRef(one.checkpoint, int(one.checkpoint[:20]), one.digest, 0, 0, 0)
+        found[one.checkpoint] = ref.to_json()
+    return found
 
 
 def check_still_there(parts: Parts, taken: TakenState) -> None:
@@ -119,8 +130,8 @@ class SavedStateSource:
 
     def _is_in(self, home: StateHome) -> bool:
         try:
-            for ref in refs_of(self._saved.checkpoint).values():
-                load_snapshot(home, ref)
+            for value in pinned_refs(self._saved).values():
+                load_snapshot(home, SnapshotRef.from_json(value))
         except CheckpointError:
             return False
         return True

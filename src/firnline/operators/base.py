@@ -78,8 +78,9 @@ class Result:
     """What one call gives back.
 
     `changed` are the numbers of keys whose state is now the row of `state` at the same place; `removed` those whose
-    state is gone. No key is in both; a key in neither keeps its state and its timer. `timers`, as long as `changed`,
-    holds the event time at which each key is due (microseconds), null for never; None when no key has a timer.
+    state is gone. No key is in both; a key in neither keeps its state, but a timer that is due comes but once.
+    `timers`, as long as `changed`, holds the event time at which each key is due (microseconds), null for never; None
+    when no key has a timer.
     `output` has rows by port.
     """
 

@@ -72,6 +72,7 @@ class Sources:
         self._once = once  # then "nothing to read" must be the answer of every source
         self._sources = {source.name: source for source in sources}
         self._asked: dict[str, _Asked] = {}
+        self._forgotten: set[str] = set()
 
     def __iter__(self) -> Iterator[FileSource]:
         return iter(self._sources.values())
@@ -131,14 +132,20 @@ class Sources:
         deadline = first_at + ALIGN_SECONDS
         found: dict[str, SourcePlan] = {}
         left_out: list[str] = []
+        failures: list[BaseException] = []
         for name, asked in list(self._asked.items()):
             if not asked.done.wait(max(0.0, deadline - time.monotonic())):
                 left_out.append(name)
                 continue
             del self._asked[name]
-            answer = asked.answer.result()  # raises what planning raised
-            if answer is not None:
+            failure = asked.answer.exception()
+            if failure is not None:
+                failures.append(failure)
+            elif (answer := asked.answer.result()) is not None:
                 found[name] = answer
+        if failures:
+            self._forgotten |= set(self.forget_late(EpochPlan(found)))  # what the others took up is not read now
+            raise failures[0]
         if not found:
             return None
         if left_out:
@@ -154,8 +161,8 @@ class Sources:
                 return
             known.done.wait()  # planned on a base that was lost: its answer counts for nothing
             answer = None if known.answer.exception() else known.answer.result()
-            if answer is not None:
-                source.forget_late(answer)
+            if answer is not None and source.forget_late(answer):
+                self._forgotten.add(source.name)
         asked = _Asked(position, concurrent.futures.Future())
 
         def work() -> None:
@@ -203,6 +210,11 @@ class Sources:
         """Whether a source is still listing for a plan that went on without it."""
         asked = self._asked.get(name)
         return asked is not None and not asked.done.is_set()
+
+    def take_forgotten(self) -> set[str]:
+        """The sources whose late files must be found again, because a plan that took them up came to nothing."""
+        found, self._forgotten = self._forgotten, set()
+        return found
 
     def forget_late(self, plan: EpochPlan) -> list[str]:
         """An epoch was lost: the sources whose late files must be found again."""

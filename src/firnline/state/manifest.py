@@ -52,15 +52,17 @@ class OperatorInfo:
     """What must be the same, or be able to follow, when an operator's state is opened again."""
 
     type: str
-    key_schema: str  # fingerprints
+    key_schema: str  # fingerprints; empty while no row of it has come
     state_schema: str
+    shape: str = ""  # of the settings without which the state cannot be read
 
     def to_json(self) -> dict[str, Json]:
-        return {"type": self.type, "key_schema": self.key_schema, "state_schema": self.state_schema}
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     @classmethod
     def from_json(cls, value: Json) -> OperatorInfo:
-        return cls(str(value["type"]), str(value["key_schema"]), str(value["state_schema"]))
+        shape = str(value.get("shape", ""))
+        return cls(str(value["type"]), str(value["key_schema"]), str(value["state_schema"]), shape)
 
 
 @dataclass(frozen=True, slots=True)

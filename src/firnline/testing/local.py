@@ -36,7 +36,7 @@ class LocalEngine:
         _, late = wait(futures, timeout_seconds)
         pool.shutdown(wait=not late, cancel_futures=True)
         if late:
-            raise WorkerLostError(f"a job took longer than {timeout_seconds} s and was stopped")
+            raise WorkerLostError(f"a job took longer than {timeout_seconds} s and was stopped", timed_out=True)
         reports = []
         for future in futures:
             try:
@@ -44,7 +44,7 @@ class LocalEngine:
             except FirnlineError:
                 raise
             except Exception as error:  # Spark reports whatever a worker raises as a failed job
-                raise WorkerLostError(f"a task failed: {type(error).__name__}: {error}") from error
+                raise EngineError(f"a task failed: {type(error).__name__}: {error}") from error
         return reports
 
     def run_sql(self, tag: str, job: SqlJob) -> tuple[pa.Schema, list[dict[str, Json]]]:

@@ -22,6 +22,7 @@ from firnline.errors import (
     StoreUnsafeError,
 )
 from firnline.options import DeltaSinkOptions
+from firnline.schema import RESCUED_COLUMN
 from firnline.sinks.base import EpochCommit, Held, Sink
 from firnline.sinks.delta.columns import missing_fields
 from firnline.sinks.delta.jump import Effect, ReplaceRows, apply_effect
@@ -244,11 +245,17 @@ class DeltaSink(Sink):
             )
         self._probe()
         txns = {self._id("-gen"): self._generation}
+        columns = commit.schema if len(commit.schema) else self._placeholder()
         try:
-            self._table.create(commit.schema, list(self._options.partition_by), self._info("create"), txns)
+            self._table.create(columns, list(self._options.partition_by), self._info("create"), txns)
         except (CommitConflictError, CommitUnknownError) as error:
             if not self._table.refresh():
                 raise SinkError(f"cannot create the table {self._table.uri}: {error}") from error
+
+    def _placeholder(self) -> pa.Schema:
+        """What a table begins with whose rows are still to come: a table has at least one column."""
+        names = (*self._options.partition_by, RESCUED_COLUMN)
+        return pa.schema([pa.field(name, pa.string()) for name in names])
 
     def _claim_created(self) -> None:
         """The table appeared since it was claimed as missing: by our own create, or another run's."""

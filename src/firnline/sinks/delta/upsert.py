@@ -84,7 +84,8 @@ class UpsertSink(DeltaSink):
 
     def _create(self, commit: EpochCommit) -> None:
         columns = table_columns(commit.schema)
-        check_key(self._options.key, columns)
+        if len(columns):  # else its rows are still to come
+            check_key(self._options.key, columns)
         super()._create(replace(commit, schema=columns))
 
     def _evolve(self, wanted: pa.Schema) -> bool:

@@ -1,0 +1,83 @@
+"""The remote tier of state: which snapshots it holds, and which of them goes there next."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from firnline.checkpoint.model import Checkpoint
+from firnline.checkpoint.replication import Replication
+from firnline.options import RemoteTierOptions
+from firnline.state.home import StateHome
+from firnline.state.layout import COMMITTED, exists
+from firnline.state.manifest import SnapshotRef
+from firnline.state.replica import Replica
+from firnline.state.replicating import StateReplicator
+from firnline.types import Clock
+
+
+class RemoteState:
+    """Copies what the sinks name, once they do. Told by the main thread; copies in a thread of its own.
+
+    Operators may be snapshot at different epochs: the oldest snapshot that is not there yet goes first, so that one
+    that is made seldom is not passed over for those that are made often.
+    """
+
+    def __init__(self, home: StateHome, remote: RemoteTierOptions, operators: Sequence[str], clock: Clock) -> None:
+        assert home.fallback is not None
+        self.replica = Replica(home.storage, home.fallback.storage)
+        self._replicator = StateReplicator(self.replica, remote.interval_ms, clock.monotonic, self._copied)
+        self._lock = threading.Lock()
+        self._waiting: dict[str, SnapshotRef] = {}  # by operator: what the remote tier lacks
+        self._held = dict.fromkeys(operators, 0)
+
+    def begin(self, checkpoint: Checkpoint) -> None:
+        """Take note of what is there of a checkpoint that a run goes on from."""
+        for name, value in checkpoint.state.items():
+            ref = SnapshotRef.from_json(value)
+            if name in self._held and exists(self.replica.remote, f"{ref.checkpoint}/{COMMITTED}"):
+                self._held[name] = max(self._held[name], ref.epoch)
+
+    def settled(self, checkpoint: Checkpoint) -> None:
+        """The deciding sink holds an epoch: what its checkpoint names may go."""
+        self._replicator.start()
+        with self._lock:
+            for name, value in checkpoint.state.items():
+                ref = SnapshotRef.from_json(value)
+                if ref.epoch > self._held.get(name, 0):
+                    self._waiting[name] = ref
+            self._offer()
+
+    def _copied(self, found: Replication) -> None:
+        """Called by the replicator when a copy was made, or could not be."""
+        with self._lock:
+            for name, ref in list(self._waiting.items()):
+                if ref.epoch == found.epoch and not found.reason:
+                    self._held[name] = ref.epoch
+                    del self._waiting[name]
+            self._offer()
+
+    def _offer(self) -> None:
+        oldest = min(self._waiting.values(), key=lambda ref: ref.epoch, default=None)
+        if oldest is not None:
+            self._replicator.offer(oldest.checkpoint, oldest.digest)
+
+    @property
+    def epoch(self) -> int:
+        """The oldest of the newest snapshots there: one must be able to go back to it."""
+        with self._lock:
+            return min(self._held.values(), default=0)
+
+    def flush(self, seconds: float) -> bool:
+        """Bring the remote tier level; whether it is."""
+        while self._replicator.flush(seconds):
+            with self._lock:
+                if not self._waiting:
+                    return True
+        return False
+
+    def close(self, *, drain_seconds: float) -> None:
+        """Stop; with `drain_seconds`, copy what waits first, for so long at most."""
+        if drain_seconds > 0:
+            self.flush(drain_seconds)
+        self._replicator.close(drain_seconds=0.0)
