@@ -184,13 +184,14 @@ def _export(common: Common, view: StateView, key: Sequence[str], path: str) -> N
 
 
 def _keys(view: StateView, key: Sequence[str]) -> pa.Table:
-    """The keys that the words name: values of the only column, or one key by its columns."""
+    """The keys that the words name: values of the only column that decides a key's shard, or one key by its columns."""
     import pyarrow as pa
 
     fields = list(view.reader.layout.key)
     by_name = {field.name: field for field in fields}
     pairs = [text.partition("=") for text in key]
-    if len(fields) == 1 and any(not equals or name not in by_name for name, equals, _ in pairs):
+    only = len(fields) == 1 or view.reader.deciding == 1
+    if only and any(not equals or name not in by_name for name, equals, _ in pairs):
         return pa.table({fields[0].name: pa.concat_arrays([_value(text, fields[0]) for text in key])})
     names = [name for name, _, _ in pairs]
     for name, equals, _ in pairs:

@@ -225,7 +225,7 @@ class _Run:
         if unknown and any(self.edges.get(sql_edge(port), Exchanged()).rows for port in inputs):
             raise ConfigError(
                 f"operator {operator.name!r} reads {unknown[0]!r}, whose columns are unknown",
-                hint="Declare the columns of its sources under schema.fields; then they are known before the first row.",
+                hint="Declare the columns of its sources under schema.fields; then they are known at once.",
             )
         return not unknown
 

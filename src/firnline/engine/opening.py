@@ -18,6 +18,7 @@ from firnline.engine.state_keeper import StateKeeper
 from firnline.errors import CheckpointLostError, CommitConflictError, ConfigError, SinkError, StoreAheadError
 from firnline.graph import sink_input
 from firnline.sinks.base import Held
+from firnline.sinks.delta import DeltaSink
 from firnline.sinks.delta.adopt import find_foreign
 from firnline.sinks.delta.columns import missing_fields
 from firnline.types import Json
@@ -186,6 +187,15 @@ class Opening:
         for sink, options in zip(self._parts.sinks, self._parts.ordered_sinks, strict=True):
             source = sink_input(self._parts.options, options)
             if source in self._parts.sources.names and source not in base.columns:
-                found = base.table if sink is self._parts.deciding else sink.find_schema()
+                found = base.table if sink is self._parts.deciding else _find_schema(sink)
                 if found is not None:
                     base.columns[source] = found
+
+
+def _find_schema(sink: DeltaSink) -> pa.Schema | None:
+    """The columns of a further sink; one that cannot be read tells nothing, and holds nobody up yet."""
+    try:
+        return sink.find_schema()
+    except SinkError as error:
+        logger.warning("sink could not be read", extra={"sink": sink.name, "reason": error.message})
+        return None

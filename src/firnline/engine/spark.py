@@ -326,5 +326,10 @@ def _all_errors(root: type[FirnlineError]) -> Iterator[type[FirnlineError]]:
 
 
 def _first_line(error: Exception) -> str:
+    """What an error says in a line; of one that a Python worker raised, what that one said."""
     lines = [line for line in str(error).splitlines() if line.strip()]
+    traces = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+    for line in lines[traces[-1] + 1 :] if traces else []:
+        if not line[0].isspace():
+            return line[:300]
     return lines[0][:300] if lines else type(error).__name__

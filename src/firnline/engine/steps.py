@@ -339,10 +339,9 @@ class Steps:
 
 
 def _is_taken_up(request: RetryRequest, positions: Positions, plan: EpochPlan) -> bool:
-    """Whether the source that set a file aside takes it up in this plan; nothing to take up counts as well."""
-    owners = [name for name, position in positions.items() if request.path in position.get("set_aside", {})]
-    parts = [plan.plans.get(name) for name in owners]
-    return all(part is not None and request.path not in part.base.get("set_aside", {}) for part in parts)
+    """Whether the source that set a file aside has answered the request in this plan, be it by refusing it."""
+    owners = {name for name, position in positions.items() if request.path in position.get("set_aside", {})}
+    return owners <= set(plan.plans) - plan.asked_before
 
 
 def _widen(base: pa.Schema | None, produced: pa.Schema) -> pa.Schema:

@@ -33,6 +33,7 @@ class EpochPlan:
     plans: dict[str, SourcePlan]
     align_ms: int = 0  # from the first slice to the boundary
     left_out: tuple[str, ...] = ()  # sources that had not answered by then
+    asked_before: frozenset[str] = frozenset()  # sources whose answer is to the question of an earlier plan
 
     @property
     def files(self) -> int:
@@ -126,8 +127,10 @@ class Sources:
             max_bytes=max(1, limits.max_bytes // len(self)),
             max_events=max(1, limits.max_events // len(self)),
         )
+        before = dict(self._asked)
         for source in self:
             self._ask(source, positions[source.name], share)
+        old = frozenset(name for name, asked in self._asked.items() if before.get(name) is asked)
         first_at = self._wait_for_first()
         deadline = first_at + ALIGN_SECONDS
         found: dict[str, SourcePlan] = {}
@@ -151,7 +154,7 @@ class Sources:
         if left_out:
             logger.info("sources left out of an epoch: they are still listing", extra={"sources": left_out})
         ordered = {name: found[name] for name in self._sources if name in found}
-        return EpochPlan(ordered, round((time.monotonic() - first_at) * 1000), tuple(left_out))
+        return EpochPlan(ordered, round((time.monotonic() - first_at) * 1000), tuple(left_out), old)
 
     def _ask(self, source: FileSource, position: Json, limits: Limits) -> None:
         """Let a source plan in a thread of its own, unless it does so already, for the same position."""

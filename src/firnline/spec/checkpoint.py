@@ -109,7 +109,9 @@ class CheckpointConfig(Config):
     trigger: TriggerConfig = Field(
         default=TriggerConfig(), description="When a checkpoint of the state is made: at the first of these."
     )
-    timeout_ms: Count = Field(default=60_000, description="A checkpoint that is not complete by then is aborted.")
+    timeout_ms: Count = Field(
+        default=60_000, description="Shards that have not reported by then are given up, with their checkpoint."
+    )
     max_pause_ms: Count = Field(default=200, description="A longer pause for a checkpoint is warned about.")
     keep_checkpoints: Count = Field(default=3, description="Complete checkpoints of state that are kept, at least.")
     keep_aborted: Duration = Field(

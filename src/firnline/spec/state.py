@@ -25,7 +25,9 @@ class StateConfig(Config):
     on_worker_loss: Literal["replace", "absorb"] = Field(
         default="replace", description="replace waits for a new worker; absorb spreads its shards over the others."
     )
-    worker_ping_secs: Seconds = Field(default=5.0, description="A worker that is silent for so long is lost.")
+    worker_ping_secs: Seconds = Field(
+        default=5.0, description="Workers ping so often; one that misses four pings is lost."
+    )
     dropped: tuple[Name, ...] = Field(
         default=(), description="Operators that are gone from this file and whose state may be forgotten."
     )

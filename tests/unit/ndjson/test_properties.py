@@ -301,5 +301,9 @@ def test_cuts_change_nothing(text: bytes, cut: int) -> None:
         done = reader.records_read
         if reader.finished:
             break
-    assert repr(rows) == repr([row for part in whole for row in part.batch.to_pylist()])
+    # The column for what does not fit comes with the first block that needs it: before, it is null.
+    expected = [row for part in whole for row in part.batch.to_pylist()]
+    assert repr([{RESCUED_COLUMN: None, **row} for row in rows]) == repr(
+        [{RESCUED_COLUMN: None, **row} for row in expected]
+    )
     assert numbers == list(range(len(rows)))

@@ -113,7 +113,8 @@ def test_the_metadata_can_be_read_without_firnline(storage: Storage, home: Path)
     assert metadata["barrier"] == metadata["epoch"] == 7
     assert metadata["shards"] == [{"shard": 0, "groups": [0, 4]}, {"shard": 1, "groups": [4, 8]}]
     assert metadata["workers"] == [{"host": "worker-1", "pid": 100}]
-    assert metadata["operators"] == {OPERATOR: {"type": "aggregate", "key_schema": "k" * 64, "state_schema": "s" * 64}}
+    told = {"type": "aggregate", "key_schema": "k" * 64, "state_schema": "s" * 64, "shape": ""}
+    assert metadata["operators"] == {OPERATOR: told}
     shard = json.loads((home / ID / "shard_1" / "metadata.json").read_text())
     (run,) = shard["operators"][OPERATOR]["runs"]
     assert run["path"] == f"{ID}/shard_1/{OPERATOR}.t1.arrow"
