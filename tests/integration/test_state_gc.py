@@ -88,7 +88,8 @@ def sweep(options: PipelineOptions, **settings: Any) -> list[StateSwept]:
 
 def record_run(table: Path, **changes: Any) -> None:
     """Make the newest run's record say something else."""
-    path = sorted((table / "_firnline/demo/runs").iterdir())[-1]
+    # By generation: runs of the same second have names in any order.
+    path = max((table / "_firnline/demo/runs").iterdir(), key=lambda p: int(json.loads(p.read_bytes())["generation"]))
     body = {k: v for k, v in json.loads(path.read_bytes()).items() if k not in ("checksum", "format")}
     path.write_bytes(canonical(seal({**body, **changes})))
 
