@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,7 @@ def can_transform() -> bool:
     return importlib.util.find_spec("google") is not None and importlib.util.find_spec("google.protobuf") is not None
 
 
-class Stream:
+class Stream(ABC):
     """Count and sum per key as a streaming query that goes on from its checkpoint whenever it is run.
 
     One file a micro-batch; the keys that changed are appended to a Delta table, as Firnline does.
@@ -48,8 +49,9 @@ class Stream:
     def table(self) -> Path:
         return self._work / "table"
 
+    @abstractmethod
     def _write(self, rows: Any) -> Any:
-        raise NotImplementedError
+        """The streaming query over the rows, to be started."""
 
 
 class BuiltIn(Stream):

@@ -99,12 +99,11 @@ def default_inputs(sources: Sequence[str], reads: Mapping[str, Sequence[str]]) -
 
 def output_key(operator: OperatorOptions) -> tuple[str, ...]:
     """Return the columns that identify a row of a built-in operator's answer; empty when it has none."""
-    keys = tuple(str(key) for key in operator.settings.get("keys") or ())
     match operator.type:
         case "aggregate":
-            return (*keys, "window_start") if operator.settings.get("window") else keys
+            return (*operator.keys, "window_start") if operator.settings.get("window") else operator.keys
         case "correlate":
-            return (*keys, "alert_start")
+            return (*operator.keys, "alert_start")
     return ()
 
 

@@ -85,6 +85,11 @@ class OperatorOptions:
     def is_sql(self) -> bool:
         return self.type == "sql"
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns that decide which shard a row goes to: in the settings of every operator that keeps state."""
+        return tuple(str(key) for key in self.settings.get("keys") or ())
+
 
 @dataclass(frozen=True, slots=True)
 class StateOptions:
@@ -205,6 +210,12 @@ class PipelineOptions:
     def deciding(self) -> DeltaSinkOptions:
         """The sink that commits first and so fixes an epoch's boundaries."""
         return next((s for s in self.sinks if s.required), self.sinks[0])
+
+    @property
+    def ordered_sinks(self) -> tuple[DeltaSinkOptions, ...]:
+        """The sinks, the deciding one first."""
+        deciding = self.deciding
+        return (deciding, *(sink for sink in self.sinks if sink is not deciding))
 
     def describe(self) -> dict[str, Any]:
         """Facts for logs and `--json`, without secrets."""

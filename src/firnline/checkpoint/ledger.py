@@ -8,8 +8,9 @@ reached by nobody. Old entries are folded into larger ones, which keep the files
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 
 import zstandard
 
@@ -22,6 +23,7 @@ from firnline.types import EntryRef, Json
 FOLD_ENTRIES = 128  # entries per fold: a fold stays a few MB, and a year of minutes a few thousand files
 JUMPS = ("rollback", "fresh", "restore", "rescale", "import")
 _READERS = 8
+_AHEAD = 16
 
 
 def fold_name(last: EntryRef) -> str:
@@ -179,8 +181,8 @@ class Ledger:
         names = self._names()
         folds = sorted((n for n in names if n.startswith("fold-")), reverse=True)
         with ThreadPoolExecutor(_READERS) as readers:
-            entries = sorted((n for n in names if not n.startswith("fold-")), reverse=True)
-            wanted = {name: readers.submit(self._storage.get, f"{self.folder}/{name}") for name in entries}
+            ahead = iter(sorted((n for n in names if not n.startswith("fold-")), reverse=True))
+            wanted: dict[str, Future[bytes]] = {}
             ref: EntryRef | None = tip
             while ref is not None:
                 fold = self._find_fold(folds, ref)
@@ -188,6 +190,7 @@ class Ledger:
                     yield fold
                     ref = fold.previous
                     continue
+                self._read_ahead(readers, ahead, wanted, ref.name)
                 if ref.name not in wanted:
                     raise LedgerHoleError(f"ledger entry {ref.name} is missing", epoch=ref.epoch)
                 try:
@@ -200,6 +203,18 @@ class Ledger:
                 entry = LedgerEntry.from_bytes(data, f"ledger entry {ref.name}")
                 yield entry
                 ref = entry.previous
+
+    def _read_ahead(
+        self, readers: ThreadPoolExecutor, ahead: Iterator[str], wanted: dict[str, Future[bytes]], name: str
+    ) -> None:
+        """Have some entries read, `name` and those that come after it: who stops early has not read them all."""
+        while True:
+            for passed in [other for other in wanted if other > name]:  # attempts in vain, epochs that were undone
+                del wanted[passed]
+            more = list(islice(ahead, _AHEAD - len(wanted)))
+            wanted |= {other: readers.submit(self._storage.get, f"{self.folder}/{other}") for other in more}
+            if name in wanted or not more:
+                return
 
     def entries(self, tip: EntryRef | None) -> Iterator[tuple[LedgerEntry, EntryRef]]:
         """The entries that are not folded yet, with what names them, newest first. LedgerHoleError as in `chain`."""

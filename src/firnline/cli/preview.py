@@ -79,7 +79,7 @@ def preview(parts: Parts) -> dict[str, Any]:
         "sources": sources,
         "first_epoch": {"files": plan.files if plan else 0, "size_bytes": plan.size_bytes if plan else 0},
         "epochs_about": _epochs(parts, sources),
-        "sinks": [_sink(parts, options) for options in parts.ordered_sinks],
+        "sinks": [_sink(parts, options) for options in parts.options.ordered_sinks],
         "resume": {
             "path": "sink" if reading.known and any(reading.known.values()) and not held.checkpoint else held.path,
             "epoch": held.epoch,

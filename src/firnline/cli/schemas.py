@@ -8,7 +8,6 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from firnline.cli.sampling import Sampled
-from firnline.engine.epoch_job import sink_columns
 from firnline.engine.orders import columns_from_json, declared
 from firnline.engine.parts import Parts
 from firnline.engine.spark import SparkEngine
@@ -20,6 +19,7 @@ from firnline.schema import type_to_text
 from firnline.sinks.base import Held
 from firnline.sinks.delta import DeltaSink
 from firnline.sinks.delta.columns import missing_fields
+from firnline.sinks.delta.upsert_changes import table_columns
 
 ANY_TIME = "2000-01-01T00:00:00+00:00"  # columns do not depend on the epoch's time
 
@@ -104,7 +104,7 @@ def check_tables(parts: Parts, schemas: Mapping[str, pa.Schema]) -> None:
     for options in parts.options.sinks:
         table, rows = parts.sink(options.name).find_schema(), schemas.get(sink_input(parts.options, options))
         if table is not None and rows is not None:
-            missing_fields(table, sink_columns(rows, {"write": options.write}))
+            missing_fields(table, table_columns(rows) if options.write == "upsert" else rows)
 
 
 def schema_rows(parts: Parts, sampled: Mapping[str, Sampled], schemas: Mapping[str, pa.Schema]) -> list[dict[str, str]]:
@@ -113,7 +113,7 @@ def schema_rows(parts: Parts, sampled: Mapping[str, Sampled], schemas: Mapping[s
     port = sink_input(parts.options, deciding)
     table = parts.deciding.find_schema()
     rows = schemas.get(port)
-    schema = table if rows is None else sink_columns(rows, {"write": deciding.write})
+    schema = table if rows is None else table_columns(rows) if deciding.write == "upsert" else rows
     if schema is None:
         return []
     held = set(table.names) if table is not None else set()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from firnline.checkpoint.codec import canonical, checksum
 from firnline.engine.exchange import Edge
 from firnline.graph import sink_input, topological
 from firnline.options import OperatorOptions, PipelineOptions
+from firnline.state.manifest import Ranges
 from firnline.types import Json
-
-Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class Dataflow:
             found.append(
                 Edge(
                     keyed_edge(operator.name, port),
-                    keys=keys_of(operator),
+                    keys=operator.keys,
                     ranges=ranges,
                     groups=self.key_groups,
                     time=str(operator.settings.get("time") or ""),
@@ -78,15 +77,9 @@ def keyed_edge(operator: str, port: str) -> str:
     return f"{operator}<{port}"
 
 
-def keys_of(operator: OperatorOptions) -> tuple[str, ...]:
-    """The columns that decide which shard a row goes to: in the settings of every operator that keeps state."""
-    found: Sequence[Json] = operator.settings.get("keys") or ()
-    return tuple(str(key) for key in found)
-
-
 def shape_of(operator: OperatorOptions) -> str:
     """What of an operator's settings its state cannot be read without; kept in its checkpoints."""
-    told: dict[str, Json] = {"keys": list(keys_of(operator)), "window": operator.settings.get("window")}
+    told: dict[str, Json] = {"keys": list(operator.keys), "window": operator.settings.get("window")}
     if operator.type == "correlate":
         told["inputs"] = list(operator.inputs)  # the state knows them by their place
     return checksum(canonical(told))[:32]

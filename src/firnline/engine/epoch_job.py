@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from firnline.engine.dataflow import Dataflow, Ranges, keys_of, sql_edge
+from firnline.engine.dataflow import Dataflow, keyed_edge, sql_edge
 from firnline.engine.engine import Engine, SqlJob, SqlOutput
 from firnline.engine.exchange import Exchanged
 from firnline.engine.flight import Base
@@ -29,11 +29,11 @@ from firnline.operators.base import MAIN, Operator
 from firnline.operators.loading import build_operator
 from firnline.options import OperatorOptions
 from firnline.schema import schema_to_json
+from firnline.sinks.delta.upsert_changes import table_columns
 from firnline.sources.group import EpochPlan
 from firnline.state.home import StateHome
 from firnline.state.importing import load_initial_state
-from firnline.state.keys import shard_ranges
-from firnline.state.manifest import checkpoint_id
+from firnline.state.manifest import Ranges, checkpoint_id
 from firnline.state.refs import OperatorState
 from firnline.state.rescale import rescale
 from firnline.storage import LocalStorage, open_storage
@@ -50,7 +50,7 @@ class Task:
     attempt: str
     epoch_time: str
     plan: EpochPlan
-    begin: Callable[[Worked], frozenset[str]] | None = None  # before the last fold: whose state is checkpointed
+    begin: Callable[[Worked], None] | None = None  # before the last fold: says whose state is checkpointed
     skip: frozenset[str] = frozenset()  # operators that hold the epoch already
     recorded: Watermarks | None = None  # of a replay: those after it; state only, nothing is staged for sinks
     is_wanted: Callable[[], bool] = lambda: True
@@ -68,6 +68,7 @@ class Worked:
     state: dict[str, OperatorState]
     watermarks: Watermarks
     operators: dict[str, Folded] = field(default_factory=dict)  # what each stateful operator did
+    due: frozenset[str] = frozenset()  # operators whose state is checkpointed after this epoch
     snapshots: dict[str, Json] = field(default_factory=dict)  # references, once a checkpoint of the state is complete
     built: dict[str, Operator] = field(default_factory=dict)  # those whose columns are known
 
@@ -88,7 +89,7 @@ class EpochJob:
             EngineError: Spark failed; repeating is safe.
             FirnlineError: what a task itself raised.
         """
-        place = self._place(task.attempt)
+        place = self.place(f"exchange/{task.attempt}")
         state = {name: rescale(found, ranges) for name, found in base.state.items()}
         run = _Run(self, task, base, ranges, place, state)
         try:
@@ -97,19 +98,18 @@ class EpochJob:
             if self.flow.operators:
                 self._sweep(place)
 
-    def _place(self, attempt: str) -> dict[str, Json]:
-        """Where rows on their way are put: every worker reaches the deciding table."""
+    def place(self, folder: str) -> dict[str, Json]:
+        """A folder of the pipeline in the deciding table, which every worker reaches; plain JSON for orders."""
         deciding = self.parts.options.deciding
         return {
             "root": self.parts.storage.root,
             "storage_options": dict(deciding.storage_options),
-            "folder": f"_firnline/{self.parts.options.name}/exchange/{attempt}",
+            "folder": f"_firnline/{self.parts.options.name}/{folder}",
         }
 
     def sweep_all(self) -> None:
         """Let go of rows on their way that a kill left behind; a run that is still at it has lost the pipeline."""
-        place = self._place("")
-        self._sweep({**place, "folder": place["folder"].rstrip("/")})
+        self._sweep(self.place("exchange"))
 
     def _sweep(self, place: dict[str, Json]) -> None:
         """Let go of an attempt's rows on their way. What a kill leaves behind goes when the next run begins."""
@@ -162,11 +162,6 @@ class _Run:
 
     def _contexts(self) -> dict[str, Context]:
         parts, task = self.job.parts, self.task
-        quarantine = {
-            "root": parts.storage.root,
-            "storage_options": dict(parts.options.deciding.storage_options),
-            "folder": f"_firnline/{parts.options.name}/quarantine",
-        }
         return {
             one.name: Context(
                 epoch=task.epoch,
@@ -174,7 +169,7 @@ class _Run:
                 options=one,
                 root=parts.sources[one.name].root,
                 targets=self._targets(one.name),
-                quarantine=quarantine,
+                quarantine=self.job.place("quarantine"),
                 base=self.base.columns.get(one.name),
                 edges=self.job.flow.edges_of(one.name, self.ranges),
                 exchange=self.place,
@@ -212,12 +207,7 @@ class _Run:
             output=SqlOutput(self.task.attempt, targets, [e.to_json() for e in edges], self.place),
         )
         schema, reports = self.job.engine.run_sql(self.task.attempt, job)
-        self.columns[operator.name] = schema
-        for edge in edges:
-            self.edges[edge.name] = Exchanged.collect(reports, edge.name)
-        for target in targets:
-            files = [file for report in reports for file in report["staged"][target["sink"]]]
-            produced.stage({target["sink"]: files}, {target["sink"]: sink_columns(schema, target)})
+        self._take_output(operator.name, schema, reports, produced)
 
     def _can_query(self, operator: OperatorOptions, inputs: Sequence[str]) -> bool:
         """Whether the columns of all inputs are known; without them no row may have come, or it would be lost."""
@@ -242,13 +232,16 @@ class _Run:
             return
         task, parts = self.task, self.job.parts
         before = self.base.watermarks.of(options.name)
-        latest = {port: found.latest for port, found in self._inputs(options).items() if found.latest is not None}
+        inputs = {port: self.edges.get(keyed_edge(options.name, port), Exchanged()) for port in options.inputs}
+        latest = {port: found.latest for port, found in inputs.items() if found.latest is not None}
         operator = self._build(options)
         after = self._watermark(options, operator, before, latest)
         worked.watermarks = worked.watermarks.set(options.name, after)
         if operator is not None:
             worked.built[options.name] = operator
-        due = task.begin(worked) if finish and task.begin is not None else frozenset[str]()
+        if finish and task.begin is not None:
+            task.begin(worked)
+        listed = worked.due if finish else frozenset[str]()
         ports = {port: self._port(options, port) for port in self.job.flow.ports_of(options)}
         job = FoldJob(
             pipeline=parts.options.name,
@@ -257,7 +250,7 @@ class _Run:
             epoch_time=task.epoch_time,
             options=options,
             operator_paths=parts.options.operator_paths,
-            inputs=self._inputs(options),
+            inputs=inputs,
             unordered=tuple(o.name for o in self.job.flow.operators if o.is_sql and o.name in options.inputs),
             schemas=operator.inputs if operator is not None else None,
             exchange=self.place,
@@ -269,19 +262,19 @@ class _Run:
             watermark=after.at,
             ports=ports,
             state=worked.state.get(options.name) or self._first_state(options, operator),
-            others={n: self._state_of(worked, n) for n in due if n != options.name} if due else None,
-            listed=options.name in due,
+            others={n: _state_of(worked, n) for n in listed if n != options.name} if listed else None,
+            listed=options.name in listed,
             ping_seconds=parts.options.state.worker_ping_secs,
         )
-        orders = job.orders()
-        reports = self._run_watched(options.name, orders)
+        reports = self._run_watched(options.name, job.orders())
         folded = take_folded(reports, self.ranges, task.epoch)
         worked.operators[options.name] = folded
         if operator is not None or options.name in worked.state:
             worked.state = {**worked.state, options.name: folded.state}
         if operator is not None:
             for port in ports:
-                self._take_output(options, operator, port, reports, worked.produced)
+                schema = operator.output_schema(resolve_port(port, [options.name])[1] or MAIN)
+                self._take_output(port, schema, reports, worked.produced)
         logger.debug("folded", extra={"operator": options.name, "rows": folded.rows, "pipeline": parts.options.name})
 
     def _run_watched(self, operator: str, orders: list[dict[str, Json]]) -> list[dict[str, Json]]:
@@ -311,11 +304,10 @@ class _Run:
             return self.task.recorded.of(options.name)
         if operator is None:
             return before
-        waited_for = {
-            node.name for node in upstream(self.job.parts.options, options.name) if node.name in self.task.plan.left_out
-        }
+        left_out = self.task.plan.left_out
+        waits = left_out and any(n.name in left_out for n in upstream(self.job.parts.options, options.name))
         silent = any(port not in before.inputs for port in options.inputs)
-        return before.advance(latest, operator.delay_us, hold=bool(waited_for) and silent)
+        return before.advance(latest, operator.delay_us, hold=bool(waits) and silent)
 
     def _first_state(self, options: OperatorOptions, operator: Operator | None) -> OperatorState:
         """What an operator begins with that has no state yet: nothing, or what the spec names."""
@@ -326,19 +318,13 @@ class _Run:
         path, home = options.initial_state, self.job.home
         return load_initial_state(operator, path, home, folder, self.ranges, groups, self.task.epoch)
 
-    def _state_of(self, worked: Worked, operator: str) -> OperatorState:
-        return worked.state.get(operator) or OperatorState(0)
-
-    def _inputs(self, options: OperatorOptions) -> dict[str, Exchanged]:
-        return {port: self.edges.get(f"{options.name}<{port}", Exchanged()) for port in options.inputs}
-
     def _build(self, options: OperatorOptions) -> Operator | None:
         """The operator for the columns that its inputs have now; None while no input has any."""
         known = {port: self.columns[port] for port in options.inputs if port in self.columns}
         if not known:
             return None
         first = next(iter(known.values()))
-        wanted = [*(options.settings.get("keys") or ()), options.settings.get("time")]
+        wanted = [*options.keys, options.settings.get("time")]
         alike = pa.schema([field for field in first if field.name in wanted])  # an input that never gave a row
         inputs = {port: known.get(port, alike) for port in options.inputs}
         operator = build_operator(options, inputs, self.job.parts.options.operator_paths)
@@ -349,37 +335,27 @@ class _Run:
         edges = self.job.flow.edges_of(port, self.ranges)
         return {"targets": self._targets(port), "edges": [edge.to_json() for edge in edges]}
 
-    def _take_output(
-        self,
-        options: OperatorOptions,
-        operator: Operator,
-        port: str,
-        reports: list[dict[str, Json]],
-        produced: Produced,
-    ) -> None:
-        name = resolve_port(port, [options.name])[1] or MAIN
-        schema = operator.output_schema(name)
+    def _take_output(self, port: str, schema: pa.Schema, reports: list[dict[str, Json]], produced: Produced) -> None:
+        """Take in what the tasks of a query or of an operator put out at a port."""
         self.columns[port] = schema
         for edge in self.job.flow.edges_of(port, self.ranges):
             self.edges[edge.name] = Exchanged.collect(reports, edge.name)
         for target in self._targets(port):
-            files = [file for report in reports for file in report["staged"].get(target["sink"], [])]
-            produced.stage({target["sink"]: files}, {target["sink"]: sink_columns(schema, target)})
+            name, upsert = target["sink"], target["write"] == "upsert"
+            files = [file for report in reports for file in report["staged"][name]]
+            produced.stage({name: files}, {name: table_columns(schema) if upsert else schema})
 
 
-def sink_columns(schema: pa.Schema, target: Mapping[str, Json]) -> pa.Schema:
-    """The columns that a table gets of rows with these: an upsert leaves out what only says how they changed."""
-    if target.get("write") != "upsert":
-        return schema
-    return pa.schema([field for field in schema if field.name not in ("_op", "_sequence", "_before")])
+def _state_of(worked: Worked, operator: str) -> OperatorState:
+    return worked.state.get(operator) or OperatorState(0)
 
 
 def _check_settings(options: OperatorOptions, operator: Operator) -> None:
     """Rows are dealt out before an operator is built: what it says of keys and times must be what the spec says."""
     time = options.settings.get("time")
     times = dict.fromkeys(options.inputs, time) if time else {}
-    if operator.keys != keys_of(options):
-        told, wanted = list(keys_of(options)), list(operator.keys)
+    if operator.keys != options.keys:
+        told, wanted = list(options.keys), list(operator.keys)
         raise ConfigError(f"operator {options.name!r} has the keys {wanted}, its settings say keys: {told}")
     if dict(operator.times) != times:
         raise ConfigError(
@@ -391,8 +367,3 @@ def _check_settings(options: OperatorOptions, operator: Operator) -> None:
 def view_name(port: str, attempt: str) -> str:
     """What a query finds the rows of a port under: its own, in names that Spark takes for views."""
     return f"firnline_{attempt}_{port.encode().hex()}"
-
-
-def even_ranges(key_groups: int, shards: int) -> Ranges:
-    """The key groups of each shard."""
-    return tuple((first, last) for first, last in shard_ranges(key_groups, shards))

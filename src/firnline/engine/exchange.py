@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from firnline.errors import EngineError
-from firnline.operators.columns import micros
+from firnline.operators.columns import align, micros
 from firnline.schema import schema_from_json
 from firnline.state.keys import encode_keys, key_groups_of, shard_of
 from firnline.storage import LocalStorage, open_storage
@@ -189,19 +189,4 @@ def read_exchange(
             batch = pa.ipc.open_file(source).get_batch(int(number))
         except (OSError, pa.ArrowInvalid) as error:
             raise EngineError(f"rows on their way to the next job are gone: {error}") from error
-        yield fit(batch, columns)
-
-
-def fit(batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
-    """The batch with exactly these columns: a missing one is null, a narrower one is widened."""
-    if batch.schema.equals(columns):
-        return batch
-    arrays = []
-    for column in columns:
-        index = batch.schema.get_field_index(column.name)
-        if index < 0:
-            arrays.append(pa.nulls(batch.num_rows, column.type))
-        else:
-            found = batch.column(index)
-            arrays.append(found if found.type == column.type else found.cast(column.type))
-    return pa.RecordBatch.from_arrays(arrays, schema=columns)
+        yield align(batch, columns)

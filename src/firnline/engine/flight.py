@@ -15,7 +15,7 @@ from firnline.engine.orders import Produced
 from firnline.engine.requests import RetryRequest
 from firnline.engine.watermarks import Watermarks
 from firnline.sinks.base import Held
-from firnline.sources.group import EpochPlan, Positions, Records
+from firnline.sources.group import EpochPlan, Positions, Records, Sources
 from firnline.state.refs import OperatorState
 from firnline.types import EntryRef, Json, Receipt
 
@@ -61,11 +61,20 @@ class EpochInFlight:
     requests: list[RetryRequest]
     produced: Produced = field(default_factory=Produced)
     operators: dict[str, dict[str, Json]] = field(default_factory=dict)  # what each did, for people
-    advanced: tuple[Positions, Records] | None = None  # where its sources stand after it
+    advanced: tuple[Positions, Records] | None = None  # see `advance`
     records: Records = field(default_factory=dict)
     entry: LedgerEntry | None = None
     ref: EntryRef | None = None
     durations_ms: dict[str, int] = field(default_factory=dict)
+
+    def advance(self, sources: Sources, base: Base, produced: Produced) -> tuple[Positions, Records]:
+        """Where the sources stand after it, and what the ledger says of its input.
+
+        Worked out once: a source takes note of files that failed while it does.
+        """
+        if self.advanced is None:
+            self.advanced = sources.advance(self.plan, base.positions, produced.outcomes, self.epoch)
+        return self.advanced
 
 
 class Flight:

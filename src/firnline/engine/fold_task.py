@@ -24,11 +24,11 @@ from datetime import datetime
 import numpy as np
 import pyarrow as pa
 
-from firnline.engine.exchange import Edge, ExchangeWriter, fit, read_exchange
+from firnline.engine.exchange import Edge, ExchangeWriter, read_exchange
 from firnline.engine.pings import ping_path, pinging
 from firnline.errors import FirnlineError, OperatorError
 from firnline.operators.base import LATE, MAIN, Assigned, Batch, EpochContext, Indices, Operator, Result
-from firnline.operators.columns import late_rows, micros
+from firnline.operators.columns import align, late_rows, micros
 from firnline.operators.loading import build_operator
 from firnline.options import OperatorOptions
 from firnline.schema import schema_from_json
@@ -247,7 +247,7 @@ class _Shard:
             batches = [batch for table in tables for batch in table.to_batches()]
             stagers = {t["sink"]: open_stager(t, self._order["attempt"]) for t in told["targets"]}
             exchanges = [ExchangeWriter(Edge.from_json(e), self._order["exchange"]) for e in told["edges"]]
-            for batch in (fit(b, schema) for b in batches if b.num_rows):
+            for batch in (align(b, schema) for b in batches if b.num_rows):
                 for stager in stagers.values():
                     stager.write(batch)
                 for exchange in exchanges:

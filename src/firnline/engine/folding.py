@@ -10,10 +10,9 @@ import pyarrow as pa
 from firnline.engine.exchange import Exchanged
 from firnline.options import OperatorOptions
 from firnline.schema import schema_to_json
+from firnline.state.manifest import Ranges
 from firnline.state.refs import OperatorState, ShardState
 from firnline.types import Json
-
-Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)

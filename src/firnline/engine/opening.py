@@ -14,6 +14,7 @@ from firnline.engine.jumps import check_new_sinks, join_sink
 from firnline.engine.marking import CheckpointMaker
 from firnline.engine.orders import columns_from_json, declared
 from firnline.engine.parts import Parts
+from firnline.engine.restoring import known_watermarks
 from firnline.engine.state_keeper import StateKeeper
 from firnline.errors import CheckpointLostError, CommitConflictError, ConfigError, SinkError, StoreAheadError
 from firnline.graph import sink_input
@@ -126,6 +127,7 @@ class Opening:
         recorder.claimed(held, self._run)
         self._flight.generation = held.generation
         self._state.restore(held, self._set_tip(held))
+        self._maker.begin(held)
         if sink.settled_epoch() is not None:
             self._maker.note_committed(sink.load_committed())
         if held.exists:
@@ -154,7 +156,6 @@ class Opening:
         """Take what the deciding sink holds as the base of the next plan."""
         flight = self._flight
         flight.held = held
-        self._maker.begin(held)
         checkpoint = held.checkpoint or (flight.baseline.checkpoint if flight.baseline else None)
         stored = checkpoint.positions if checkpoint else {}
         self._check_sources(stored)
@@ -164,7 +165,7 @@ class Opening:
             checkpoint=checkpoint,
             positions=self._parts.sources.start(stored),
             table=None,
-            watermarks=self._state.known_watermarks(checkpoint),
+            watermarks=known_watermarks(self._state.flow, checkpoint),
             snapshots=dict(checkpoint.state) if checkpoint else {},
         )
         self.learn_columns(base)
@@ -184,7 +185,7 @@ class Opening:
         """Take up what is known of columns: those of the tables that take a source as it is, and the checkpoint's."""
         base.table = self._parts.deciding.find_schema()
         base.columns = columns_from_json(base.checkpoint.columns if base.checkpoint else {})
-        for sink, options in zip(self._parts.sinks, self._parts.ordered_sinks, strict=True):
+        for sink, options in zip(self._parts.sinks, self._parts.options.ordered_sinks, strict=True):
             source = sink_input(self._parts.options, options)
             if source in self._parts.sources.names and source not in base.columns:
                 found = base.table if sink is self._parts.deciding else _find_schema(sink)

@@ -43,12 +43,6 @@ class Parts:
         return self.sinks[0]
 
     @property
-    def ordered_sinks(self) -> tuple[DeltaSinkOptions, ...]:
-        """The sinks' options in the order of `sinks`: the deciding one first."""
-        deciding = self.options.deciding
-        return (deciding, *(s for s in self.options.sinks if s is not deciding))
-
-    @property
     def state_home(self) -> StateHome:
         """Where operators' state lies: on the local tier when there is one, else beside the deciding table's ledger."""
         checkpoint, name = self.options.checkpoint, self.options.name
@@ -122,8 +116,9 @@ def assemble(
     storage = open_storage(deciding.table, deciding.storage_options)
     ledger = Ledger(storage, options.name)
     sources = _open_sources(options, once, moved)
-    ordered = [deciding, *(s for s in options.sinks if s is not deciding)]
-    sinks = tuple(_kind_of(s)(_with_key(options, s), options.name, ledger, clock, sources.replay) for s in ordered)
+    sinks = tuple(
+        _kind_of(s)(_with_key(options, s), options.name, ledger, clock, sources.replay) for s in options.ordered_sinks
+    )
     recorder = Recorder(options, ledger, clock, storage.root)
     sinks[0].copies = recorder.tiers
     return Parts(

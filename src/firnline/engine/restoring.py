@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from firnline.checkpoint.ledger import LedgerEntry
+from firnline.checkpoint.model import Checkpoint
 from firnline.engine.dataflow import Dataflow, shape_of
 from firnline.engine.flight import Behind
 from firnline.engine.orders import columns_from_json
@@ -46,10 +47,9 @@ def restore_state(parts: Parts, flow: Dataflow, home: StateHome, held: Held, *, 
     """
     if held.checkpoint is None or not flow.stateful:
         return Restored()
-    walk = _Walk(parts, flow, held)
-    if walk.began_afresh:
+    walk, named = _Walk(parts, flow, held), held.checkpoint.state
+    if not named and walk.began_afresh:
         return Restored()
-    named = held.checkpoint.state
     finder = _Finder(home, walk, only_look=only_look)
     found = Restored()
     limits: dict[str, int] = {}
@@ -125,9 +125,9 @@ class _Walk:
             before = self.get(number + 1)
             if not entry.is_jump and entry.kind == "epoch":
                 then = before.checkpoint if before is not None else None
-                marks = known_watermarks(self._flow, Watermarks.from_json(then.watermarks if then else {}))
+                columns = columns_from_json(then.columns if then is not None else {})
                 skip = frozenset(name for name, epoch in epochs.items() if epoch >= entry.epoch)
-                needed.append(Behind(entry, marks, columns_from_json(then.columns if then else {}), skip))
+                needed.append(Behind(entry, known_watermarks(self._flow, then), columns, skip))
             number += 1
         return needed[::-1]
 
@@ -216,8 +216,9 @@ class _Finder:
         return found
 
 
-def known_watermarks(flow: Dataflow, stored: Watermarks) -> Watermarks:
-    """Watermarks under the names that operators have now, of the inputs that they have now."""
+def known_watermarks(flow: Dataflow, checkpoint: Checkpoint | None) -> Watermarks:
+    """The watermarks of a checkpoint under the names that operators have now, of the inputs that they have now."""
+    stored = Watermarks.from_json(checkpoint.watermarks) if checkpoint is not None else Watermarks()
     old = {operator.name: operator.renamed_from or operator.name for operator in flow.stateful}
     inputs = {o.name: {port: old.get(port, port) for port in o.inputs} for o in flow.stateful}
     return stored.renamed(old, inputs)
@@ -251,9 +252,11 @@ def check_operators(parts: Parts, flow: Dataflow, held: Held) -> None:
     Raises:
         ConfigError: operators were added, removed or renamed, and the spec does not say what becomes of their state.
     """
-    if held.checkpoint is None or _Walk(parts, flow, held).began_afresh:
+    if held.checkpoint is None:
         return
     named = held.checkpoint.state
+    if not named and _Walk(parts, flow, held).began_afresh:
+        return
     spec = {operator.name for operator in flow.stateful}
     renamed = {operator.renamed_from for operator in flow.stateful if operator.renamed_from}
     for name in named:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterable
 
 import pyarrow as pa
 
 from firnline.checkpoint.codec import checksum
-from firnline.engine.dataflow import Ranges, shape_of
+from firnline.checkpoint.who import this_process
+from firnline.engine.dataflow import shape_of
 from firnline.engine.epoch_job import Worked
 from firnline.errors import EngineError, StateConflictError
 from firnline.options import OperatorOptions, PipelineOptions
@@ -18,7 +18,7 @@ from firnline.sources.group import Positions
 from firnline.state import coordinator as c
 from firnline.state import layout
 from firnline.state.home import StateHome
-from firnline.state.manifest import CheckpointPlan, OperatorInfo, SnapshotRef, Worker, checkpoint_id
+from firnline.state.manifest import CheckpointPlan, OperatorInfo, Ranges, SnapshotRef, Worker, checkpoint_id
 from firnline.types import Clock, Json
 
 logger = logging.getLogger(__name__)
@@ -39,16 +39,12 @@ class Coordinated:
         self._plan: CheckpointPlan | None = None
         self._began = self._paused = 0.0
         self._lock = threading.Lock()
-        self.references: dict[str, Json] = {}  # of the newest complete one, for the checkpoint in the sinks
 
     def begin_after(self, epoch: int) -> None:
         """Go on after the checkpoint of an epoch."""
         self._state = c.initial(epoch)
 
-    def begin(
-        self, epoch: int, attempt: str, ranges: Ranges, due: Iterable[str], worked: Worked, positions: Positions,
-        worker: Worker,
-    ) -> None:  # fmt: skip
+    def begin(self, epoch: int, attempt: str, ranges: Ranges, worked: Worked, positions: Positions) -> None:
         """Write what the checkpoint will hold, before the last shards begin."""
         self._began = self._clock.monotonic()
         options = {operator.name: operator for operator in self._options.operators}
@@ -58,10 +54,10 @@ class Coordinated:
             attempt=attempt,
             key_groups=self._options.state.key_groups,
             shards=ranges,
-            operators={name: _info(worked, options[name]) for name in sorted(due)},
+            operators={name: _info(worked, options[name]) for name in sorted(worked.due)},
             positions=positions,
             watermarks=worked.watermarks.to_json(),
-            workers=(worker,),
+            workers=(Worker(**this_process()),),
             created_at=self._clock.now().isoformat(),
         )
         self._feed(c.Begin(plan.checkpoint_id, epoch, len(ranges)))
@@ -71,8 +67,8 @@ class Coordinated:
         layout.begin(self._home.storage, plan)
         self._paused = self._clock.monotonic() - self._began
 
-    def complete(self, epoch: int, attempt: str, worked: Worked) -> float:
-        """Take the shards' reports; returns how long the epoch waited for its checkpoint, in seconds.
+    def complete(self, epoch: int, attempt: str, worked: Worked) -> tuple[dict[str, Json], float]:
+        """Take the shards' reports; returns what the checkpoint in the sinks refers to, and how long the epoch waited.
 
         Raises:
             EngineError: a shard did not list what it holds; the epoch is tried again.
@@ -94,9 +90,9 @@ class Coordinated:
             self._feed(c.WriteFailed(checkpoint, str(error)))
             raise EngineError(f"the checkpoint of epoch {epoch} cannot be completed: {error}") from error
         self._feed(c.WrittenCommitted(checkpoint))
-        self.references = {name: self._reference(plan, digest, worked, name).to_json() for name in plan.operators}
+        references = {name: self._reference(plan, digest, worked, name).to_json() for name in plan.operators}
         listing = max(folded.seconds.get("list", 0.0) for folded in worked.operators.values())
-        return self._paused + listing + self._clock.monotonic() - began
+        return references, self._paused + listing + self._clock.monotonic() - began
 
     def _reference(self, plan: CheckpointPlan, digest: str, worked: Worked, name: str) -> SnapshotRef:
         state = worked.state.get(name)

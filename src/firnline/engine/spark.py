@@ -206,10 +206,10 @@ class SparkEngine:
                 ) from error
             if not self._is_alive():
                 self.abandon()
-                raise WorkerLostError(f"Spark is gone: {_first_line(error)}") from error
+                raise WorkerLostError(f"Spark is gone: {first_line(error)}") from error
             if _LOSS.search(str(error)):
-                raise WorkerLostError(f"a Spark job lost a worker: {_first_line(error)}") from error
-            raise EngineError(f"a Spark job failed: {_first_line(error)}") from error
+                raise WorkerLostError(f"a Spark job lost a worker: {first_line(error)}") from error
+            raise EngineError(f"a Spark job failed: {first_line(error)}") from error
         finally:
             if watch is not None:
                 watch.cancel()
@@ -325,11 +325,11 @@ def _all_errors(root: type[FirnlineError]) -> Iterator[type[FirnlineError]]:
         yield from _all_errors(child)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """What an error says in a line; of one that a Python worker raised, what that one said."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     traces = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
     for line in lines[traces[-1] + 1 :] if traces else []:
         if not line[0].isspace():
-            return line[:300]
-    return lines[0][:300] if lines else type(error).__name__
+            return line[:400]
+    return lines[0][:400] if lines else type(error).__name__

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from firnline.engine.engine import SqlJob, SqlOutput
+from firnline.engine.spark import first_line, freeze_imports
 from firnline.errors import ConfigError, SchemaError
 from firnline.schema import schema_from_json, schema_to_json
 from firnline.types import Json
@@ -72,7 +73,7 @@ def _analyse(session: SparkSession, query: str) -> DataFrame:
     try:
         return session.sql(query)
     except (AnalysisException, ParseException) as error:
-        raise ConfigError(f"the query does not fit its inputs: {_first_line(error)}") from error
+        raise ConfigError(f"the query does not fit its inputs: {first_line(error)}") from error
 
 
 def _collect(frame: DataFrame) -> list[Any]:
@@ -82,7 +83,7 @@ def _collect(frame: DataFrame) -> list[Any]:
     except Exception as error:
         if "SQLSTATE: 22" in str(error):  # data exceptions: a cast that fails, a division by zero, an overflow
             raise SchemaError(
-                f"a query failed on a row: {_first_line(error)}",
+                f"a query failed on a row: {first_line(error)}",
                 hint="Let the query cope with it: try_cast, try_divide, or a where clause that leaves such rows out.",
             ) from error
         raise
@@ -96,17 +97,12 @@ def _silence_traces() -> None:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:400]
-
-
 def _reader_of(table: dict[str, Json]) -> Any:
     """What a worker calls: it reads the file with its number."""
     text = json.dumps(table)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from firnline.engine.exchange import read_exchange
-        from firnline.engine.spark import freeze_imports
 
         freeze_imports()
         told = json.loads(text)
@@ -127,8 +123,8 @@ def _writer_of(output: SqlOutput, schema: pa.Schema) -> Any:
         import pyarrow
         from pyspark import TaskContext
 
-        from firnline.engine.exchange import Edge, ExchangeWriter, fit
-        from firnline.engine.spark import freeze_imports
+        from firnline.engine.exchange import Edge, ExchangeWriter
+        from firnline.operators.columns import align
         from firnline.sinks.delta.upsert_stage import open_stager
 
         freeze_imports()
@@ -139,7 +135,7 @@ def _writer_of(output: SqlOutput, schema: pa.Schema) -> Any:
         try:
             for batch in batches:
                 rows += batch.num_rows
-                fitted = fit(batch, wanted)
+                fitted = align(batch, wanted)
                 for stager in stagers.values():
                     stager.write(fitted)
                 for exchange in exchanges:

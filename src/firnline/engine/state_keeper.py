@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from firnline.checkpoint.model import Checkpoint
-from firnline.engine.dataflow import Ranges, dataflow_of
+from firnline.engine.dataflow import dataflow_of
 from firnline.engine.engine import Engine
-from firnline.engine.epoch_job import EpochJob, Task, Worked, even_ranges
+from firnline.engine.epoch_job import EpochJob, Task, Worked
 from firnline.engine.flight import Base, Behind, EpochInFlight, Flight
 from firnline.engine.parts import Parts
 from firnline.engine.replaying import replay_plan
@@ -22,11 +20,10 @@ from firnline.engine.snapshots import Coordinated
 from firnline.engine.state_floor import StateFloor
 from firnline.engine.state_remote import RemoteState
 from firnline.engine.triggers import Since, due_operators
-from firnline.engine.watermarks import Watermarks
 from firnline.errors import StateLostError, WorkerLostError
 from firnline.sinks.base import Held
-from firnline.sources.group import Positions, Records
-from firnline.state.manifest import SnapshotRef, Worker
+from firnline.state.keys import shard_ranges
+from firnline.state.manifest import Ranges, SnapshotRef
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)
@@ -72,7 +69,7 @@ class StateKeeper:
         return self._shards or min(self._engine.parallelism, self.flow.key_groups)
 
     def ranges(self) -> Ranges:
-        return even_ranges(self.flow.key_groups, self.shards)
+        return tuple(shard_ranges(self.flow.key_groups, self.shards))
 
     # -- beginning ------------------------------------------------------------------------------------
 
@@ -105,11 +102,6 @@ class StateKeeper:
             self._past[operator.name] = _Past(found.epochs.get(operator.name, 0), now, watermark=mark)
         self._coordinated.begin_after(max(found.epochs.values(), default=0))
 
-    def known_watermarks(self, checkpoint: Checkpoint | None) -> Watermarks:
-        """The watermarks of a checkpoint, under the names that operators have now."""
-        stored = Watermarks.from_json(checkpoint.watermarks) if checkpoint is not None else Watermarks()
-        return known_watermarks(self.flow, stored)
-
     def catch_up(self, base: Base) -> None:
         """Fold the epochs that came after the checkpoint of the state, as their ledger entries say."""
         while base.behind:
@@ -120,7 +112,7 @@ class StateKeeper:
         entry = behind.entry
         logger.info("state catches up", extra={"epoch": entry.epoch})
         plan = replay_plan(self._parts, entry, self._engine.parallelism)
-        recorded = known_watermarks(self.flow, Watermarks.from_json(entry.checkpoint.watermarks))
+        recorded = known_watermarks(self.flow, entry.checkpoint)
         attempt = self._parts.ids.new()
         task = Task(entry.epoch, attempt, entry.epoch_time, plan, skip=behind.skip, recorded=recorded)
         then = Base(
@@ -163,15 +155,12 @@ class StateKeeper:
             return self._job.run(Task(made.epoch, made.attempt, made.epoch_time, made.plan), base, ())
         requested = self.asked.is_set()
         asked = requested or self._is_dealt_anew(base)  # a change of shards ends with a checkpoint
-        due: list[frozenset[str]] = []
 
-        def begin(worked: Worked) -> frozenset[str]:
-            found = self._due(made, base, worked, asked=asked)
-            due.append(found)
-            if found:
-                made.advanced = self._advance(made, base, worked)
-                self._coordinated.begin(made.epoch, made.attempt, self.ranges(), found, worked, made.advanced[0], _me())
-            return found
+        def begin(worked: Worked) -> None:
+            worked.due = self._due(made, base, worked, asked=asked)
+            if worked.due:
+                positions, _ = made.advance(self._parts.sources, base, worked.produced)
+                self._coordinated.begin(made.epoch, made.attempt, self.ranges(), worked, positions)
 
         task = Task(
             made.epoch, made.attempt, made.epoch_time, made.plan, begin=begin, is_wanted=lambda: self._is_wanted(made)
@@ -191,23 +180,20 @@ class StateKeeper:
         made.operators = {name: folded.facts() for name, folded in worked.operators.items()}
         kept = {o.name: base.snapshots[o.name] for o in self.flow.stateful if o.name in base.snapshots}
         worked.snapshots = kept
-        if due and due[0]:
-            pause = self._coordinated.complete(made.epoch, made.attempt, worked)
-            worked.snapshots = {**kept, **self._coordinated.references}
+        if worked.due:
+            references, pause = self._coordinated.complete(made.epoch, made.attempt, worked)
+            worked.snapshots = {**kept, **references}
             made.durations_ms["checkpoint"] = round(pause * 1000)
-            self._note_past(made, worked, due[0])
+            self._note_past(made, worked)
             if requested:
                 self.asked.clear()
             self._warn_of_pause(made.epoch, pause)
-        for name in (o.name for o in self.flow.stateful if not due or o.name not in due[0]):
+        for name in (o.name for o in self.flow.stateful if o.name not in worked.due):
             self._past[name].records += sum(worked.produced.read.values())
         return worked
 
     def _is_wanted(self, made: EpochInFlight) -> bool:
         return made.attempt in self._flight.epochs
-
-    def _advance(self, made: EpochInFlight, base: Base, worked: Worked) -> tuple[Positions, Records]:
-        return self._parts.sources.advance(made.plan, base.positions, worked.produced.outcomes, made.epoch)
 
     def _is_dealt_anew(self, base: Base) -> bool:
         """Whether this epoch is the first with these shards."""
@@ -224,7 +210,7 @@ class StateKeeper:
         now = self._parts.clock.monotonic()
         since = {}
         for operator in self.flow.stateful:
-            past = self._past.setdefault(operator.name, _Past(0, now))
+            past = self._past[operator.name]
             since[operator.name] = Since(
                 epochs=made.epoch - past.epoch,
                 millis=(now - past.at) * 1000,
@@ -235,9 +221,9 @@ class StateKeeper:
             )
         return due_operators(self._parts.options.checkpoint, self.flow.stateful, since, asked=asked)
 
-    def _note_past(self, made: EpochInFlight, worked: Worked, due: frozenset[str]) -> None:
+    def _note_past(self, made: EpochInFlight, worked: Worked) -> None:
         now = self._parts.clock.monotonic()
-        for name in due:
+        for name in worked.due:
             self._past[name] = _Past(made.epoch, now, watermark=worked.watermarks.of(name).at)
 
     def drop(self, epoch: int) -> None:
@@ -281,7 +267,3 @@ class StateKeeper:
             took = round((self._parts.clock.monotonic() - self._lost_at) * 1000)
             logger.info("the loss of a worker is overcome", extra={"epoch": epoch, "took_ms": took})
             self._lost_at = None
-
-
-def _me() -> Worker:
-    return Worker(socket.gethostname(), os.getpid())

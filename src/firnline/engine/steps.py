@@ -139,9 +139,7 @@ class Steps:
         worked = self.state.work(made, base)
         produced = worked.produced
         made.produced = produced
-        positions, records = made.advanced or self._parts.sources.advance(
-            made.plan, base.positions, produced.outcomes, made.epoch
-        )
+        positions, records = made.advance(self._parts.sources, base, produced)
         processed = self._parts.clock.now().isoformat(timespec="seconds")
         made.records = {n: [{**r, "processed_time": processed} for r in found] for n, found in records.items()}
         made.durations_ms["run"] = self._ms_since(began)

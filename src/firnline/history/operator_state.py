@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from firnline.checkpoint.model import Checkpoint
-from firnline.engine.dataflow import dataflow_of, keys_of
+from firnline.engine.dataflow import dataflow_of
 from firnline.engine.parts import Parts
 from firnline.engine.watermarks import Watermarks
 from firnline.errors import CheckpointError, ConfigError
@@ -75,7 +75,7 @@ def find_stateful(parts: Parts, name: str, checkpoint: Checkpoint | None) -> Sta
     for operator in dataflow_of(parts.options).stateful:
         if operator.name == name:
             renamed = operator.renamed_from in known and name not in known
-            return Stateful(name, operator.renamed_from if renamed else name, len(keys_of(operator)), operator)
+            return Stateful(name, operator.renamed_from if renamed else name, len(operator.keys), operator)
     if name in known:
         return Stateful(name, name, None)
     if any(operator.name == name for operator in parts.options.operators):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,8 @@ INPUT = "_input"  # of a late row: the input that it came from
 WATERMARK = "_watermark"  # of a late row: the watermark that it came after
 
 _LARGEST = np.int64(2**63 - 1)
+
+AnyRows = TypeVar("AnyRows", pa.Table, pa.RecordBatch)
 
 
 # -- what the settings name ---------------------------------------------------------------------------
@@ -118,8 +120,13 @@ def union_schema(inputs: Mapping[str, pa.Schema]) -> tuple[pa.Schema, list[str]]
     return pa.schema([f for f in kept if f.name not in apart]), apart
 
 
-def align(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the rows under another schema: columns that they lack are null, columns that it lacks are left out."""
+def align(rows: AnyRows, schema: pa.Schema) -> AnyRows:
+    """Return the rows under another schema: columns that they lack are null, columns that it lacks are left out.
+
+    A column of another type is cast.
+    """
+    if rows.schema.equals(schema, check_metadata=True):
+        return rows
     columns = []
     for field in schema:
         if field.name not in rows.schema.names:
@@ -127,7 +134,7 @@ def align(rows: pa.Table, schema: pa.Schema) -> pa.Table:
             continue
         column = rows.column(field.name)
         columns.append(column if column.type == field.type else column.cast(field.type))
-    return pa.Table.from_arrays(columns, schema=schema)
+    return type(rows).from_arrays(columns, schema=schema)
 
 
 def join_column(inputs: Iterable[str], rows: Mapping[str, pa.Table], field: pa.Field) -> pa.Array:
