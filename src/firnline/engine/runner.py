@@ -350,18 +350,26 @@ class Runner:
         return event
 
     def _plan(self, epoch: int, base: str) -> m.Event:
-        due = self._steps.reconcile_due()
-        if due:
-            found = self._steps.reconcile(base, due)
-            if found is not None:
-                self._inbox.put(_Note(lambda: self._observer.reconciled(*found)))
+        self._reconcile(base)
         event, plan = self._steps.plan(epoch, base)
+        if plan is None and self._once and self._reconcile(base):  # due since a source's last answer was taken
+            event, plan = self._steps.plan(epoch, base)
         if plan is not None:
             self._inbox.put(_Note(lambda: self._observer.planned(epoch, plan)))
             self._inbox.put(_Note(lambda: self._count_backlog(epoch - 1, base)))
         else:
             self._inbox.put(_Note(self._backlog_emptied))
         return event
+
+    def _reconcile(self, base: str) -> bool:
+        """Look for late files where that is due; whether it was."""
+        due = self._steps.reconcile_due()
+        if not due:
+            return False
+        found = self._steps.reconcile(base, due)
+        if found is not None:
+            self._inbox.put(_Note(lambda: self._observer.reconciled(*found)))
+        return True
 
     def _count_backlog(self, epoch: int, base: str) -> None:
         """Count what lies after `epoch` when a count is due, on a lane of its own: a listing holds up nobody."""

@@ -7,6 +7,7 @@ entries, and each sink has its own. What one step leaves for another lies in the
 from __future__ import annotations
 
 import logging
+import threading
 from datetime import datetime
 from typing import Any
 
@@ -51,6 +52,8 @@ class Steps:
         self._engine = engine
         self._once = once
         self._reconciled_at: dict[str, float] = {}  # by source
+        self._dropped = 0  # epochs, so far
+        self._reconcile_lock = threading.Lock()  # epochs are dropped by another thread than the one that reconciles
         self.flight = Flight()
         self.state = StateKeeper(parts, engine, self.flight)
         self.maker = CheckpointMaker(parts, run, self.state)
@@ -94,7 +97,7 @@ class Steps:
         return [
             one.name
             for one in self._parts.options.sources
-            if not self._parts.sources.is_planning(one.name)
+            if not self._parts.sources.is_asked(one.name)
             and self._is_reconcile_due(self._reconciled_at.get(one.name), one.reconcile_interval_secs, now)
         ]
 
@@ -105,6 +108,7 @@ class Steps:
 
     def reconcile(self, base: str, due: list[str]) -> tuple[int, list[str], int] | None:
         """Compare full listings with the ledger; None when the ledger has a hole and nothing can be told."""
+        dropped = self._dropped
         # In flight first: what is settled in the meantime is in the ledger by then, so that neither misses it.
         flying = list(self.flight.epochs.values())
         positions = self.flight.bases[base].positions
@@ -120,7 +124,9 @@ class Steps:
         for name, task in (found for made in flying for found in made.plan.tasks):
             known[name].update((str(item["path"]), "") for item in task.inputs)
         found = self._parts.sources.reconcile(positions, known, due)
-        self._note_reconciled(due)
+        with self._reconcile_lock:
+            if dropped == self._dropped:  # else files of an epoch that is lost by now counted as known: due again
+                self._note_reconciled(due)
         return len(found.late), found.changed, found.listed
 
     def _note_reconciled(self, names: list[str]) -> None:
@@ -162,9 +168,12 @@ class Steps:
         """Forget an epoch in flight. Its files stay until a sweep finds that no commit names them."""
         self._engine.cancel(attempt)
         made = self.flight.epochs.pop(attempt, None)
-        if made is not None:
-            self.state.drop(made.epoch)
-            for name in self._parts.sources.forget_late(made.plan):
+        if made is None:
+            return
+        self.state.drop(made.epoch)
+        with self._reconcile_lock:
+            self._dropped += 1
+            for name in self._parts.sources.give_back(made.plan):
                 self._reconciled_at.pop(name, None)  # what is late is relative to a base: it must be found again
 
     # -- stage and commit -----------------------------------------------------------------------------

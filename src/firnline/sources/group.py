@@ -147,7 +147,7 @@ class Sources:
             elif (answer := asked.answer.result()) is not None:
                 found[name] = answer
         if failures:
-            self._forgotten |= set(self.forget_late(EpochPlan(found)))  # what the others took up is not read now
+            self._forgotten |= set(self.give_back(EpochPlan(found)))  # what the others took up is not read now
             raise failures[0]
         if not found:
             return None
@@ -164,7 +164,7 @@ class Sources:
                 return
             known.done.wait()  # planned on a base that was lost: its answer counts for nothing
             answer = None if known.answer.exception() else known.answer.result()
-            if answer is not None and source.forget_late(answer):
+            if answer is not None and source.give_back(answer):
                 self._forgotten.add(source.name)
         asked = _Asked(position, concurrent.futures.Future())
 
@@ -209,19 +209,21 @@ class Sources:
             found = Reconciled([*found.late, *one.late], [*found.changed, *one.changed], found.listed + one.listed)
         return found
 
-    def is_planning(self, name: str) -> bool:
-        """Whether a source is still listing for a plan that went on without it."""
-        asked = self._asked.get(name)
-        return asked is not None and not asked.done.is_set()
+    def is_asked(self, name: str) -> bool:
+        """Whether a source was asked for a slice that no plan has taken yet; it may have answered.
+
+        Until then a full listing cannot tell which files are late: those that the answer holds are in no epoch.
+        """
+        return name in self._asked
 
     def take_forgotten(self) -> set[str]:
         """The sources whose late files must be found again, because a plan that took them up came to nothing."""
         found, self._forgotten = self._forgotten, set()
         return found
 
-    def forget_late(self, plan: EpochPlan) -> list[str]:
+    def give_back(self, plan: EpochPlan) -> list[str]:
         """An epoch was lost: the sources whose late files must be found again."""
-        return [name for name, part in plan.plans.items() if self._sources[name].forget_late(part)]
+        return [name for name, part in plan.plans.items() if self._sources[name].give_back(part)]
 
     def retry(self, path: str, *, changed: bool) -> None:
         """Take a file that was set aside up again; the source that knows it does so with its next plan."""

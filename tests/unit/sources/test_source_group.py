@@ -63,7 +63,7 @@ def test_a_source_that_is_still_listing_is_left_out_and_its_answer_is_kept(
     first = sources.plan(positions, LIMITS)
     assert first is not None
     assert (list(first.plans), first.left_out) == (["quick"], ("slow",))
-    assert sources.is_planning("slow")
+    assert sources.is_asked("slow")
     (tmp_path / "quick" / "f00.json").unlink()
     slow.may_answer.set()
     monkeypatch.setattr(group, "ALIGN_SECONDS", 30)
@@ -105,3 +105,19 @@ def test_what_one_source_cannot_list_is_told(tmp_path: Path, monkeypatch: pytest
     again = sources.plan(positions, LIMITS)
     assert again is not None
     assert set(again.plans) == {"a", "b"}
+
+
+def test_a_source_whose_answer_waits_is_asked_until_the_answer_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "ALIGN_SECONDS", 0.05)
+    slow = Slow(make(tmp_path, 2, "slow"))
+    sources = Sources([slow, FileSource(make(tmp_path, 1, "quick"))])
+    positions = sources.start({})
+    assert sources.plan(positions, LIMITS) is not None
+    slow.may_answer.set()
+    assert sources._asked["slow"].done.wait(30)
+    assert sources.is_asked("slow")
+    monkeypatch.setattr(group, "ALIGN_SECONDS", 30)
+    assert sources.plan(positions, LIMITS) is not None
+    assert not sources.is_asked("slow")

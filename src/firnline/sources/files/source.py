@@ -104,7 +104,7 @@ class FileSource(Source):
         chosen = planning.choose(state, self._in_progress(state), self._listed(state, limits), limits)
         if not chosen.files and chosen.base == FileState.from_json(position) and not self._unsaved:
             return None
-        self._unsaved = False
+        moved, self._unsaved = self._unsaved, False
         taken = {f.name for f in chosen.files}
         self._late = {name: stat for name, stat in late.items() if name not in taken}
         for path in chosen.changed:
@@ -115,7 +115,7 @@ class FileSource(Source):
             tasks=planning.deal(chosen, limits, datetime.now(UTC).isoformat(timespec="seconds")),
             files=len(chosen.files),
             size_bytes=chosen.size_bytes,
-            notes={"late": sum(1 for f in chosen.files if f.name in late)},
+            notes={"late": sum(1 for f in chosen.files if f.name in late), "moved": moved},
         )
 
     def _listed(self, state: FileState, limits: Limits) -> Iterator[FileStat]:
@@ -256,8 +256,9 @@ class FileSource(Source):
             return False
         return state.start_after is None or stat.name.encode() > state.start_after.encode()
 
-    def forget_late(self, plan: SourcePlan) -> bool:
+    def give_back(self, plan: SourcePlan) -> bool:
         """An epoch was lost, and with it the base that files were late to; True when they must be found again."""
+        self._unsaved = self._unsaved or bool(plan.notes.get("moved"))
         found = bool(self._late) or bool(plan.notes.get("late"))
         self._late = {}
         return found
