@@ -7,10 +7,11 @@ reached by nobody. Old entries are folded into larger ones, which keep the files
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from bisect import bisect_right
+from collections.abc import Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass, field, replace
 
 import zstandard
 
@@ -130,6 +131,64 @@ class Fold:
     inputs: dict[str, list[dict[str, Json]]]
     quarantine: list[dict[str, Json]] = field(default_factory=list)
     jumps: list[dict[str, Json]] = field(default_factory=list)  # epoch, kind and what was done, newest first
+    is_part: bool = False  # without its newest entries, which somebody has seen before they were folded
+
+    def down_from(self, last: EntryRef) -> Fold:
+        """The same without the entries after `last`, which is one of them."""
+
+        def upto(found: list[dict[str, Json]]) -> list[dict[str, Json]]:
+            return [one for one in found if int(one["epoch"]) <= last.epoch]
+
+        return replace(
+            self,
+            last=last,
+            inputs={source: upto(files) for source, files in self.inputs.items()},
+            quarantine=[file for file in self.quarantine if int(str(file["name"])[:20]) <= last.epoch],
+            jumps=upto(self.jumps),
+            is_part=True,
+        )
+
+
+def _decode(ref: EntryRef, data: bytes) -> LedgerEntry:
+    """The entry that `ref` names. LedgerHoleError when it is another one, or damaged."""
+    if checksum(data) != ref.checksum:
+        raise LedgerHoleError(f"ledger entry {ref.name} is damaged", epoch=ref.epoch)
+    return LedgerEntry.from_bytes(data, f"ledger entry {ref.name}")
+
+
+def _hole(ref: EntryRef, error: FileNotFoundError | LedgerHoleError) -> LedgerHoleError:
+    if isinstance(error, LedgerHoleError):
+        return error
+    return LedgerHoleError(f"ledger entry {ref.name} is missing", epoch=ref.epoch)
+
+
+class _ReadAhead:
+    """Reads entries: the first one alone, then, the longer one walks, more and more of those before ahead of time."""
+
+    def __init__(self, storage: Storage, folder: str, names: Collection[str]) -> None:
+        self._storage = storage
+        self._folder = folder
+        self._names = sorted(name for name in names if not name.startswith("fold-"))
+        self._wanted: dict[str, Future[bytes]] = {}
+        self._ahead = 0
+        self._readers: ThreadPoolExecutor | None = None
+
+    def get(self, name: str) -> bytes:
+        """The bytes of an entry. FileNotFoundError when it is gone."""
+        for passed in [other for other in self._wanted if other > name]:  # attempts in vain, epochs that were undone
+            del self._wanted[passed]
+        end = bisect_right(self._names, name)
+        for other in reversed(self._names[max(0, end - self._ahead) : end]):
+            if other not in self._wanted:
+                self._readers = self._readers or ThreadPoolExecutor(_READERS)
+                self._wanted[other] = self._readers.submit(self._storage.get, f"{self._folder}/{other}")
+        self._ahead = min(2 * self._ahead or 1, _AHEAD)
+        read = self._wanted.pop(name, None)
+        return read.result() if read is not None else self._storage.get(f"{self._folder}/{name}")
+
+    def close(self) -> None:
+        if self._readers is not None:
+            self._readers.shutdown(cancel_futures=True)
 
 
 class Ledger:
@@ -158,12 +217,9 @@ class Ledger:
             LedgerHoleError: it is missing, or is not what was named.
         """
         try:
-            data = self._storage.get(f"{self.folder}/{ref.name}")
-        except FileNotFoundError as error:
-            raise LedgerHoleError(f"ledger entry {ref.name} is missing", epoch=ref.epoch) from error
-        if checksum(data) != ref.checksum:
-            raise LedgerHoleError(f"ledger entry {ref.name} is damaged", epoch=ref.epoch)
-        return LedgerEntry.from_bytes(data, f"ledger entry {ref.name}")
+            return _decode(ref, self._storage.get(f"{self.folder}/{ref.name}"))
+        except (FileNotFoundError, LedgerHoleError) as error:
+            raise _hole(ref, error) from error
 
     def candidates(self, epoch: int) -> list[tuple[EntryRef, bytes]]:
         """All entries that were ever staged for an epoch, true or not, with their bytes."""
@@ -175,46 +231,37 @@ class Ledger:
         return found
 
     def chain(self, tip: EntryRef | None) -> Iterator[LedgerEntry | Fold]:
-        """The true history, newest first. LedgerHoleError at the first link that does not hold."""
+        """The true history, newest first. LedgerHoleError at the first link that does not hold.
+
+        Entries may be folded while somebody walks: one that is missing is looked for in the folds that there are then.
+        """
         if tip is None:
             return
-        names = self._names()
-        folds = sorted((n for n in names if n.startswith("fold-")), reverse=True)
-        with ThreadPoolExecutor(_READERS) as readers:
-            ahead = iter(sorted((n for n in names if not n.startswith("fold-")), reverse=True))
-            wanted: dict[str, Future[bytes]] = {}
+        names = set(self._names())
+        with contextlib.closing(_ReadAhead(self._storage, self.folder, names)) as reader:
+            passed: list[EntryRef] = []
             ref: EntryRef | None = tip
             while ref is not None:
-                fold = self._find_fold(folds, ref)
-                if fold is not None:
-                    yield fold
-                    ref = fold.previous
-                    continue
-                self._read_ahead(readers, ahead, wanted, ref.name)
-                if ref.name not in wanted:
-                    raise LedgerHoleError(f"ledger entry {ref.name} is missing", epoch=ref.epoch)
-                try:
-                    data = wanted.pop(ref.name).result()
-                except FileNotFoundError:  # folded since it was listed: the fold is there by now
-                    folds = sorted((n for n in self._names() if n.startswith("fold-")), reverse=True)
-                    continue
-                if checksum(data) != ref.checksum:
-                    raise LedgerHoleError(f"ledger entry {ref.name} is damaged", epoch=ref.epoch)
-                entry = LedgerEntry.from_bytes(data, f"ledger entry {ref.name}")
-                yield entry
-                ref = entry.previous
+                link: LedgerEntry | Fold | None = self._find_fold(names, ref)
+                if link is None:
+                    try:
+                        link = _decode(ref, reader.get(ref.name))
+                    except (FileNotFoundError, LedgerHoleError) as error:
+                        names = set(self._names())
+                        link = self._find_cover(names, [*passed, ref], ref)
+                        if link is None:
+                            raise _hole(ref, error) from error
+                passed.append(ref)
+                yield link
+                ref = link.previous
 
-    def _read_ahead(
-        self, readers: ThreadPoolExecutor, ahead: Iterator[str], wanted: dict[str, Future[bytes]], name: str
-    ) -> None:
-        """Have some entries read, `name` and those that come after it: who stops early has not read them all."""
-        while True:
-            for passed in [other for other in wanted if other > name]:  # attempts in vain, epochs that were undone
-                del wanted[passed]
-            more = list(islice(ahead, _AHEAD - len(wanted)))
-            wanted |= {other: readers.submit(self._storage.get, f"{self.folder}/{other}") for other in more}
-            if name in wanted or not more:
-                return
+    def _find_cover(self, names: Collection[str], passed: list[EntryRef], ref: EntryRef) -> Fold | None:
+        """What a fold says of `ref` and what came before: one that ends there, or at an entry that was passed."""
+        for newest in reversed(passed):
+            fold = self._find_fold(names, newest)
+            if fold is not None and fold.first_epoch <= ref.epoch:
+                return fold if newest == ref else fold.down_from(ref)
+        return None
 
     def entries(self, tip: EntryRef | None) -> Iterator[tuple[LedgerEntry, EntryRef]]:
         """The entries that are not folded yet, with what names them, newest first. LedgerHoleError as in `chain`."""
@@ -231,6 +278,8 @@ class Ledger:
         ref: EntryRef | None = tip
         for link in self.chain(tip):
             assert ref is not None
+            if isinstance(link, Fold) and link.is_part:  # some of the names found so far are folded, too
+                return self.chain_names(tip)
             found.append(fold_name(link.last) if isinstance(link, Fold) else ref.name)
             ref = link.previous
         return found
@@ -246,10 +295,16 @@ class Ledger:
             return 0
         entries: list[LedgerEntry] = []
         refs: list[EntryRef] = []
-        for entry, ref in self.entries(tip):
-            if entry.epoch < floor:
-                entries.append(entry)
+        ref: EntryRef | None = tip
+        for link in self.chain(tip):
+            if isinstance(link, Fold) and link.is_part:
+                return 0  # another process folds them right now
+            if isinstance(link, Fold) or ref is None:
+                break
+            if link.epoch < floor:
+                entries.append(link)
                 refs.append(ref)
+            ref = link.previous
         if len(entries) < FOLD_ENTRIES:
             return 0
         inputs: dict[str, list[dict[str, Json]]] = {}
@@ -287,27 +342,25 @@ class Ledger:
         found = (stat.name.rsplit("/", 1)[-1] for stat in self._storage.list(self.folder))
         return [name for name in found if not name.startswith(".")]
 
-    def _find_fold(self, folds: list[str], last: EntryRef) -> Fold | None:
+    def _find_fold(self, names: Collection[str], last: EntryRef) -> Fold | None:
         """The fold whose newest entry is `last`; a damaged one counts as missing."""
-        for name in folds:
-            if not name.startswith(f"fold-{last.epoch:020d}-{last.checksum[:16]}"):
-                continue
-            what = f"ledger fold {name}"
-            try:
-                raw = zstandard.decompress(self._storage.get(f"{self.folder}/{name}"), max_output_size=1 << 31)
-                body = unseal(parse(raw, what), what)
-                fold = Fold(
-                    int(body["first_epoch"]),
-                    EntryRef.from_json(body["last"]),
-                    EntryRef.from_json(body["previous"]) if body["previous"] else None,
-                    body["inputs"],
-                    body["quarantine"],
-                    list(body.get("jumps", [])),
-                )
-            except NewerFormatError:
-                raise
-            except (DamagedError, zstandard.ZstdError, KeyError, TypeError, FileNotFoundError):
-                continue
-            if fold.last == last:
-                return fold
-        return None
+        name = fold_name(last)
+        if name not in names:
+            return None
+        what = f"ledger fold {name}"
+        try:
+            raw = zstandard.decompress(self._storage.get(f"{self.folder}/{name}"), max_output_size=1 << 31)
+            body = unseal(parse(raw, what), what)
+            fold = Fold(
+                int(body["first_epoch"]),
+                EntryRef.from_json(body["last"]),
+                EntryRef.from_json(body["previous"]) if body["previous"] else None,
+                body["inputs"],
+                body["quarantine"],
+                list(body.get("jumps", [])),
+            )
+        except NewerFormatError:
+            raise
+        except (DamagedError, zstandard.ZstdError, KeyError, TypeError, FileNotFoundError):
+            return None
+        return fold if fold.last == last else None

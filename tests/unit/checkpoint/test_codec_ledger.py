@@ -151,3 +151,58 @@ def test_sweep_takes_only_what_nothing_names(ledger: Ledger, tmp_path: Path) -> 
     assert ledger.sweep(6, tip) == 5  # the strays of epochs 1 to 5
     assert paths(ledger, tip) == sorted(f"f{n}" for n in range(1, 9))
     assert len(list(tmp_path.rglob("*-lost*.json"))) == 3
+
+
+class Counting(LocalStorage):
+    """Notes what is read."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.read: list[str] = []
+
+    def get(self, key: str) -> bytes:
+        self.read.append(key)
+        return super().get(key)
+
+
+def test_who_asks_for_the_newest_entry_reads_one(tmp_path: Path) -> None:
+    ledger = Ledger(storage := Counting(str(tmp_path)), "p")
+    tip = fill(ledger, 40)
+    assert next(iter(ledger.chain(tip))).previous is not None
+    assert [key.rsplit("/", 1)[-1] for key in storage.read] == [tip.name]
+
+
+@pytest.mark.parametrize("seen", range(1, 12))
+def test_a_fold_beside_a_reader_makes_no_hole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: int) -> None:
+    """Whatever the reader has seen when the entries are folded: each file is told once."""
+    monkeypatch.setattr(ledger_module, "FOLD_ENTRIES", 5)
+    monkeypatch.setattr(ledger_module, "_AHEAD", 0)  # so that nothing is read before the fold that is asked for later
+    ledger = Ledger(LocalStorage(str(tmp_path)), "p")
+    tip = fill(ledger, 12)
+    told: list[str] = []
+    for link in ledger.chain(tip):
+        told += [str(file["path"]) for file in link.inputs["s"]]
+        if len(told) == seen:
+            assert ledger.fold(tip, 10) == 9
+    assert sorted(told) == sorted(f"f{n}" for n in range(1, 13))
+    assert ledger.chain_names(tip)[-1].startswith("fold-")
+
+
+def test_a_fold_beside_a_fold_forgets_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is overtaken while it reads what it would fold leaves the other's fold as it is."""
+    monkeypatch.setattr(ledger_module, "FOLD_ENTRIES", 2)
+    monkeypatch.setattr(ledger_module, "_AHEAD", 0)
+    slow = Ledger(storage := Counting(str(tmp_path)), "p")
+    tip = fill(slow, 12)
+    get = storage.get
+
+    def overtaken(key: str) -> bytes:
+        data = get(key)
+        if key.endswith("-a6.json"):
+            monkeypatch.setattr(storage, "get", get)
+            assert Ledger(LocalStorage(str(tmp_path)), "p").fold(tip, 10) == 9
+        return data
+
+    monkeypatch.setattr(storage, "get", overtaken)
+    assert slow.fold(tip, 10) == 0
+    assert paths(slow, tip) == sorted(f"f{n}" for n in range(1, 13))
