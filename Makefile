@@ -25,9 +25,7 @@ demo: $(STAMP)  ## Ingest 200,000 records, kill the pipeline in mid-run, resume,
 	@$(BIN)/firnline demo
 
 test: $(STAMP)  ## Run all tests
-	@bash scripts/ensure_servers.sh
-	@$(BIN)/python -m pytest tests -m 'not spark' -n 2 --dist loadfile -q
-	@$(BIN)/python -m pytest tests -m spark -q
+	@$(BIN)/python scripts/run_tests.py
 
 lint: $(STAMP)  ## Check style, types and imports
 	@$(BIN)/ruff check .

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import time
 from pathlib import Path
 from typing import Any
+
+from firnline.clock import monotonic
 
 DELTA = "io.delta:delta-spark_4.2_2.13:4.4.0"
 
@@ -38,7 +39,7 @@ def open_spark() -> Any:
 def stream(spark: Any, source: Path, work: Path, schema: Any, *, max_files: int = 1000) -> float:
     """Ingest a folder with Trigger.AvailableNow into a new Delta table; returns seconds."""
     shutil.rmtree(work, ignore_errors=True)
-    began = time.perf_counter()
+    began = monotonic()
     query = (
         spark.readStream.schema(schema)
         .option("maxFilesPerTrigger", max_files)
@@ -49,4 +50,4 @@ def stream(spark: Any, source: Path, work: Path, schema: Any, *, max_files: int 
         .start(str(work / "table"))
     )
     query.awaitTermination()
-    return time.perf_counter() - began
+    return monotonic() - began

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from firnline.clock import monotonic
+
 START_SECONDS = 60.0
 
 
@@ -50,12 +52,12 @@ def running_s3() -> Iterator[Bucket]:
 
 
 def _create_bucket(process: subprocess.Popen[bytes], url: str) -> None:
-    deadline = time.monotonic() + START_SECONDS
+    deadline = monotonic() + START_SECONDS
     while True:
         try:
             urllib.request.urlopen(urllib.request.Request(url, method="PUT")).close()
             return
         except urllib.error.URLError:
-            if process.poll() is not None or time.monotonic() > deadline:
+            if process.poll() is not None or monotonic() > deadline:
                 raise
             time.sleep(0.05)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from firnline.clock import monotonic
 from firnline.engine.observer import EpochFacts, Observer
 from firnline.engine.parts import assemble
 from firnline.engine.runner import Runner
@@ -85,14 +85,14 @@ class Keyed:
 class Told(Observer):
     """When a run came to each of its steps, in seconds since it began."""
 
-    began: float = field(default_factory=time.perf_counter)
+    began: float = field(default_factory=monotonic)
     planned_at: dict[int, float] = field(default_factory=dict)
     running_at: dict[int, float] = field(default_factory=dict)
     committed_at: dict[int, float] = field(default_factory=dict)
     epochs: list[EpochFacts] = field(default_factory=list)
 
     def _now(self) -> float:
-        return time.perf_counter() - self.began
+        return monotonic() - self.began
 
     def planned(self, epoch: int, plan: EpochPlan) -> None:
         self.planned_at[epoch] = self._now()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
 import firnline
+from firnline.clock import monotonic
 from firnline.engine.observer import EpochFacts, Observer
 from firnline.engine.parts import assemble
 from firnline.engine.runner import Runner
@@ -40,9 +40,9 @@ def ingest(engine: Any, source: Path, work: Path, *, fresh: bool = True, **batch
         shutil.rmtree(work, ignore_errors=True)
     options = pipeline(source, work / "table", **batch).options
     facts = Facts()
-    began = time.perf_counter()
+    began = monotonic()
     result = Runner(assemble(options, once=True), engine, facts, once=True).run()
-    seconds = time.perf_counter() - began
+    seconds = monotonic() - began
     if result.error is not None:
         raise result.error
     return seconds, facts

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import statistics
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import Any
 from benchmarks.cases import Row, World
 from benchmarks.servers import running_s3
 from benchmarks.turns import p50, round_off
+from firnline.clock import monotonic
 from firnline.engine.observer import EpochFacts, Observer
 from firnline.engine.parts import Parts, assemble
 from firnline.engine.runner import Runner
@@ -55,7 +55,7 @@ class _Times(Observer):
         self.committed_at: list[float] = []
 
     def committed(self, facts: EpochFacts) -> None:
-        self.committed_at.append(time.perf_counter())
+        self.committed_at.append(monotonic())
 
 
 def _run(parts: Parts) -> list[float]:
@@ -137,9 +137,9 @@ def _loop(source: Path, work: Path, kind: str, epochs: int) -> tuple[float, floa
     offer = parts.recorder._offer
 
     def timed(*given: Any) -> None:
-        began = time.perf_counter()
+        began = monotonic()
         offer(*given)
-        offered.append((began, time.perf_counter() - began))
+        offered.append((began, monotonic() - began))
 
     parts.recorder._offer = timed  # type: ignore[assignment, method-assign]
     seen = _run(parts)
@@ -179,9 +179,9 @@ def recovery_paths(world: World) -> list[Row]:
             for kind, (path, checkpoint) in kinds.items():
                 options = _options(work / "in", work / "table", checkpoint)
                 found[kind].append(_find_place(options, path))
-                began = time.perf_counter()
+                began = monotonic()
                 assert _run(assemble(options, once=True)) == []
-                ran[kind].append((time.perf_counter() - began) * 1000)
+                ran[kind].append((monotonic() - began) * 1000)
     shutil.rmtree(work)
     rows = []
     for told, times in (("find the place", found), ("a run with nothing to do", ran)):
@@ -198,9 +198,9 @@ def recovery_paths(world: World) -> list[Row]:
 def _find_place(options: PipelineOptions, path: str) -> float:
     parts = assemble(options, once=True)
     steps = Steps(parts, LocalEngine(), parts.ids.new(), once=True, accept_duplicates=False)
-    began = time.perf_counter()
+    began = monotonic()
     steps.opening.read_sinks()
-    milliseconds = (time.perf_counter() - began) * 1000
+    milliseconds = (monotonic() - began) * 1000
     assert steps.held.path == path, steps.held.path
     parts.recorder.close(drain=False)
     return milliseconds
@@ -231,14 +231,14 @@ def rollback(world: World) -> list[Row]:
     rewritten = _compact(table, files)
     assert _spoil(table) == files + rewritten
     parts = assemble(options, once=True)
-    began = time.perf_counter()
+    began = monotonic()
     plan = Rollback(parts, epochs - 1).plan()
-    planned = time.perf_counter() - began
+    planned = monotonic() - began
     plan.check()
     assert (plan.sinks[0].files_removed, plan.sinks[0].files_restored) == (rewritten, files - partitions), plan
-    began = time.perf_counter()
+    began = monotonic()
     done, receipt = Rollback(parts, epochs - 1).perform(parts.ids.new())
-    performed = time.perf_counter() - began
+    performed = monotonic() - began
     _check_rolled_back(parts, done, receipt.epoch, files - partitions)
     shutil.rmtree(work)
     name = f"rollback of a table of {files} files"

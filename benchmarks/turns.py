@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
+
+from firnline.clock import monotonic
 
 Work = Callable[[], object]
 
@@ -15,10 +16,10 @@ def in_turns(works: Sequence[Work], *, rounds: int, each: int) -> list[list[floa
     for number in range(rounds + 1):
         for work, found in zip(works, times, strict=True):
             for _ in range(each):
-                began = time.perf_counter()
+                began = monotonic()
                 work()
                 if number:
-                    found.append((time.perf_counter() - began) * 1000)
+                    found.append((monotonic() - began) * 1000)
     return times
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import statistics
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from benchmarks.cases import Row, World
 from benchmarks.turns import round_off
+from firnline.clock import monotonic
 from firnline.testing.upserts import UpsertDriver
 
 ROWS = 5_000_000
@@ -48,21 +48,21 @@ def _make_table(folder: Path, rows: int, rng: np.random.Generator) -> None:
 
 def _merge(spark: Any, table: Path, changed: Path) -> float:
     spark.read.parquet(str(changed)).createOrReplaceTempView("changed")
-    began = time.perf_counter()
+    began = monotonic()
     spark.sql(
         f"merge into delta.`{table}` as t using changed as c on t.id = c.id "
         "when matched then update set * when not matched then insert *"
     ).collect()
-    return time.perf_counter() - began
+    return monotonic() - began
 
 
 def _upsert(driver: UpsertDriver, changed: pa.Table) -> float:
     count = changed.num_rows
     marked = changed.append_column("_op", pa.repeat("update", count))
     marked = marked.append_column("_sequence", pa.repeat(pa.scalar(driver.epoch, pa.int64()), count))
-    began = time.perf_counter()
+    began = monotonic()
     driver.apply(*marked.combine_chunks().to_batches())
-    return time.perf_counter() - began
+    return monotonic() - began
 
 
 def _content(table: Path) -> tuple[Any, ...]:

@@ -81,16 +81,15 @@ def _about(prop: dict[str, Any], schema: dict[str, Any]) -> str:
 
 
 def metrics_page() -> str:
-    import time
-
     from firnline.checkpoint.replication import Replication
+    from firnline.clock import monotonic
     from firnline.engine.observer import EpochFacts
     from firnline.service.metrics import PipelineMetrics
     from firnline.service.staging_metrics import StagingMetrics
     from firnline.sources.base import Backlog
     from firnline.staging.serving import CommitterObserver
 
-    running = PipelineMetrics("flights", time.monotonic)
+    running = PipelineMetrics("flights", monotonic)
     running.committed(EpochFacts(1, "", "", 1, 1, 1, 1, {"not-json": 1}, 1, 1, 1, 1, 0, 1, 0, 0))
     running.backlog(Backlog(0, 0))
     running.replication(Replication("remote", "", 1))

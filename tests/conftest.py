@@ -11,6 +11,7 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from firnline.options import PipelineOptions
     from firnline.testing.pipelines import MakeOptions
+    from firnline.testing.postgres import PostgresServer
     from firnline.testing.processes import Launcher
     from firnline.testing.samples import SampleInput
 
@@ -55,19 +56,31 @@ def make_options(tmp_path: Path) -> MakeOptions:
     return make
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def s3() -> Iterator[str]:
-    """The address of an S3 server."""
+    """The address of an S3 server; a test makes a bucket of its own."""
     from firnline.testing.s3 import running_s3
 
     with running_s3() as url:
         yield url
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    """The DSN of a PostgreSQL server."""
+@pytest.fixture(scope="session")
+def started_postgres() -> Iterator[PostgresServer]:
     from firnline.testing.postgres import running_postgres
 
     with running_postgres() as server:
-        yield server.dsn
+        yield server
+
+
+@pytest.fixture
+def postgres_server(started_postgres: PostgresServer) -> PostgresServer:
+    """A PostgreSQL server that runs and holds nothing of Firnline's."""
+    started_postgres.clear()
+    return started_postgres
+
+
+@pytest.fixture
+def postgres(postgres_server: PostgresServer) -> str:
+    """The DSN of a PostgreSQL server that holds nothing of Firnline's."""
+    return postgres_server.dsn

@@ -2,8 +2,48 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
+
+RESTART_SECONDS = 1.0  # a step back of at least this much is a clock that began anew
+
+
+class SteadySeconds:
+    """Seconds that never go back, for all threads of this process.
+
+    On some virtual machines the system's monotonic clock differs by milliseconds between two cores, so a thread that
+    moves to another core sees it step back. This clock then stands still until the system's has caught up. After a
+    step back of a second or more it goes on from where it was, because waiting for the system could take for ever.
+
+    Args:
+        read: The clock to read.
+    """
+
+    def __init__(self, read: Callable[[], float] = time.monotonic) -> None:  # noqa: TID251  # the one place to read it
+        self._read = read
+        self._ahead = 0.0
+        self._latest = float("-inf")
+        self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def __call__(self) -> float:
+        with self._lock:
+            now = self._read() + self._ahead
+            if now < self._latest:
+                if self._latest - now >= RESTART_SECONDS:
+                    self._ahead += self._latest - now
+                now = self._latest
+            self._latest = now
+            return now
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()  # another thread of the parent may have held it
+
+
+monotonic = SteadySeconds()
 
 
 class SystemClock:
@@ -13,7 +53,7 @@ class SystemClock:
         return datetime.now(UTC)
 
     def monotonic(self) -> float:
-        return time.monotonic()
+        return monotonic()
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from firnline.checkpoint.stores import open_store
 from firnline.errors import VersionConflictError
 from firnline.faults import VARIABLE
 from firnline.options import StoreOptions
-from firnline.testing.postgres import PostgresServer, running_postgres
+from firnline.testing.postgres import PostgresServer
 from firnline.testing.processes import KILLED
 from firnline.testing.store_writers import sample_record
 
@@ -32,12 +32,6 @@ POINTS = {
     "delete": ("store.delete", "store.put", "store.prune", "storage.put", "storage.delete"),
     "prune": ("store.prune", "storage.put", "storage.delete"),
 }
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with running_postgres() as server:
-        yield server
 
 
 @pytest.fixture
@@ -56,11 +50,8 @@ def make(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[[str], Stor
                 return StoreOptions(type="sqlite", path=f"{folder}.db")
             case "object":
                 return StoreOptions(type="object", uri=str(folder))
-        import psycopg
-
-        server: PostgresServer = request.getfixturevalue("server")
-        with psycopg.connect(server.dsn, autocommit=True) as db:
-            db.execute("DROP SCHEMA IF EXISTS firnline CASCADE")
+        server: PostgresServer = request.getfixturevalue("started_postgres")
+        server.clear()
         return StoreOptions(type="postgres", dsn=server.dsn)
 
     return new

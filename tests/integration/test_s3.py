@@ -7,7 +7,6 @@ import json
 import os
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,34 +25,27 @@ from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.storage import Storage, open_storage
 from firnline.testing.pipelines import MakeOptions, run_once
 from firnline.testing.processes import KILLED, Launcher, RunOrder
-from firnline.testing.s3 import running_s3
 from firnline.testing.samples import pack
 
 pytestmark = [pytest.mark.s3, pytest.mark.crash]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with running_s3() as url:
-        yield url
-
-
 @pytest.fixture
-def storage_options(server: str) -> dict[str, str]:
+def storage_options(s3: str) -> dict[str, str]:
     return {
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": server,
+        "AWS_ENDPOINT_URL": s3,
         "AWS_ALLOW_HTTP": "true",
     }
 
 
 @pytest.fixture
-def bucket(server: str, tmp_path: Any) -> str:
+def bucket(s3: str, tmp_path: Any) -> str:
     """A new bucket for each test."""
     name = "b" + os.urandom(6).hex()
-    request = urllib.request.Request(f"{server}/{name}", method="PUT")
+    request = urllib.request.Request(f"{s3}/{name}", method="PUT")
     urllib.request.urlopen(request).close()
     return name
 
@@ -236,7 +228,7 @@ def test_a_savepoint_in_another_bucket(
     options: PipelineOptions,
     remote: RemoteInput,
     storage_options: dict[str, str],
-    server: str,
+    s3: str,
     tmp_path: Path,
     copy: bool,
 ) -> None:
@@ -245,7 +237,7 @@ def test_a_savepoint_in_another_bucket(
         assert run_once(options).exit_code == 0
     before = ids(options)
     backup = "b" + os.urandom(6).hex()
-    urllib.request.urlopen(urllib.request.Request(f"{server}/{backup}", method="PUT")).close()
+    urllib.request.urlopen(urllib.request.Request(f"{s3}/{backup}", method="PUT")).close()
     place = f"s3://{backup}/deep/saved"
     create_savepoint(assemble(options), place, copy=copy, storage_options=storage_options)
     remote.add("b.json.gz", 5)

@@ -17,28 +17,21 @@ from firnline.checkpoint.stores.objects import ObjectStore
 from firnline.errors import StoreUnsafeError
 from firnline.options import StoreOptions
 from firnline.storage import ObjectStorage
-from firnline.testing.s3 import running_s3
 from firnline.testing.stores import StoreConformance
 
 pytestmark = pytest.mark.s3
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with running_s3() as url:
-        yield url
-
-
 @pytest.fixture
-def options(server: str) -> StoreOptions:
+def options(s3: str) -> StoreOptions:
     """A new bucket for each test."""
     name = "b" + os.urandom(6).hex()
-    urllib.request.urlopen(urllib.request.Request(f"{server}/{name}", method="PUT")).close()
+    urllib.request.urlopen(urllib.request.Request(f"{s3}/{name}", method="PUT")).close()
     given = {
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": server,
+        "AWS_ENDPOINT_URL": s3,
         "AWS_ALLOW_HTTP": "true",
     }
     return StoreOptions(type="object", uri=f"s3://{name}/deep/er", storage_options=given)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from firnline.clock import monotonic
 from firnline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _restore(
 class CopyProgress:
     """Says every few seconds how much is copied; what was said of once ends at its total."""
 
-    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = monotonic) -> None:
         self._say = say
         self._clock = clock
         self._told_at = clock()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from firnline.cli.signals import terminable
+from firnline.clock import monotonic
 from firnline.errors import EngineError
 
 POLL_SECONDS = 0.05
@@ -85,25 +86,25 @@ class Chaos:
         Raises:
             EngineError: the pipeline failed by itself.
         """
-        watch, ordeal, began = LogWatch(self.table, self.pipeline), Ordeal(), time.monotonic()
+        watch, ordeal, began = LogWatch(self.table, self.pipeline), Ordeal(), monotonic()
         with terminable():
             while True:
                 wanted = self.rng.randint(*commits_between) if len(ordeal.kills) < kills else None
                 if self._one_run(watch, ordeal, wanted):
                     break
         ordeal.epochs = watch.look()
-        ordeal.seconds = time.monotonic() - began
+        ordeal.seconds = monotonic() - began
         return ordeal
 
     def _one_run(self, watch: LogWatch, ordeal: Ordeal, wanted: int | None) -> bool:
         """One process: killed after `wanted` new commits, or left alone. True when it came to the end."""
-        start, base, litter = time.monotonic(), watch.look(), watch.uncommitted()
+        start, base, litter = monotonic(), watch.look(), watch.uncommitted()
         changed_at, shown = start, base
         child = self._start()
         try:
             while child.poll() is None:
                 time.sleep(POLL_SECONDS)
-                epoch, now = watch.look(), time.monotonic()
+                epoch, now = watch.look(), monotonic()
                 if epoch > shown:
                     if shown == base and ordeal.kills:
                         ordeal.recovery_seconds.append(round(now - start, 2))
@@ -132,8 +133,8 @@ class Chaos:
     def _wait_for_the_middle(self, watch: LogWatch, *, aimed: bool) -> None:
         """Until some moment of the next epoch or, aimed, until its files lie there and its commit does not."""
         before = watch.uncommitted()
-        deadline = time.monotonic() + self.rng.uniform(0, KILL_DELAY_SECONDS) + (AIM_SECONDS if aimed else 0)
-        while time.monotonic() < deadline:
+        deadline = monotonic() + self.rng.uniform(0, KILL_DELAY_SECONDS) + (AIM_SECONDS if aimed else 0)
+        while monotonic() < deadline:
             time.sleep(AIM_POLL_SECONDS)
             watch.look()
             if aimed and watch.uncommitted() > before:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from cyclopts.validators import Number
 from firnline.cli.common import Common, Flag, MetricsPort
 from firnline.cli.output import count_text, safe
 from firnline.cli.tables import Tables, named_tables
+from firnline.clock import monotonic
 
 if TYPE_CHECKING:
     from firnline.errors import FirnlineError
@@ -137,7 +137,7 @@ def _observer(port: int | None) -> Iterator[CommitterObserver]:
     from firnline.service.health import Health
     from firnline.service.staging_metrics import StagingMetrics
 
-    health = Health("committer", time.monotonic, poll_seconds=10)
+    health = Health("committer", monotonic, poll_seconds=10)
     metrics = StagingMetrics(Lines(), health)
     with Endpoints(metrics.registry(), health, port) as served:
         _say(f"metrics on http://{HOST}:{served.port}/metrics")

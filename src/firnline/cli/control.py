@@ -14,6 +14,7 @@ from cyclopts.validators import Number
 
 from firnline.cli.common import load_options
 from firnline.cli.output import count_text, say
+from firnline.clock import monotonic
 from firnline.errors import ControlError, NotRunningError
 
 if TYPE_CHECKING:
@@ -41,13 +42,13 @@ class RunningPipeline:
         self, done: Callable[[dict[str, Any]], bool], command: str, timeout: float, **facts: Any
     ) -> dict[str, Any]:
         """Ask again and again until the answer says that it is done; tells what is in flight meanwhile."""
-        deadline = time.monotonic() + timeout
+        deadline = monotonic() + timeout
         told: list[int] = []
         while not done(answer := self.ask(command, **facts)):
             if answer["in_flight"] and answer["in_flight"] != told:
                 told = answer["in_flight"]
                 say(f"{answer['state']}: {count_text(len(told), 'epoch')} in flight, {told[0]} is next")
-            if time.monotonic() > deadline:
+            if monotonic() > deadline:
                 raise ControlError(
                     f"the run of {self.options.name!r} is {answer['state']} after {timeout:g} s, at epoch "
                     f"{answer['epoch']} with {count_text(len(answer['in_flight']), 'epoch')} in flight",
@@ -58,11 +59,11 @@ class RunningPipeline:
 
     def wait_for_end(self, pid: int, ask_to_stop: Callable[[], object], timeout: float) -> None:
         """Have the process end, and wait until it is gone."""
-        deadline = time.monotonic() + timeout
+        deadline = monotonic() + timeout
         with _process(pid) as process:
             ask_to_stop()
             while not self._is_gone(process):
-                if time.monotonic() > deadline:
+                if monotonic() > deadline:
                     raise ControlError(
                         f"the run of {self.options.name!r} has not ended after {timeout:g} s",
                         hint=f"It ends after the epochs in flight; kill {pid} ends it at once, which is safe too.",

@@ -7,7 +7,6 @@ import random
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +16,7 @@ from cyclopts.validators import Number
 from firnline.cli.common import Common, Flag
 from firnline.cli.output import count_text, print_failure, say, size_text
 from firnline.cli.warming import COLD_MESSAGE
+from firnline.clock import monotonic
 from firnline.errors import ConfigError, FirnlineError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def demo(
     common: Common = Common(),
 ) -> int:
     """Kill a pipeline in mid-run and count what arrives."""
-    began = time.monotonic()
+    began = monotonic()
     folder = folder.expanduser().absolute()
     _make_folder(folder)
     decoder = _prepare_decoder()
@@ -86,7 +86,7 @@ def demo(
         decoder.wait()
     ordeal = _ordeal(folder, kills, seed)
     facts = _count(folder, ordeal)
-    facts["seconds"] = round(time.monotonic() - began, 1)
+    facts["seconds"] = round(monotonic() - began, 1)
     if common.json:
         common.out.json(facts)
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +13,7 @@ from firnline.cli.beginning import Beginning, begin
 from firnline.cli.common import Common, Flag, MetricsPort, Spec, load_options
 from firnline.cli.output import count_text, print_failure, time_text
 from firnline.cli.standby import check_standby, holding_lease
+from firnline.clock import monotonic
 from firnline.errors import ConfigError, ControlError, FirnlineError
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _run(
     from firnline.engine.runner import Runner, RunResult
     from firnline.engine.spark import SparkEngine
 
-    tally = Tally(time.monotonic)
+    tally = Tally(monotonic)
     with contextlib.ExitStack() as stack:
         display = stack.enter_context(open_display(tally))
         stack.enter_context(logging_to(display, debug=debug))
@@ -218,8 +218,8 @@ def _watchers(options: PipelineOptions, port: int | None, say: Callable[[str], N
     from firnline.service.health import Health
     from firnline.service.metrics import PipelineMetrics
 
-    metrics = PipelineMetrics(options.name, time.monotonic)
-    health = Health(options.name, time.monotonic, poll_seconds=min(s.poll_interval_secs for s in options.sources))
+    metrics = PipelineMetrics(options.name, monotonic)
+    health = Health(options.name, monotonic, poll_seconds=min(s.poll_interval_secs for s in options.sources))
     with Endpoints(metrics.registry(), health, port) as served:
         say(f"metrics on http://{HOST}:{served.port}/metrics")
         yield [metrics, health]

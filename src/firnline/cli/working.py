@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-import time
 from collections.abc import Iterator
 
 from firnline.cli.output import safe
 from firnline.cli.signals import stop_on_signals
+from firnline.clock import monotonic
 
 EVERY_SECONDS = 0.2  # on a terminal; elsewhere a line every ten seconds
 QUIET_EVERY_SECONDS = 10.0
@@ -24,7 +24,7 @@ class Working:
         self._live = sys.stderr.isatty()
 
     def progress(self, what: str, done: int, total: int) -> None:
-        now = time.monotonic()
+        now = monotonic()
         if now - self._told_at < (EVERY_SECONDS if self._live else QUIET_EVERY_SECONDS):
             return
         self._told_at = now

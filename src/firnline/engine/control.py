@@ -30,6 +30,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from firnline.clock import monotonic
 from firnline.engine.standing import CheckpointWatch, Standing
 from firnline.errors import ControlError, NotRunningError
 from firnline.options import PipelineOptions
@@ -111,7 +112,7 @@ class _Client:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.data = b""
-        self.deadline = time.monotonic() + CLIENT_SECONDS
+        self.deadline = monotonic() + CLIENT_SECONDS
 
 
 class ControlServer:
@@ -180,7 +181,7 @@ class ControlServer:
             selector.register(self._closing, selectors.EVENT_READ)
             while True:
                 first = min((c.deadline for c in clients.values()), default=None)
-                ready = {key.fileobj for key, _ in selector.select(first and max(0.0, first - time.monotonic()))}
+                ready = {key.fileobj for key, _ in selector.select(first and max(0.0, first - monotonic()))}
                 if self._closing in ready:
                     break
                 if self._listener in ready and (made := self._accept(len(clients))) is not None:
@@ -188,7 +189,7 @@ class ControlServer:
                     selector.register(made.connection, selectors.EVENT_READ)
                 for client in list(clients.values()):
                     talks = client.connection in ready and not self._hear(client)
-                    if talks or client.deadline <= time.monotonic():
+                    if talks or client.deadline <= monotonic():
                         selector.unregister(client.connection)
                         client.connection.close()
                         del clients[client.connection]
@@ -225,7 +226,7 @@ class ControlServer:
             while b"\n" in client.data:
                 line, client.data = client.data.split(b"\n", 1)
                 self._send(client, self.answer(line))
-                client.deadline = time.monotonic() + CLIENT_SECONDS
+                client.deadline = monotonic() + CLIENT_SECONDS
             if len(client.data) > MAX_LINE:
                 self._send(client, _refusal(f"a request has at most {MAX_LINE} bytes"))
                 return False

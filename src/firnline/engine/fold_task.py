@@ -14,7 +14,6 @@ Runs inside Spark's workers. The steps:
 from __future__ import annotations
 
 import os
-import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from datetime import datetime
 import numpy as np
 import pyarrow as pa
 
+from firnline.clock import monotonic
 from firnline.engine.exchange import Edge, ExchangeWriter, read_exchange
 from firnline.engine.pings import ping_path, pinging
 from firnline.errors import FirnlineError, OperatorError
@@ -60,9 +60,9 @@ class _Tally:
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        began = time.monotonic()
+        began = monotonic()
         yield
-        self.seconds[phase] = round(self.seconds.get(phase, 0.0) + time.monotonic() - began, 4)
+        self.seconds[phase] = round(self.seconds.get(phase, 0.0) + monotonic() - began, 4)
 
 
 def run_fold(order: dict[str, Json]) -> dict[str, Json]:

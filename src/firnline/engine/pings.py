@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 
+from firnline.clock import monotonic
 from firnline.storage import LocalStorage, open_storage
 from firnline.types import Json
 
@@ -87,7 +87,7 @@ def _silent_seconds(shard: int, path: str | None, seen: dict[int, tuple[int, flo
     if ping is None:
         seen.pop(shard, None)
         return 0.0
-    now = time.monotonic()
+    now = monotonic()
     if shard not in seen or seen[shard][0] != ping:
         seen[shard] = (ping, now)
     return now - seen[shard][1]

@@ -9,11 +9,11 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from firnline.clock import monotonic
 from firnline.sources.base import Backlog, Limits, SourcePlan, Task
 from firnline.sources.files.source import FileSource, Reconciled
 from firnline.types import Json
@@ -137,7 +137,7 @@ class Sources:
         left_out: list[str] = []
         failures: list[BaseException] = []
         for name, asked in list(self._asked.items()):
-            if not asked.done.wait(max(0.0, deadline - time.monotonic())):
+            if not asked.done.wait(max(0.0, deadline - monotonic())):
                 left_out.append(name)
                 continue
             del self._asked[name]
@@ -154,7 +154,7 @@ class Sources:
         if left_out:
             logger.info("sources left out of an epoch: they are still listing", extra={"sources": left_out})
         ordered = {name: found[name] for name in self._sources if name in found}
-        return EpochPlan(ordered, round((time.monotonic() - first_at) * 1000), tuple(left_out), old)
+        return EpochPlan(ordered, round((monotonic() - first_at) * 1000), tuple(left_out), old)
 
     def _ask(self, source: FileSource, position: Json, limits: Limits) -> None:
         """Let a source plan in a thread of its own, unless it does so already, for the same position."""
@@ -192,7 +192,7 @@ class Sources:
                 break
             waiting = list(rest)
             patience = None if self._once else ALIGN_SECONDS
-        return time.monotonic()
+        return monotonic()
 
     def backlog(self, positions: Mapping[str, Json]) -> Backlog:
         """Count what lies after the positions, over all sources."""

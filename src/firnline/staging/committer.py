@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from firnline.checkpoint.codec import short_number
+from firnline.clock import monotonic
 from firnline.errors import (
     CheckpointError,
     CommitConflictError,
@@ -271,9 +271,9 @@ class Committer:
         report: CycleReport,
     ) -> None:
         self._check_term()
-        began = time.perf_counter()
+        began = monotonic()
         self._table.append("delta.commit", files, info, txns, expiring)
-        report.commit_seconds.append(time.perf_counter() - began)
+        report.commit_seconds.append(monotonic() - began)
         report.commits += 1
         report.files += len(files)
         self._unclear = 0

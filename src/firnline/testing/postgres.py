@@ -75,6 +75,15 @@ class PostgresServer:
                 raise RuntimeError(f"PostgreSQL did not start:\n{(self._folder / 'log').read_text()[-2000:]}")
             self._clock.sleep(0.05)
 
+    def clear(self) -> None:
+        """Remove what stores have made; start the server if a test has left it stopped."""
+        import psycopg
+
+        if self._process is None or self._process.poll() is not None:
+            self.start()
+        with psycopg.connect(self.dsn, autocommit=True) as db:
+            db.execute("DROP SCHEMA IF EXISTS firnline CASCADE")
+
     def kill(self) -> None:
         """End it as a power cut would: it recovers from its log at the next start."""
         self._end(signal.SIGQUIT)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from firnline.clock import monotonic
 from firnline.errors import FirnlineError
 from firnline.faults import VARIABLE
 from firnline.options import PipelineOptions
@@ -87,9 +88,9 @@ class Child:
 
     def wait_for(self, text: str, timeout: float = 60) -> None:
         """Wait until the child has logged `text`."""
-        deadline = time.monotonic() + timeout
+        deadline = monotonic() + timeout
         while text not in self.log():
-            if time.monotonic() > deadline or not self.is_alive:
+            if monotonic() > deadline or not self.is_alive:
                 raise TimeoutError(f"{text!r} was not logged:\n{self.log()[-4000:]}")
             time.sleep(0.01)
 

@@ -20,16 +20,15 @@ from firnline.checkpoint.stores.postgres import PostgresStore
 from firnline.errors import ConfigError, DamagedError, MissingExtraError, NewerFormatError, VersionConflictError
 from firnline.faults import VARIABLE
 from firnline.options import StoreOptions
-from firnline.testing.postgres import PASSWORD, PostgresServer, running_postgres
+from firnline.testing.postgres import PASSWORD, PostgresServer
 from firnline.testing.stores import StoreConformance
 
 pytestmark = pytest.mark.postgres
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with running_postgres() as server:
-        yield server
+@pytest.fixture
+def server(postgres_server: PostgresServer) -> PostgresServer:
+    return postgres_server
 
 
 def execute(server: PostgresServer, statement: str) -> Any:
@@ -41,7 +40,6 @@ def execute(server: PostgresServer, statement: str) -> Any:
 
 @pytest.fixture
 def options(server: PostgresServer) -> StoreOptions:
-    execute(server, "DROP SCHEMA IF EXISTS firnline CASCADE")
     return StoreOptions(type="postgres", dsn=server.dsn)
 
 

@@ -6,11 +6,11 @@ import contextlib
 import logging
 import os
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
+from firnline.clock import monotonic
 from firnline.errors import ConfigError, LateFileError, SourceError, SourceMovedError
 from firnline.options import FileSourceOptions
 from firnline.sources.base import Backlog, Limits, Source, SourcePlan
@@ -120,19 +120,19 @@ class FileSource(Source):
 
     def _listed(self, state: FileState, limits: Limits) -> Iterator[FileStat]:
         """New files after the mark, gathered for at most `max_ms`."""
-        deadline = time.monotonic() + limits.max_ms / 1000
+        deadline = monotonic() + limits.max_ms / 1000
         try:
             for stat in list_files(self._storage, self._scope, state.mark):
                 if self._start_time is None or stat.modified_at > self._start_time:
                     yield stat
-                    if time.monotonic() > deadline:
+                    if monotonic() > deadline:
                         return
         except OSError as error:
             raise SourceError(f"cannot list {self.root}: {error}", path=self.root) from error
 
     def _in_progress(self, state: FileState) -> list[FileStat]:
         """Files that are begun, or late and waiting to begin, as they are stored now."""
-        now = time.monotonic()
+        now = monotonic()
         found = []
         for path, progress in state.files.items():
             if progress.finished or (not self._once and now < self._retry_at.get(path, 0)):
@@ -157,7 +157,7 @@ class FileSource(Source):
         state, records = planning.advance(base, plan.tasks, outcomes, self._options.file_attempts, epoch)
         for record in records:
             if "reason" in record:
-                self._retry_at[str(record["path"])] = time.monotonic() + self._options.poll_interval_secs
+                self._retry_at[str(record["path"])] = monotonic() + self._options.poll_interval_secs
                 logger.warning("file failed", extra={"file": record["path"], "reason": record["reason"]})
         return state.to_json(), records
 

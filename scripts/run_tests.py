@@ -1,0 +1,132 @@
+"""`make test`: run the tests without Spark, then those with it, whatever happens to the first; end with one summary.
+
+The last line is `N passed, M failed`, and the exit code is 1 if any test failed or a half did not come to its end.
+Arguments go to both halves: `python scripts/run_tests.py -k rollback`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+MEMORY_FOLDER = Path("/dev/shm")
+MEMORY_BYTES = 6 << 30  # what must be free for test files to lie in memory
+NO_TESTS = 5  # pytest's exit code when no test was chosen
+
+
+@dataclass
+class Half:
+    """How one half of the tests ended."""
+
+    name: str
+    passed: int = 0
+    skipped: int = 0
+    failures: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def line(self) -> str:
+        skipped = f", {self.skipped} skipped" if self.skipped else ""
+        return f"{self.name}: {self.passed} passed, {len(self.failures)} failed{skipped} in {self.seconds:.0f} s"
+
+
+def main(arguments: list[str]) -> int:
+    subprocess.run(["bash", str(ROOT / "scripts" / "ensure_servers.sh")], check=True)
+    workers = os.environ.get("FIRNLINE_TEST_WORKERS") or str(2 * max(2, os.cpu_count() or 2))
+    halves = {
+        "without Spark": ["-m", "not spark", "-n", workers, "--dist", "worksteal"],
+        "with Spark": ["-m", "spark"],
+    }
+    with work_folder() as folder:
+        ends = [run_half(name, [*chosen, *arguments], folder) for name, chosen in halves.items()]
+    return summarise(ends)
+
+
+def run_half(name: str, arguments: list[str], folder: Path) -> Half:
+    report = folder / "report.xml"
+    report.unlink(missing_ok=True)
+    chosen = [] if any(Path(word.split("::")[0]).exists() for word in arguments) else [str(ROOT / "tests")]
+    options = ["-q", "--basetemp", str(folder / "pytest"), "--junitxml", str(report)]
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", *chosen, *options, *arguments], env={**os.environ, "TMPDIR": str(folder)}
+    )
+    code = _wait(process)
+    half = Half(name, seconds=time.monotonic() - began)
+    if report.exists():
+        _read(report, half)
+    if code not in (0, 1, NO_TESTS) or (code == 1 and not half.failures):
+        half.failures.append(f"the tests {name} ended with exit code {code}")
+    if code == NO_TESTS and not arguments[2:]:
+        half.failures.append(f"no tests {name} were found")
+    return half
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Wait for pytest; after Ctrl-C it ends by itself, and what it found until then is told."""
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.wait()
+        return 128 + signal.SIGINT
+
+
+def _read(report: Path, half: Half) -> None:
+    """Count the tests of pytest's report; a test that passed and whose teardown failed counts as failed."""
+    outcomes: dict[str, str] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
+        kinds = {child.tag for child in case}
+        outcome = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
+        if outcomes.get(name) != "failed":
+            outcomes[name] = outcome
+    half.failures += sorted(name for name, outcome in outcomes.items() if outcome == "failed")
+    half.passed = sum(outcome == "passed" for outcome in outcomes.values())
+    half.skipped = sum(outcome == "skipped" for outcome in outcomes.values())
+
+
+def summarise(halves: list[Half]) -> int:
+    print("\n== all tests ==")
+    for half in halves:
+        print(half.line)
+    failures = [name for half in halves for name in half.failures]
+    for name in failures:
+        print(f"FAILED {name}")
+    print(f"{sum(half.passed for half in halves)} passed, {len(failures)} failed", flush=True)
+    return 1 if failures else 0
+
+
+@contextmanager
+def work_folder() -> Iterator[Path]:
+    """A folder for test files: in memory if there is room, where an fsync costs nothing; else where TMPDIR points."""
+    root = MEMORY_FOLDER if _has_memory() else None
+    folder = Path(tempfile.mkdtemp(prefix="firnline-tests-", dir=root))
+    folder.chmod(0o755)  # PostgreSQL runs as another user
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _has_memory() -> bool:
+    try:
+        facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        available = int(facts["MemAvailable"].split()[0]) * 1024
+        return min(available, shutil.disk_usage(MEMORY_FOLDER).free) >= MEMORY_BYTES
+    except (OSError, KeyError):
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,58 @@
+"""`make test` runs both halves whatever happens, and ends with one summary that a program can read."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "run_tests.py"
+# One test of each half passes; the first half also fails, breaks in a teardown and skips.
+TESTS = """
+import pytest
+
+@pytest.fixture
+def broken():
+    yield
+    raise OSError("no")
+
+def test_good(): pass
+def test_bad(): assert False
+def test_torn_down(broken): pass
+@pytest.mark.skip
+def test_left_out(): pass
+@pytest.mark.spark
+def test_on_spark(): pass
+"""
+DYING = """
+import os, pytest
+
+@pytest.mark.spark
+def test_dies(): os._exit(9)
+"""
+MARKERS = "[pytest]\nmarkers = spark: on Spark\n"
+
+
+def run_tests(tmp_path: Path, tests: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "test_some.py").write_text(tests)
+    (tmp_path / "pytest.ini").write_text(MARKERS)
+    command = [sys.executable, str(SCRIPT), "-p", "no:cacheprovider", str(tmp_path / "test_some.py")]
+    environment = {**os.environ, "FIRNLINE_TEST_WORKERS": "1"}
+    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+
+def test_a_failure_in_the_first_half_does_not_stop_the_second(tmp_path: Path) -> None:
+    done = run_tests(tmp_path, TESTS)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 1
+    assert lines[-1] == "2 passed, 2 failed"
+    assert lines[-3:-1] == ["FAILED test_some.py::test_bad", "FAILED test_some.py::test_torn_down"]
+    assert lines[-5].startswith("without Spark: 1 passed, 2 failed, 1 skipped in ")
+    assert lines[-4].startswith("with Spark: 1 passed, 0 failed in ")
+
+
+def test_a_half_that_does_not_come_to_its_end_has_failed(tmp_path: Path) -> None:
+    done = run_tests(tmp_path, DYING)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-2:] == ["FAILED the tests with Spark ended with exit code 9", "0 passed, 1 failed"]
