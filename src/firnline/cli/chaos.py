@@ -7,9 +7,8 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,6 +50,12 @@ class LogWatch:
         return sum(1 for _ in parquet_files(self.table)) - self.files
 
 
+def plain_environ() -> dict[str, str]:
+    """The environment without what would break a run that is started beside others: faults and a port that is taken."""
+    left_out = ("FIRNLINE_FAULT", "FIRNLINE_METRICS_PORT")
+    return {key: value for key, value in os.environ.items() if not key.startswith(left_out)}
+
+
 def parquet_files(table: Path) -> Iterator[str]:
     """The data files below a local table, committed or not."""
     for folder, inner, names in os.walk(table):
@@ -70,13 +75,13 @@ class Ordeal:
 
 @dataclass(slots=True)
 class Chaos:
-    """Kills a run of one spec again and again."""
+    """Kills a run again and again."""
 
-    spec: str
+    command: Sequence[str]  # runs the pipeline until its input is exhausted
     table: Path
     pipeline: str
     log: Path  # what the runs write to stderr
-    environ: Mapping[str, str]
+    environ: Mapping[str, str]  # the whole environment of the runs
     rng: random.Random
     say: Callable[[str], None]
 
@@ -141,10 +146,9 @@ class Chaos:
                 break
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "firnline.cli", "run", self.spec, "--once"]
         with self.log.open("ab") as log:
             return subprocess.Popen(
-                command, env={**os.environ, **self.environ}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                list(self.command), env=dict(self.environ), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
 

@@ -63,6 +63,37 @@ def count_by_file(table: str) -> dict[str, tuple[int, int]]:
     return {str(path): (int(count), int(distinct)) for path, count, distinct in rows}
 
 
+def compare_rows(table: str, expected: str) -> dict[str, int]:
+    """Compare two tables row by row: rows, expected, lost (missing in `table`), doubled (there and not expected).
+
+    Floating-point numbers are compared to nine digits: sums depend on the order of their rows.
+    """
+    import duckdb
+    from deltalake import DeltaTable
+
+    found = [uri for uri in (table, expected) if DeltaTable.is_deltatable(uri)]
+    if not found:
+        return {"rows": 0, "expected": 0, "lost": 0, "doubled": 0}
+    with duckdb.connect() as connection:
+        connection.execute("SET enable_progress_bar = false")
+        for name, uri in (("came_out", table), ("wanted", expected)):
+            rows = DeltaTable(uri if uri in found else found[0]).to_pyarrow_dataset()
+            connection.register(name, rows if uri in found else rows.schema.empty_table())
+        columns = connection.execute("DESCRIBE wanted").fetchall()
+        shown = ", ".join(_comparable(str(column[0]), str(column[1])) for column in columns)
+        row = connection.execute(  # the names of columns are quoted
+            f"""SELECT (SELECT count(*) FROM came_out), (SELECT count(*) FROM wanted),
+                       (SELECT count(*) FROM (SELECT {shown} FROM wanted EXCEPT ALL SELECT {shown} FROM came_out)),
+                       (SELECT count(*) FROM (SELECT {shown} FROM came_out EXCEPT ALL SELECT {shown} FROM wanted))"""  # noqa: S608
+        ).fetchone()
+    return dict(zip(("rows", "expected", "lost", "doubled"), cast("tuple[int, int, int, int]", row), strict=True))
+
+
+def _comparable(name: str, kind: str) -> str:
+    quoted = '"' + name.replace('"', '""') + '"'
+    return f"printf('%.9g', {quoted}::DOUBLE)" if kind in ("FLOAT", "DOUBLE") else quoted
+
+
 def count_lines(storage: Storage, path: str) -> int:
     """How many lines of a file are not blank; the file is read to its end, whatever its compression."""
     key = path.removeprefix(storage.root).lstrip("/")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import subprocess
@@ -133,14 +132,14 @@ def _make_input(folder: Path, records: int) -> int:
 
 
 def _ordeal(folder: Path, kills: int, seed: int | None) -> Ordeal:
-    from firnline.cli.chaos import Chaos
+    from firnline.cli.chaos import Chaos, plain_environ
 
     seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
     say(f"running the pipeline; it will be killed {kills} times (seed {seed})")
-    environ = {key: "" for key in os.environ if key.startswith("FIRNLINE_FAULT")}
     chaos = Chaos(
-        spec=str(folder / "firnline.yml"), table=folder / "out", pipeline=NAME, log=folder / "run.log",
-        environ=environ, rng=random.Random(seed), say=say,
+        command=[sys.executable, "-m", "firnline.cli", "run", str(folder / "firnline.yml"), "--once"],
+        table=folder / "out", pipeline=NAME, log=folder / "run.log", environ=plain_environ(),
+        rng=random.Random(seed), say=say,
     )  # fmt: skip
     return chaos.run(kills, commits_between=(2, 5))
 

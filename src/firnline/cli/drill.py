@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import random
+import sys
+import threading
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
+from firnline.cli.chaos import LogWatch
 from firnline.cli.common import Common, Spec
+from firnline.cli.drilling import DrillPlan, drill_options, drill_parts
 from firnline.cli.output import Column, count_text, print_failure, say
 from firnline.errors import ConfigError, FirnlineError
 
 if TYPE_CHECKING:
-    from firnline.engine.parts import Parts
+    from firnline.cli.chaos import Ordeal
     from firnline.options import PipelineOptions
 
 FILES_SHOWN = 20
+COMMIT_SECONDS = 0.2  # between two rounds of the committer
+PLAN = "plan.json"
 COLUMNS = (
     Column("path"),
     Column("status"),
@@ -30,23 +40,39 @@ COLUMNS = (
     Column("lost", right=True),
     Column("doubled", right=True),
 )
+SINK_COLUMNS = (
+    Column("name", "sink"),
+    Column("rows", right=True),
+    Column("expected", right=True),
+    Column("lost", right=True),
+    Column("doubled", right=True),
+)
 
 EPILOGUE = """\
-Reads the whole input of the spec into a scratch table, with small epochs and
-with the lineage columns switched on, kills the run with SIGKILL in mid-run,
-resumes it, and compares, file by file, the lines that are not blank (counted
-by a reader of its own) with the rows in the table (counted by DuckDB) and the
-records in quarantine. The spec's own table is never opened for writing.
+Reads the files that lie in the sources now, with small epochs, kills the run
+with SIGKILL in mid-run, and resumes it. The run is a pipeline of its own, with
+its own name, tables, checkpoint store and tiers, all below --table; it takes no
+lease and has no control socket. So a drill may run beside the pipeline itself:
+of the pipeline it reads the spec, operators and input files, and changes
+nothing. Staged tables get a committer for as long as the drill runs.
+
+Without operators, the drill compares file by file: the lines that are not blank
+(counted by a reader of its own) with the rows in each table (counted by DuckDB)
+and the records in quarantine. With operators, it runs the same epochs a second
+time, undisturbed, and compares the rows of every table, floating-point numbers
+to nine digits.
 
 Output (JSON fields):
-  table, kills, recovery_seconds, checkpoints, lost, doubled, files [{path,
-  status, lines, rows, quarantined, lost, doubled}]
+  table (the folder), kills, recovery_seconds, checkpoints, lost, doubled,
+  files [{path, status, lines, rows, quarantined, lost, doubled}] (without
+  operators), sinks [{name, table, rows, expected, lost, doubled}] (with them)
 
 Exit codes:
   0 nothing lost and nothing doubled, 1 otherwise
 
 Environment:
-  FIRNLINE__A__B      overrides the key a.b of the spec
+  FIRNLINE__A__B          overrides the key a.b of the spec
+  FIRNLINE_OPERATOR_PATH  further folders with operators of your own
 
 Examples:
   firnline drill --table /tmp/scratch
@@ -61,12 +87,14 @@ def drill(
     spec: Spec = None,
     /,
     *,
-    table: Annotated[Path, Parameter(help="A local folder for the scratch table; must not exist yet, or be empty.")],
+    table: Annotated[
+        Path, Parameter(help="A local folder for what the drill writes; must not exist yet, or be empty.")
+    ],
     kills: Annotated[int, Parameter(help="How often to kill the run.", validator=Number(gte=1, lte=20))] = 3,
     seed: Annotated[int | None, Parameter(help="Choose the moments as an earlier drill did. [default: random]")] = None,
     common: Common = Common(),
 ) -> int:
-    """Kill a run of your own spec and compare what arrives, on a scratch table."""
+    """Kill a run of your own spec and compare what arrives, in a scratch folder."""
     from firnline.spec.build import build_options
     from firnline.spec.loading import load_spec
 
@@ -74,28 +102,26 @@ def drill(
     options = build_options(loaded, environ=os.environ)
     scratch = table.expanduser().absolute()
     _check_scratch(options, scratch)
-    environ = _overrides(options, scratch, kills)
     seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
-    from firnline.cli.chaos import Chaos
-
-    deciding = _tables(options, scratch)[options.deciding.name]
+    made = Drill(str(loaded.path), options, scratch, _plan(options, kills), random.Random(seed))
     scratch.mkdir(parents=True, exist_ok=True)
+    made.plan.save(scratch / PLAN)
     say(f"running {options.name} into {scratch}; it will be killed {kills} times (seed {seed})")
-    chaos = Chaos(
-        spec=str(loaded.path), table=deciding, pipeline=options.name, log=scratch / "run.log",
-        environ=environ, rng=random.Random(seed), say=say,
-    )  # fmt: skip
-    ordeal = chaos.run(kills)
+    ordeal = made.run("killed", kills)
+    if options.operators:
+        say("running it again, undisturbed, to compare")
+        made.run("undisturbed", 0)
     say("counting")
-    rows = _compare(options, scratch, environ, str(loaded.path))
+    files, sinks = ([], made.compare_tables()) if options.operators else (made.compare_files(), [])
     facts = {
         "table": str(scratch),
         "kills": len(ordeal.kills),
         "recovery_seconds": ordeal.recovery_seconds,
         "checkpoints": ordeal.epochs,
-        "lost": sum(r["lost"] for r in rows),
-        "doubled": sum(r["doubled"] for r in rows),
-        "files": rows,
+        "lost": sum(r["lost"] for r in (*files, *sinks)),
+        "doubled": sum(r["doubled"] for r in (*files, *sinks)),
+        "files": files,
+        "sinks": sinks,
     }
     if common.json:
         common.out.json(facts)
@@ -111,12 +137,17 @@ def drill(
 
 
 def _check_scratch(options: PipelineOptions, scratch: Path) -> None:
-    """Refuse any folder that the spec reads or writes, and any that holds something."""
+    """Refuse any folder that the pipeline reads or writes, and any that holds something."""
     from firnline.sources.files.listing import Scope
     from firnline.storage import is_remote, normalise
 
+    checkpoint = options.checkpoint
     own = {s.table: "the spec's own table" for s in options.sinks}
     own |= {Scope.of(normalise(s.path)).root: "the spec's source" for s in options.sources}
+    store = (checkpoint.store.path or checkpoint.store.uri) if checkpoint.store else ""
+    own |= {store: "the spec's checkpoint store"} if store else {}
+    own |= {checkpoint.local.path: "the spec's local tier"} if checkpoint.local else {}
+    own |= {checkpoint.remote.uri: "the spec's remote tier"} if checkpoint.remote else {}
     for place, what in own.items():
         if is_remote(place):
             continue
@@ -127,81 +158,141 @@ def _check_scratch(options: PipelineOptions, scratch: Path) -> None:
         raise ConfigError(f"{scratch} exists and is not empty", hint="Name a new folder with --table.")
 
 
-def _tables(options: PipelineOptions, scratch: Path) -> dict[str, Path]:
-    return {sink.name: scratch / f"table-{index}" for index, sink in enumerate(options.sinks)}
-
-
-def _overrides(options: PipelineOptions, scratch: Path, kills: int) -> dict[str, str]:
-    """Environment variables that turn the spec into the drill's: other tables, lineage, small epochs."""
-    if options.operators or len(options.sources) > 1:
-        raise ConfigError("the drill counts rows by file: it needs one source and no operators")
-    name = options.sources[0].name
-    if "__" in name:
-        raise ConfigError(f"the source name {name!r} holds two underscores", hint="Rename the source for the drill.")
+def _plan(options: PipelineOptions, kills: int) -> DrillPlan:
+    """The files that lie there now, in epochs that are small enough for every kill to meet one."""
+    from firnline.cli.drilling import DrillPlan
     from firnline.engine.parts import assemble
 
-    files = sum(1 for _ in assemble(options).sources[name].list_all())
-    per_epoch = max(1, min(options.batch.max_files, math.floor(files / (4 * (kills + 1)))))
-    tables = _tables(options, scratch).values()
-    return {
-        **{f"FIRNLINE__SINKS__{index}__TABLE": str(path) for index, path in enumerate(tables)},
-        f"FIRNLINE__SOURCES__{name}__LINEAGE": "true",
-        "FIRNLINE__BATCH__MAX_FILES": str(per_epoch),
-    }
+    files = {source.name: [stat.name for stat in source.list_all()] for source in assemble(options).sources}
+    count = sum(len(names) for names in files.values())
+    if not count:
+        raise ConfigError("the sources of the spec hold no file", hint="Put some input there, then drill.")
+    per_epoch = max(len(files), min(options.batch.max_files, math.floor(count / (4 * (kills + 1)))))
+    return DrillPlan(files, per_epoch, lineage=not options.operators, time=datetime.now(UTC).isoformat())
 
 
-def _compare(options: PipelineOptions, scratch: Path, environ: dict[str, str], spec: str) -> list[dict[str, Any]]:
-    """Lines, rows and quarantined records of every file, for the sink where they differ most."""
-    from firnline.cli.counting import count_by_file, count_lines
-    from firnline.engine.parts import assemble
-    from firnline.history.status import load_files, load_quarantine
-    from firnline.spec.build import load_options
-    from firnline.storage import open_storage
+def child_command(spec: str, plan: Path, folder: Path) -> list[str]:
+    """What starts the process that is killed."""
+    return [sys.executable, "-m", "firnline.cli.drilling", spec, str(plan), str(folder)]
 
-    parts: Parts = assemble(load_options(spec, environ={**os.environ, **environ}))
-    only = options.sources[0]
-    source = open_storage(parts.sources[only.name].root, only.storage_options)
-    bad = Counter(str(row["file"]) for row in load_quarantine(parts))
-    counts = [count_by_file(str(path)) for path in _tables(options, scratch).values()]
-    rows = []
-    for file in load_files(parts):
-        path, status = str(file["path"]), str(file["status"])
-        if status == "ignored":
-            continue
-        # A file that is set aside counts up to where it was read: the rest was never promised.
-        lines = count_lines(source, path) if status == "committed" else int(file["records"] or 0)
-        found = [per_file.get(path, (0, 0)) for per_file in counts]
-        rows.append(
-            {
-                "path": path,
-                "status": status,
-                "lines": lines,
-                "rows": min(rows for rows, _ in found),
-                "quarantined": bad[path],
-                "lost": max(max(0, lines - bad[path] - distinct) for _, distinct in found),
-                "doubled": max(rows - distinct for rows, distinct in found),
-            }
+
+@dataclass(frozen=True, slots=True)
+class Drill:
+    """One drill: runs of the same plan, each in a folder of its own below `scratch`."""
+
+    spec: str
+    options: PipelineOptions
+    scratch: Path
+    plan: DrillPlan
+    rng: random.Random
+
+    def run(self, name: str, kills: int) -> Ordeal:
+        """Run the plan into the folder `name`, with a committer beside it for staged tables."""
+        from firnline.cli.chaos import Chaos, plain_environ
+
+        folder = self.scratch / name
+        options = drill_options(self.options, self.plan, folder)
+        chaos = Chaos(
+            command=child_command(self.spec, self.scratch / PLAN, folder),
+            table=Path(options.deciding.table), pipeline=options.name, log=self.scratch / "run.log",
+            environ=plain_environ(), rng=self.rng, say=say,
+        )  # fmt: skip
+        with _committing(options):
+            ordeal = chaos.run(kills)
+        return replace(ordeal, epochs=LogWatch(Path(options.deciding.table), options.name).look())
+
+    def compare_files(self) -> list[dict[str, Any]]:
+        """Lines, rows and quarantined records of every file, for the sink where they differ most."""
+        from firnline.cli.counting import count_by_file, count_lines
+        from firnline.graph import sink_input
+        from firnline.history.status import load_files_by_source, load_quarantine
+        from firnline.storage import open_storage
+
+        parts = drill_parts(self.options, self.plan, self.scratch / "killed")
+        storages = {s.name: open_storage(parts.sources[s.name].root, s.storage_options) for s in parts.options.sources}
+        bad = Counter(str(row["file"]) for row in load_quarantine(parts))
+        counts = [(sink_input(parts.options, s), count_by_file(s.table)) for s in parts.options.sinks]
+        found: dict[str, dict[str, Any]] = {}
+        for source, file in load_files_by_source(parts):
+            path, status = str(file["path"]), str(file["status"])
+            if status == "ignored":
+                continue
+            # A file that is set aside counts up to where it was read: the rest was never promised.
+            lines = count_lines(storages[source], path) if status == "committed" else int(file["records"] or 0)
+            seen = [per_file.get(path, (0, 0)) for name, per_file in counts if name == source]
+            row = found.setdefault(path, _no_rows(path, status, bad[path]))
+            row["lines"] += lines
+            row["rows"] += min(rows for rows, _ in seen)
+            row["distinct"] += min(distinct for _, distinct in seen)
+            row["doubled"] += max(rows - distinct for rows, distinct in seen)
+        for row in found.values():
+            row["lost"] = max(0, row["lines"] - row["quarantined"] - row.pop("distinct"))
+        return list(found.values())
+
+    def compare_tables(self) -> list[dict[str, Any]]:
+        """The rows of every table against those of the run that nobody disturbed."""
+        from firnline.cli.counting import compare_rows
+
+        killed, undisturbed = (
+            drill_options(self.options, self.plan, self.scratch / name) for name in ("killed", "undisturbed")
         )
-    return rows
+        return [
+            {"name": one.name, "table": one.table, **compare_rows(one.table, other.table)}
+            for one, other in zip(killed.sinks, undisturbed.sinks, strict=True)
+        ]
+
+
+def _no_rows(path: str, status: str, quarantined: int) -> dict[str, Any]:
+    zero = {"lines": 0, "rows": 0, "quarantined": quarantined, "lost": 0, "doubled": 0, "distinct": 0}
+    return {"path": path, "status": status, **zero}
+
+
+@contextlib.contextmanager
+def _committing(options: PipelineOptions) -> Iterator[None]:
+    """Commit what is staged in the drill's tables while runs go on, and what is left at the end."""
+    from firnline.clock import SystemClock
+    from firnline.staging.serving import CommitterService, TableRef
+    from firnline.types import RandomIds
+
+    tables = [TableRef(sink.table) for sink in options.sinks if sink.mode == "staged"]
+    if not tables:
+        yield
+        return
+    service = CommitterService(tables, RandomIds().new(), SystemClock(), poll_interval_secs=COMMIT_SECONDS)
+    thread = threading.Thread(target=service.run, name="drill committer", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        service.stop()
+        thread.join()
+    service.run_once()
 
 
 def _show(facts: dict[str, Any], common: Common) -> None:
     rows = sorted(facts["files"], key=lambda r: (-r["lost"] - r["doubled"], r["status"] == "committed"))
-    common.out.table(COLUMNS, rows[:FILES_SHOWN])
+    if facts["sinks"]:
+        common.out.table(SINK_COLUMNS, facts["sinks"])
+        counted = {"rows": f"{sum(r['rows'] for r in facts['sinks']):,}  (counted by DuckDB)"}
+    else:
+        common.out.table(COLUMNS, rows[:FILES_SHOWN])
+        counted = {
+            "files": f"{len(rows):,}",
+            "lines": f"{sum(r['lines'] for r in rows):,}",
+            "rows": f"{sum(r['rows'] for r in rows):,}  (counted by DuckDB)",
+            "quarantined": f"{sum(r['quarantined'] for r in rows):,}",
+        }
     if len(rows) > FILES_SHOWN:
         common.out.line(f"{len(rows) - FILES_SHOWN:,} more files; --json lists all")
     common.out.line()
     common.out.card(
         {
-            "files": f"{len(rows):,}",
-            "lines": f"{sum(r['lines'] for r in rows):,}",
-            "rows": f"{sum(r['rows'] for r in rows):,}  (counted by DuckDB)",
-            "quarantined": f"{sum(r['quarantined'] for r in rows):,}",
+            **counted,
             "lost": f"{facts['lost']:,}",
             "doubled": f"{facts['doubled']:,}",
             "kill -9": f"{facts['kills']}",
             "recovery": ", ".join(f"{s:.1f} s" for s in facts["recovery_seconds"]) or "-",
             "checkpoints": count_text(facts["checkpoints"], "epoch"),
-            "scratch table": facts["table"],
+            "scratch folder": facts["table"],
         }
     )

@@ -38,7 +38,7 @@ COMMANDS = (
     ("gc", "gc", "Delete files of a table that nobody needs any more."),
     ("compact", "compact", "Turn small files into large ones, without disturbing ingestion."),
     ("demo", "demo", "Kill a pipeline in mid-run and count what arrives."),
-    ("drill", "drill", "Do the same with your own spec, on a scratch table."),
+    ("drill", "drill", "Do the same with your own spec, in a scratch folder."),
     ("schema", "schema", "Print the JSON Schema of firnline.yml, for editors."),
 )
 

@@ -218,6 +218,11 @@ def _sink_row(sink: DeltaSink) -> dict[str, Json]:
 
 def load_files(parts: Parts) -> Iterator[dict[str, Json]]:
     """Every file that is known, in progress, set aside, late or still to be read, as CONVENTIONS names the fields."""
+    return (row for _, row in load_files_by_source(parts))
+
+
+def load_files_by_source(parts: Parts) -> Iterator[tuple[str, dict[str, Json]]]:
+    """The same, each with the name of its source: two sources may read one file."""
     held = parts.load()
     positions = held.checkpoint.positions if held.checkpoint else {}
     states = {s.name: FileState.from_json(positions.get(s.name) or s.start(None)) for s in parts.sources}
@@ -229,14 +234,10 @@ def load_files(parts: Parts) -> Iterator[dict[str, Json]]:
         if path in seen[name] or record["status"] == "pending":
             continue
         seen[name][path] = str(record.get("etag", ""))
-        yield _file_row(
-            {**record, "path": path},
-            _status_of(state, path),
-            _reason_of(state, path),
-            commits.get(record.get("epoch", -1)),
-        )
+        commit = commits.get(record.get("epoch", -1))
+        yield name, _file_row({**record, "path": path}, _status_of(state, path), _reason_of(state, path), commit)
     for source in parts.sources:
-        yield from _unread_files(source, states[source.name], seen[source.name])
+        yield from ((source.name, row) for row in _unread_files(source, states[source.name], seen[source.name]))
 
 
 def _unread_files(source: FileSource, state: FileState, seen: dict[str, str]) -> Iterator[dict[str, Json]]:

@@ -69,6 +69,8 @@ class _Asked:
 class Sources:
     """The named sources, in the order of the spec. Plans come from one thread."""
 
+    align_seconds = ALIGN_SECONDS
+
     def __init__(self, sources: Sequence[FileSource], *, once: bool = False) -> None:
         self._once = once  # then "nothing to read" must be the answer of every source
         self._sources = {source.name: source for source in sources}
@@ -132,7 +134,7 @@ class Sources:
             self._ask(source, positions[source.name], share)
         old = frozenset(name for name, asked in self._asked.items() if before.get(name) is asked)
         first_at = self._wait_for_first()
-        deadline = first_at + ALIGN_SECONDS
+        deadline = first_at + self.align_seconds
         found: dict[str, SourcePlan] = {}
         left_out: list[str] = []
         failures: list[BaseException] = []

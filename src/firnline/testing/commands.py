@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib
 import random
 import sys
+import threading
 from datetime import datetime, timedelta
+from pathlib import Path
 
 from firnline.clock import SystemClock
 from firnline.engine import spark
 from firnline.testing.local import LocalEngine
 from firnline.testing.processes import RunOrder
+from firnline.types import Json
 
 
 def run_plainly(order: RunOrder) -> int:
@@ -40,3 +43,32 @@ class JumpingClock(SystemClock):
 
     def now(self) -> datetime:
         return super().now() + timedelta(days=random.randint(-4000, 4000))
+
+
+def drill_child() -> None:
+    """The process that a drill kills, without Spark. The first one hangs in the middle, so that a kill surely meets it.
+
+    Its arguments are those of `firnline.cli.drilling`.
+    """
+    drilling = importlib.import_module("firnline.cli.drilling")
+    marker = Path(sys.argv[2]).with_name("hung")
+    setattr(spark, "SparkEngine", lambda *_, **__: _HangingEngine(marker))  # noqa: B010  # the child's own copy
+    drilling.main()
+
+
+class _HangingEngine(LocalEngine):
+    """Hangs in its fifth job; only that of the first process, which leaves a marker, does so."""
+
+    def __init__(self, marker: Path) -> None:
+        super().__init__(1)
+        self._hangs = not marker.exists()
+        self._jobs = 0
+        marker.touch()
+
+    def run(
+        self, tag: str, orders: list[dict[str, Json]], timeout_seconds: float | None = None
+    ) -> list[dict[str, Json]]:
+        self._jobs += 1
+        if self._jobs == 5 and self._hangs:
+            threading.Event().wait()
+        return super().run(tag, orders, timeout_seconds)

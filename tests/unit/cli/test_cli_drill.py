@@ -4,16 +4,55 @@ from __future__ import annotations
 
 import gzip
 import json
+import signal
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from firnline.cli.chaos import LogWatch
-from firnline.cli.counting import active_files, count_by_file, count_ids, count_lines
+from firnline.cli.counting import active_files, compare_rows, count_by_file, count_ids, count_lines
 from firnline.cli.demo_data import write_flights
 from firnline.cli.main import run_command
+from firnline.spec.build import load_options
 from firnline.storage import open_storage
+from firnline.testing.commands import run_plainly
+from firnline.testing.pipelines import run_once
+from firnline.testing.processes import Launcher
 from firnline.testing.samples import SampleInput, pack
+
+COPIES = """\
+checkpoint:
+  store: {type: file, path: own/store}
+  local: {path: own/local, interval_ms: 1}
+  remote: {uri: own/remote, interval_ms: 1}
+batch: {max_files: 40}
+"""
+TWO_SOURCES = """\
+name: flights
+sources:
+  one: {type: files, path: in/a*}
+  two: {type: files, path: in/b*}
+sinks:
+  - {type: delta, table: out, input: one, mode: staged}
+  - {type: delta, table: more, input: two, mode: staged}
+"""
+OPERATORS = """\
+name: flights
+sources:
+  flights: {type: files, path: in}
+operators:
+  - name: months
+    type: aggregate
+    inputs: [flights]
+    keys: [month]
+    aggregates: [{name: n, function: count}, {name: total, function: sum, column: v}]
+sinks:
+  - {type: delta, table: out, input: months, write: upsert}
+  - {type: delta, table: more, input: flights}
+"""
 
 
 @pytest.mark.parametrize("table", ["out", "out/below", ".", "in/below"])
@@ -68,9 +107,6 @@ def test_lost_and_doubled_ids_are_found(tmp_path: Path) -> None:
 
 
 def test_rows_are_counted_by_file(spec: Path, sample: SampleInput) -> None:
-    from firnline.spec.build import load_options
-    from firnline.testing.pipelines import run_once
-
     options = load_options(spec, environ={"FIRNLINE__SOURCES__flights__LINEAGE": "true"})
     assert run_once(options).exit_code == 0
     names = {Path(path).name: counts for path, counts in count_by_file(str(spec.parent / "out")).items()}
@@ -84,3 +120,78 @@ def test_epochs_are_read_from_the_delta_log_itself(finished: Path) -> None:
     assert (watch.look(), watch.uncommitted()) == (2, 1)
     assert LogWatch(finished.parent / "out", "other").look() == 0
     assert LogWatch(finished.parent / "nowhere", "flights").look() == 0
+
+
+@pytest.fixture
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drill's processes work without Spark, and the first one hangs until it is killed."""
+
+    def command(*arguments: object) -> list[str]:
+        code = "from firnline.testing.commands import drill_child; drill_child()"
+        return [sys.executable, "-c", code, *map(str, arguments)]
+
+    monkeypatch.setattr("firnline.cli.drill.child_command", command)
+
+
+def contents(folder: Path) -> dict[str, bytes | None]:
+    """Every file and folder below a folder, byte by byte."""
+    return {str(p): p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
+
+
+@pytest.mark.usefixtures("no_spark")
+@pytest.mark.parametrize("text", [TWO_SOURCES, OPERATORS], ids=["two sources, staged sinks", "operators"])
+def test_a_drill_changes_nothing_of_the_pipeline(
+    text: str, tmp_path: Path, sample: SampleInput, run_json: Callable[..., Any]
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    spec = project / "firnline.yml"
+    spec.write_text(text.replace("path: in", f"path: {sample.folder}") + COPIES)
+    for number in range(8):
+        sample.add(f"a{number}.json", 20, bad=1)
+        sample.add(f"b{number}.json", 20)
+    assert run_once(load_options(spec, environ={})).exit_code == 0
+    before = contents(tmp_path)
+    scratch = tmp_path / "scratch"
+    found = run_json("drill", str(spec), "--table", str(scratch), "--kills", "1", "--seed", "3")
+    assert (found["kills"], found["lost"], found["doubled"]) == (1, 0, 0)
+    assert {p: data for p, data in contents(tmp_path).items() if not p.startswith(str(scratch))} == before
+    if text == TWO_SOURCES:
+        rows = sorted((Path(f["path"]).name, f["rows"], f["quarantined"]) for f in found["files"])
+        assert rows == [(f"{k}{n}.json", 20, k == "a") for k in "ab" for n in range(8)]
+    else:
+        assert [(s["name"], s["rows"], s["expected"]) for s in found["sinks"]] == [
+            ("delta-1", 3, 3),
+            ("delta-2", 320, 320),
+        ]
+    sample.add("c.json", 5)
+    assert run_once(load_options(spec, environ={})).exit_code == 0
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_a_drill_beside_a_live_run_takes_nothing_from_it(
+    spec: Path, sample: SampleInput, run_json: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(8):
+        sample.add(f"c{number}.json", 5)
+    live = Launcher(tmp_path / "children", run_plainly).start(load_options(spec, environ={}), once=False)
+    live.wait_for("epoch 6 committed")
+    monkeypatch.setenv("FIRNLINE_METRICS_PORT", "1")  # the live run's own
+    found = run_json("drill", "--table", "scratch", "--kills", "1")
+    assert (found["kills"], found["lost"], found["doubled"]) == (1, 0, 0)
+    assert live.is_alive
+    live.signal(signal.SIGTERM)
+    assert live.wait().exit_code == 0
+    assert LogWatch(tmp_path / "out", "flights").look() == 6
+
+
+def test_rows_of_two_tables_are_compared(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    write_deltalake(str(tmp_path / "a"), pa.table({"p": ["x", "y"], "v": [0.1 + 0.2, 1.0]}), partition_by=["p"])
+    write_deltalake(str(tmp_path / "b"), pa.table({"p": ["x", "z"], "v": [0.3, 1.0]}))
+    found = compare_rows(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert found == {"rows": 2, "expected": 2, "lost": 1, "doubled": 1}
+    found = compare_rows(str(tmp_path / "nowhere"), str(tmp_path / "b"))
+    assert found == {"rows": 0, "expected": 2, "lost": 2, "doubled": 0}

@@ -54,6 +54,7 @@ class FileSource(Source):
         self._start_name, self._start_time = _start_after(options.start_after, self._scope.root)
         if moved is not None and normalise(moved[1]) != self.root:
             raise ConfigError(f"--source-moved says {moved[1]}, the spec says {self.root}")
+        self._only: frozenset[str] | None = None
         self._unsaved = False
         self._late: dict[str, FileStat] = {}
         self._retries: dict[str, bool] = {}  # asked for by one thread, planned by another, forgotten by a third
@@ -63,6 +64,14 @@ class FileSource(Source):
     @property
     def root(self) -> str:
         return self._scope.root
+
+    def restrict(self, names: Iterable[str]) -> None:
+        """Read these files alone, by their full names, whatever else comes to lie there."""
+        self._only = frozenset(names)
+
+    def _list(self, after: str | None = None) -> Iterator[FileStat]:
+        found = list_files(self._storage, self._scope, after)
+        return found if self._only is None else (stat for stat in found if stat.name in self._only)
 
     # -- positions ------------------------------------------------------------------------------------
 
@@ -122,7 +131,7 @@ class FileSource(Source):
         """New files after the mark, gathered for at most `max_ms`."""
         deadline = monotonic() + limits.max_ms / 1000
         try:
-            for stat in list_files(self._storage, self._scope, state.mark):
+            for stat in self._list(state.mark):
                 if self._start_time is None or stat.modified_at > self._start_time:
                     yield stat
                     if monotonic() > deadline:
@@ -164,7 +173,7 @@ class FileSource(Source):
     def backlog(self, position: Json) -> Backlog:
         state = FileState.from_json(position)
         files = size = 0
-        for stat in list_files(self._storage, self._scope, state.mark):
+        for stat in self._list(state.mark):
             late = self._start_time is not None and stat.modified_at <= self._start_time
             if not late and not state.knows(stat.name):
                 progress = state.files.get(stat.name, Progress())
@@ -245,7 +254,7 @@ class FileSource(Source):
     def list_all(self) -> Iterator[FileStat]:
         """Every file that the source covers, in byte order."""
         try:
-            yield from list_files(self._storage, self._scope)
+            yield from self._list()
         except OSError as error:
             raise SourceError(f"cannot list {self.root}: {error}", path=self.root) from error
 
