@@ -169,7 +169,7 @@ def test_newer_format_is_refused_by_name(options: PipelineOptions, sample: Sampl
     from firnline.testing.damage import write_app_id  # noqa: F401  # the entry Txn is changed below
 
     assert table.refresh()
-    table.append("delta.commit", [], "{}", {f"firnline-entry:{options.name}": number}, {})
+    table.append("delta.commit", [], "{}", {f"firnline-entry:{options.name}": number}, {}, onto=table.version)
     refuse(options, sample, "newer-format")
 
 

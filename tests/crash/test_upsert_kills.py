@@ -88,13 +88,13 @@ def child(table: str, fault: str, told: str) -> None:
     driver = UpsertDriver(table, ["id"], partition_by=("p",), floor_behind=1)
     exchange, disturbed = driver.sink.table.exchange, set()
 
-    def hooked(*arguments: Any) -> int:
+    def hooked(*arguments: Any, **named: Any) -> int:
         if driver.epoch not in disturbed:
             disturbed.add(driver.epoch)
             disturb(table, driver.epoch + 1)
-        return exchange(*arguments)
+        return exchange(*arguments, **named)
 
-    driver.sink.table.exchange = hooked  # type: ignore[method-assign, assignment]
+    driver.sink.table.exchange = hooked  # type: ignore[method-assign]
     while driver.epoch < len(EPOCHS):
         schema = SCHEMA if driver.epoch < 2 else WIDE
         driver.apply(changes(EPOCHS[driver.epoch], schema, driver.epoch))

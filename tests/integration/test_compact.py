@@ -236,10 +236,10 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object], times:
     original = CompactTable.swap
     done: list[object] = []
 
-    def swap(self: CompactTable, *args: Any) -> int:
+    def swap(self: CompactTable, *args: Any, **named: Any) -> int:
         if len(done) < times:
             done.append(act())
-        return original(self, *args)
+        return original(self, *args, **named)
 
     monkeypatch.setattr(CompactTable, "swap", swap)
 
@@ -357,7 +357,7 @@ def test_an_answer_that_stays_lost_deletes_nothing(table: Path, monkeypatch: pyt
     monkeypatch.setattr(firnline.staging.compact, "COMMIT_TRIES", 2)
     before, count = rows(table), len(data_files(table))
 
-    def swap(self: CompactTable, *args: Any) -> int:
+    def swap(self: CompactTable, *args: Any, **named: Any) -> int:
         raise CommitUnknownError("no answer")
 
     monkeypatch.setattr(CompactTable, "swap", swap)

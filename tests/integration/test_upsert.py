@@ -75,13 +75,13 @@ def before_commit(driver: UpsertDriver, act: Callable[[], object], times: int = 
     table, left = driver.sink.table, [times]
     original = table.exchange
 
-    def hooked(*arguments: Any) -> int:
+    def hooked(*arguments: Any, **named: Any) -> int:
         if left[0]:
             left[0] -= 1
             act()
-        return original(*arguments)
+        return original(*arguments, **named)
 
-    table.exchange = hooked  # type: ignore[method-assign, assignment]
+    table.exchange = hooked  # type: ignore[method-assign]
 
 
 def counted_orders(driver: UpsertDriver) -> list[list[str]]:
@@ -386,11 +386,11 @@ def test_a_conflict_with_our_own_first_write_is_recognised(driver: UpsertDriver,
     """A retried request meets what it wrote itself: the receipt is ours, and no file of it is deleted."""
     original = driver.sink.table.exchange
 
-    def twice(*arguments: Any) -> int:
-        original(*arguments)
+    def twice(*arguments: Any, **named: Any) -> int:
+        original(*arguments, **named)
         raise CommitConflictError("the version was taken")
 
-    driver.sink.table.exchange = twice  # type: ignore[method-assign, assignment]
+    driver.sink.table.exchange = twice  # type: ignore[method-assign]
     receipt = driver.apply(changes([{"id": 1, "v": "new"}], SCHEMA))
     assert receipt.version == DeltaTable(table).version()
     assert (1, "new") in rows_of(table)

@@ -30,7 +30,11 @@ CLAIM_TRIES = 20
 
 
 class Opening:
-    """The first steps of one run; what they find goes into the flight."""
+    """The first steps of one run; what they find goes into the flight.
+
+    They are performed on the deciding sink's lane, except `join`. What they read of the other sinks, they read
+    through sinks of their own: an epoch may be committed to one of those at the same time.
+    """
 
     def __init__(
         self,
@@ -49,6 +53,7 @@ class Opening:
         self._run = run
         self._accept_duplicates = accept_duplicates
         self._baseline_version = -1
+        self._others = parts.open_readers()[1:]
 
     def read_sinks(self) -> m.Event:
         recorder, flight = self._parts.recorder, self._flight
@@ -63,7 +68,7 @@ class Opening:
         self._set_tip(held)
         tip = flight.baseline.checkpoint.attempt if flight.baseline else held.attempt
         epochs = {self._parts.deciding.name: held.epoch}
-        for sink in self._parts.sinks[1:]:
+        for sink in self._others:
             try:
                 epochs[sink.name] = sink.load().epoch
             except SinkError as error:  # left out: it counts as lagging until it can be joined
@@ -185,10 +190,10 @@ class Opening:
         """Take up what is known of columns: those of the tables that take a source as it is, and the checkpoint's."""
         base.table = self._parts.deciding.find_schema()
         base.columns = columns_from_json(base.checkpoint.columns if base.checkpoint else {})
-        for sink, options in zip(self._parts.sinks, self._parts.options.ordered_sinks, strict=True):
+        for sink, options in zip((None, *self._others), self._parts.options.ordered_sinks, strict=True):
             source = sink_input(self._parts.options, options)
             if source in self._parts.sources.names and source not in base.columns:
-                found = base.table if sink is self._parts.deciding else _find_schema(sink)
+                found = base.table if sink is None else _find_schema(sink)
                 if found is not None:
                     base.columns[source] = found
 

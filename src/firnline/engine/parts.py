@@ -54,6 +54,10 @@ class Parts:
         root = f"{self.storage.root}/_firnline/{name}/state"
         return StateHome(root, self.options.deciding.storage_options, fallback=remote)
 
+    def open_readers(self) -> tuple[DeltaSink, ...]:
+        """The same sinks once more, to read them from another thread: a sink and its table handle serve one lane."""
+        return _open_sinks(self.options, self.ledger, self.clock, self.sources, self.recorder)
+
     def sink(self, name: str) -> DeltaSink:
         return next(sink for sink in self.sinks if sink.name == name)
 
@@ -116,14 +120,21 @@ def assemble(
     storage = open_storage(deciding.table, deciding.storage_options)
     ledger = Ledger(storage, options.name)
     sources = _open_sources(options, once, moved)
-    sinks = tuple(
-        _kind_of(s)(_with_key(options, s), options.name, ledger, clock, sources.replay) for s in options.ordered_sinks
-    )
     recorder = Recorder(options, ledger, clock, storage.root)
-    sinks[0].copies = recorder.tiers
+    sinks = _open_sinks(options, ledger, clock, sources, recorder)
     return Parts(
         options, sources, sinks, ledger, storage, Requests(storage, options.name), clock, ids or RandomIds(), recorder
     )
+
+
+def _open_sinks(
+    options: PipelineOptions, ledger: Ledger, clock: Clock, sources: Sources, recorder: Recorder
+) -> tuple[DeltaSink, ...]:
+    sinks = tuple(
+        _kind_of(s)(_with_key(options, s), options.name, ledger, clock, sources.replay) for s in options.ordered_sinks
+    )
+    sinks[0].copies = recorder.tiers
+    return sinks
 
 
 def _kind_of(sink: DeltaSinkOptions) -> type[DeltaSink]:

@@ -191,6 +191,7 @@ class Committer:
         """Commit the next units of one pipeline; a bad unit holds up only its own pipeline."""
         units = self._units_of(pipeline)
         self._table.refresh()
+        version, columns = self._table.version, Columns(self._table.schema())
         standing = read_standing(self._table, pipeline)
         arranged = arrange(standing, units)
         self._finish_past(pipeline, standing, arranged, report)
@@ -200,7 +201,6 @@ class Committer:
             report.waiting[pipeline] = arranged.gap
         else:
             report.waiting.pop(pipeline, None)
-        version, columns = self._table.version, Columns(self._table.schema())
         batch = self._valid_prefix(arranged.ready[:UNITS_PER_COMMIT], columns, report)
         if batch and self._commit_batch(pipeline, batch, columns.wanted, version, report):
             self._delete(batch)
@@ -230,10 +230,10 @@ class Committer:
         last = batch[-1]
         self._moved = True  # until the commit stands
         try:
-            self._ensure_term()
-            if any(self._evolve(columns) for columns in wanted):
+            onto = self._ensure_term()
+            if any(self._evolve(columns, onto) for columns in wanted):
                 return False
-            if self._table.version != version:
+            if onto != version:
                 # Under the very version that is committed onto: the same units, in the same order. All that is
                 # known takes part, since the tip that a claim adopted may lie far beyond this batch.
                 again = arrange(read_standing(self._table, pipeline), self._units_of(pipeline))
@@ -245,7 +245,8 @@ class Committer:
                 COMMITTER: self._term or 0,
             }
             files = [file for unit in batch for file in unit.files]
-            self._append(files, self._epoch_info(pipeline, batch), txns, self._interchange(last), report)
+            info = self._epoch_info(pipeline, batch, onto)
+            self._append(files, info, txns, self._interchange(last, onto), report, onto)
         except (CommitConflictError, CommitUnknownError) as error:
             return self._repeat(error)
         self._moved = False
@@ -269,16 +270,16 @@ class Committer:
         txns: dict[str, int],
         expiring: dict[str, int],
         report: CycleReport,
+        onto: int,
     ) -> None:
-        self._check_term()
         began = monotonic()
-        self._table.append("delta.commit", files, info, txns, expiring)
+        self._table.append("delta.commit", files, info, txns, expiring, onto=onto)
         report.commit_seconds.append(monotonic() - began)
         report.commits += 1
         report.files += len(files)
         self._unclear = 0
 
-    def _epoch_info(self, pipeline: str, batch: list[Unit]) -> str:
+    def _epoch_info(self, pipeline: str, batch: list[Unit], onto: int) -> str:
         last = batch[-1]
         files = [file for unit in batch for file in unit.files]
         return json.dumps(
@@ -291,14 +292,14 @@ class Committer:
                 "checkpoint": last.checkpoint.to_json(),
                 "entry": last.entry.to_json(),
                 "units": [{"epoch": u.epoch, "unit": u.name, "attempt": u.checkpoint.attempt} for u in batch],
-                "delta_version": self._table.version,
+                "delta_version": onto,
                 "rows": sum(int(f["rows"]) for f in files),
                 "size_bytes": sum(int(f["size_bytes"]) for f in files),
             },
             separators=(",", ":"),
         )
 
-    def _interchange(self, unit: Unit) -> dict[str, int]:
+    def _interchange(self, unit: Unit, onto: int) -> dict[str, int]:
         key = "delta.setTransactionRetentionDuration"
         if unit.source_state is None or self._table.setting(key) != CREATED_WITH[key]:
             return {}
@@ -308,7 +309,7 @@ class Committer:
             "generation": unit.generation,
             "entry": unit.entry.to_json(),
         }
-        return {encode_blizzard(unit.source_state, self._table.version, extra): self._now_ms()}
+        return {encode_blizzard(unit.source_state, onto, extra): self._now_ms()}
 
     def _finish_past(self, pipeline: str, standing: Standing, arranged: Arranged, report: CycleReport) -> None:
         """Units at or below the log's epoch: committed ones lose their metadata, others are forks."""
@@ -368,16 +369,16 @@ class Committer:
     def _commit_foreign_batch(self, batch: list[tuple[ForeignUnit, dict[str, Json]]], report: CycleReport) -> bool:
         self._moved = True
         try:
-            self._ensure_term()
-            self._committed.follow(self._table.version)
+            onto = self._ensure_term()
+            self._committed.follow(onto)
             if any(unit.name in self._committed for unit, _ in batch):
                 return False  # somebody committed one of them meanwhile
-            if any(self._evolve(columns) for columns in distinct(file["columns"] for _, file in batch)):
+            if any(self._evolve(columns, onto) for columns in distinct(file["columns"] for _, file in batch)):
                 return False
             info = json.dumps({"kind": "units", "run": self._run, "units": [u.name for u, _ in batch]})
             expiring = {unit_id(unit): self._now_ms() for unit, _ in batch}
             files = {str(file["path"]): file for _, file in batch}  # two units may name one file
-            self._append(list(files.values()), info, {COMMITTER: self._term or 0}, expiring, report)
+            self._append(list(files.values()), info, {COMMITTER: self._term or 0}, expiring, report, onto)
         except (CommitConflictError, CommitUnknownError) as error:
             return self._repeat(error)
         self._moved = False
@@ -387,33 +388,35 @@ class Committer:
 
     # -- the committer's own place --------------------------------------------------------------------
 
-    def _ensure_term(self) -> None:
-        """Take the committer's place with a commit of its own, before the first data."""
+    def _ensure_term(self) -> int:
+        """Take the committer's place with a commit of its own, before the first data.
+
+        Returns the version under which the place is ours: data is committed onto that one only.
+        """
         self._table.refresh()
         if self._term is None:
+            at = self._table.version
             wanted = (self._table.txn(COMMITTER) or 0) + 1
             info = json.dumps({"kind": "committer", "run": self._run, "term": wanted})
-            self._table.append("delta.claim", [], info, {COMMITTER: wanted}, {})
+            self._table.append("delta.claim", [], info, {COMMITTER: wanted}, {}, onto=at)
             self._term = wanted
             self._table.refresh()
-        self._check_term()
-
-    def _check_term(self) -> None:
-        held = self._table.txn(COMMITTER)
-        if held != self._term:
+        version = self._table.version
+        if self._table.txn(COMMITTER) != self._term:
             self._term = None
             raise FencedError(
                 "another committer took over this table", hint="It goes on alone; see `firnline staging`."
             )
+        return version
 
-    def _evolve(self, wanted: pa.Schema) -> bool:
+    def _evolve(self, wanted: pa.Schema, onto: int) -> bool:
         """Add the columns that a unit needs, before its data; True when the version moved."""
         try:
             missing = missing_fields(self._table.schema(), wanted)
         except SchemaError as error:
             raise SinkError(f"the table changed while a unit was validated: {error.message}") from error
         if missing:
-            self._table.add_columns(pa.schema(missing))
+            self._table.add_columns(pa.schema(missing), onto=onto)
         return bool(missing)
 
     # -- after the commit -----------------------------------------------------------------------------

@@ -85,8 +85,8 @@ class _Rewritten:
 class CompactTable(Table):
     """A table whose files can be swapped for others with the same rows."""
 
-    def swap(self, done: Sequence[_Rewritten], info: Json) -> int:
-        """Remove and add in one commit, onto the version that was read; returns the new version."""
+    def swap(self, done: Sequence[_Rewritten], info: Json, *, onto: int) -> int:
+        """Remove and add in one commit, onto the version `onto`; returns the new version."""
         now_ms = int(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = []
         for one in done:
@@ -96,7 +96,7 @@ class CompactTable(Table):
         properties = CommitProperties(
             custom_metadata={INFO_KEY: json.dumps(info), "isBlindAppend": False}, max_commit_retries=0
         )
-        return self.transact("delta.compact", actions, properties)
+        return self.transact("delta.compact", actions, properties, onto=onto)
 
 
 def compact(
@@ -228,13 +228,14 @@ class _Compaction:
         unclear = False
         for tries in range(COMMIT_TRIES + 1):
             self._table.refresh()
-            verdict = self._judge(removed, attempt)
+            onto = self._table.version
+            verdict = self._judge(removed, attempt, onto)
             if verdict == "landed":
                 return True
             if verdict == "void" or tries == COMMIT_TRIES:
                 break
             try:
-                self._table.swap(done, info)
+                self._table.swap(done, info, onto=onto)
                 return True
             except CommitConflictError:
                 self._tally.conflicts += 1
@@ -248,10 +249,10 @@ class _Compaction:
             return False
         raise CommitConflictError(f"other writers commit to {self._table.uri} all the time; compaction gave way")
 
-    def _judge(self, removed: set[str], attempt: str) -> str:
+    def _judge(self, removed: set[str], attempt: str, up_to: int) -> str:
         """What the commits since the plan mean for ours: it stands, is void, or has landed already."""
         verdict = "stands"
-        for version in range(self._planned_at + 1, self._table.version + 1):
+        for version in range(self._planned_at + 1, up_to + 1):
             try:
                 actions = self._log.commit(version)
             except FileNotFoundError:

@@ -32,6 +32,7 @@ class _Look:
     """What was found in one look at the log and the folder: a claim must name the tip of that very look."""
 
     discard: Discard
+    version: int
     generation: int
     tip: int | None
 
@@ -44,7 +45,7 @@ def plan_discard(table: Table, storage: Storage, pipeline: str, epoch: int) -> D
 def _look(table: Table, storage: Storage, pipeline: str, epoch: int) -> _Look:
     if not table.refresh():
         raise SinkError(f"there is no table at {table.uri}")
-    standing = read_standing(table, pipeline)
+    version, standing = table.version, read_standing(table, pipeline)
     if epoch <= standing.epoch:
         raise ConfigError(
             f"epoch {epoch} of {pipeline!r} is committed; units can be discarded from epoch {standing.epoch + 1} on"
@@ -54,7 +55,7 @@ def _look(table: Table, storage: Storage, pipeline: str, epoch: int) -> _Look:
     aside = [u.name for u in load_rejected(storage) if u.pipeline == pipeline and (u.epoch or 0) >= epoch]
     dropped = [u.name for u in units if u.epoch >= epoch]
     found = Discard(pipeline, dropped, aside, kept[-1].epoch if kept else standing.epoch)
-    return _Look(found, standing.generation, kept[-1].digest if kept else standing.entry)
+    return _Look(found, version, standing.generation, kept[-1].digest if kept else standing.entry)
 
 
 def discard(table: Table, storage: Storage, pipeline: str, epoch: int, run: str) -> Discard:
@@ -72,7 +73,7 @@ def discard(table: Table, storage: Storage, pipeline: str, epoch: int, run: str)
             f"firnline-tip:{pipeline}": look.tip or 0,
         }
         try:
-            table.append("delta.claim", [], json.dumps(facts), txns, {})
+            table.append("delta.claim", [], json.dumps(facts), txns, {}, onto=look.version)
         except (CommitConflictError, CommitUnknownError):
             continue
         for name in found.pending:

@@ -42,15 +42,17 @@ class ReplaceRows:
 Effect: TypeAlias = KeepRows | RestoreVersion | ReplaceRows
 
 
-def apply_effect(table: Table, effect: Effect, info: Json, txns: Mapping[str, int], expiring: Mapping[str, int]) -> int:
-    """Commit an effect with its transaction ids, onto the version that was read; returns the new version."""
+def apply_effect(
+    table: Table, effect: Effect, info: Json, txns: Mapping[str, int], expiring: Mapping[str, int], *, onto: int
+) -> int:
+    """Commit an effect with its transaction ids onto the version `onto`; returns the new version."""
     match effect:
         case KeepRows():
-            return table.append("delta.jump", [], info, txns, expiring)
+            return table.append("delta.jump", [], info, txns, expiring, onto=onto)
         case RestoreVersion(version):
-            return table.restore("delta.jump", version, info, txns, expiring)
+            return table.restore("delta.jump", version, info, txns, expiring, onto=onto)
         case ReplaceRows(files):
-            return table.append("delta.jump", files, info, txns, expiring, replace=True)
+            return table.append("delta.jump", files, info, txns, expiring, onto=onto, replace=True)
 
 
 @dataclass(frozen=True, slots=True)

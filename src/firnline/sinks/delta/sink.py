@@ -149,6 +149,7 @@ class DeltaSink(Sink):
                 self._generation = generation or 1
                 self._deferred = True  # the commit that creates the table carries the claim
                 return Held(exists=False, version=-1, generation=self._generation)
+            at = self._table.version
             self._check_joinable()
             held = self._table.txn(self._id("-gen")) or 0
             if generation is not None and held > generation:
@@ -159,12 +160,12 @@ class DeltaSink(Sink):
             tip_epoch, tip = self._claim_tip()
             txns = {self._id("-gen"): self._generation, self._id("-tip-epoch"): tip_epoch, self._id("-tip"): tip or 0}
             if baseline is not None and self._table.txn(self._id("")) is None:
-                if self._table.version != onto:
+                if at != onto:
                     raise CommitConflictError("the table moved since another tool's progress was read")
                 txns |= {self._id(""): baseline.epoch, self._id("-entry"): short_number(baseline.checksum)}
             info = self._info("claim", baseline=baseline.to_json() if baseline else None)
             try:
-                self._table.append("delta.claim", [], info, txns, {})
+                self._table.append("delta.claim", [], info, txns, {}, onto=at)
             except (CommitConflictError, CommitUnknownError) as error:
                 self._pause()
                 self._table.refresh()
@@ -221,13 +222,14 @@ class DeltaSink(Sink):
             if self._deferred:
                 self._claim_created()
                 continue
+            onto = self._table.version
             repeated = self._check_fence(commit)
             if repeated is not None:
                 return repeated
             try:
-                if self._evolve(commit.schema):
+                if self._evolve(commit.schema, onto):
                     continue  # the version moved: the fence must hold under the new one
-                version = self._append(commit)
+                version = self._append(commit, onto)
             except CommitConflictError:
                 # A retried request may meet its own first write: only the log tells whose it is.
                 receipt = self.find_receipt(commit.checkpoint.epoch)
@@ -235,7 +237,7 @@ class DeltaSink(Sink):
                     return receipt
                 self._pause()
                 continue
-            return self._receipt(json.loads(self._commit_info(commit)), version)
+            return self._receipt(json.loads(self._commit_info(commit, onto)), version)
         raise SinkError(f"cannot commit to {self._table.uri}: other writers commit all the time")
 
     def _create(self, commit: EpochCommit) -> None:
@@ -299,24 +301,25 @@ class DeltaSink(Sink):
             raise FencedError(f"{self.name} stands at epoch {epoch}, not at the one before {checkpoint.epoch}")
         return None
 
-    def _evolve(self, wanted: pa.Schema) -> bool:
+    def _evolve(self, wanted: pa.Schema, onto: int) -> bool:
         """Add the columns that the files have and the table lacks, in a commit of its own just before the data."""
         table = self._table.schema()
         missing = missing_fields(table, wanted)
         if missing:
-            self._table.add_columns(pa.schema(missing))
+            self._table.add_columns(pa.schema(missing), onto=onto)
         return bool(missing)
 
-    def _append(self, commit: EpochCommit) -> int:
+    def _append(self, commit: EpochCommit, onto: int) -> int:
         if any(file.get("kind") == CHANGES for file in commit.files):
             raise ConfigError(
                 f"epoch {commit.checkpoint.epoch} of {self.name} was made of changes, and the spec says append",
                 hint="Set write: upsert and the key again until the sink is level.",
             )
-        txns, expiring = self._transactions(commit)
-        return self._table.append("delta.commit", commit.files, self._commit_info(commit), txns, expiring)
+        txns, expiring = self._transactions(commit, onto)
+        info = self._commit_info(commit, onto)
+        return self._table.append("delta.commit", commit.files, info, txns, expiring, onto=onto)
 
-    def _transactions(self, commit: EpochCommit) -> tuple[dict[str, int], dict[str, int]]:
+    def _transactions(self, commit: EpochCommit, onto: int) -> tuple[dict[str, int], dict[str, int]]:
         """The transaction ids that a commit carries: those that stay, and those that expire."""
         checkpoint = commit.checkpoint
         txns = {
@@ -332,7 +335,7 @@ class DeltaSink(Sink):
                 "generation": checkpoint.generation,
                 "entry": commit.entry.to_json(),
             }
-            app_id = encode_blizzard(commit.source_state, self._table.version, extra)
+            app_id = encode_blizzard(commit.source_state, onto, extra)
             expiring[app_id] = int(self._clock.now().timestamp() * 1000)
         return txns, expiring
 
@@ -342,13 +345,13 @@ class DeltaSink(Sink):
         key = "delta.setTransactionRetentionDuration"  # other people's tables would grow for ever
         return self._table.setting(key) == CREATED_WITH[key]
 
-    def _commit_info(self, commit: EpochCommit) -> str:
+    def _commit_info(self, commit: EpochCommit, onto: int) -> str:
         return self._info(
             commit.kind,
             epoch=commit.checkpoint.epoch,
             checkpoint=commit.checkpoint.to_json(),
             entry=commit.entry.to_json(),
-            delta_version=self._table.version,
+            delta_version=onto,
             rows=commit.rows,
             size_bytes=commit.size_bytes,
             **commit.facts,
@@ -401,6 +404,7 @@ class DeltaSink(Sink):
                 self._create(commit)
                 self._deferred = False
                 continue
+            at = self._table.version
             epoch, entry, generation = self.find_holder()
             receipt = self._find_logged(checkpoint.epoch) if epoch >= checkpoint.epoch else None
             if receipt is not None and receipt.attempt == checkpoint.attempt:
@@ -408,16 +412,16 @@ class DeltaSink(Sink):
             if generation != self._generation:
                 raise FencedError(f"generation {generation} holds {self.name} by now", generation=generation)
             # Before the entry is compared: a committer may have moved it on, and then one has to look again.
-            if version is not None and self._table.version != version:
-                raise CommitConflictError("the table moved since it was looked at", version=self._table.version)
+            if version is not None and at != version:
+                raise CommitConflictError("the table moved since it was looked at", version=at)
             if (epoch, entry) != ((onto.epoch, short_number(onto.checksum)) if onto else (0, None)):
                 raise CommitConflictError(f"{self.name} stands at epoch {epoch} by now", epoch=epoch)
-            txns, expiring = self._transactions(commit)
+            txns, expiring = self._transactions(commit, at)
             try:
-                if isinstance(effect, ReplaceRows) and self._evolve(commit.schema):
+                if isinstance(effect, ReplaceRows) and self._evolve(commit.schema, at):
                     version = None if version is None else version + 1
                     continue
-                made = apply_effect(self._table, effect, self._commit_info(commit), txns, expiring)
+                made = apply_effect(self._table, effect, self._commit_info(commit, at), txns, expiring, onto=at)
             except (CommitConflictError, CommitUnknownError) as error:
                 self._table.refresh()
                 receipt = self._find_logged(checkpoint.epoch)
@@ -427,7 +431,7 @@ class DeltaSink(Sink):
                     raise
                 self._pause()
                 continue
-            return self._receipt(json.loads(self._commit_info(commit)), made)
+            return self._receipt(json.loads(self._commit_info(commit, at)), made)
         raise SinkError(f"cannot commit to {self._table.uri}: other writers commit all the time")
 
     # -- the rest -------------------------------------------------------------------------------------

@@ -1,13 +1,15 @@
 """One Delta table through delta-rs: conditional commits, durable on return, errors told apart.
 
-Every commit is made onto exactly the version that was read (`max_commit_retries=0`): delta-rs would rebase
-a commit over another writer's without asking us, and it accepts a transaction version older than the one
-it holds, so the caller checks its fence under that version and repeats after a conflict.
+Every commit names the version that it is made onto (`onto`): the one under which the caller checked its fence.
+A handle that is at another version by then is a conflict, and so is a version that somebody else took
+(`max_commit_retries=0`): delta-rs would rebase a commit over another writer's without asking us, and it accepts a
+transaction version older than the one it holds. After a conflict the caller checks again and repeats.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -34,28 +36,34 @@ CREATED_WITH = {
 
 
 class Table:
-    """A handle that follows the newest version. Used by one thread."""
+    """A handle that follows the newest version.
+
+    It serves one thread: what is read between two refreshes belongs to one version only then. A write is safe all the
+    same, since it takes the version of its checks, and no refresh comes between that comparison and the commit.
+    """
 
     def __init__(self, uri: str, storage_options: Mapping[str, str]) -> None:
         self.uri = uri
         self._options = dict(storage_options)
         self._delta: DeltaTable | None = None
         self._described: tuple[int, tuple[pa.Schema, list[str], dict[str, Any]]] | None = None
+        self._moving = threading.RLock()  # whoever holds it may move the handle, or write onto where it is
 
     def refresh(self) -> bool:
         """Move to the newest version; False when there is no table."""
-        try:
-            if self._delta is None:
-                self._delta = DeltaTable(self.uri, storage_options=self._options or None)
-            else:
-                self._delta.update_incremental()
-        except TableNotFoundError:
-            self._delta = None
-            return False
-        except (DeltaError, OSError) as error:
-            self._delta = None
-            raise SinkError(f"cannot read the table {self.uri}: {error}", table=self.uri) from error
-        return True
+        with self._moving:
+            try:
+                if self._delta is None:
+                    self._delta = DeltaTable(self.uri, storage_options=self._options or None)
+                else:
+                    self._delta.update_incremental()
+            except TableNotFoundError:
+                self._delta = None
+                return False
+            except (DeltaError, OSError) as error:
+                self._delta = None
+                raise SinkError(f"cannot read the table {self.uri}: {error}", table=self.uri) from error
+            return True
 
     @property
     def storage_options(self) -> dict[str, str] | None:
@@ -119,13 +127,12 @@ class Table:
                 post_commithook_properties=_NO_HOOKS,
             )
 
-        self._write("delta.create", write, 0)
+        self._write("delta.create", write, onto=-1)
         self._delta = None
         self.refresh()
 
-    def add_columns(self, fields: pa.Schema) -> None:
+    def add_columns(self, fields: pa.Schema, *, onto: int) -> None:
         """Widen the schema by new columns or new nested fields."""
-        version = self.version + 1
 
         def write() -> None:
             self.delta.alter.add_columns(
@@ -134,7 +141,7 @@ class Table:
                 post_commithook_properties=_NO_HOOKS,
             )
 
-        self._write("delta.evolve", write, version)
+        self._write("delta.evolve", write, onto)
 
     def append(
         self,
@@ -144,14 +151,15 @@ class Table:
         txns: Mapping[str, int],
         expiring: Mapping[str, int],
         *,
+        onto: int,
         replace: bool = False,
     ) -> int:
-        """Commit files and transaction ids onto the version that was read; returns the new version.
+        """Commit files and transaction ids onto the version `onto`; returns the new version.
 
         With `replace`, they take the place of every file that the table has.
         """
         mode: Literal["append", "overwrite"] = "overwrite" if replace else "append"
-        return self.transact(point, [add_action(f) for f in files], _properties(info, txns, expiring), mode)
+        return self.transact(point, [add_action(f) for f in files], _properties(info, txns, expiring), mode, onto=onto)
 
     def exchange(
         self,
@@ -161,22 +169,29 @@ class Table:
         info: Json,
         txns: Mapping[str, int],
         expiring: Mapping[str, int],
+        *,
+        onto: int,
     ) -> int:
-        """Commit files in the place of others, with transaction ids, onto the version that was read."""
+        """Commit files in the place of others, with transaction ids, onto the version `onto`."""
         properties = _properties(info, txns, expiring, isBlindAppend=False)
-        return self.transact(point, [*removed, *(add_action(f) for f in files)], properties)
+        return self.transact(point, [*removed, *(add_action(f) for f in files)], properties, onto=onto)
 
     def restore(
-        self, point: str, to_version: int, info: Json, txns: Mapping[str, int], expiring: Mapping[str, int]
+        self,
+        point: str,
+        to_version: int,
+        info: Json,
+        txns: Mapping[str, int],
+        expiring: Mapping[str, int],
+        *,
+        onto: int,
     ) -> int:
-        """Take data and columns back to an earlier version, with transaction ids, onto the version that was read."""
-        version = self.version + 1
+        """Take data and columns back to an earlier version, with transaction ids, onto the version `onto`."""
 
         def write() -> None:
             self.delta.restore(to_version, commit_properties=_properties(info, txns, expiring))
 
-        self._write(point, write, version)
-        return version
+        return self._write(point, write, onto)
 
     def transact(
         self,
@@ -184,9 +199,10 @@ class Table:
         actions: Sequence[AddAction | RemoveAction],
         properties: CommitProperties,
         mode: Literal["append", "overwrite"] = "append",
+        *,
+        onto: int,
     ) -> int:
-        """Commit actions onto the version that was read; returns the new version."""
-        version = self.version + 1
+        """Commit actions onto the version `onto`; returns the new version."""
 
         def write() -> None:
             self.delta.create_write_transaction(
@@ -198,14 +214,19 @@ class Table:
                 post_commithook_properties=_NO_HOOKS,
             )
 
-        self._write(point, write, version)
-        return version
+        return self._write(point, write, onto)
 
-    def _write(self, point: str, write: Callable[[], None], version: int) -> None:
-        """Call delta-rs between the fault points, make the commit file durable, tell errors apart."""
+    def _write(self, point: str, write: Callable[[], None], onto: int) -> int:
+        """Call delta-rs between the fault points, make the commit file durable, tell errors apart.
+
+        Returns the new version, the one after `onto`; without a table, `onto` is -1.
+        """
+        version = onto + 1
         try:
             fault_point(f"{point}.before")
-            write()
+            with self._moving:
+                self._check_at(onto)
+                write()
             fault_point(f"{point}.after")
             self._sync(version)
         except CommitFailedError as error:
@@ -216,6 +237,15 @@ class Table:
             if "already exists" in str(error):
                 raise CommitConflictError(f"version {version} of {self.uri} was taken", version=version) from error
             raise CommitUnknownError(f"a commit to {self.uri} failed: {error}", version=version) from error
+        return version
+
+    def _check_at(self, onto: int) -> None:
+        """Refuse to write when the handle is not at the version under which the writer checked its fence."""
+        at = self.version if self._delta is not None else -1
+        if at != onto:
+            raise CommitConflictError(
+                f"the handle of {self.uri} moved from version {onto} to {at} since the fence was checked", version=at
+            )
 
     def _sync(self, version: int) -> None:
         """delta-rs does not fsync: without this a power cut could take a commit back."""

@@ -46,17 +46,16 @@ class UpsertSink(DeltaSink):
         self._work = None
         return receipt
 
-    def _append(self, commit: EpochCommit) -> int:
+    def _append(self, commit: EpochCommit, onto: int) -> int:
         changed = [file for file in commit.files if file.get("kind") == CHANGES]
         if not changed:  # nothing changed, or the epoch was made when the spec still said append
-            return super()._append(commit)
+            return super()._append(commit, onto)
         self._check_rewritable()
         exchange = self._open_work(commit, changed).prepare(self._table)
         told = replace(commit, facts={**commit.facts, **exchange.facts})
-        txns, expiring = self._transactions(commit)
-        return self._table.exchange(
-            "delta.commit", exchange.removed, exchange.added, self._commit_info(told), txns, expiring
-        )
+        txns, expiring = self._transactions(commit, onto)
+        info = self._commit_info(told, onto)
+        return self._table.exchange("delta.commit", exchange.removed, exchange.added, info, txns, expiring, onto=onto)
 
     def _open_work(self, commit: EpochCommit, changed: list[dict[str, Json]]) -> UpsertWork:
         """What was done for this attempt already: a try that met a conflict, or whose answer was lost."""
@@ -88,8 +87,8 @@ class UpsertSink(DeltaSink):
             check_key(self._options.key, columns)
         super()._create(replace(commit, schema=columns))
 
-    def _evolve(self, wanted: pa.Schema) -> bool:
-        return super()._evolve(table_columns(wanted))
+    def _evolve(self, wanted: pa.Schema, onto: int) -> bool:
+        return super()._evolve(table_columns(wanted), onto)
 
     def _check_joinable(self) -> None:
         super()._check_joinable()
