@@ -78,11 +78,24 @@ def _open_storage(root: str, options: tuple[tuple[str, str], ...]) -> Storage:
 
 @dataclass(frozen=True, slots=True)
 class LocalFile:
-    """A verified file. Another file under the same name has another size or time, and so is another value."""
+    """A verified file. Another file under the same name is another value, and so is the same file after a write.
+
+    Two files that are made within one tick of the clock have the same times, but not the same inode; a write that sets
+    the modification time back does not set the change time back.
+    """
 
     path: str
     size_bytes: int
     modified_ns: int
+    changed_ns: int
+    inode: int
+    device: int
+
+    @classmethod
+    def of(cls, path: str, descriptor: int) -> LocalFile:
+        """The file that is open under a descriptor."""
+        found = os.fstat(descriptor)
+        return cls(path, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev)
 
 
 def load_file(home: StateHome, ref: RunRef) -> LocalFile:
@@ -123,17 +136,22 @@ def _damaged(ref: RunRef, problem: str) -> StateDamagedError:
     return StateDamagedError(f"the file of state {ref.path} {problem}", path=ref.path, epoch=ref.epoch)
 
 
-def _verify(path: str, ref: RunRef) -> LocalFile:
-    """Compare a file with its reference; read it only when this process has not read this very file before."""
+def _verify(path: str, ref: RunRef, *, touch: bool = False) -> LocalFile:
+    """Compare a file with its reference; read it only when this process has not read this very file before.
+
+    With `touch` it is noted on the file that it was used now.
+    """
     try:
         with open(path, "rb") as stream:
-            found = os.fstat(stream.fileno())
-            file = LocalFile(path, found.st_size, found.st_mtime_ns)
+            file = LocalFile.of(path, stream.fileno())
             if file.size_bytes != ref.size_bytes:
                 raise _damaged(ref, f"has {file.size_bytes:,} bytes, not {ref.size_bytes:,}")
             checksum = _checksums.get(file)
             if checksum is None:
                 checksum = _checksum(stream.fileno(), file.size_bytes)
+            if touch and checksum == ref.crc32:
+                os.utime(stream.fileno(), ns=(time.time_ns(), file.modified_ns))  # changes the change time
+                file = LocalFile.of(path, stream.fileno())
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise _damaged(ref, "is missing") from error
     if checksum != ref.crc32:
@@ -185,9 +203,7 @@ def _load_cached(home: StateHome, ref: RunRef) -> LocalFile:
     """The cached copy of a remote file; what a cache holds is only ever a copy, so a damaged one is replaced."""
     path = _cache_path(home, ref)
     with contextlib.suppress(StateDamagedError, OSError):
-        file = _verify(path, ref)
-        os.utime(path, ns=(time.time_ns(), file.modified_ns))  # the first tells what may go, the second what it is
-        return file
+        return _verify(path, ref, touch=True)
     temporary = f"{path}.{uuid.uuid4().hex}.tmp"
     _fetch(home, ref, temporary)
     os.replace(temporary, path)

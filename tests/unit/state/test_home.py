@@ -72,6 +72,27 @@ def test_a_damaged_file_is_repaired_from_the_remote_tier(
     assert not list(path.parent.glob(".*"))
 
 
+def test_a_mapping_of_a_damaged_file_is_not_used_after_a_repair_within_the_same_tick(
+    tiers: tuple[StateHome, RunRef, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, ref, data = tiers
+    path, tick, rename = Path(home.root) / ref.path, (10**18, 10**18), os.replace
+
+    def rename_in_that_tick(source: str, target: str) -> None:
+        os.utime(source, ns=tick)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", rename_in_that_tick)
+    os.utime(path, ns=tick)
+    for _, bad in flips(data, step=41):
+        OPEN.clear()
+        assert read(home, ref) == list(range(20))  # mapped, with this time
+        path.write_bytes(bad)  # the same inode: what is mapped changes with it
+        os.utime(path, ns=tick)
+        assert read(home, ref) == list(range(20))
+        assert path.read_bytes() == data
+
+
 def test_a_missing_folder_is_repaired_too(tiers: tuple[StateHome, RunRef, bytes]) -> None:
     home, ref, data = tiers
     path = Path(home.root) / ref.path
