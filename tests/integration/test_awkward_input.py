@@ -10,6 +10,8 @@ import duckdb
 import pytest
 from deltalake import DeltaTable
 
+from firnline.options import DeltaSinkOptions, SchemaOptions
+from firnline.testing.keyed import keyed_options
 from firnline.testing.pipelines import LocalRun, MakeOptions, run_once
 
 
@@ -108,6 +110,30 @@ def test_a_new_table_infers_its_columns_whatever_happens_to_later_ones(
     assert DeltaTable(str(tmp_path / "out")).schema().to_arrow().names == ["id", "name"]
     write(folder / "b.json", {"id": 2, "extra": True})
     assert ended(run_once(options)) == ((1, "schema") if evolution == "fail" else (0, ""))
+
+
+@pytest.mark.parametrize("body", ["", "\n\n", "not json\n"])
+@pytest.mark.parametrize("evolution", ["add", "rescue"])
+def test_a_first_file_without_a_record_tells_no_columns(
+    tmp_path: Path, folder: Path, body: str, evolution: Any
+) -> None:
+    """Neither an operator nor a table that takes the rows as they are is held up, or misled, by it."""
+    rows = DeltaSinkOptions("rows", str(tmp_path / "rows"), input="files")
+    counted = DeltaSinkOptions("counted", str(tmp_path / "out"), input="totals")
+    options = keyed_options(
+        tmp_path, schema=SchemaOptions(evolution=evolution), max_bad_ratio=1.0, sinks=(rows, counted)
+    )
+    (folder / "a.json").write_text(body)
+    assert ended(run_once(options)) == (0, "")
+    write(folder / "b.json", {"k": "x", "v": 1})
+    assert ended(run_once(options)) == (0, "")
+    write(folder / "c.json", {"k": "x", "v": 2, "new": 1})
+    assert ended(run_once(options)) == (0, "")
+    found = DeltaTable(str(tmp_path / "rows")).to_pyarrow_table().to_pylist()
+    rescued = '{"new":1}' if evolution == "rescue" else None
+    assert {(row["k"], row["v"], row["_rescued_data"]) for row in found} == {("x", 1, None), ("x", 2, rescued)}
+    totals = DeltaTable(str(tmp_path / "out")).to_pyarrow_table().to_pylist()
+    assert {(row["k"], row["n"], row["total"]) for row in totals} == {("x", 1, 1), ("x", 2, 3)}
 
 
 def test_a_missing_folder_is_an_error_not_an_empty_run(tmp_path: Path, make_options: MakeOptions) -> None:

@@ -34,10 +34,17 @@ class Context:
     replay: bool = False  # only state is made anew: bad records are in quarantine already
 
     @property
+    def is_inferring(self) -> bool:
+        """Whether no record and no declaration has told the columns yet; what every table begins with tells nothing."""
+        if self.options.schema.fields:
+            return False
+        partitions = {name for target in self.targets for name in target["partition_by"]}
+        return self.base is None or set(self.base.names) <= {RESCUED_COLUMN, *LINEAGE, *partitions}
+
+    @property
     def evolution(self) -> Literal["add", "rescue", "fail"]:
         """What an unknown field becomes. While the columns are still to be inferred, every field is a column."""
-        inferring = self.base is None and not self.options.schema.fields
-        return "add" if inferring else self.options.schema.evolution
+        return "add" if self.is_inferring else self.options.schema.evolution
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +124,10 @@ def columns_of(context: Context, plan: SourcePlan) -> Columns:
 
 def known_columns(context: Context) -> pa.Schema | None:
     """The columns of a source's rows before it has given any in this epoch; None while nothing tells them."""
+    if context.is_inferring:
+        return None
     if context.base is not None:
         return pa.schema([found for found in context.base if _is_supported(found)])
-    if not context.options.schema.fields:
-        return None
     return _staged_schema(context, columns_of(context, SourcePlan(context.options.name, None, [], 0, 0)))
 
 
@@ -195,7 +202,8 @@ def collect(context: Context, columns: Columns, reports: Sequence[dict[str, Json
     schema = _staged_schema(context, columns)
     if any(report["rescues"] for report in reports) and RESCUED_COLUMN not in schema.names:
         schema = schema.append(pa.field(RESCUED_COLUMN, pa.string()))
-    out.columns[source] = schema
+    if out.records > out.bad.total() or not context.is_inferring:  # else nothing has told any column yet
+        out.columns[source] = schema
     for target in context.targets:
         out.staged.setdefault(target["sink"], [])
         out.schemas[target["sink"]] = schema
