@@ -32,7 +32,7 @@ from firnline.schema import schema_to_json
 from firnline.sinks.delta.upsert_changes import table_columns
 from firnline.sources.group import EpochPlan
 from firnline.state.home import StateHome
-from firnline.state.importing import load_initial_state
+from firnline.state.importing import EMPTY, export_digest, load_initial_state
 from firnline.state.manifest import Ranges, checkpoint_id
 from firnline.state.refs import OperatorState
 from firnline.state.rescale import rescale
@@ -53,6 +53,7 @@ class Task:
     begin: Callable[[Worked], None] | None = None  # before the last fold: says whose state is checkpointed
     skip: frozenset[str] = frozenset()  # operators that hold the epoch already
     recorded: Watermarks | None = None  # of a replay: those after it; state only, nothing is staged for sinks
+    initial: Mapping[str, str] = field(default_factory=dict)  # of a replay: who began with which exported state
     is_wanted: Callable[[], bool] = lambda: True
 
     @property
@@ -71,6 +72,7 @@ class Worked:
     due: frozenset[str] = frozenset()  # operators whose state is checkpointed after this epoch
     snapshots: dict[str, Json] = field(default_factory=dict)  # references, once a checkpoint of the state is complete
     built: dict[str, Operator] = field(default_factory=dict)  # those whose columns are known
+    initial: dict[str, str] = field(default_factory=dict)  # digests of exported states that operators began with
 
 
 class EpochJob:
@@ -261,7 +263,7 @@ class _Run:
             late_before=before.at,
             watermark=after.at,
             ports=ports,
-            state=worked.state.get(options.name) or self._first_state(options, operator),
+            state=worked.state.get(options.name) or self._first_state(options, operator, worked),
             others={n: _state_of(worked, n) for n in listed if n != options.name} if listed else None,
             listed=options.name in listed,
             ping_seconds=parts.options.state.worker_ping_secs,
@@ -309,14 +311,19 @@ class _Run:
         silent = any(port not in before.inputs for port in options.inputs)
         return before.advance(latest, operator.delay_us, hold=bool(waits) and silent)
 
-    def _first_state(self, options: OperatorOptions, operator: Operator | None) -> OperatorState:
-        """What an operator begins with that has no state yet: nothing, or what the spec names."""
-        if operator is None or not options.initial_state:
+    def _first_state(self, options: OperatorOptions, operator: Operator | None, worked: Worked) -> OperatorState:
+        """What an operator begins with that has no state yet: nothing, or what the spec names.
+
+        A replay begins as the operator did, whatever the spec says by now.
+        """
+        path, task = options.initial_state, self.task
+        if operator is None or path in ("", EMPTY) or (task.replay and options.name not in task.initial):
             return OperatorState(0)
-        folder = checkpoint_id(self.task.epoch, self.task.attempt)
-        groups = self.job.flow.key_groups
-        path, home = options.initial_state, self.job.home
-        return load_initial_state(operator, path, home, folder, self.ranges, groups, self.task.epoch)
+        worked.initial[options.name] = export_digest(path)
+        folder = checkpoint_id(task.epoch, task.attempt)
+        return load_initial_state(
+            operator, path, self.job.home, folder, self.ranges, self.job.flow.key_groups, task.epoch
+        )
 
     def _build(self, options: OperatorOptions) -> Operator | None:
         """The operator for the columns that its inputs have now; None while no input has any."""

@@ -6,19 +6,20 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from firnline.checkpoint.ledger import LedgerEntry
 from firnline.checkpoint.model import Checkpoint
 from firnline.engine.dataflow import Dataflow, shape_of
 from firnline.engine.flight import Behind
 from firnline.engine.orders import columns_from_json
 from firnline.engine.parts import Parts
+from firnline.engine.past import Past, PastEpoch
 from firnline.engine.watermarks import Watermarks
-from firnline.errors import CheckpointError, ConfigError, LedgerHoleError, StateLostError
+from firnline.errors import CheckpointError, ConfigError, StateLostError
 from firnline.graph import downstream
 from firnline.options import OperatorOptions
 from firnline.sinks.base import Held
 from firnline.state import layout
 from firnline.state.home import StateHome
+from firnline.state.importing import EMPTY, export_digest
 from firnline.state.manifest import CompleteCheckpoint, SnapshotRef
 from firnline.state.refs import OperatorState
 from firnline.state.replica import Replica
@@ -35,6 +36,8 @@ class Restored:
     shards: int | None = None
     behind: list[Behind] = field(default_factory=list)
     path: str = "fresh"  # local, sink (the table's own folder), remote, or fresh
+    used: list[SnapshotRef] = field(default_factory=list)  # that it goes on from
+    initial: dict[str, str] = field(default_factory=dict)  # digests of exported states that are to be taken up again
 
 
 def restore_state(parts: Parts, flow: Dataflow, home: StateHome, held: Held, *, only_look: bool = False) -> Restored:
@@ -44,149 +47,204 @@ def restore_state(parts: Parts, flow: Dataflow, home: StateHome, held: Held, *, 
 
     Raises:
         StateLostError: there is no intact snapshot from which the epochs since can be folded again.
+        ConfigError: an operator was put before another whose newest snapshot lacks epochs from before that.
     """
     if held.checkpoint is None or not flow.stateful:
         return Restored()
-    walk, named = _Walk(parts, flow, held), held.checkpoint.state
-    if not named and walk.began_afresh:
+    past, named = Past(parts, held), held.checkpoint.state
+    if not named and past.began_afresh:
         return Restored()
-    finder = _Finder(home, walk, only_look=only_look)
-    found = Restored()
-    limits: dict[str, int] = {}
+    finder = _Finder(home, past, only_look=only_look)
+    restored = Restored()
     for operator in reversed(flow.stateful):  # those downstream first: they limit those that feed them
-        limit = min((limits[o] for o in fed_by(parts, flow, operator) if o in limits), default=held.epoch)
-        name = operator.renamed_from or operator.name
-        known = operator.name if operator.name in named else name
-        if known not in named:  # added, with leave to begin empty
-            limits[operator.name] = held.epoch
-            found.epochs[operator.name] = held.epoch
+        fed = [name for name in fed_by(parts, flow, operator) if name in restored.epochs]
+        limit = min((restored.epochs[name] for name in fed), default=held.epoch)
+        known = [name for name in (operator.name, operator.renamed_from) if name in named]
+        if not known:  # added, with leave to begin empty
+            if limit < held.epoch:
+                raise _added_before_old_state(operator.name, fed, restored.epochs, held.epoch)
+            restored.epochs[operator.name] = held.epoch
             continue
-        ref, complete = finder.find(known, limit)
-        limits[operator.name] = ref.epoch if ref else 0
-        found.epochs[operator.name] = ref.epoch if ref else 0
-        if complete is not None:
-            _check_same(parts, operator, complete, known)
-        if complete is not None and complete.plan.operators[known].key_schema:  # else no row of it ever came
-            found.state[operator.name] = complete.operators[known]
-            found.shards = max(found.shards or 0, len(complete.plan.shards))
-    found.path = "sink" if finder.path == "local" and parts.options.checkpoint.local is None else finder.path
-    found.behind = walk.behind(found.epochs)
-    return found
+        start = finder.find(operator, limit)
+        restored.epochs[operator.name] = start.epoch
+        if start.ref is None:
+            if start.initial:
+                restored.initial[operator.name] = start.initial
+            continue
+        assert start.complete is not None
+        _check_same(parts, operator, start.complete, start.name)
+        restored.used.append(start.ref)
+        if start.complete.plan.operators[start.name].key_schema:  # else no row of it ever came
+            restored.state[operator.name] = start.complete.operators[start.name]
+            restored.shards = max(restored.shards or 0, len(start.complete.plan.shards))
+    restored.path = "sink" if finder.path == "local" and parts.options.checkpoint.local is None else finder.path
+    restored.behind = _epochs_since(parts, flow, past, held, restored.epochs)
+    return restored
 
 
-class _Walk:
-    """The history from the tip backwards, read as far as it is needed."""
+def _added_before_old_state(name: str, fed: list[str], epochs: Mapping[str, int], newest: int) -> ConfigError:
+    late = next(other for other in fed if epochs[other] < newest)
+    return ConfigError(
+        f"operator {name!r} was put before {late!r}, whose newest snapshot is that of epoch {epochs[late]}: the epochs"
+        f" up to {newest} were read without it, and cannot be folded again with it",
+        hint=f"Run with the operators as they were, have a snapshot made (firnline checkpoint), then add {name}.",
+        operator=name,
+    )
 
-    def __init__(self, parts: Parts, flow: Dataflow, held: Held) -> None:
-        self._parts = parts
-        self._flow = flow
-        self._held = held
-        self._iterator = parts.ledger.entries(held.entry)
-        self.entries: list[LedgerEntry] = []  # newest first
-        self._ended = False
 
-    @property
-    def began_afresh(self) -> bool:
-        """Whether there is no state after the newest epoch: a fresh start, another tool's progress, or back to one."""
-        number = 0
-        while (entry := self.get(number)) and entry.is_jump and entry.kind != "fresh" and not entry.checkpoint.state:
-            number += 1
-        return entry is not None and entry.kind in ("fresh", "baseline")
+def _epochs_since(parts: Parts, flow: Dataflow, past: Past, held: Held, epochs: Mapping[str, int]) -> list[Behind]:
+    """The epochs that some operator lacks, oldest first.
 
-    def get(self, number: int) -> LedgerEntry | None:
-        """The entry so many epochs before the tip; None where the history ends or has a hole."""
-        while len(self.entries) <= number and not self._ended:
-            try:
-                self.entries.append(next(self._iterator)[0])
-            except (StopIteration, LedgerHoleError):
-                self._ended = True
-        return self.entries[number] if number < len(self.entries) else None
-
-    def behind(self, epochs: Mapping[str, int]) -> list[Behind]:
-        """The epochs that some operator lacks, oldest first.
-
-        Raises:
-            StateLostError: the ledger no longer tells one of them, or state was imported in one of them.
-        """
-        oldest = min(epochs.values(), default=self._held.epoch)
-        needed: list[Behind] = []
-        number = 0
-        while True:
-            entry = self.get(number)
-            if entry is None:
-                if oldest == 0 and self.is_beginning(number):
-                    break
-                raise StateLostError(f"the ledger no longer tells what was read after epoch {oldest}", epoch=oldest)
-            if entry.epoch <= oldest:
+    Raises:
+        StateLostError: the ledger no longer tells one of them, or state was imported in one of them.
+    """
+    oldest = min(epochs.values(), default=held.epoch)
+    needed: list[Behind] = []
+    number = 0
+    while oldest < held.epoch:
+        found = past.get(number)
+        if found is None:
+            if past.reaches_beginning:
                 break
-            if entry.kind == "fresh":
-                break
-            self._check_import(entry, epochs)
-            before = self.get(number + 1)
-            if not entry.is_jump and entry.kind == "epoch":
-                then = before.checkpoint if before is not None else None
-                columns = columns_from_json(then.columns if then is not None else {})
-                skip = frozenset(name for name, epoch in epochs.items() if epoch >= entry.epoch)
-                needed.append(Behind(entry, known_watermarks(self._flow, then), columns, skip))
-            number += 1
-        return needed[::-1]
-
-    def _check_import(self, entry: LedgerEntry, epochs: Mapping[str, int]) -> None:
-        """What an epoch imported must be in the snapshot that is gone on from: no input makes it again."""
-        if entry.kind != "import":
-            return
-        renamed = {o.renamed_from: o.name for o in self._parts.options.operators if o.renamed_from}
-        name = str(entry.jump["operator"])
-        if epochs.get(renamed.get(name, name), entry.epoch) < entry.epoch:
             raise StateLostError(
-                f"the state of {name!r} that epoch {entry.epoch} imported is lost, and no input makes it again",
-                epoch=entry.epoch,
-                operator=name,
+                f"the ledger no longer tells what was read after epoch {oldest}: {past.problem}", epoch=oldest
             )
+        if found.epoch <= oldest or found.kind == "fresh":
+            break
+        _check_import(parts, found, epochs)
+        if found.is_read:
+            needed.append(_behind(flow, past, number, epochs))
+        number += 1
+    return needed[::-1]
 
-    def is_beginning(self, number: int) -> bool:
-        """Whether the history is known from its very first epoch."""
-        return number > 0 and self.entries[number - 1].previous is None
+
+def _behind(flow: Dataflow, past: Past, number: int, epochs: Mapping[str, int]) -> Behind:
+    """One epoch that is to be folded again, with what it was planned on."""
+    found, before = past.get(number), past.get(number + 1)
+    assert found is not None
+    if found.entry is None:
+        raise StateLostError(
+            f"the ledger entry of epoch {found.epoch} is damaged, and no snapshot of the state is as new:"
+            " what that epoch read is told nowhere else",
+            hint="Bring the entry back from a backup of the table's _firnline folder; or go back to an epoch with a "
+            "snapshot of its own (firnline rollback --to EPOCH), or to a savepoint.",
+            epoch=found.epoch,
+        )
+    if before is None and found.previous is not None:
+        raise StateLostError(
+            f"no copy is intact of the checkpoint that epoch {found.epoch} was planned on: {past.problem}",
+            epoch=found.epoch,
+        )
+    checkpoint = before.checkpoint if before is not None else None
+    skip = frozenset(name for name, epoch in epochs.items() if epoch >= found.epoch)
+    columns = columns_from_json(checkpoint.columns if checkpoint is not None else {})
+    return Behind(found.entry, known_watermarks(flow, checkpoint), columns, skip)
+
+
+def _check_import(parts: Parts, found: PastEpoch, epochs: Mapping[str, int]) -> None:
+    """What an epoch imported must be in the snapshot that is gone on from: no input makes it again."""
+    if found.kind != "import":
+        return
+    renamed = {o.renamed_from: o.name for o in parts.options.operators if o.renamed_from}
+    name = str(found.jump.get("operator", ""))
+    lacking = [
+        one for one, epoch in epochs.items() if epoch < found.epoch and (one == renamed.get(name, name) or not name)
+    ]
+    if lacking:
+        raise StateLostError(
+            f"the state of {lacking[0]!r} that epoch {found.epoch} imported is lost, and no input makes it again",
+            epoch=found.epoch,
+            operator=lacking[0],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What one operator's state is made from: a snapshot, or nothing, before the first epoch that it folded."""
+
+    epoch: int
+    name: str = ""  # under which the snapshot has it
+    ref: SnapshotRef | None = None
+    complete: CompleteCheckpoint | None = None
+    initial: str = ""  # the digest of the exported state that it began with
 
 
 class _Finder:
     """Looks for snapshots in the tiers; what was loaded or found wanting once is not looked at again."""
 
-    def __init__(self, home: StateHome, walk: _Walk, *, only_look: bool) -> None:
+    def __init__(self, home: StateHome, past: Past, *, only_look: bool) -> None:
         self._home = home
-        self._walk = walk
+        self._past = past
         self._only_look = only_look
         self._loaded: dict[str, CompleteCheckpoint | CheckpointError] = {}
         self.path = "fresh"
 
-    def find(self, operator: str, limit: int) -> tuple[SnapshotRef | None, CompleteCheckpoint | None]:
-        """The newest intact snapshot of an operator that is not newer than `limit`; none: from the very beginning.
+    def find(self, operator: OperatorOptions, limit: int) -> _Start:
+        """The newest intact snapshot of an operator that is not newer than `limit`; else, where it began.
 
         Raises:
-            StateLostError: there is none, and the history does not go back to the beginning.
+            StateLostError: there is no snapshot, and where it began cannot be proven or is newer than `limit`.
         """
         number, reasons = 0, []
         seen: set[str] = set()
-        while (entry := self._walk.get(number)) is not None:
-            number += 1
-            value = entry.checkpoint.state.get(operator)
-            if value is None:
+        refs: list[SnapshotRef] = []  # of every epoch that names it, newest first
+        while (found := self._past.get(number)) is not None:
+            name = next((n for n in (operator.name, operator.renamed_from) if n in found.checkpoint.state), "")
+            if not name:
                 break
-            ref = SnapshotRef.from_json(value)
-            if ref.checkpoint in seen or ref.epoch > limit:
+            number += 1
+            refs.append(SnapshotRef.from_json(found.checkpoint.state[name]))
+            if refs[-1].checkpoint in seen or refs[-1].epoch > limit:
                 continue
-            seen.add(ref.checkpoint)
-            found = self._load(ref)
-            if isinstance(found, CompleteCheckpoint):
-                return ref, found
-            reasons.append(found.message)
-        if self._walk.is_beginning(number) or (entry is not None and not entry.checkpoint.state):
-            logger.warning("state is made from the very beginning", extra={"operator": operator, "reason": reasons[:1]})
-            return None, None
-        raise StateLostError(
-            f"the state of operator {operator!r} is lost: {reasons[0] if reasons else 'no checkpoint names it'}",
-            operator=operator,
-        )
+            seen.add(refs[-1].checkpoint)
+            complete = self._load(refs[-1])
+            if isinstance(complete, CompleteCheckpoint):
+                return _Start(refs[-1].epoch, name, refs[-1], complete)
+            reasons.append(complete.message)
+        why = reasons[0] if reasons else "no snapshot is old enough" if refs else "no checkpoint names it"
+        return self._from_birth(operator, limit, refs, why)
+
+    def _from_birth(self, operator: OperatorOptions, limit: int, refs: list[SnapshotRef], why: str) -> _Start:
+        """Begin before the first epoch that the operator folded: the newest reference tells it, or the ledger does."""
+        lost = f"the state of operator {operator.name!r} is lost: {why}"
+        born = refs[0].born if refs else None
+        if born is None:
+            born = self._prove_birth(refs, number=len(refs) - 1)
+            if born is None or operator.initial_state not in ("", EMPTY):
+                raise StateLostError(
+                    f"{lost}; and neither its checkpoints nor the ledger tell in which epoch, and with what state, the"
+                    " operator began, so it cannot be made again from its input",
+                    operator=operator.name,
+                )
+        if born - 1 > limit:
+            raise StateLostError(
+                f"{lost}; it began with epoch {born}, and an operator that it feeds needs epochs from {limit + 1} on",
+                operator=operator.name,
+                epoch=born,
+            )
+        initial = refs[0].initial
+        if initial and export_digest(operator.initial_state) != initial:
+            raise StateLostError(
+                f"{lost}; it began with an exported state, and initial_state no longer names that file",
+                hint="Bring the exported file back and name it as initial_state of the operator.",
+                operator=operator.name,
+            )
+        extra = {"operator": operator.name, "epoch": born, "reason": why}
+        logger.warning("state is made again from the first epoch of the operator", extra=extra)
+        return _Start(born - 1, initial=initial)
+
+    def _prove_birth(self, refs: list[SnapshotRef], number: int) -> int | None:
+        """The epoch in which an operator began, for checkpoints that do not say so; None when it is not certain.
+
+        The first epoch of an operator makes a snapshot. What the epoch before names and this one does not may be the
+        same operator under another name, and then it began earlier.
+        """
+        first, before = self._past.get(number) if number >= 0 else None, self._past.get(number + 1)
+        if first is None or not first.is_read or refs[-1].epoch != first.epoch:
+            return None
+        if before is None:
+            return first.epoch if self._past.reaches_beginning else None
+        return first.epoch if set(before.checkpoint.state) <= set(first.checkpoint.state) else None
 
     def _load(self, ref: SnapshotRef) -> CompleteCheckpoint | CheckpointError:
         if ref.checkpoint not in self._loaded:
@@ -255,7 +313,7 @@ def check_operators(parts: Parts, flow: Dataflow, held: Held) -> None:
     if held.checkpoint is None:
         return
     named = held.checkpoint.state
-    if not named and _Walk(parts, flow, held).began_afresh:
+    if not named and Past(parts, held).began_afresh:
         return
     spec = {operator.name for operator in flow.stateful}
     renamed = {operator.renamed_from for operator in flow.stateful if operator.renamed_from}

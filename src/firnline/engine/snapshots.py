@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections.abc import Mapping
 
 import pyarrow as pa
 
@@ -67,8 +68,12 @@ class Coordinated:
         layout.begin(self._home.storage, plan)
         self._paused = self._clock.monotonic() - self._began
 
-    def complete(self, epoch: int, attempt: str, worked: Worked) -> tuple[dict[str, Json], float]:
+    def complete(
+        self, epoch: int, attempt: str, worked: Worked, before: Mapping[str, SnapshotRef]
+    ) -> tuple[dict[str, Json], float]:
         """Take the shards' reports; returns what the checkpoint in the sinks refers to, and how long the epoch waited.
+
+        `before` has the reference that the epoch before holds for each operator, under its name of today.
 
         Raises:
             EngineError: a shard did not list what it holds; the epoch is tried again.
@@ -90,11 +95,15 @@ class Coordinated:
             self._feed(c.WriteFailed(checkpoint, str(error)))
             raise EngineError(f"the checkpoint of epoch {epoch} cannot be completed: {error}") from error
         self._feed(c.WrittenCommitted(checkpoint))
-        references = {name: self._reference(plan, digest, worked, name).to_json() for name in plan.operators}
+        references = {
+            name: self._reference(plan, digest, worked, name, before.get(name)).to_json() for name in plan.operators
+        }
         listing = max(folded.seconds.get("list", 0.0) for folded in worked.operators.values())
         return references, self._paused + listing + self._clock.monotonic() - began
 
-    def _reference(self, plan: CheckpointPlan, digest: str, worked: Worked, name: str) -> SnapshotRef:
+    def _reference(
+        self, plan: CheckpointPlan, digest: str, worked: Worked, name: str, before: SnapshotRef | None
+    ) -> SnapshotRef:
         state = worked.state.get(name)
         files = {file.path: file for _, _, shard in state.shards for file in shard.files} if state else {}
         return SnapshotRef(
@@ -104,6 +113,8 @@ class Coordinated:
             shards=len(plan.shards),
             size_bytes=sum(file.size_bytes for file in files.values()),
             rows=sum(file.rows for file in files.values()),
+            born=before.born if before else plan.epoch,
+            initial=worked.initial.get(name) or (before.initial if before else ""),
         )
 
     def lose(self, epoch: int, reason: str) -> None:

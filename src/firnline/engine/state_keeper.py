@@ -52,6 +52,7 @@ class StateKeeper:
         self._coordinated = Coordinated(self.home, parts.options, parts.clock)
         self._shards: int | None = parts.options.state.shards
         self._past: dict[str, _Past] = {}
+        self._initial: dict[str, str] = {}  # digests of exported states that a replay takes up again
         self.restored_path: str | None = None  # where the state was read when the run began; None without operators
         self.asked = threading.Event()  # a checkpoint is asked for, whatever the trigger says
         self._lost_at: float | None = None  # since when an epoch has been tried again for want of a worker
@@ -92,7 +93,7 @@ class StateKeeper:
         if self.remote is not None and held.checkpoint is not None:
             with contextlib.suppress(OSError):  # unreachable now: it counts as holding nothing
                 self.remote.begin(held.checkpoint)
-        base.state, base.behind = found.state, found.behind
+        base.state, base.behind, self._initial = found.state, found.behind, found.initial
         self.restored_path = self.restored_path or found.path
         if self._shards is None:
             self._shards = found.shards
@@ -114,7 +115,15 @@ class StateKeeper:
         plan = replay_plan(self._parts, entry, self._engine.parallelism)
         recorded = known_watermarks(self.flow, entry.checkpoint)
         attempt = self._parts.ids.new()
-        task = Task(entry.epoch, attempt, entry.epoch_time, plan, skip=behind.skip, recorded=recorded)
+        task = Task(
+            entry.epoch,
+            attempt,
+            entry.epoch_time,
+            plan,
+            skip=behind.skip,
+            recorded=recorded,
+            initial=self._initial,
+        )
         then = Base(
             entry.epoch - 1,
             None,
@@ -181,7 +190,8 @@ class StateKeeper:
         kept = {o.name: base.snapshots[o.name] for o in self.flow.stateful if o.name in base.snapshots}
         worked.snapshots = kept
         if worked.due:
-            references, pause = self._coordinated.complete(made.epoch, made.attempt, worked)
+            before = self._references(base)
+            references, pause = self._coordinated.complete(made.epoch, made.attempt, worked, before)
             worked.snapshots = {**kept, **references}
             made.durations_ms["checkpoint"] = round(pause * 1000)
             self._note_past(made, worked)
@@ -191,6 +201,15 @@ class StateKeeper:
         for name in (o.name for o in self.flow.stateful if o.name not in worked.due):
             self._past[name].records += sum(worked.produced.read.values())
         return worked
+
+    def _references(self, base: Base) -> dict[str, SnapshotRef]:
+        """What the checkpoint before an epoch names of each operator, also where the name was another."""
+        found = {}
+        for operator in self.flow.stateful:
+            value = base.snapshots.get(operator.name) or base.snapshots.get(operator.renamed_from)
+            if value is not None:
+                found[operator.name] = SnapshotRef.from_json(value)
+        return found
 
     def _is_wanted(self, made: EpochInFlight) -> bool:
         return made.attempt in self._flight.epochs

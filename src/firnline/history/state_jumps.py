@@ -189,7 +189,8 @@ class StateJump:
         if home.fallback is not None:  # the next run may be on another machine
             Replica(home.storage, home.fallback.storage).replicate(plan.checkpoint_id, digest)
         complete = assemble(plan, digest, contents)
-        return {name: snapshot_ref(complete, name) for name in plan.operators}
+        before = {name: SnapshotRef.from_json(value) for name, value in tip.checkpoint.state.items()}
+        return {name: snapshot_ref(complete, name, before.get(name)) for name in plan.operators}
 
 
 def _in_shard(state: OperatorState, number: int) -> ShardState:

@@ -154,7 +154,7 @@ def look_at_state(
         held = Held(exists=True, version=0, epoch=checkpoint.epoch, entry=entry, checkpoint=checkpoint)
         check_operators(parts, flow, held)
         found = restore_state(parts, flow, home, held, only_look=True)
-        behind, used = found.behind, _find_used(parts, entry, found.epochs)
+        behind, used = found.behind, found.used
     except CheckpointError as error:
         hint = "Bring the files of state back, or go back to another epoch: `firnline checkpoints`."
         refused = RollbackRefusedError(
@@ -177,24 +177,3 @@ def look_at_state(
         )
     files = {str(record["path"]) for of_epoch in inputs for records in of_epoch.values() for record in records}
     return StateLook(snapshots, [one.entry.epoch for one in behind], len(files), used, problems)
-
-
-def _find_used(parts: Parts, entry: EntryRef, epochs: Mapping[str, int]) -> list[SnapshotRef]:
-    """The references to the snapshots that were made after these epochs.
-
-    What feeds an operator must not be ahead of it, so these need not be the ones that the checkpoint itself names.
-    """
-    renamed = {operator.name: operator.renamed_from for operator in parts.options.operators}
-    wanted = {name: epoch for name, epoch in epochs.items() if epoch}
-    found: list[SnapshotRef] = []
-    for one, _ in parts.ledger.entries(entry):
-        for name in list(wanted):
-            value = one.checkpoint.state.get(name) or one.checkpoint.state.get(renamed.get(name, ""))
-            ref = SnapshotRef.from_json(value) if value is not None else None
-            if ref is None or ref.epoch <= wanted[name]:
-                if ref is not None and ref.epoch == wanted[name]:
-                    found.append(ref)
-                del wanted[name]
-        if not wanted:
-            break
-    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Protocol
 
 import numpy as np
@@ -55,6 +56,15 @@ def read_export(path: str) -> pa.Table:
     if found.isdigit() and int(found) > FORMAT:
         raise NewerFormatError(f"{path} has format {int(found)}; this Firnline reads up to {FORMAT}", found=int(found))
     return table
+
+
+def export_digest(path: str) -> str:
+    """The SHA-256 of an exported state; empty when there is none at this path."""
+    try:
+        with open(path, "rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError:
+        return ""
 
 
 def load_initial_state(

@@ -254,7 +254,9 @@ def assemble(plan: CheckpointPlan, digest: str, contents: Iterable[ShardContent]
 class SnapshotRef:
     """What a checkpoint in a sink says of an operator's state: where it is, and how to know it.
 
-    `rows` are those in its files: a key that was changed since its file was written counts again.
+    `rows` are those in its files: a key that was changed since its file was written counts again. `born` is the first
+    epoch that the operator folded: before it there was no state of it, whatever was read. None: an older Firnline wrote
+    the reference, and it is not known. `initial` is the SHA-256 of the exported state that it began with.
     """
 
     checkpoint: str
@@ -263,16 +265,25 @@ class SnapshotRef:
     shards: int
     size_bytes: int
     rows: int
+    born: int | None = None
+    initial: str = ""
 
     def to_json(self) -> dict[str, Json]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        """The durable form; what is not known is left out."""
+        return {name: value for name in self.__dataclass_fields__ if (value := getattr(self, name)) not in (None, "")}
 
     @classmethod
     def from_json(cls, value: Json, what: str = "snapshot reference") -> SnapshotRef:
         """Read what `to_json` wrote; DamagedError when it is something else."""
         try:
             numbers = {name: int(value[name]) for name in ("epoch", "shards", "size_bytes", "rows")}
-            ref = cls(checkpoint=str(value["checkpoint"]), digest=str(value["digest"]), **numbers)
+            ref = cls(
+                checkpoint=str(value["checkpoint"]),
+                digest=str(value["digest"]),
+                **numbers,
+                born=int(value["born"]) if value.get("born") is not None else None,
+                initial=str(value.get("initial", "")),
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"{what} lacks {error}", what=what) from error
         if find_epoch(ref.checkpoint) != ref.epoch:
@@ -280,8 +291,8 @@ class SnapshotRef:
         return ref
 
 
-def snapshot_ref(complete: CompleteCheckpoint, operator: str) -> SnapshotRef:
-    """The reference that the checkpoint in a sink holds for an operator."""
+def snapshot_ref(complete: CompleteCheckpoint, operator: str, before: SnapshotRef | None = None) -> SnapshotRef:
+    """The reference that the checkpoint in a sink holds for an operator; `before` tells when and how it began."""
     files = complete.files(operator).values()
     return SnapshotRef(
         checkpoint=complete.checkpoint_id,
@@ -290,6 +301,8 @@ def snapshot_ref(complete: CompleteCheckpoint, operator: str) -> SnapshotRef:
         shards=len(complete.plan.shards),
         size_bytes=sum(file.size_bytes for file in files),
         rows=sum(file.rows for file in files),
+        born=before.born if before else None,
+        initial=before.initial if before else "",
     )
 
 

@@ -351,6 +351,7 @@ class DeltaSink(Sink):
             epoch=commit.checkpoint.epoch,
             checkpoint=commit.checkpoint.to_json(),
             entry=commit.entry.to_json(),
+            previous=commit.previous.to_json() if commit.previous else None,
             delta_version=onto,
             rows=commit.rows,
             size_bytes=commit.size_bytes,
