@@ -22,11 +22,12 @@ Output (JSON fields):
   sinks [{name, table, input, write, exists, version, delivery, required,
   writable (null when only the first commit can tell)}],
   resume {path, epoch, generation, last_committed_file},
-  schema [{name, type, origin}] of the deciding table, where origin is table,
-  declared, or new; schemas [{name (of a source, an operator or a
-  port), columns [{name, type}]}],
+  schema [{name, type, origin, odd_share}] of the deciding table: origin is
+  table, declared, or new; odd_share is the share of sampled values that do not
+  fit an inferred type and would be rescued;
+  schemas [{name (of a source, an operator or a port), columns [{name, type}]}],
   graph {nodes [{name, kind, type, shards}], edges [{from, port, to, to_kind}],
-  drawing}, sample {files, records, bad}, java, warnings
+  drawing}, sample {files, records, bad, rescued}, java, warnings
 
 Environment:
   FIRNLINE__A__B          overrides the key a.b of the spec
@@ -47,7 +48,7 @@ SINK_COLUMNS = (
     Column("writable"),
 )
 OPERATOR_COLUMNS = (Column("name", "operator"), Column("type"), Column("columns"))
-SCHEMA_COLUMNS = (Column("name", "column"), Column("type"), Column("origin"))
+SCHEMA_COLUMNS = (Column("name", "column"), Column("type"), Column("origin"), Column("odd", "odd values"))
 
 app = App(name="dry-run", help_epilogue=EPILOGUE)
 
@@ -93,8 +94,9 @@ def _show(out: Output, found: dict[str, Any]) -> None:
     out.table(SINK_COLUMNS, [{**s, "state": _state(s)} for s in found["sinks"]])
     if found["schema"]:
         out.line()
-        out.table(SCHEMA_COLUMNS, found["schema"])
+        out.table(SCHEMA_COLUMNS, [{**column, "odd": _share(column["odd_share"])} for column in found["schema"]])
         bad = f", {count_text(sample['bad'], 'bad one')}" if sample["bad"] else ""
+        bad += f", {sample['rescued']:,} with rescued values" if sample["rescued"] else ""
         out.line(f"(from {count_text(sample['records'], 'record')} of {count_text(sample['files'], 'file')}{bad})")
     operators = [node for node in found["graph"]["nodes"] if node["kind"] == "operator"]
     if operators:
@@ -110,6 +112,10 @@ def _show(out: Output, found: dict[str, Any]) -> None:
 def _waiting(source: dict[str, Any]) -> str:
     waiting = f"{count_text(source['files_outstanding'], 'file')}, {size_text(source['bytes_outstanding'])}"
     return waiting + (f", {count_text(source['late_files'], 'late file')}" if source["late_files"] else "")
+
+
+def _share(share: float) -> str:
+    return f"{100 * share:.2g} %" if share else ""
 
 
 def _columns(columns: list[dict[str, str]] | None) -> str | None:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from firnline.engine.orders import Columns, Context, collect, columns_of
+from firnline.engine.orders import Columns, Context, agree, collect, columns_of
 from firnline.errors import SchemaError
 from firnline.ndjson import (
     BrokenFileError,
+    Choice,
     DecodeOptions,
     Decoder,
+    KindCounter,
     MismatchError,
     UnexpectedFieldError,
+    choose,
     compression_of,
     open_blocks,
+    shown_path,
 )
 from firnline.options import FileSourceOptions
+from firnline.schema import RESCUED_COLUMN, schema_to_json
 from firnline.sources.base import SourcePlan
 from firnline.storage import open_storage
 from firnline.types import Json
@@ -34,18 +39,27 @@ class Sample:
     files: int = 0
     records: int = 0
     bad: int = 0
+    rescued: int = 0  # records with a value or a field that goes to `_rescued_data`
     warnings: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, int]:
-        return {"files": self.files, "records": self.records, "bad": self.bad}
+        return {"files": self.files, "records": self.records, "bad": self.bad, "rescued": self.rescued}
+
+    def add(self, other: Sample) -> None:
+        self.files += other.files
+        self.records += other.records
+        self.bad += other.bad
+        self.rescued += other.rescued
+        self.warnings += other.warnings
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The columns that the rows of a source will have, as far as the sample tells."""
+    """The columns that the rows of a source will have, as far as the sample tells, and how new ones were inferred."""
 
     columns: Columns
     schema: pa.Schema
+    choices: dict[str, Choice] = field(default_factory=dict)  # by path
 
 
 def sample_source(
@@ -58,25 +72,57 @@ def sample_source(
 ) -> Sampled:
     """Decode the beginning of the files that a plan takes first, and merge their columns with those that are known.
 
+    As in a run, the sample is read again until the types of new columns are chosen.
+
     Raises:
         SchemaError: a record does not fit, and the spec says that this stops the epoch.
     """
     context = Context(0, "", options, root, list(targets), {}, base)
     columns = columns_of(context, plan)
+    paths = [str(item["path"]) for task in plan.tasks for item in task.inputs][:SAMPLE_FILES]
+    choices: dict[str, Choice] = {}
+    again, read = True, Sample()
+    while again:
+        read = Sample()
+        report, counter = _read(context, columns, paths, read)
+        columns, wanted = agree(columns, [report])
+        chosen = {path: choose(path, counts) for path, counts in counter.counts.items() if path not in choices}
+        choices |= {path: choice for path, choice in chosen.items() if choice.kind == columns.kinds.get(path)}
+        again = bool(wanted)
+    sample.add(read)
+    sample.warnings += [_odd_warning(path, choice) for path, choice in choices.items() if choice.odd]
+    produced = collect(context, columns, [])
+    return Sampled(columns, produced.columns[options.name], choices)
+
+
+def _odd_warning(path: str, choice: Choice) -> str:
+    share = 100 * choice.odd / choice.values
+    return (
+        f"{shown_path(path)}: {choice.odd:,} of {choice.values:,} sampled values ({share:.2g} %) are not {choice.kind} "
+        f"and would go to {RESCUED_COLUMN}; declare the column's type under schema.fields to have it otherwise"
+    )
+
+
+def _read(
+    context: Context, columns: Columns, paths: Sequence[str], sample: Sample
+) -> tuple[dict[str, Json], KindCounter]:
+    """Read the sample once; what a task would report of its columns, and the kinds that were counted."""
     decoding = DecodeOptions(
         evolution=context.evolution,
         on_mismatch="fail" if context.evolution == "fail" else "rescue",
         reserved=columns.reserved,
+        kinds=columns.kinds,
     )
     decoder = Decoder(columns.decoded, columns.frozen, decoding)
-    inputs = [item for task in plan.tasks for item in task.inputs]
-    for item in inputs[:SAMPLE_FILES]:
-        _sample_file(options, root, str(item["path"]), decoder, sample)
-    produced = collect(context, replace(columns, decoded=decoder.schema), [])
-    return Sampled(columns, produced.columns[options.name])
+    counter = KindCounter(columns.decoded, columns.frozen, columns.reserved)
+    for path in paths:
+        _sample_file(context.options, context.root, path, decoder, counter, sample)
+    return {"schema": schema_to_json(decoder.schema), "kinds": counter.to_json()}, counter
 
 
-def _sample_file(options: FileSourceOptions, root: str, path: str, decoder: Decoder, sample: Sample) -> None:
+def _sample_file(
+    options: FileSourceOptions, root: str, path: str, decoder: Decoder, counter: KindCounter, sample: Sample
+) -> None:
     storage = open_storage(root, options.storage_options)
     key = path.removeprefix(root).lstrip("/")
     try:
@@ -89,8 +135,12 @@ def _sample_file(options: FileSourceOptions, root: str, path: str, decoder: Deco
         )
         for block in blocks:
             decoded = decoder.decode(block)
+            counter.add(decoded.batch)
             sample.records += block.records
             sample.bad += len(decoded.bad)
+            if RESCUED_COLUMN in decoded.batch.schema.names:
+                rescued = decoded.batch.column(RESCUED_COLUMN)
+                sample.rescued += len(rescued) - rescued.null_count
             if decoded.bad and options.on_bad_record == "fail":
                 first = decoded.bad[0]
                 sample.warnings.append(f"{path}, line {first.line}: {first.reason}; on_bad_record is fail")

@@ -107,8 +107,10 @@ def check_tables(parts: Parts, schemas: Mapping[str, pa.Schema]) -> None:
             missing_fields(table, table_columns(rows) if options.write == "upsert" else rows)
 
 
-def schema_rows(parts: Parts, sampled: Mapping[str, Sampled], schemas: Mapping[str, pa.Schema]) -> list[dict[str, str]]:
-    """The columns of the deciding table, and where each comes from."""
+def schema_rows(
+    parts: Parts, sampled: Mapping[str, Sampled], schemas: Mapping[str, pa.Schema]
+) -> list[dict[str, str | float]]:
+    """The columns of the deciding table, where each comes from, and what share of sampled values does not fit."""
     deciding = parts.options.deciding
     port = sink_input(parts.options, deciding)
     table = parts.deciding.find_schema()
@@ -119,12 +121,15 @@ def schema_rows(parts: Parts, sampled: Mapping[str, Sampled], schemas: Mapping[s
     held = set(table.names) if table is not None else set()
     spec = {name for source in parts.options.sources if source.name == port for name in declared(source).names}
     folders = set(sampled[port].columns.folder) if port in sampled else set()
-    found = []
+    choices = sampled[port].choices if port in sampled else {}
+    found: list[dict[str, str | float]] = []
     for field in schema:
+        choice = choices.get(field.name)
+        odd = choice.odd / choice.values if choice else 0.0
         origin = "table" if field.name in held else "declared" if field.name in spec else "new"
         if origin == "new" and field.name in folders:
             origin = "new, from a folder name"
-        found.append({"name": field.name, "type": type_words(field), "origin": origin})
+        found.append({"name": field.name, "type": type_words(field), "origin": origin, "odd_share": odd})
     return found
 
 

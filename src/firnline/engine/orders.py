@@ -12,6 +12,9 @@ import pyarrow as pa
 from firnline.engine.exchange import Edge
 from firnline.engine.task import LINEAGE, folder_values, retyped
 from firnline.errors import EngineError
+from firnline.ndjson import add_counts, choose, json_paths, settle
+from firnline.ndjson.kinds import Counts
+from firnline.ndjson.tree import outer_paths
 from firnline.options import FileSourceOptions
 from firnline.schema import RESCUED_COLUMN, merge, schema_from_json, schema_from_spec, schema_to_json, type_to_text
 from firnline.sources.base import SourcePlan
@@ -55,6 +58,9 @@ class Columns:
     frozen: frozenset[str]  # their types are fixed: the table has them, or the spec declares them
     folder: dict[str, str]  # from `name=value` folders, with their types
     reserved: frozenset[str] = frozenset()  # never taken from records: such values are rescued
+    kinds: dict[str, str] = field(
+        default_factory=dict
+    )  # by path: what new fields are, chosen by all values of the epoch
 
 
 @dataclass(slots=True)
@@ -152,6 +158,7 @@ def make_orders(context: Context, plan: SourcePlan, columns: Columns, only: Coll
         "schema": schema_to_json(columns.decoded),
         "frozen": sorted(columns.frozen),
         "reserved": sorted(columns.reserved),
+        "kinds": columns.kinds,
         "folder_types": columns.folder,
         "evolution": context.evolution,
         "on_bad_record": options.on_bad_record,
@@ -175,13 +182,28 @@ def make_orders(context: Context, plan: SourcePlan, columns: Columns, only: Coll
 
 
 def agree(columns: Columns, reports: Sequence[dict[str, Json]]) -> tuple[Columns, set[int]]:
-    """Merge the schemas that the tasks ended with; tasks that wrote a column with another type must run again."""
+    """Choose the types of new columns by the values of all tasks; tasks that wrote another type must run again.
+
+    A choice stands: a task that runs again rescues the odd values, so they would no longer be counted. Fields inside a
+    value that a task still holds as JSON text wait until that task has counted them, too.
+    """
+    counts: Counts = {}
+    for report in reports:
+        add_counts(counts, report["kinds"])
     found = [schema_from_json(report["schema"]) for report in reports]
-    merged = columns.decoded
+    texts = {path for schema in found for path in json_paths(schema)}
+    choices = {
+        path: choose(path, counted).kind
+        for path, counted in counts.items()
+        if path not in columns.kinds and texts.isdisjoint(outer_paths(path))
+    }
+    kinds = columns.kinds | {path: kind for path, kind in choices.items() if kind is not None}
+    settled = kinds | {path: "json" for path, kind in choices.items() if kind is None}  # to be counted again
+    merged = settle(columns.decoded, settled)
     for schema in found:
-        merged = merge(merged, schema, frozen=columns.frozen)
+        merged = merge(merged, settle(schema, settled), frozen=columns.frozen)
     again = {number for number, schema in enumerate(found) if retyped(schema, merged)}
-    return replace(columns, decoded=merged), again
+    return replace(columns, decoded=merged, kinds=kinds), again
 
 
 def collect(context: Context, columns: Columns, reports: Sequence[dict[str, Json]]) -> Produced:

@@ -31,6 +31,7 @@ from firnline.ndjson import (
     Decoded,
     DecodeOptions,
     Decoder,
+    KindCounter,
     MismatchError,
     UnexpectedFieldError,
     compression_of,
@@ -104,8 +105,10 @@ class _Attempt:
             evolution=order["evolution"],
             on_mismatch="fail" if order["evolution"] == "fail" else "rescue",
             reserved=frozenset(order["reserved"]),
+            kinds=order["kinds"],
         )
         self._decoder = Decoder(learned.schema, order["frozen"], self._options)
+        self._kinds = KindCounter(learned.schema, order["frozen"], order["reserved"])
         self._written: pa.Schema | None = None
         self._counts = _Counts()
         self._rescues = False  # rows have `_rescued_data` though no record made the decoder add it
@@ -129,6 +132,7 @@ class _Attempt:
             "exchanged": {e.edge.name: e.close() for e in self._exchanges},
             "quarantine": self._close_quarantine(),
             "schema": schema_to_json(self._decoder.schema),
+            "kinds": self._kinds.to_json(),
             "rescues": self._rescues,
             "records": self._counts.records,
             "bad": self._counts.bad,
@@ -215,6 +219,7 @@ class _Attempt:
             if decoded.batch.num_rows == 0:
                 continue
             self._check_types(decoded.batch.schema)
+            self._kinds.add(decoded.batch)
             batch = self._complete(item, decoded)
             for stager in self._stagers.values():
                 stager.write(batch)

@@ -7,9 +7,9 @@ from firnline.ndjson.decode import (
     Decoder,
     MismatchError,
     UnexpectedFieldError,
-    infer_schema,
     warm_up,
 )
+from firnline.ndjson.kinds import Choice, KindCounter, add_counts, choose, json_paths, settle
 from firnline.ndjson.reader import (
     Block,
     BlockReader,
@@ -18,20 +18,27 @@ from firnline.ndjson.reader import (
     compression_of,
     open_blocks,
 )
+from firnline.ndjson.tree import shown_path
 
 __all__ = [
     "BadRecord",
     "Block",
     "BlockReader",
     "BrokenFileError",
+    "Choice",
     "DecodeOptions",
     "Decoded",
     "Decoder",
+    "KindCounter",
     "MismatchError",
     "Oversized",
     "UnexpectedFieldError",
+    "add_counts",
+    "choose",
     "compression_of",
-    "infer_schema",
+    "json_paths",
     "open_blocks",
+    "settle",
+    "shown_path",
     "warm_up",
 ]

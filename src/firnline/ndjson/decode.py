@@ -7,8 +7,8 @@ the record is reported as bad. Of duplicate keys the last wins. An unknown field
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -17,12 +17,12 @@ import pyarrow as pa
 from firnline.ndjson import kernel, slow
 from firnline.ndjson import nodes as k
 from firnline.ndjson.fit import MisfitError, fit
-from firnline.ndjson.infer import Learner, kind_of
+from firnline.ndjson.infer import Learner, is_empty, kind_of
 from firnline.ndjson.layout import Array, Layout
 from firnline.ndjson.reader import Block, open_blocks
 from firnline.ndjson.slow import BadRecordError, Object, dump
 from firnline.ndjson.text import FULL
-from firnline.ndjson.tree import Node, build_tree
+from firnline.ndjson.tree import Kinds, Node, build_tree
 from firnline.schema import RESCUED_COLUMN
 
 BadReason = Literal["not-json", "not-an-object", "invalid-utf8", "too-long", "missing-required"]
@@ -39,6 +39,7 @@ class DecodeOptions:
         evolution: what an unknown field becomes: a column, a part of `_rescued_data`, or an error.
         on_mismatch: what a value becomes that does not fit a column whose type is fixed.
         reserved: top-level names that are never taken from records as columns; such fields are rescued.
+        kinds: by path, the kinds of new fields that were chosen; values of another kind are rescued.
         max_fields: fields at all levels beyond which unknown fields are rescued under `add`, so that records
             with generated keys cannot exhaust the memory.
     """
@@ -46,6 +47,7 @@ class DecodeOptions:
     evolution: Literal["add", "rescue", "fail"] = "add"
     on_mismatch: Literal["rescue", "fail"] = "rescue"
     reserved: frozenset[str] = frozenset()
+    kinds: Kinds = field(default_factory=dict)
     max_fields: int = 1_000
 
 
@@ -104,8 +106,9 @@ class _Odd:
 class Decoder:
     """Turns the blocks of files into batches, learning new fields as they come.
 
-    Columns in `frozen` keep their type (a struct among them may gain fields); every other column widens when a
-    value does not fit (see `firnline.schema.merge`), so that earlier batches may have an older schema.
+    Columns in `frozen` keep their type (a struct among them may gain fields), and so do fields whose kind is chosen.
+    Every other column widens when a value does not fit: int64 to float64, else to json, until somebody counts the kinds
+    and chooses one (see `kinds`). So earlier batches may have an older schema.
 
     Attributes:
         schema: the schema of the newest batch.
@@ -121,7 +124,7 @@ class Decoder:
         self._build()
 
     def _build(self) -> None:
-        self._root = build_tree(self.schema, self._base, self._frozen, self.options.reserved)
+        self._root = build_tree(self.schema, self._base, self._frozen, self.options.reserved, self.options.kinds)
         self._layout = Layout(self._root)
 
     def decode(self, block: Block) -> Decoded:
@@ -218,7 +221,7 @@ class Decoder:
         """Widen the schema by what these records hold; True when it changed."""
         options = self.options
         room = options.max_fields - len(self._layout.nodes)
-        learner = Learner(self._root, options.evolution == "add", options.reserved, room)
+        learner = Learner(self._root, options.evolution == "add", options.reserved, room, options.kinds)
         for item in odd:
             if isinstance(item.parsed, Object):
                 learner.watch(item.parsed)
@@ -237,8 +240,8 @@ class Decoder:
         for item in odd:
             fields = item.parsed.pairs if isinstance(item.parsed, Object) else []
             for name, value in fields:
-                empty = value == [] or (isinstance(value, Object) and not value.pairs)
-                if name not in self._root.by_name and value is not None and (empty or evolution == "rescue"):
+                is_rescued = is_empty(value) or evolution == "rescue"
+                if name not in self._root.by_name and value is not None and is_rescued:
                     self._add_rescued_column()
                     return True
         return False
@@ -365,14 +368,8 @@ def _interleave(
     return pa.RecordBatch.from_arrays(joined.columns, schema=schema)
 
 
-def infer_schema(blocks: Iterable[Block], options: DecodeOptions | None = None) -> pa.Schema:
-    """Return the schema that these blocks need, starting from nothing; for a preview."""
-    decoder = Decoder(pa.schema([]), (), options)
-    for block in blocks:
-        decoder.decode(block)
-    return decoder.schema
-
-
 def warm_up() -> None:
     """Compile the kernel, or load it from numba's cache; cheap from the second call on."""
-    infer_schema(open_blocks(io.BytesIO(b"{}\n"), path="", compression=None))
+    decoder = Decoder(pa.schema([]), ())
+    for block in open_blocks(io.BytesIO(b"{}\n"), path="", compression=None):
+        decoder.decode(block)

@@ -2,7 +2,7 @@
 
 Fit is strict and lossless:
 
-- string: JSON strings. A column that is not frozen also takes the text of numbers and booleans.
+- string: JSON strings; numbers and booleans as they are written in JSON. While a column is new, strings alone.
 - int32, int64: numbers written without fraction and exponent, in range. `1.0` does not fit.
 - float64, float32: numbers. Integers must be exact; fractions are rounded to the nearest double (for float32:
   then to the nearest float). Overflow, and a number other than 0 that would become 0, do not fit.

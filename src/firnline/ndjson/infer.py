@@ -8,13 +8,13 @@ import pyarrow as pa
 
 from firnline.ndjson import nodes as k
 from firnline.ndjson.fit import MisfitError, exact_float, fit
+from firnline.ndjson.kinds import MAX_NESTING, scalar_type
 from firnline.ndjson.slow import Number, Object
-from firnline.ndjson.tree import Node
-from firnline.schema import RESCUED_COLUMN, is_column_name_ok, json_field, merge_fields
+from firnline.ndjson.tree import Kinds, Node, inner_path
+from firnline.schema import RESCUED_COLUMN, is_column_name_ok, json_field
 
-MAX_NESTING = 32  # objects and arrays nested deeper become json columns
-
-_SCALARS = {"boolean": pa.bool_(), "int64": pa.int64(), "float64": pa.float64(), "string": pa.string()}
+_NUMBERS = {"int64", "float64"}
+_SCALARS = {"boolean", *_NUMBERS, "string"}
 
 
 def kind_of(value: Any) -> str:
@@ -41,25 +41,27 @@ def kind_of(value: Any) -> str:
 
 
 class Seen:
-    """All kinds of values that were seen for one field."""
+    """The kinds of values that were seen for one field; once its kind is chosen, others are passed over."""
 
-    __slots__ = ("element", "fields", "kinds", "level")
+    __slots__ = ("_chosen", "element", "fields", "kinds", "level", "path")
 
-    def __init__(self, level: int) -> None:
+    def __init__(self, level: int, path: str, chosen: Kinds) -> None:
         self.level = level
+        self.path = path
+        self._chosen = chosen
         self.kinds: set[str] = set()
         self.element: Seen | None = None
         self.fields: dict[str, Seen] = {}
 
     def add(self, value: Any) -> None:
         kind = kind_of(value)
-        if kind == "null":
+        if kind == "null" or not _takes(self._chosen.get(self.path), kind) or is_empty(value):
             return
         self.kinds.add(kind)
         if self.level >= MAX_NESTING:
             return
         if kind == "array":
-            self.element = self.element or Seen(self.level + 1)
+            self.element = self.element or Seen(self.level + 1, inner_path(self.path, ""), self._chosen)
             for item in value:
                 self.element.add(item)
         elif kind == "object":
@@ -72,7 +74,7 @@ class Seen:
         if seen is None:
             if value is None or not is_column_name_ok(name):
                 return
-            seen = self.fields[name] = Seen(self.level + 1)
+            seen = self.fields[name] = Seen(self.level + 1, inner_path(self.path, name), self._chosen)
         seen.add(value)
 
     def known_fields(self) -> list[tuple[pa.Field, int]]:
@@ -86,27 +88,42 @@ class Seen:
 
     def field(self, name: str) -> pa.Field | None:
         """Return the field that takes all values seen, or None while the type is not known."""
-        nested = self.kinds & {"array", "object"}
         if not self.kinds:
             return None
-        if nested and (len(self.kinds) > 1 or self.level >= MAX_NESTING):
+        chosen = self._chosen.get(self.path)
+        if chosen in _SCALARS:
+            return pa.field(name, scalar_type(chosen))
+        if self.kinds == _NUMBERS:
+            return pa.field(name, pa.float64())
+        if chosen == "json" or len(self.kinds) > 1:
             return json_field(name)
-        if "array" in nested:
+        (kind,) = self.kinds
+        if kind in _SCALARS:
+            return pa.field(name, scalar_type(kind))
+        if self.level >= MAX_NESTING:
+            return json_field(name)
+        if kind == "array":
             element = self.element.field("item") if self.element else None
             return None if element is None else pa.field(name, pa.list_(element))
-        if "object" in nested:
-            fields = [field for field, _ in self.known_fields()]
-            return pa.field(name, pa.struct(fields)) if fields else None
-        kinds = sorted(self.kinds)
-        out = pa.field(name, _SCALARS[kinds[0]])
-        for kind in kinds[1:]:
-            out = merge_fields(out, pa.field(name, _SCALARS[kind]))
-        return out
+        fields = [field for field, _ in self.known_fields()]
+        return pa.field(name, pa.struct(fields)) if fields else None
 
     def size(self) -> int:
         """Return how many fields would be added."""
         inner = sum(seen.size() for seen in self.fields.values())
         return 1 + inner + (self.element.size() if self.element else 0)
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a value is `[]` or `{}`: it says nothing about a column's type."""
+    return value == [] or (type(value) is Object and not value.pairs)
+
+
+def _takes(chosen: str | None, kind: str) -> bool:
+    """Whether a value may shape a field of the chosen kind; without one, every value may."""
+    if chosen is None or chosen in (kind, "json"):
+        return True
+    return (chosen == "float64" and kind == "int64") or (chosen == "string" and kind in _SCALARS)
 
 
 class Learner:
@@ -116,10 +133,12 @@ class Learner:
         adds_fields: unknown fields become columns.
         reserved: top-level names that never become columns.
         room: how many fields may still be added, at all levels together.
+        chosen: the kinds of fields that the values of the whole epoch have decided.
     """
 
-    def __init__(self, root: Node, adds_fields: bool, reserved: frozenset[str], room: int) -> None:
+    def __init__(self, root: Node, adds_fields: bool, reserved: frozenset[str], room: int, chosen: Kinds) -> None:
         self._root = root
+        self._chosen = chosen
         self._adds_fields = adds_fields
         self._reserved = reserved
         self._room = room
@@ -139,7 +158,7 @@ class Learner:
             elif self._adds_fields and name.lower() not in node.lower_names:
                 if node is self._root and (name in self._reserved or name == RESCUED_COLUMN):
                     continue
-                self._new.setdefault(id(node), Seen(level)).add_field(name, item)
+                self._new.setdefault(id(node), Seen(level, node.path, self._chosen)).add_field(name, item)
 
     def _watch(self, node: Node, value: Any, level: int) -> None:
         if node.kind == k.STRUCT and type(value) is Object:
@@ -156,7 +175,7 @@ class Learner:
             try:
                 fit(value, node)
             except MisfitError:
-                self._other.setdefault(id(node), Seen(level)).add(value)
+                self._other.setdefault(id(node), Seen(level, node.path, {})).add(value)
 
     def schema(self, schema: pa.Schema) -> pa.Schema:
         """Return the schema that also holds what was watched; the same object when nothing changes."""
@@ -184,10 +203,8 @@ class Learner:
         elif node.kind == k.MAP:
             field = field.with_type(pa.map_(pa.string(), self._field(node.children[1])))
         seen = self._other.get(id(node))
-        if seen is None:
+        if seen is None or not seen.kinds:
             return field
-        other = seen.field(field.name)
-        if other is None:
-            # Only `[]` or `{}` were seen: a container of nothing, which mixes with no scalar.
-            other = json_field(field.name) if node.kind > k.MAP else field
-        return merge_fields(field, other)
+        if node.kind == k.INT64 and seen.kinds == {"float64"}:
+            return field.with_type(pa.float64())
+        return json_field(field.name, field.nullable)  # holds every value and its kind, until the kinds are counted

@@ -1,8 +1,12 @@
-"""The schema as the decoder sees it: a tree of nodes that know their kind and whether their type may change."""
+"""The schema as the decoder sees it: a tree of nodes that know their kind and whether their type may change.
+
+A field is named by its path: the names from the column inwards, with an empty name for the element of a list or the
+value of a map.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -22,13 +26,39 @@ _KINDS = {
     pa.date32(): nodes.DATE,
 }
 
+Kinds = Mapping[str, str]  # path -> boolean, int64, float64, string, array, object or json
+
+_SEPARATOR = "\n"  # no column name holds one
+
+
+def inner_path(path: str, name: str) -> str:
+    """Return the path of a field inside another; "" is the element of a list or the value of a map."""
+    return f"{path}{_SEPARATOR}{name}" if path else name
+
+
+def outer_paths(path: str) -> set[str]:
+    """Return the paths of the fields that a field lies in."""
+    names = path.split(_SEPARATOR)
+    return {_SEPARATOR.join(names[:depth]) for depth in range(1, len(names))}
+
+
+def depth_of(path: str) -> int:
+    """Return how deep a field lies; a column is at 1."""
+    return path.count(_SEPARATOR) + 1
+
+
+def shown_path(path: str) -> str:
+    """Return a path for people: `order.lines[].price`."""
+    return "".join(f".{name}" if name else "[]" for name in path.split(_SEPARATOR)).lstrip(".")
+
 
 @dataclass(slots=True, eq=False)
 class Node:
     """One field of the schema.
 
     Attributes:
-        frozen: the type was there from the start and must not change.
+        path: the names that lead here (see `kinds`).
+        frozen: the type must not change: it was there from the start, or the field's kind is chosen.
         hidden: no key of a record leads here (columns that others fill).
         children: a struct's fields; a list's element; a map's key and value.
     """
@@ -36,6 +66,7 @@ class Node:
     field: pa.Field
     kind: int
     frozen: bool
+    path: str = ""
     hidden: bool = False
     children: list[Node] = field(default_factory=list)
     by_name: dict[str, Node] = field(default_factory=dict)
@@ -66,20 +97,24 @@ def _kind_of(item: pa.Field, frozen: bool) -> int:
     kind = _KINDS.get(item.type)
     if kind is None:
         raise ValueError(f"column {item.name!r}: type {item.type} cannot be read from JSON")
-    if kind == nodes.STRING and not frozen:
-        return nodes.ANY_STRING
+    if kind == nodes.STRING and frozen:
+        return nodes.ANY_STRING  # while the column is new, numbers must be told from texts
     return kind
 
 
-def _build(item: pa.Field, base: pa.Field | None) -> Node:
-    node = Node(item, _kind_of(item, base is not None), base is not None)
+def _build(item: pa.Field, base: pa.Field | None, path: str, chosen: Kinds) -> Node:
+    frozen = base is not None or path in chosen
+    node = Node(item, _kind_of(item, frozen), frozen, path)
     if node.kind == nodes.STRUCT:
         known = {} if base is None or not pa.types.is_struct(base.type) else {f.name: f for f in base.type}
-        _adopt(node, [_build(child, known.get(child.name)) for child in item.type])
+        inner = [_build(child, known.get(child.name), inner_path(path, child.name), chosen) for child in item.type]
+        _adopt(node, inner)
     elif node.kind == nodes.LIST:
-        node.children = [_build(item.type.value_field, None if base is None else base.type.value_field)]
+        known_item = None if base is None else base.type.value_field
+        node.children = [_build(item.type.value_field, known_item, inner_path(path, ""), chosen)]
     elif node.kind == nodes.MAP:
-        value = _build(item.type.item_field, None if base is None else base.type.item_field)
+        known_item = None if base is None else base.type.item_field
+        value = _build(item.type.item_field, known_item, inner_path(path, ""), chosen)
         key = Node(item.type.key_field, nodes.STRING, True)
         node.children = [key, value]
     return node
@@ -91,13 +126,15 @@ def _adopt(node: Node, children: list[Node]) -> None:
     node.lower_names = {child.field.name.lower() for child in children}
 
 
-def build_tree(schema: pa.Schema, base: pa.Schema, frozen: Collection[str], reserved: Collection[str]) -> Node:
-    """Return the root of `schema`; nodes that `base` has under a frozen column are frozen."""
+def build_tree(
+    schema: pa.Schema, base: pa.Schema, frozen: Collection[str], reserved: Collection[str], chosen: Kinds
+) -> Node:
+    """Return the root of `schema`; nodes that `base` has under a frozen column, or whose kind is chosen, are frozen."""
     known = {item.name: item for item in base if item.name in frozen}
     root = Node(pa.field("", pa.struct(list(schema)), nullable=False), nodes.STRUCT, True)
     children = []
     for item in schema:
-        child = _build(item, known.get(item.name))
+        child = _build(item, known.get(item.name), item.name, chosen)
         child.hidden = item.name == RESCUED_COLUMN or item.name in reserved
         children.append(child)
     _adopt(root, children)

@@ -100,7 +100,7 @@ class SchemaConfig(Config):
     """Where columns come from and what happens to what does not fit them."""
 
     fields: tuple[FieldConfig, ...] = Field(
-        default=(), description="Declared columns; none: inferred from the records."
+        default=(), description="Declared columns; others are inferred from the records (docs/types.md)."
     )
     evolution: Literal["add", "rescue", "fail"] = Field(
         default="add",

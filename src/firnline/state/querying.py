@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -70,7 +71,7 @@ def query_state(reader: StateReader, sql: str, limit: int) -> Answer:
                 raise ConfigError("--sql takes one SELECT", hint='--sql "select count(*) from state"')
             found = connection.sql(statements[0]).limit(limit + 1)
             rows = found.fetchall()
-            return Answer(list(found.columns), rows[:limit], len(rows) > limit)
+            return Answer(_distinct(found.columns), rows[:limit], len(rows) > limit)
         except duckdb.Error as error:
             if stream.error is not None:
                 raise stream.error from error
@@ -79,3 +80,12 @@ def query_state(reader: StateReader, sql: str, limit: int) -> Answer:
                 f"the query cannot be run: {first}",
                 hint=f"The view {VIEW!r} has the columns {', '.join(columns)}.",
             ) from error
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    """Give names that come again a number: `n`, `n_1`."""
+    taken: list[str] = []
+    for name in names:
+        free = (f"{name}_{number}" for number in count(1))
+        taken.append(name if name not in taken else next(other for other in free if other not in taken))
+    return taken

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import importlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,24 @@ def test_dry_run_tells_what_would_happen(spec: Path, run_json: Any) -> None:
     assert [(c["name"], c["type"], c["origin"]) for c in found["schema"]] == [
         ("id", "int64", "new"), ("month", "string", "new"), ("v", "float64", "new"),
     ]  # fmt: skip
-    assert found["sample"] == {"files": 2, "records": 12, "bad": 2}
+    assert found["sample"] == {"files": 2, "records": 12, "bad": 2, "rescued": 0}
+
+
+def test_dry_run_shows_the_share_of_odd_values(
+    spec: Path, run_json: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [json.dumps({"id": n, "month": "x"}) for n in range(99)] + ['{"id": "odd", "month": 7}']
+    (tmp_path / "in" / "0.json").write_text("\n".join(lines))
+    found = run_json("dry-run")
+    assert {c["name"]: (c["type"], round(c["odd_share"], 2)) for c in found["schema"]} == {
+        "id": ("int64", 0.01), "month": ("string", 0.0), "v": ("float64", 0.0), "_rescued_data": ("string", 0.0),
+    }  # fmt: skip
+    assert found["sample"]["rescued"] == 1
+    assert any(warning.startswith("id: 1 of ") for warning in found["warnings"])
+    assert run_command(["dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "odd values" in shown
+    assert "with rescued values" in shown
 
 
 def test_dry_run_after_a_run_tells_where_it_resumes(finished: Path, run_json: Any, sample: SampleInput) -> None:
