@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from firnline.engine.orders import Columns, Context, agree, collect, columns_of
+from firnline.engine.orders import Columns, Context, agree, columns_of, staged_schema
 from firnline.errors import SchemaError
 from firnline.ndjson import (
     BrokenFileError,
@@ -91,8 +91,7 @@ def sample_source(
         again = bool(wanted)
     sample.add(read)
     sample.warnings += [_odd_warning(path, choice) for path, choice in choices.items() if choice.odd]
-    produced = collect(context, columns, [])
-    return Sampled(columns, produced.columns[options.name], choices)
+    return Sampled(columns, staged_schema(context, columns), choices)
 
 
 def _odd_warning(path: str, choice: Choice) -> str:

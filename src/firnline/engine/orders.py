@@ -134,7 +134,7 @@ def known_columns(context: Context) -> pa.Schema | None:
         return None
     if context.base is not None:
         return pa.schema([found for found in context.base if _is_supported(found)])
-    return _staged_schema(context, columns_of(context, SourcePlan(context.options.name, None, [], 0, 0)))
+    return staged_schema(context, columns_of(context, SourcePlan(context.options.name, None, [], 0, 0)))
 
 
 def _is_supported(field: pa.Field) -> bool:
@@ -221,7 +221,7 @@ def collect(context: Context, columns: Columns, reports: Sequence[dict[str, Json
         for file in report["quarantine"]:
             out.bad.update(file["reasons"])
     out.read[source] = out.records
-    schema = _staged_schema(context, columns)
+    schema = staged_schema(context, columns)
     if any(report["rescues"] for report in reports) and RESCUED_COLUMN not in schema.names:
         schema = schema.append(pa.field(RESCUED_COLUMN, pa.string()))
     if out.records > out.bad.total() or not context.is_inferring:  # else nothing has told any column yet
@@ -236,7 +236,7 @@ def collect(context: Context, columns: Columns, reports: Sequence[dict[str, Json
     return out
 
 
-def _staged_schema(context: Context, columns: Columns) -> pa.Schema:
+def staged_schema(context: Context, columns: Columns) -> pa.Schema:
     """Every column that the staged files may have: what the table must have when they are committed."""
     fields = list(columns.decoded)
     folder_specs = [{"name": n, "type": t, "nullable": True} for n, t in columns.folder.items()]
