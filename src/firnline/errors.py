@@ -12,6 +12,7 @@
     |- SinkError                   a sink could not be read or written                (exit 3)
     |  |- CommitConflictError      nothing was written; retry is safe
     |  |- CommitUnknownError       may or may not be written; ask, never guess        (exit 4)
+    |  |- NotDurableError          an fsync failed: what was written may be lost      (exit 1)
     |  `- StoreUnsafeError         the storage has no put-if-absent                   (exit 1)
     |- FencedError                 a newer generation owns this pipeline              (exit 5)
     |- EngineError                 Spark could not do the work                        (exit 3)
@@ -162,6 +163,17 @@ class CommitUnknownError(SinkError):
     code = "commit-unknown"
     exit_code = 4
     default_hint = "Run again: the next run reads the table and finds out; nothing is written twice."
+
+
+class NotDurableError(SinkError):
+    """An fsync failed, or the disk holds something else than was written: nothing may build on it."""
+
+    code = "not-durable"
+    retryable = False
+    exit_code = 1
+    default_hint = (
+        "Check the disk (dmesg, smartctl, free space), then run again: the next run reads the table from the disk."
+    )
 
 
 class StoreUnsafeError(SinkError):

@@ -8,12 +8,14 @@ so that tests can count, break and record every call.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any, BinaryIO, Protocol, cast
 
 from firnline.errors import ConfigError
@@ -83,6 +85,10 @@ class Storage(Protocol):
         """A new object, for large writes; its name must be one that nobody else uses."""
         ...
 
+    def settle(self, key: str) -> None:
+        """Make an object or a folder durable that another process wrote: it may have been killed before it did."""
+        ...
+
 
 def is_remote(uri: str) -> bool:
     """Whether a path or URI lies on an object store."""
@@ -102,25 +108,85 @@ def open_storage(uri: str, options: Mapping[str, str] | None = None) -> Storage:
     return ObjectStorage(root, options or {}) if is_remote(root) else LocalStorage(root)
 
 
+_failed: dict[str, str] = {}  # path -> why its fsync failed
+
+
 def fsync_path(path: str) -> None:
-    """Make a file's or a folder's content durable."""
+    """Make a file's or a folder's content durable.
+
+    A failure is final: the system may drop what it could not write and call the rest clean, so that the next fsync
+    succeeds although the data is lost. This process never again trusts a path whose fsync failed.
+    """
+    if path in _failed:
+        raise OSError(errno.EIO, f"an earlier fsync failed ({_failed[path]}), so what was written may be lost", path)
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        _failed[path] = error.strerror or type(error).__name__
+        raise OSError(error.errno or errno.EIO, f"fsync failed: {_failed[path]}", path) from error
     finally:
         os.close(descriptor)
 
 
+def confirm_path(path: str) -> None:
+    """Make a small file durable that another process wrote, and compare it with what the disk holds.
+
+    If an fsync of that process failed, ours may succeed without writing anything. So the cached pages are dropped and
+    the file is read from the disk again. OSError when the disk holds something else.
+    """
+    with open(path, "rb", buffering=0) as stream:
+        cached = stream.read()
+        fsync_path(path)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        stream.seek(0)
+        if stream.read() != cached:
+            raise OSError(errno.EIO, "the disk does not hold what was written", path)
+
+
+_FOLDERS_REMEMBERED = 4096
+_durable_folders: dict[str, tuple[int, int]] = {}  # path -> device and inode of a folder whose name is durable
+
+
 def make_folders(folder: str) -> None:
-    """Create a folder and what is missing above it, each durable in its parent."""
-    missing = []
-    while folder and not os.path.isdir(folder):
-        missing.append(folder)
+    """Make a folder and those above it durable, each in its parent; what is missing is created.
+
+    A folder that exists may have been left by a process that was killed before it made the name durable.
+    """
+    pending = []
+    while folder and not os.path.ismount(folder):
+        identity = _folder_identity(folder)
+        if identity is not None and _durable_folders.get(folder) == identity:
+            break
+        pending.append(folder)
         folder = os.path.dirname(folder)
-    for path in reversed(missing):
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path)
-        fsync_path(os.path.dirname(path))
+    for path in reversed(pending):
+        if _folder_identity(path) is None:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path)
+            fsync_path(os.path.dirname(path))
+        else:
+            with contextlib.suppress(PermissionError):  # far above there may be folders that only others may read
+                fsync_path(os.path.dirname(path))
+        _remember_folder(path)
+
+
+def _remember_folder(folder: str) -> None:
+    identity = _folder_identity(folder)
+    if identity is not None:
+        if len(_durable_folders) >= _FOLDERS_REMEMBERED:
+            _durable_folders.clear()
+        _durable_folders[folder] = identity
+
+
+def _folder_identity(folder: str) -> tuple[int, int] | None:
+    """Device and inode of a folder; None when it is missing."""
+    try:
+        found = os.stat(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return (found.st_dev, found.st_ino) if S_ISDIR(found.st_mode) else None
 
 
 class LocalStorage:
@@ -157,9 +223,11 @@ class LocalStorage:
                 stream.flush()
                 os.fsync(stream.fileno())
             publish(temporary, path)
-        except OSError:
+        except OSError as error:
             with contextlib.suppress(OSError):  # a full disk must not fill up with what failed
                 os.unlink(temporary)
+            if isinstance(error, FileExistsError):
+                self.settle(key)  # whoever learns that it exists builds on it
             raise
         fsync_path(folder)
         fault_point("storage.put.after")
@@ -189,6 +257,14 @@ class LocalStorage:
         path = self._path(key)
         make_folders(os.path.dirname(path))
         return _DurableFile(path)
+
+    def settle(self, key: str) -> None:
+        path = self._path(key)
+        folder = os.path.dirname(path)
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile: there is nothing to build on
+            fsync_path(path)
+            fsync_path(folder)
+            make_folders(folder)
 
 
 def _link_new(temporary: str, path: str) -> None:
@@ -364,6 +440,9 @@ class ObjectStorage:
 
         with _os_errors():
             return _RemoteWriter(obstore.open_writer(self._store, self._key(key)))
+
+    def settle(self, key: str) -> None:
+        """Nothing: what can be listed in a bucket is durable."""
 
 
 class _RemoteReader:

@@ -59,6 +59,8 @@ class Opening:
         recorder, flight = self._parts.recorder, self._flight
         recorder.look()
         held = self._parts.deciding.load()
+        if held.exists:
+            self._parts.deciding.make_durable()
         if held.checkpoint is None and not held.generation:  # a log that knows our claim knows what it lacks
             self._check_no_history()
         held = recorder.confirm(held, self._parts.deciding.load)

@@ -117,6 +117,8 @@ def _stand_together(parts: Parts) -> Held:
             if not exists or sink.find_holder()[:2] != wanted:
                 behind.append(f"{sink.name} at epoch {sink.find_holder()[0] if exists else 0}")
         if not behind:
+            for sink in parts.sinks:
+                sink.make_durable()
             return held
         parts.clock.sleep(LOOK_SECONDS)
     raise SinkError(

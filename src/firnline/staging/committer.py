@@ -378,6 +378,8 @@ class Committer:
             info = json.dumps({"kind": "units", "run": self._run, "units": [u.name for u, _ in batch]})
             expiring = {unit_id(unit): self._now_ms() for unit, _ in batch}
             files = {str(file["path"]): file for _, file in batch}  # two units may name one file
+            for path in files:
+                self._storage.settle(path)  # other programs seldom make durable what they bring
             self._append(list(files.values()), info, {COMMITTER: self._term or 0}, expiring, report, onto)
         except (CommitConflictError, CommitUnknownError) as error:
             return self._repeat(error)
@@ -422,6 +424,8 @@ class Committer:
     # -- after the commit -----------------------------------------------------------------------------
 
     def _delete(self, units: Iterable[Unit | ForeignUnit]) -> None:
+        """Delete the metadata of units that the log proves committed, once the log itself is durable."""
+        self._table.make_durable()
         for unit in units:
             fault_point("staging.delete.before")
             self._storage.delete(f"{PENDING}/{unit.name}{SUFFIX}")

@@ -78,6 +78,7 @@ class References:
         if self._version is None:
             self._find_pipelines()
         self._table.refresh()
+        self._table.make_durable()  # a file that only this version gave up must not go before the version is durable
         self._apply_entries(candidates)
         self._apply_changes(candidates)
         if self._version is None:

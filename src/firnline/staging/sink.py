@@ -75,12 +75,17 @@ class StagedDeltaSink(DeltaSink):
     def _claim_tip(self) -> tuple[int, int | None]:
         """The end of the chain, pending units included; a committer that moves it meanwhile moves the version too."""
         units = [u for u in load_pending(self.storage) if isinstance(u, Unit) and u.pipeline == self._pipeline]
+        self.storage.settle(PENDING)  # the claim names the tip: a power cut must not take that unit away
         standing = read_standing(self._table, self._pipeline)
         ready = arrange(standing, units).ready
         if ready and self._follows is not None:
             decided = self._follows(standing.epoch)
             ready = list(takewhile(lambda unit: unit.digest in decided, ready))
         return (ready[-1].epoch, ready[-1].digest) if ready else super()._claim_tip()
+
+    def make_durable(self) -> None:
+        super().make_durable()
+        self.storage.settle(PENDING)
 
     def follow(self, decided: Callable[[int], set[int]]) -> None:
         """Adopt only pending units that another sink has decided: `decided` gives their digests above an epoch."""
@@ -136,6 +141,7 @@ class StagedDeltaSink(DeltaSink):
         held, arranged = self._chain_end()
         for unit in arranged.ready:
             if unit.epoch == epoch:
+                self.storage.settle(PENDING)  # whoever gets this receipt takes the epoch for staged
                 return self._unit_receipt(unit)
         if not held.exists or held.epoch < epoch:
             return None

@@ -138,6 +138,8 @@ def find_needed(parts: Pipeline) -> Needed:
     pinned = list(_pinned(parts))  # before the sinks: what a restore has pinned, its commit names before the pin goes
     epochs = list(_lagging(parts, notes))
     newest, committed = parts.sinks[0].load(), parts.sinks[0].load_committed()
+    if committed.exists:
+        parts.sinks[0].make_durable()  # its floor decides what goes
     if committed.checkpoint is None or newest.checkpoint is None:
         return Needed(Marks({}, 0))  # there may be an epoch in flight, and nothing that tells it from another one
     floor = committed.checkpoint.floor

@@ -284,6 +284,7 @@ class FileStore(CheckpointStore):
 
     def _remove(self, folder: str, numbers: dict[int, set[str]], below: int) -> int:
         """Under the lock: delete numbers below one, the oldest first; returns how many of them had a value."""
+        fsync_path(folder)  # the newer version may be that of a writer that was killed before it came to this
         fault_point("store.prune.before")
         gone = 0
         for number in sorted(n for n in numbers if n < below):

@@ -110,7 +110,10 @@ class DeltaSink(Sink):
             info = commit.find_info(self._pipeline)
             if info is None or "checkpoint" not in info or info["epoch"] > epoch:
                 continue
-            return self._receipt(info, commit.version) if info["epoch"] == epoch else None
+            if info["epoch"] < epoch:
+                return None
+            self._table.make_durable()  # whoever gets this receipt takes the epoch for committed
+            return self._receipt(info, commit.version)
         return None
 
     def commit_times(self, version: int, limit: int) -> dict[int, tuple[int, str]]:
@@ -156,6 +159,7 @@ class DeltaSink(Sink):
                 raise FencedError(f"{self.name} is held by generation {held}", generation=held)
             self._generation = generation if generation is not None else held + 1
             if held == self._generation and self._claimed_by(run):
+                self.make_durable()
                 return self._held()
             tip_epoch, tip = self._claim_tip()
             txns = {self._id("-gen"): self._generation, self._id("-tip-epoch"): tip_epoch, self._id("-tip"): tip or 0}
@@ -176,6 +180,7 @@ class DeltaSink(Sink):
             self._table.refresh()
             if self._table.txn(self._id("-gen")) != self._generation:
                 raise FencedError("another run claimed this pipeline at the same time")
+            self.make_durable()
             return self._held()
         raise SinkError(f"cannot claim {self._table.uri}: other writers commit all the time", table=self._table.uri)
 
@@ -368,6 +373,14 @@ class DeltaSink(Sink):
     def table(self) -> Table:
         """The table handle, at the version that was last read."""
         return self._table
+
+    def make_durable(self) -> None:
+        """Make durable what was last read. Whoever wrote it may have been killed before the fsync.
+
+        Raises:
+            NotDurableError: an fsync failed; nothing may build on what was read.
+        """
+        self._table.make_durable()
 
     @property
     def log(self) -> DeltaLog:

@@ -8,7 +8,6 @@ transaction version older than the one it holds. After a conflict the caller che
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -21,8 +20,9 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from firnline.errors import CommitConflictError, CommitUnknownError, SinkError
 from firnline.faults import InjectedFaultError, fault_point
+from firnline.sinks.delta.durable import DurableLog
 from firnline.sinks.delta.log import INFO_KEY
-from firnline.storage import fsync_path, is_remote, make_folders
+from firnline.storage import is_remote, make_folders
 from firnline.types import Json
 
 _CONSTRAINT = "delta.constraints."
@@ -47,6 +47,7 @@ class Table:
         self._options = dict(storage_options)
         self._delta: DeltaTable | None = None
         self._described: tuple[int, tuple[pa.Schema, list[str], dict[str, Any]]] | None = None
+        self._durable = DurableLog(uri)
         self._moving = threading.RLock()  # whoever holds it may move the handle, or write onto where it is
 
     def refresh(self) -> bool:
@@ -59,11 +60,20 @@ class Table:
                     self._delta.update_incremental()
             except TableNotFoundError:
                 self._delta = None
+                self._durable.forget()
                 return False
             except (DeltaError, OSError) as error:
                 self._delta = None
                 raise SinkError(f"cannot read the table {self.uri}: {error}", table=self.uri) from error
             return True
+
+    def make_durable(self) -> None:
+        """Make the version that was read durable, with all before it. Call it before anything builds on that version.
+
+        Raises:
+            NotDurableError: an fsync failed; nothing may build on this version.
+        """
+        self._durable.sync(self.version)
 
     @property
     def storage_options(self) -> dict[str, str] | None:
@@ -223,12 +233,13 @@ class Table:
         """
         version = onto + 1
         try:
+            self._durable.sync(version - 1)
             fault_point(f"{point}.before")
             with self._moving:
                 self._check_at(onto)
                 write()
             fault_point(f"{point}.after")
-            self._sync(version)
+            self._durable.sync(version, written=True)
         except CommitFailedError as error:
             raise CommitConflictError(f"version {version} of {self.uri} was taken", version=version) from error
         except InjectedFaultError as error:
@@ -247,23 +258,13 @@ class Table:
                 f"the handle of {self.uri} moved from version {onto} to {at} since the fence was checked", version=at
             )
 
-    def _sync(self, version: int) -> None:
-        """delta-rs does not fsync: without this a power cut could take a commit back."""
-        if is_remote(self.uri):
-            return
-        fault_point("delta.sync.before")
-        folder = os.path.join(self.uri, "_delta_log")
-        fsync_path(os.path.join(folder, f"{version:020d}.json"))
-        fsync_path(folder)
-        if version == 0:
-            fsync_path(self.uri)
-        fault_point("delta.sync.after")
-
     def checkpoint(self) -> None:
         """Write Delta's own checkpoint and let go of expired log files."""
         try:
+            self.make_durable()
             fault_point("delta.checkpoint.before")
             self.delta.create_checkpoint()
+            self._durable.sync_checkpoint(self.version)
             if (self.setting("delta.enableExpiredLogCleanup") or "true").lower() != "false":
                 self.delta.cleanup_metadata()
             fault_point("delta.checkpoint.after")
