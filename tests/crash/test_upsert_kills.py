@@ -72,7 +72,7 @@ def child(table: str, fault: str, told: str) -> None:
     """In a process of its own: go on from the epoch that the table holds; note how often each point is reached."""
     import firnline.storage
     from firnline import faults
-    from firnline.sinks.delta import rewrite, stage
+    from firnline.sinks.delta import durable, rewrite, stage
     from firnline.sinks.delta import table as delta_table
 
     os.environ[VARIABLE] = fault
@@ -83,7 +83,7 @@ def child(table: str, fault: str, told: str) -> None:
         reached[point] += 1
         original(point)
 
-    for module in (firnline.storage, stage, rewrite, delta_table):
+    for module in (firnline.storage, stage, rewrite, durable, delta_table):
         module.fault_point = noting  # type: ignore[attr-defined]
     driver = UpsertDriver(table, ["id"], partition_by=("p",), floor_behind=1)
     exchange, disturbed = driver.sink.table.exchange, set()

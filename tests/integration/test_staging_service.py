@@ -263,7 +263,7 @@ def test_a_log_that_cannot_be_written_ends_the_cycle(
     stage(sample, staged(sample, table), "a")
     tries = []
 
-    def fail(self: Table, *_: Any) -> int:
+    def fail(self: Table, *_: Any, **__: Any) -> int:
         tries.append(1)
         raise CommitUnknownError("disk full")
 
@@ -284,7 +284,7 @@ def test_a_failing_pipeline_holds_up_no_other(
     stage(other, staged(other, table, name="b", path=str(other.folder)), "a")
     original = Table.add_columns
 
-    def fail(self: Table, *_: Any) -> None:
+    def fail(self: Table, *_: Any, **__: Any) -> None:
         raise CommitUnknownError("columns cannot be added")
 
     monkeypatch.setattr(Table, "add_columns", fail)
