@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, PostCommitHookProperties, write_deltalake
 
 from firnline.engine.parts import assemble
 from firnline.history.status import load_files
@@ -118,6 +119,92 @@ def test_log_cleaned_up_after_a_delta_checkpoint(other: OtherTool, make_options:
     run = run_once(make_options())
     assert run.exit_code == 0, run.result
     assert table_ids(other.table) == other.sample.ids
+
+
+def others_commit(table: Path, times: int) -> None:
+    """Other writers' commits, without a Delta checkpoint."""
+    hooks = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+    for _ in range(times):
+        write_deltalake(
+            str(table), pa.table({"v": [1.5]}), mode="append", schema_mode="merge", post_commithook_properties=hooks
+        )
+
+
+@pytest.mark.parametrize("older_in_checkpoint", [False, True])
+def test_progress_beyond_the_scan_is_never_passed_over(
+    other: OtherTool, make_options: MakeOptions, older_in_checkpoint: bool
+) -> None:
+    """Nor is an older one from Delta's checkpoint taken while a newer one may lie between."""
+    if older_in_checkpoint:
+        write_blizzard(other.table, {**state(other), "files": {}})
+        DeltaTable(str(other.table)).create_checkpoint()
+    write_blizzard(other.table, state(other))
+    others_commit(other.table, 5)
+    commits = 6 if older_in_checkpoint else DeltaTable(str(other.table)).version() + 1
+    before = table_ids(other.table)
+    run = run_once(make_options(recovery_scan_commits=4))
+    assert (run.exit_code, run.error_code) == (1, "checkpoint-lost")
+    assert run.result.error is not None
+    assert f"recovery_scan_commits: {commits}" in run.result.error.hint
+    assert table_ids(other.table) == before
+    assert run_once(make_options(recovery_scan_commits=commits)).exit_code == 0
+    assert table_ids(other.table) == other.sample.ids
+
+
+def test_a_table_with_nobodys_progress_is_joined(
+    sample: SampleInput, make_options: MakeOptions, tmp_path: Path
+) -> None:
+    table = tmp_path / "out"
+    others_commit(table, 6)
+    DeltaTable(str(table)).create_checkpoint()
+    others_commit(table, 2)
+    sample.add("a.json", 3)
+    assert run_once(make_options(recovery_scan_commits=4)).exit_code == 0, "the checkpoint tells of all before it"
+    assert table_ids(table) == sample.ids
+
+
+def test_a_long_log_without_progress_is_joined_on_purpose(
+    sample: SampleInput, make_options: MakeOptions, tmp_path: Path
+) -> None:
+    others_commit(tmp_path / "out", 6)
+    sample.add("a.json", 3)
+    assert run_once(make_options(recovery_scan_commits=4)).error_code == "checkpoint-lost"
+    assert run_once(make_options(recovery_scan_commits=4), accept_duplicates=True).exit_code == 0
+    assert table_ids(tmp_path / "out") == sample.ids
+
+
+@pytest.mark.parametrize("pointer", [None, b"", b'{"version":', b'{"version": 99}'])
+def test_progress_in_a_checkpoint_of_several_parts(
+    other: OtherTool, make_options: MakeOptions, pointer: bytes | None
+) -> None:
+    """Whatever the pointer to it says: it is only a cache."""
+    write_blizzard(other.table, state(other))
+    others_commit(other.table, 1)
+    DeltaTable(str(other.table)).create_checkpoint()
+    log = other.table / "_delta_log"
+    whole = next(log.glob("*.checkpoint.parquet"))
+    rows = pq.read_table(whole)
+    for number, part in enumerate((rows.slice(0, 2), rows.slice(2)), 1):
+        pq.write_table(part, log / f"{whole.name.split('.')[0]}.checkpoint.{number:010d}.{2:010d}.parquet")
+    whole.unlink()
+    for commit in sorted(log.glob("*.json"))[:-1]:
+        commit.unlink()
+    if pointer is None:
+        (log / "_last_checkpoint").unlink()
+    else:
+        (log / "_last_checkpoint").write_bytes(pointer)
+    assert run_once(make_options()).exit_code == 0
+    assert table_ids(other.table) == other.sample.ids
+
+
+def test_progress_that_was_made_for_another_table_is_refused(other: OtherTool, make_options: MakeOptions) -> None:
+    write_blizzard(other.table, state(other), delta_version=1000)
+    before = table_ids(other.table)
+    run = run_once(make_options())
+    assert (run.exit_code, run.error_code) == (1, "checkpoint")
+    assert run.result.error is not None
+    assert "version 1000" in run.result.error.message
+    assert table_ids(other.table) == before
 
 
 @pytest.mark.parametrize("payload", ["!!!", "bm90IGpzb24=", "e30=", "eyJzY2hlbWFfdmVyc2lvbiI6MX0="])

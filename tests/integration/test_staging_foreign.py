@@ -70,6 +70,25 @@ def test_a_file_is_committed_with_its_statistics(table: Path) -> None:
     assert (added["num_records"], added["min.id"], added["max.id"]) == (2, 2, 3)
 
 
+@pytest.mark.parametrize("pointer", [None, b"", b'{"version":', b'{"version": 1}', b'{"version": 99}'])
+def test_what_a_cleaned_log_committed_is_known_whatever_the_pointer_says(table: Path, pointer: bytes | None) -> None:
+    """`_last_checkpoint` is only a cache: missing, torn, stale or wrong, it neither stops a committer nor doubles."""
+    body = bring_file(table, "u1", {"id": [2]})
+    commit_table(table)
+    write_deltalake(str(table), pa.table({"id": pa.array([3])}), mode="append")
+    DeltaTable(str(table)).create_checkpoint()
+    for commit in sorted((table / "_delta_log").glob("*.json"))[:-1]:
+        commit.unlink()
+    if pointer is None:
+        (table / "_delta_log/_last_checkpoint").unlink()
+    else:
+        (table / "_delta_log/_last_checkpoint").write_bytes(pointer)
+    put_unit(table, "u1", body)
+    bring_file(table, "u2", {"id": [4]})
+    assert commit_table(table).units == 1
+    assert ids(table) == [1, 2, 3, 4]
+
+
 def test_a_unit_is_committed_once_however_often_it_is_put(table: Path) -> None:
     body = bring_file(table, "u1", {"id": [2]})
     for _ in range(3):

@@ -79,7 +79,7 @@ def run(
     accept_duplicates: Annotated[
         bool,
         Flag,
-        Parameter(help="Fall back to an older progress of another tool when its newest is damaged; may double rows."),
+        Parameter(help="Go on when the newest progress of another tool is damaged or was not found; may double rows."),
     ] = False,
     source_moved: Annotated[
         str | None, Parameter(help="OLD=NEW: the same files now lie elsewhere. [default: none]")

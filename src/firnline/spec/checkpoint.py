@@ -88,7 +88,7 @@ class CheckpointConfig(Config):
     """Where checkpoints are kept, how they are found, and how long the way back is kept."""
 
     recovery_scan_commits: Count = Field(
-        default=100, description="Commits that recovery reads backwards before the ledger."
+        default=100, description="Commits that a first run reads backwards for another tool's progress."
     )
     rollback_window: Window = Field(
         default=64, description="How far one can go back: a number of epochs, or a time like 12h or 7d."

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from firnline.checkpoint.codec import short_number
 from firnline.checkpoint.ledger import Fold, Ledger
-from firnline.errors import LedgerHoleError
+from firnline.errors import DamagedError, LedgerHoleError, SinkError
 from firnline.sinks.delta.log import DeltaLog
 from firnline.staging.chain import Standing
 from firnline.storage import Storage
@@ -34,12 +30,18 @@ class CommittedUnits:
         """Take in every commit up to `version`; forget what expired, as the log does."""
         if self._version is None:
             self._version = self._read_checkpoint()
+        covered = -1  # by a checkpoint that was written since
         for number in range(self._version + 1, version + 1):
             commit = self._log.read(number)
-            if commit is None:  # cleaned up behind us: the newest checkpoint has what it held
-                self._read_checkpoint()
-                continue
-            self._add(commit.txns())
+            if commit is not None:
+                self._add(commit.txns())
+            elif number > covered:  # cleaned up behind us: the newest checkpoint has what it held
+                covered = self._read_checkpoint()
+                if covered < number:
+                    raise SinkError(
+                        f"commit {number} of {self._storage.root} is gone, and no Delta checkpoint holds what it held",
+                        hint="Restore _delta_log from a backup: units that it committed would be committed again.",
+                    )
         self._version = version
         if expired_before is not None:
             limit = expired_before.timestamp() * 1000
@@ -59,25 +61,14 @@ class CommittedUnits:
 
     def _read_checkpoint(self) -> int:
         """Take in Delta's newest checkpoint; returns its version, -1 when there is none."""
-        last = find_last_checkpoint(self._storage)
-        if last is None:
+        found = self._log.find_checkpoint()
+        if found is None:
             return -1
-        version, parts = int(last["version"]), last.get("parts")
-        stem = f"_delta_log/{version:020d}.checkpoint"
-        names = [f"{stem}.{n + 1:010d}.{parts:010d}.parquet" for n in range(parts)] if parts else [f"{stem}.parquet"]
-        for name in names:
-            for batch in pq.ParquetFile(pa.BufferReader(self._storage.get(name))).iter_batches(columns=["txn"]):
-                self._add(row for row in batch.column("txn").to_pylist() if row and row["appId"])
-        return version
-
-
-def find_last_checkpoint(storage: Storage) -> dict[str, Json] | None:
-    """What `_last_checkpoint` says; None when there is none."""
-    try:
-        found: dict[str, Json] = json.loads(storage.get("_delta_log/_last_checkpoint"))
-    except FileNotFoundError:
-        return None
-    return found
+        try:
+            self._add(self._log.checkpoint_txns(found))
+        except DamagedError as error:
+            raise SinkError(error.message, hint="Delete it if the commits before it are still there.") from error
+        return found.version
 
 
 @dataclass(slots=True)

@@ -39,10 +39,10 @@ from firnline.errors import (
 from firnline.faults import fault_point
 from firnline.schema import schema_from_json
 from firnline.sinks.delta.columns import missing_fields
-from firnline.sinks.delta.log import encode_blizzard
+from firnline.sinks.delta.log import DeltaLog, encode_blizzard
 from firnline.sinks.delta.table import CREATED_WITH, Table
 from firnline.staging.chain import Arranged, Standing, arrange
-from firnline.staging.committed import CommittedUnits, find_last_checkpoint, load_committed
+from firnline.staging.committed import CommittedUnits, load_committed
 from firnline.staging.foreign import check_age, foreign_file, unit_id
 from firnline.staging.intervals import DELETED_FILES, DELETED_FILES_DEFAULT, TRANSACTIONS, find_interval
 from firnline.staging.rejected import reject
@@ -459,8 +459,7 @@ class Committer:
         self._table.refresh()
         if self._table.version - self._checkpointed < interval:
             return
-        last = find_last_checkpoint(self._storage)
-        self._checkpointed = int(last["version"]) if last else 0
+        self._checkpointed = max(0, DeltaLog(self._storage).checkpoint_version())
         if self._table.version - self._checkpointed >= interval:
             self._table.checkpoint()
             self._checkpointed = self._table.version

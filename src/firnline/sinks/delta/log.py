@@ -12,9 +12,13 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from firnline.checkpoint.codec import FORMAT, canonical, check_format, checksum, parse
 from firnline.errors import DamagedError
@@ -23,6 +27,11 @@ from firnline.types import Json
 
 BLIZZARD = "blizzard:"
 INFO_KEY = "firnline"
+_FOLDER = "_delta_log"
+_POINTER = f"{_FOLDER}/_last_checkpoint"
+_COMMIT = re.compile(r"(\d{20})\.json")
+# One file, one of several parts, or one that names files beside it: transactions stand in these very files.
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-f-]{36})?\.(parquet|json)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +74,14 @@ class LogCommit:
         return next((str(t["appId"]) for t in self.txns() if str(t["appId"]).startswith(BLIZZARD)), None)
 
 
+@dataclass(frozen=True, slots=True)
+class DeltaCheckpoint:
+    """A complete checkpoint that Delta itself keeps of a table's log: its version and its files."""
+
+    version: int
+    names: tuple[str, ...]
+
+
 class DeltaLog:
     """The commit files of one table, newest first."""
 
@@ -87,12 +104,58 @@ class DeltaLog:
                 actions.append(action)
         return LogCommit(version, actions)
 
+    def newest_version(self) -> int:
+        """The number of the newest commit file; -1 when there is none."""
+        for names in self._listings():
+            found = [int(match[1]) for name in names if (match := _COMMIT.fullmatch(name))]
+            if found:
+                return max(found)
+        return -1
+
+    def find_checkpoint(self) -> DeltaCheckpoint | None:
+        """Delta's newest complete checkpoint, by what is stored; None when there is none."""
+        for names in self._listings():
+            found = _complete_checkpoints(names)
+            if found:
+                return max(found, key=lambda checkpoint: checkpoint.version)
+        return None
+
     def checkpoint_version(self) -> int:
-        """The version of Delta's newest checkpoint, by its pointer; -1 when there is none, or it cannot be read."""
+        """The version of Delta's newest checkpoint; -1 when there is none."""
+        found = self.find_checkpoint()
+        return found.version if found else -1
+
+    def checkpoint_txns(self, checkpoint: DeltaCheckpoint) -> Iterator[dict[str, Json]]:
+        """The transactions that a checkpoint keeps: those of commits whose files may be cleaned up.
+
+        Raises:
+            DamagedError: a file of it cannot be read.
+        """
+        for name in checkpoint.names:
+            data = self._storage.get(f"{_FOLDER}/{name}")
+            if name.endswith(".json"):
+                yield from (a["txn"] for line in data.splitlines() if "txn" in (a := parse(line, name)))
+                continue
+            try:
+                for batch in pq.ParquetFile(pa.BufferReader(data)).iter_batches(columns=["txn"]):
+                    yield from (row for row in batch.column("txn").to_pylist() if row and row["appId"])
+            except (pa.ArrowException, OSError, KeyError) as error:
+                raise DamagedError(f"{self._storage.root}/{_FOLDER}/{name} cannot be read", what=name) from error
+
+    def _listings(self) -> Iterator[list[str]]:
+        """What the log's folder holds from Delta's newest checkpoint on; then all, for whom that does not do.
+
+        The pointer to that checkpoint is only a cache: it may be missing, damaged, or wrong.
+        """
         try:
-            return int(parse(self._storage.get("_delta_log/_last_checkpoint"), "_last_checkpoint")["version"])
+            hint = int(parse(self._storage.get(_POINTER), "_last_checkpoint")["version"])
+            yield self._names(f"{self._storage.root}/{_FOLDER}/{hint:020d}")
         except (FileNotFoundError, DamagedError, KeyError, TypeError, ValueError):
-            return -1
+            pass
+        yield self._names("")
+
+    def _names(self, after: str) -> list[str]:
+        return [stat.name.rsplit("/", 1)[-1] for stat in self._storage.list(_FOLDER, after)]
 
     def backwards(self, version: int, limit: int | None = None) -> Iterator[LogCommit]:
         """Commits from `version` down, at most `limit` of them, until the log has been cleaned up."""
@@ -102,6 +165,18 @@ class DeltaLog:
             if commit is None:
                 return
             yield commit
+
+
+def _complete_checkpoints(names: list[str]) -> list[DeltaCheckpoint]:
+    parts: dict[tuple[int, int], list[str]] = {}
+    found = []
+    for match in (match for name in names if (match := _CHECKPOINT.fullmatch(name))):
+        if match[2]:
+            parts.setdefault((int(match[1]), int(match[3])), []).append(match[0])
+        else:
+            found.append(DeltaCheckpoint(int(match[1]), (match[0],)))
+    whole = [(version, files) for (version, count), files in parts.items() if len(files) == count]
+    return found + [DeltaCheckpoint(version, tuple(files)) for version, files in whole]
 
 
 def encode_blizzard(source_state: Json, delta_version: int, extra: dict[str, Json]) -> str:

@@ -6,7 +6,6 @@ not been cleaned up. The table itself changes these: by commits, and by `firnlin
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, NoReturn
 
@@ -17,8 +16,6 @@ from firnline.errors import StoreReadOnlyError
 from firnline.sinks.delta.log import DeltaLog, LogCommit
 from firnline.storage import Storage
 from firnline.types import Json
-
-_COMMIT = re.compile(r"(\d{20})\.json")
 
 
 class DeltaLogStore(CheckpointStore):
@@ -38,7 +35,7 @@ class DeltaLogStore(CheckpointStore):
         return f"{self._storage.root}/_delta_log"
 
     def open(self) -> None:
-        self._newest()
+        self._log.newest_version()
 
     def get_raw(self, key: str) -> bytes | None:
         return next((data for _, data in self._found(key)), None)
@@ -85,22 +82,11 @@ class DeltaLogStore(CheckpointStore):
     def _refuse(self) -> NoReturn:
         raise StoreReadOnlyError(f"the log of {self._storage.root} is only shown here; its commits are what it holds")
 
-    def _newest(self) -> int:
-        """The newest commit's number, -1 when there is none: listed from Delta's own checkpoint on."""
-        known = self._log.checkpoint_version()
-        after = f"{self._storage.root}/_delta_log/{known:020d}" if known >= 0 else ""
-        newest = self._newest_after(after)
-        return newest if newest >= 0 or not after else self._newest_after("")  # the pointer is only a hint
-
-    def _newest_after(self, after: str) -> int:
-        names = (stat.name.rsplit("/", 1)[-1] for stat in self._storage.list("_delta_log", after))
-        return max((int(match[1]) for name in names if (match := _COMMIT.fullmatch(name))), default=-1)
-
     def _found(self, key: str, before: int | None = None) -> Iterator[tuple[VersionInfo, bytes]]:
         """This pipeline's commits with a checkpoint, newest first."""
         if check_key(key) != self._pipeline:
             return
-        newest = self._newest()
+        newest = self._log.newest_version()
         top = newest if before is None else min(newest, before - 1)
         for commit in self._log.backwards(top):
             if found := _checkpoint_of(commit, self._pipeline):
