@@ -2,6 +2,8 @@
 
 A point is a no-op unless the environment variable `FIRNLINE_FAULT` names it, as
 `point:count:action`, e.g. `delta.commit.before:2:kill` (the second time that point is reached).
+Threads reach a point in any order; `point@thread:count:action` counts what threads of that name reach, e.g.
+`delta.commit.before@firnline main:2:kill` (the second commit of the sink `main`, whatever other sinks do).
 Actions: `kill` (SIGKILL to this process), `raise` (InjectedFaultError), `hang` (sleep until killed),
 `stop` (SIGSTOP to this process, which goes on after SIGCONT).
 The variable is read by the process that starts; it can never be set over a network interface.
@@ -66,6 +68,7 @@ STEPS = ("epoch.plan", "epoch.run", "epoch.stage", "epoch.commit", "epoch.record
 POINTS = tuple(f"{call}.{side}" for call in (*DURABLE_CALLS, *STEPS) for side in ("before", "after"))
 
 _seen: Counter[str] = Counter()
+_counting = threading.Lock()
 
 
 class InjectedFaultError(OSError):
@@ -75,11 +78,16 @@ class InjectedFaultError(OSError):
 def fault_point(name: str) -> None:
     """Do what `FIRNLINE_FAULT` asks for at this point; nothing when it names another one."""
     wanted = os.environ.get(VARIABLE)
-    if not wanted or not wanted.startswith(name + ":"):
+    if not wanted or not wanted.startswith((f"{name}:", f"{name}@")):
         return
-    _, count, action = wanted.rsplit(":", 2)
-    _seen[name] += 1
-    if _seen[name] != int(count):
+    where, count, action = wanted.rsplit(":", 2)
+    _, _, thread = where.partition("@")
+    if thread and thread != threading.current_thread().name:
+        return
+    with _counting:  # two threads are never both the second one
+        _seen[name] += 1
+        is_due = _seen[name] == int(count)
+    if not is_due:
         return
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)

@@ -6,33 +6,30 @@ These tests cover the fault points of `delta.compact`; `test_fault_points.py` co
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import pickle
 import shutil
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from firnline.faults import VARIABLE
+import firnline.checkpoint.ledger
+import firnline.staging.compact
 from firnline.options import PipelineOptions
 from firnline.staging.compact import compact
 from firnline.staging.gc import gc
 from firnline.staging.vacuum import vacuum
+from firnline.testing.ageing import DAY, age_table
+from firnline.testing.kills import count_points, kill, perform, spread
 from firnline.testing.pipelines import run_once
-from firnline.testing.processes import KILLED
 from firnline.testing.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
 
-DAY = 86_400
 OPERATIONS = ("gc", "compact", "vacuum")
 MOST_KILLS = None if os.environ.get("FIRNLINE_PROOF") else 8  # per point; spread over its calls
 
@@ -50,7 +47,7 @@ def options(sample: SampleInput, make_options: Callable[..., PipelineOptions], t
         sample.add(f"b{number}.json", 4)
     assert run_once(options).exit_code == 0
     litter(root)
-    age(root, 40 * DAY)
+    age_table(root, 40 * DAY)
     shutil.copytree(root, tmp_path / "kept")
     return options
 
@@ -66,67 +63,16 @@ def litter(root: Path) -> None:
     rejected.write_text(json.dumps({"path": "set-aside.parquet", "size": 1, "record_count": 1, "rejected": about}))
 
 
-def age(root: Path, seconds: float) -> None:
-    """Everything happened longer ago, removals too."""
-    for path in root.rglob("*"):
-        if not path.is_file():
-            continue
-        if path.parent.name == "_delta_log" and path.suffix == ".json":
-            lines = [json.loads(line) for line in path.read_text().splitlines()]
-            for line in lines:
-                if "remove" in line:
-                    line["remove"]["deletionTimestamp"] -= int(seconds * 1000)
-            path.write_text("\n".join(json.dumps(line) for line in lines))
-        os.utime(path, (time.time() - seconds,) * 2)
-
-
 def operate(name: str, table: str) -> None:
+    """In a process of its own: folds and compacts in small steps."""
+    firnline.checkpoint.ledger.FOLD_ENTRIES = 3
+    firnline.staging.compact.BATCH_BINS = 1
     if name == "gc":
         gc(table)
     elif name == "vacuum":
         vacuum(table)
     else:
         compact(table)
-
-
-def child(name: str, table: str, fault: str, told: str) -> None:
-    """In a process of its own: note how often each fault point is reached."""
-    import firnline.checkpoint.ledger
-    import firnline.staging.compact as compacting
-    import firnline.storage
-    from firnline import faults
-    from firnline.sinks.delta import stage
-    from firnline.sinks.delta import table as delta_table
-
-    os.environ[VARIABLE] = fault
-    firnline.checkpoint.ledger.FOLD_ENTRIES = 3
-    compacting.BATCH_BINS = 1
-    reached: Counter[str] = Counter()
-    original = faults.fault_point
-
-    def noting(point: str) -> None:
-        reached[point] += 1
-        original(point)
-
-    for module in (firnline.storage, stage, delta_table):
-        module.fault_point = noting  # type: ignore[attr-defined]
-    try:
-        operate(name, table)
-    finally:
-        Path(told).write_bytes(pickle.dumps(reached))
-    os._exit(0)
-
-
-def perform(name: str, table: str, fault: str, told: Path) -> tuple[int, Counter[str]]:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["firnline.testing.warm"])
-    process = context.Process(target=child, args=(name, table, fault, str(told)), daemon=True)
-    process.start()
-    process.join(60)
-    assert process.exitcode is not None
-    reached: Any = pickle.loads(told.read_bytes()) if told.exists() else Counter()
-    told.unlink(missing_ok=True)
-    return process.exitcode, reached
 
 
 def start_over(options: PipelineOptions, kept: Path) -> Path:
@@ -142,7 +88,7 @@ def check(root: Path, options: PipelineOptions, sample: SampleInput, where: str)
     run = run_once(options)
     assert (run.exit_code, run.told.late, run.told.epochs) == (0, 0, []), where
     assert len(run.parts.known_files(run.parts.load().entry)) == 12, where
-    age(root, 40 * DAY)
+    age_table(root, 40 * DAY)
     gc(str(root))
     on_disk = {str(p.relative_to(root)) for p in root.rglob("*.parquet") if "/_" not in str(p)}
     in_log = {str(Path(uri).relative_to(root)) for uri in DeltaTable(root).file_uris()}
@@ -154,9 +100,8 @@ def check(root: Path, options: PipelineOptions, sample: SampleInput, where: str)
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_killed_at_every_point(name: str, options: PipelineOptions, sample: SampleInput, tmp_path: Path) -> None:
-    root, told, kept = start_over(options, tmp_path / "kept"), tmp_path / "told", tmp_path / "kept"
-    code, reached = perform(name, str(root), "", told)
-    assert code == 0
+    root, kept = start_over(options, tmp_path / "kept"), tmp_path / "kept"
+    reached = count_points(operate, name, str(root))
     wanted = {"storage.put.after", "storage.delete.before", "storage.delete.after"}
     if name == "compact":
         wanted |= {"stage.file.before", "stage.file.after", "delta.compact.before", "delta.compact.after"}
@@ -165,11 +110,9 @@ def test_killed_at_every_point(name: str, options: PipelineOptions, sample: Samp
     assert min(reached["storage.delete.before"], reached["storage.put.before"]) >= 1
     check(root, options, sample, f"{name}, not killed")
     for point, calls in sorted(reached.items()):
-        stride = 1 if MOST_KILLS is None else max(1, calls // MOST_KILLS)
-        for nth in range(1, calls + 1, stride):
+        for nth in spread(calls, MOST_KILLS):
             start_over(options, kept)
-            code, _ = perform(name, str(root), f"{point}:{nth}:kill", told)
-            assert code == KILLED, (point, nth)
+            kill(f"{point}:{nth}", operate, name, str(root))
             check(root, options, sample, f"{name}, killed at {point}, call {nth}")
 
 
@@ -178,7 +121,7 @@ def test_a_sweep_that_is_killed_again_and_again_comes_to_an_end(
 ) -> None:
     root = start_over(options, tmp_path / "kept")
     for _ in range(200):
-        code, _ = perform("gc", str(root), "storage.delete.after:4:kill", tmp_path / "told")
+        code, _ = perform("storage.delete.after:4:kill", operate, "gc", str(root))
         if code == 0:
             break
         assert table_ids(root) == sample.ids

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +47,10 @@ def two_sinks(tmp_path: Path) -> tuple[DeltaSinkOptions, ...]:
 
 
 @pytest.mark.parametrize("repeat", [True, False], ids=["repeated", "left"])
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    ("point", "count"),
+    [*((point, 1) for point in POINTS), *((point, 2) for point in POINTS if not point.startswith("storage."))],
+)
 def test_killed(
     launcher: Launcher,
     sample: SampleInput,
@@ -63,10 +64,8 @@ def test_killed(
     options: PipelineOptions = make_options(max_files=1, sinks=two_sinks(tmp_path))
     prepare(launcher, sample, options)
     rollback = rollback_launcher(tmp_path / "rollbacks", 2)
-    ended = rollback.run(options, f"{point}:{count}:kill")
-    assert ended.exit_code in (KILLED, 0)
-    assert ended.exit_code == KILLED or count == 2, "every point is reached at least once"
-    if repeat and ended.exit_code == KILLED:
+    assert rollback.run(options, f"{point}:{count}:kill").exit_code == KILLED
+    if repeat:
         done = rollback.run(options)
         assert done.exit_code == 0 or "stands at epoch" in done.message, done
         one, copy = tables(options)
@@ -141,12 +140,10 @@ def test_an_active_run_is_fenced_and_nothing_is_lost(
     sample.add("g1.json", 3)
     sample.add("g2.json", 3)
     active = launcher.start(options, "delta.commit.before:1:stop", once=False)
-    active.wait_for("ran epoch 5")
+    active.wait_until_stopped()
     done = rollback_launcher(tmp_path / "rollbacks", 2).run(options)
     assert done.exit_code == 0, done
-    while active.is_alive:
-        active.signal(signal.SIGCONT)
-        time.sleep(0.05)
+    active.signal(signal.SIGCONT)
     assert active.wait().exit_code == 5
     launcher.run_until_done(options)
     assert tables(options) == [sample.ids]

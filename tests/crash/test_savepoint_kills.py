@@ -8,16 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import multiprocessing
 import os
-import pickle
 import shutil
-import sys
-import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -32,15 +27,15 @@ from firnline.history.savepoint_list import dispose_savepoint, list_savepoints
 from firnline.history.status import load_quarantine
 from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.staging.gc import gc
+from firnline.testing.ageing import DAY, age_files
+from firnline.testing.kills import count_points, kill, spread
 from firnline.testing.pipelines import MakeOptions, run_once
-from firnline.testing.processes import KILLED
 from firnline.testing.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
 
 OPERATIONS = ("create", "dispose", "restore-back", "restore-swept", "restore-new")
 MOST_KILLS = None if os.environ.get("FIRNLINE_PROOF") else 3  # per point; spread over its calls
-DAY = 86_400
 
 
 @dataclass(frozen=True)
@@ -102,41 +97,6 @@ def operate(name: str, stage: Stage) -> None:
     else:
         options = stage.target if name == "restore-new" else stage.options
         restore_savepoint(assemble(options), str(stage.saved), "test")
-
-
-def note_points() -> Counter[str]:
-    """Count how often each fault point is reached from now on."""
-    reached: Counter[str] = Counter()
-    original = faults.fault_point
-
-    def noting(point: str) -> None:
-        reached[point] += 1
-        original(point)
-
-    for module_name, module in list(sys.modules.items()):
-        if module_name.startswith("firnline.") and hasattr(module, "fault_point"):
-            module.fault_point = noting  # type: ignore[attr-defined]
-    return reached
-
-
-def child(name: str, stage: Stage, fault: str, told: str) -> None:
-    os.environ[VARIABLE] = fault
-    reached = note_points()
-    operate(name, stage)
-    Path(told).write_bytes(pickle.dumps(reached))
-    os._exit(0)
-
-
-def perform(name: str, stage: Stage, fault: str, told: Path) -> tuple[int, Counter[str]]:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["firnline.testing.warm"])
-    process = context.Process(target=child, args=(name, stage, fault, str(told)), daemon=True)
-    process.start()
-    process.join(60)
-    assert process.exitcode is not None
-    reached: Any = pickle.loads(told.read_bytes()) if told.exists() else Counter()
-    told.unlink(missing_ok=True)
-    return process.exitcode, reached
 
 
 def files(folder: Path) -> list[str]:
@@ -204,7 +164,7 @@ def check_restore(name: str, stage: Stage, sample: SampleInput, where: str) -> N
     ledger = {options.name: assemble(options).storage}
     for sink in options.sinks:
         root = Path(sink.table)
-        age(root)
+        age_files(root, 2 * DAY)
         gc(str(root), grace_seconds=3600, ledgers=ledger if sink is not options.deciding else None)
         assert table_ids(root) == sample.ids, where
         left_pins = [json.loads(p.read_text()) for p in (root / "_firnline/pins").glob("restore-*")]
@@ -213,12 +173,6 @@ def check_restore(name: str, stage: Stage, sample: SampleInput, where: str) -> N
         named = {Path(uri).name for uri in DeltaTable(root).file_uris()}
         log = "".join(p.read_text() for p in (root / "_delta_log").glob("*.json"))
         assert all(file in named or file in log for file in left), where
-
-
-def age(root: Path) -> None:
-    for path in root.rglob("*"):
-        if path.is_file() and "_delta_log" not in path.parts:
-            os.utime(path, (time.time() - 2 * DAY,) * 2)
 
 
 WANTED = {
@@ -231,29 +185,23 @@ WANTED = {
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_killed_at_every_point(name: str, stage: Stage, sample: SampleInput, tmp_path: Path) -> None:
-    told = tmp_path / "told"
+def test_killed_at_every_point(name: str, stage: Stage, sample: SampleInput) -> None:
     prepare(name, stage)
-    code, reached = perform(name, stage, "", told)
-    assert code == 0
+    reached = count_points(operate, name, stage)
     assert WANTED[name] <= set(reached)
     check(name, stage, sample, f"{name}, not killed")
     for point, calls in sorted(reached.items()):
-        stride = 1 if MOST_KILLS is None else max(1, calls // MOST_KILLS)
-        for nth in range(1, calls + 1, stride):
+        for nth in spread(calls, MOST_KILLS):
             prepare(name, stage)
-            code, _ = perform(name, stage, f"{point}:{nth}:kill", told)
-            assert code == KILLED, (point, nth)
+            kill(f"{point}:{nth}", operate, name, stage)
             check(name, stage, sample, f"{name}, killed at {point}, call {nth}")
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_broken_at_every_point(
-    name: str, stage: Stage, sample: SampleInput, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_broken_at_every_point(name: str, stage: Stage, sample: SampleInput, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure is told, or healed; repeated without it, all is well."""
     prepare(name, stage)
-    _, reached = perform(name, stage, "", tmp_path / "told")
+    reached = count_points(operate, name, stage)
     for point in sorted(reached):
         prepare(name, stage)
         monkeypatch.setenv(VARIABLE, f"{point}:1:raise")

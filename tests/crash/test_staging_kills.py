@@ -12,7 +12,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from deltalake import DeltaTable
 
@@ -103,11 +102,6 @@ def wait_until(done: Callable[[], bool], child: Child | None = None, seconds: fl
     while not done():
         assert time.monotonic() < deadline, child.log()[-3000:] if child else ""
         time.sleep(0.01)
-
-
-def wait_until_stopped(child: Child) -> None:
-    process = psutil.Process(child.pid)
-    wait_until(lambda: process.status() == psutil.STATUS_STOPPED, child)
 
 
 # -- the writer dies ------------------------------------------------------------------------------------
@@ -325,7 +319,7 @@ def test_two_committers_race(world: World) -> None:
 def test_a_paused_committer_is_fenced_when_it_wakes_up(world: World, point: str) -> None:
     world.stage("a", "b")
     sleeper = world.start_committer(fault=f"{point}:stop", patches=FEW | SOON)
-    wait_until_stopped(sleeper)
+    sleeper.wait_until_stopped()
     second = world.start_committer(patches=SOON)
     wait_until(lambda: world.ids() == world.sample.ids and pending_units(world.table) == [], second)
     world.stage("c")
@@ -408,7 +402,7 @@ def test_a_zombie_writer_leaves_a_fork(world: World, committed: bool, more: bool
     if more:
         world.sample.add("c.json", 4)
     zombie = world.writers.start(world.options, "staging.put.before:1:stop")
-    wait_until_stopped(zombie)
+    zombie.wait_until_stopped()
     world.sample.add("d.json", 4)
     world.options = world.pipeline(max_files=10)  # another slice
     assert run_once(world.options).exit_code == 0
@@ -432,7 +426,7 @@ def test_a_claim_adopts_units_that_the_committer_has_not_listed_yet(world: World
     """The committer lists, the writer puts one more and dies, a successor claims it: nothing becomes a fork."""
     world.stage("a", "b")
     service = world.committers.start(world.options, "delta.claim.before:1:stop")  # listed: two units
-    wait_until_stopped(service)
+    service.wait_until_stopped()
     world.stage("c")
     world.stage("d")  # a new claim, which adopts c
     service.signal(signal.SIGCONT)
@@ -475,7 +469,7 @@ def test_a_running_writer_is_fenced_by_a_discard(world: World) -> None:
     world.stage("a", "b")
     world.sample.add("c.json", 4)
     writer = world.writers.start(world.options, "staging.put.before:1:stop")
-    wait_until_stopped(writer)
+    writer.wait_until_stopped()
     discard(Table(str(world.table), {}), open_storage(str(world.table)), "demo", 2, "person")
     writer.signal(signal.SIGCONT)
     assert writer.wait().exit_code == 5
@@ -525,7 +519,7 @@ def test_a_change_of_mode_dies_while_the_committer_runs(world: World, point: str
     world.stage("a", "b", "c")
     direct = world.pipeline(mode="direct")
     writer = world.writers.start(direct, f"{point}:stop")
-    wait_until_stopped(writer)
+    writer.wait_until_stopped()
     commit_table(world.table)
     writer.signal(signal.SIGCONT)
     writer.wait()

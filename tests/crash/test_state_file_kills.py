@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from firnline.faults import VARIABLE
 from firnline.state.access import scan
 from firnline.state.columns import Layout
 from firnline.state.home import StateHome
@@ -20,7 +16,7 @@ from firnline.state.merging import merge_runs
 from firnline.state.refs import RunRef
 from firnline.state.runs import open_runs, write_run
 from firnline.state.timers import due_slots, write_timers
-from firnline.testing.processes import KILLED
+from firnline.testing.kills import kill
 
 pytestmark = pytest.mark.crash
 
@@ -52,22 +48,6 @@ def open_all(home: StateHome, refs: list[RunRef]) -> None:
     content(home, refs)
 
 
-def child(fault: str, work: Callable[..., object], *arguments: object) -> None:
-    os.environ[VARIABLE] = fault
-    work(*arguments)
-    os._exit(0)
-
-
-def killed(fault: str, work: Callable[..., object], *arguments: object) -> None:
-    """Do the work in a process of its own, which the fault kills."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["firnline.testing.warm"])
-    process = context.Process(target=child, args=(f"{fault}:1:kill", work, *arguments), daemon=True)
-    process.start()
-    process.join(60)
-    assert process.exitcode == KILLED
-
-
 @pytest.mark.parametrize("point", ["state.run.before", "state.run.after"])
 def test_a_killed_write_or_merge_leaves_what_is_named_whole(tmp_path: Path, point: str) -> None:
     root = str(tmp_path / "home")
@@ -75,8 +55,8 @@ def test_a_killed_write_or_merge_leaves_what_is_named_whole(tmp_path: Path, poin
     refs = [write(root, 1), write(root, 51)]
     wanted = content(home, refs)
     named = {ref.path: (tmp_path / "home" / ref.path).read_bytes() for ref in refs}
-    killed(point, write, root, 2)
-    killed(point, merge, root, refs)
+    kill(f"{point}:1", write, root, 2)
+    kill(f"{point}:1", merge, root, refs)
     assert {path: (tmp_path / "home" / path).read_bytes() for path in named} == named
     assert content(home, refs) == wanted
     assert content(home, [merge(root, refs)]) == wanted
@@ -89,7 +69,7 @@ def test_a_killed_write_of_timers_harms_none(tmp_path: Path, point: str) -> None
     home = StateHome(root)
     ref = write_timers(home.storage, "e/shard_0/op", np.array([5]), np.array([7], np.uint64), operator="op", epoch=1)
     assert ref is not None
-    killed(point, set_timers, root)
+    kill(f"{point}:1", set_timers, root)
     assert due_slots(home, [ref], 5, (0, 8)).tolist() == [7]
 
 
@@ -101,7 +81,7 @@ def test_a_killed_repair_is_done_again(tmp_path: Path, point: str) -> None:
     data = path.read_bytes()
     StateHome(str(tmp_path / "remote")).storage.put(refs[0].path, data)
     path.write_bytes(data[:100])
-    killed(point, open_all, home, refs)
+    kill(f"{point}:1", open_all, home, refs)
     assert path.read_bytes() in (data[:100], data)
     assert len(content(home, refs)) == 100
     assert path.read_bytes() == data

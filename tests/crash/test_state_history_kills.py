@@ -5,22 +5,15 @@ Whatever is left behind, the same command ends it, and the pipeline's answers ar
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import pickle
 import shutil
-import sys
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from firnline import faults
 from firnline.engine.parts import assemble
-from firnline.faults import VARIABLE
 from firnline.history.restore import restore_savepoint
 from firnline.history.rollback import Rollback
 from firnline.history.savepoint import create_savepoint
@@ -28,8 +21,8 @@ from firnline.history.savepoint_list import dispose_savepoint, list_savepoints
 from firnline.options import PipelineOptions
 from firnline.staging.state_gc import sweep_state
 from firnline.testing.keyed import KeyedInput, answers, answers_without_trouble, keyed_options
+from firnline.testing.kills import count_points, kill, spread
 from firnline.testing.pipelines import run_to_end
-from firnline.testing.processes import KILLED
 
 pytestmark = pytest.mark.crash
 
@@ -92,42 +85,6 @@ def operate(name: str, stage: Stage) -> None:
         sweep_state(parts, grace_seconds=0)
 
 
-def child(name: str, stage: Stage, fault: str, told: str) -> None:
-    """In a process of its own: note how often each fault point is reached."""
-    os.environ[VARIABLE] = fault
-    reached: Counter[str] = Counter()
-    original = faults.fault_point
-
-    def noting(point: str) -> None:
-        reached[point] += 1
-        original(point)
-
-    for module_name, module in list(sys.modules.items()):
-        if module_name.startswith("firnline.") and hasattr(module, "fault_point"):
-            module.fault_point = noting  # type: ignore[attr-defined]
-    operate(name, stage)
-    Path(told).write_bytes(pickle.dumps(reached))
-    os._exit(0)
-
-
-def perform(name: str, stage: Stage, fault: str, told: Path) -> tuple[int, Counter[str]]:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["firnline.testing.warm"])
-    process = context.Process(target=child, args=(name, stage, fault, str(told)), daemon=True)
-    process.start()
-    process.join(60)
-    assert process.exitcode is not None
-    reached: Any = pickle.loads(told.read_bytes()) if told.exists() else Counter()
-    told.unlink(missing_ok=True)
-    return process.exitcode, reached
-
-
-def spread(count: int) -> Iterator[int]:
-    """The first call of a point, the last, and some in between."""
-    wanted = count if MOST_KILLS is None else min(count, MOST_KILLS)
-    yield from sorted({1 + (count - 1) * n // max(1, wanted - 1) for n in range(wanted)})
-
-
 def finish(name: str, stage: Stage) -> None:
     """Do it again until it is done; what a killed `create` left is disposed of first."""
     if name == "create":
@@ -145,16 +102,13 @@ def finish(name: str, stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("name", list(NEEDED))
-def test_killed_anywhere_it_is_ended_by_the_same_command(tmp_path: Path, stage: Stage, name: str) -> None:
-    told = tmp_path / "told"
-    code, points = perform(name, stage, "", told)
-    assert code == 0
+def test_killed_anywhere_it_is_ended_by_the_same_command(stage: Stage, name: str) -> None:
+    points = count_points(operate, name, stage)
     assert points[f"{NEEDED[name]}.before"] > 0
-    kills = [(point, nth) for point, count in sorted(points.items()) for nth in spread(count)]
+    kills = [(point, nth) for point, count in sorted(points.items()) for nth in spread(count, MOST_KILLS)]
     for point, nth in kills:
         stage.start_over()
-        code, _ = perform(name, stage, f"{point}:{nth}:kill", told)
-        assert code == KILLED, (point, nth)
+        kill(f"{point}:{nth}", operate, name, stage)
         finish(name, stage)
         options = stage.target if name == "restore" else stage.options
         run_to_end(options)

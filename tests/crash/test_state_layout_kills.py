@@ -5,27 +5,23 @@ These tests cover the fault points `state.begin`, `.shard`, `.commit`, `.abort`,
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import shutil
-from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-import firnline.storage
 from firnline.errors import StateConflictError, StateIncompleteError
-from firnline.faults import VARIABLE
-from firnline.state import layout, replica, sweeping
 from firnline.state.layout import abort, begin, commit, finish_shard, load, verify_files
 from firnline.state.listing import list_checkpoints
 from firnline.state.manifest import ShardContent
 from firnline.state.replica import Replica
 from firnline.state.sweeping import Marks, sweep
 from firnline.storage import LocalStorage, Storage
+from firnline.testing.kills import count_points, kill, perform, spread
 from firnline.testing.processes import KILLED
 from firnline.testing.states import StateHistory, finish_all, make_checkpoint, new_states, sample_plan
 
@@ -117,22 +113,6 @@ def operate(folder: Path, operation: str) -> None:
 
 def sums(storage: Storage) -> dict[int, str]:
     return {shard: finish_shard(storage, ID, shard, {})[1] for shard in range(2)}
-
-
-def child(folder: Path, operation: str, fault: str) -> None:
-    os.environ[VARIABLE] = fault
-    operate(folder, operation)
-    os._exit(0)
-
-
-def perform(folder: Path, operation: str, fault: str) -> int:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["firnline.testing.warm"])
-    process = context.Process(target=child, args=(folder, operation, fault), daemon=True)
-    process.start()
-    process.join(60)
-    assert process.exitcode is not None
-    return process.exitcode
 
 
 def check_all_whole(storage: Storage) -> None:
@@ -235,36 +215,19 @@ CHECKS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def count_points(folder: Path, operation: str, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Perform an operation here, and count how often it reaches each point."""
-    reached: Counter[str] = Counter()
-    with monkeypatch.context() as patch:
-        for module in (layout, replica, sweeping, firnline.storage):
-            patch.setattr(module, "fault_point", lambda point: reached.update([point]))
-        operate(folder, operation)
-    return reached
-
-
-def spread(calls: int) -> list[int]:
-    """Which calls are killed: the first, the last and some in between; all of them under FIRNLINE_PROOF."""
-    if MOST_KILLS is None or calls <= MOST_KILLS:
-        return [*range(1, calls + 1)]
-    return sorted({1 + round(n * (calls - 1) / (MOST_KILLS - 1)) for n in range(MOST_KILLS)})
-
-
 @pytest.mark.parametrize("operation", POINTS)
-def test_killed_at_every_point(operation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_at_every_point(operation: str, tmp_path: Path) -> None:
     prepare(tmp_path / "made", operation)
     shutil.copytree(tmp_path / "made", tmp_path / "unkilled")
-    reached = count_points(tmp_path / "unkilled", operation, monkeypatch)
+    reached = count_points(operate, tmp_path / "unkilled", operation)
     kills = 0
     for call in POINTS[operation]:
         for point in (f"{call}.before", f"{call}.after"):
             assert reached[point], f"{operation} never reaches {point}"
-            for nth in spread(reached[point]):
+            for nth in spread(reached[point], MOST_KILLS):
                 folder = tmp_path / "killed"
                 shutil.copytree(tmp_path / "made", folder)
-                assert perform(folder, operation, f"{point}:{nth}:kill") == KILLED, (point, nth)
+                kill(f"{point}:{nth}", operate, folder, operation)
                 CHECKS[operation](folder)
                 shutil.rmtree(folder)
                 kills += 1
@@ -275,7 +238,7 @@ def test_a_sweep_that_is_killed_again_and_again_comes_to_an_end(tmp_path: Path) 
     prepare(tmp_path, "sweep")
     storage = local(tmp_path)
     for _ in range(100):
-        code = perform(tmp_path, "sweep", "state.sweep.after:6:kill")
+        code, _ = perform("state.sweep.after:6:kill", operate, tmp_path, "sweep")
         check_all_whole(storage)
         if code == 0:
             break

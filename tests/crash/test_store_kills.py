@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -16,8 +14,8 @@ from firnline.checkpoint.stores import open_store
 from firnline.errors import VersionConflictError
 from firnline.faults import VARIABLE
 from firnline.options import StoreOptions
+from firnline.testing.kills import count_points, kill
 from firnline.testing.postgres import PostgresServer
-from firnline.testing.processes import KILLED
 from firnline.testing.store_writers import sample_record
 
 pytestmark = [pytest.mark.crash, pytest.mark.postgres]
@@ -69,22 +67,6 @@ def operate(options: StoreOptions, operation: str) -> None:
                 store.delete(KEY)
             case "prune":
                 store.prune(KEY, 2)
-
-
-def child(options: StoreOptions, operation: str, fault: str) -> None:
-    os.environ[VARIABLE] = fault
-    operate(options, operation)
-    os._exit(0)
-
-
-def perform(options: StoreOptions, operation: str, fault: str) -> int:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["firnline.testing.warm"])
-    process = context.Process(target=child, args=(options, operation, fault), daemon=True)
-    process.start()
-    process.join(60)
-    assert process.exitcode is not None
-    return process.exitcode
 
 
 def prepare(options: StoreOptions, operation: str) -> None:
@@ -145,19 +127,17 @@ def check_deleted(store: CheckpointStore, versions: list[int], where: str) -> No
 @pytest.mark.parametrize("operation", POINTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_at_every_point(kind: str, operation: str, make: Callable[[str], StoreOptions]) -> None:
-    killed = 0
+    options = make(kind)
+    prepare(options, operation)
+    reached, killed = count_points(operate, options, operation), 0
     for call in POINTS[operation]:
         for point in (f"{call}.before", f"{call}.after"):
-            for nth in range(1, 50):
+            for nth in range(1, reached[point] + 1):
                 options = make(kind)
                 prepare(options, operation)
-                where = f"{operation} killed at {point}, call {nth}"
-                code = perform(options, operation, f"{point}:{nth}:kill")
-                check(options, operation, where) if code == KILLED else None
-                killed += code == KILLED
-                if code != KILLED:
-                    assert code == 0, where
-                    break
+                kill(f"{point}:{nth}", operate, options, operation)
+                check(options, operation, f"{operation} killed at {point}, call {nth}")
+                killed += 1
     assert killed >= (0 if (kind, operation) == ("file", "open") else 2)
 
 

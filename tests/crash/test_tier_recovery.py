@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import threading
-import time
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +37,8 @@ from firnline.types import Json
 
 pytestmark = pytest.mark.crash
 
-POINTS = [f"tier.{tier}.{side}" for tier in ("local", "remote") for side in ("before", "after")]
+SIDES = ("before", "after")
+POINTS = [f"tier.{tier}.{side}" for tier in ("local", "remote") for side in SIDES]
 
 
 @pytest.fixture
@@ -676,14 +676,21 @@ def test_a_store_that_is_away_for_good_loses_nothing(
 # -- kills --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("point", [*POINTS, "epoch.record.before", "epoch.record.after"])
+@pytest.mark.parametrize(
+    ("point", "count"),
+    [
+        *((point, 1) for point in (*POINTS, "epoch.record.before", "epoch.record.after")),
+        # The background takes only the newest: a third write to the remote tier is not certain.
+        *(
+            (point, 3)
+            for point in ("tier.local.before", "tier.local.after", "epoch.record.before", "epoch.record.after")
+        ),
+    ],
+)
 def test_killed_while_a_copy_is_made(
     launcher: Launcher, options: PipelineOptions, sample: SampleInput, point: str, count: int
 ) -> None:
-    ended = launcher.run(options, f"{point}:{count}:kill")
-    # The background takes only the newest: a third write is not certain.
-    assert ended.exit_code == KILLED or (point.startswith("tier.remote") and count > 1)
+    assert launcher.run(options, f"{point}:{count}:kill").exit_code == KILLED
     launcher.run_until_done(options)
     check(options, sample)
     assert in_store(options) == [1, 2, 3, 4]
@@ -702,12 +709,12 @@ def test_broken_while_a_copy_is_made(
 
 
 @pytest.mark.parametrize("call", ["store.put", "storage.put"])
-@pytest.mark.parametrize("count", range(1, 20, 3))
+@pytest.mark.parametrize("count", range(1, 9))  # more are not certain: the background takes only the newest
 def test_killed_inside_a_copy(
     launcher: Launcher, options: PipelineOptions, sample: SampleInput, call: str, count: int
 ) -> None:
     """Between a version's file and its hint, in the store and in the tiers alike."""
-    launcher.run(options, f"{call}.after:{count}:kill")
+    assert launcher.run(options, f"{call}.after:{count}:kill").exit_code == KILLED
     launcher.run_until_done(options)
     check(options, sample)
     assert in_store(options) == [1, 2, 3, 4]
@@ -755,7 +762,7 @@ def test_a_run_that_stood_still_does_not_overwrite_its_successors_copies(
         return [find(options)[-1] for find in places]
 
     zombie = launcher.start(options, f"{point}:1:stop", once=False)
-    wait_until_stopped(zombie.pid)
+    zombie.wait_until_stopped()
     sample.add("m1.json", 3)
     launcher.run_until_done(options)
     check(options, sample)
@@ -767,13 +774,6 @@ def test_a_run_that_stood_still_does_not_overwrite_its_successors_copies(
     assert newest() == before
     launcher.run_until_done(options)
     check(options, sample)
-
-
-def wait_until_stopped(pid: int) -> None:
-    deadline = time.monotonic() + 30
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_checkpoint_that_is_asked_for_is_in_both_tiers(options: PipelineOptions) -> None:

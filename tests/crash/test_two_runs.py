@@ -7,25 +7,16 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 from deltalake import DeltaTable
 
 from firnline.engine.parts import assemble
 from firnline.options import PipelineOptions
 from firnline.testing.pipelines import MakeOptions, run_once
-from firnline.testing.processes import Child, Launcher
+from firnline.testing.processes import Launcher
 from firnline.testing.samples import SampleInput, quarantined, table_ids
 
 pytestmark = pytest.mark.crash
-
-
-def wait_until_stopped(child: Child) -> None:
-    process = psutil.Process(child.pid)
-    deadline = time.monotonic() + 30
-    while process.status() != psutil.STATUS_STOPPED:
-        assert time.monotonic() < deadline, child.log()
-        time.sleep(0.01)
 
 
 ZOMBIES = [
@@ -55,7 +46,7 @@ def test_zombie(launcher: Launcher, sample: SampleInput, make_options: MakeOptio
     sample.add("b2.json", 4)
     sample.add("b3.json", 4)
     zombie = launcher.start(options, f"{point}:stop")
-    wait_until_stopped(zombie)
+    zombie.wait_until_stopped()
     assert run_once(options).exit_code == 0
     assert table_ids(options.sinks[0].table) == sample.ids
     zombie.signal(signal.SIGCONT)
@@ -78,7 +69,7 @@ def test_zombie_of_a_first_run(launcher: Launcher, sample: SampleInput, make_opt
     for name in ("a1.json", "a2.json", "a3.json"):
         sample.add(name, 4)
     zombie = launcher.start(options, f"{point}:stop")
-    wait_until_stopped(zombie)
+    zombie.wait_until_stopped()
     assert run_once(options).exit_code == 0
     zombie.signal(signal.SIGCONT)
     assert zombie.wait().exit_code == 5
@@ -92,7 +83,7 @@ def test_zombie_before_its_claim_takes_over(launcher: Launcher, sample: SampleIn
     assert run_once(options).exit_code == 0
     sample.add("b1.json", 4)
     late = launcher.start(options, "delta.claim.before:1:stop")
-    wait_until_stopped(late)
+    late.wait_until_stopped()
     assert run_once(options).exit_code == 0
     sample.add("b2.json", 4)
     late.signal(signal.SIGCONT)

@@ -6,11 +6,8 @@ These tests cover the fault points of `upsert.rewrite`; `test_fault_points.py` c
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import pickle
 import random
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,8 +16,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from firnline.faults import VARIABLE
 from firnline.staging.gc import gc
+from firnline.testing.ageing import DAY, age_table
+from firnline.testing.kills import count_points, kill, perform, spread
 from firnline.testing.processes import KILLED
 from firnline.testing.upserts import UpsertDriver, changes, read_by_delta, read_by_duckdb
 
@@ -28,7 +26,6 @@ pytestmark = pytest.mark.crash
 
 SCHEMA = pa.schema([("id", pa.int64()), ("p", pa.string()), ("v", pa.string())])
 WIDE = pa.schema([*SCHEMA, ("w", pa.int64())])
-DAY = 86_400
 MOST_KILLS = None if os.environ.get("FIRNLINE_PROOF") else 3  # per point; spread over its calls
 CALLS = (
     "delta.create", "delta.evolve", "delta.commit", "delta.sync",
@@ -68,23 +65,8 @@ def disturb(table: str, epoch: int) -> None:
     DeltaTable(table).optimize.compact()
 
 
-def child(table: str, fault: str, told: str) -> None:
-    """In a process of its own: go on from the epoch that the table holds; note how often each point is reached."""
-    import firnline.storage
-    from firnline import faults
-    from firnline.sinks.delta import durable, rewrite, stage
-    from firnline.sinks.delta import table as delta_table
-
-    os.environ[VARIABLE] = fault
-    reached: Counter[str] = Counter()
-    original = faults.fault_point
-
-    def noting(point: str) -> None:
-        reached[point] += 1
-        original(point)
-
-    for module in (firnline.storage, stage, rewrite, durable, delta_table):
-        module.fault_point = noting  # type: ignore[attr-defined]
+def operate(table: str) -> None:
+    """In a process of its own: go on from the epoch that the table holds."""
     driver = UpsertDriver(table, ["id"], partition_by=("p",), floor_behind=1)
     exchange, disturbed = driver.sink.table.exchange, set()
 
@@ -98,40 +80,12 @@ def child(table: str, fault: str, told: str) -> None:
     while driver.epoch < len(EPOCHS):
         schema = SCHEMA if driver.epoch < 2 else WIDE
         driver.apply(changes(EPOCHS[driver.epoch], schema, driver.epoch))
-    Path(told).write_bytes(pickle.dumps(reached))
-    os._exit(0)
-
-
-def perform(table: str, fault: str, told: Path) -> tuple[int, Counter[str]]:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["firnline.testing.upserts"])
-    process = context.Process(target=child, args=(table, fault, str(told)), daemon=True)
-    process.start()
-    process.join(60)
-    assert process.exitcode is not None
-    reached: Any = pickle.loads(told.read_bytes()) if told.exists() else Counter()
-    told.unlink(missing_ok=True)
-    return process.exitcode, reached
 
 
 def check(table: str, where: str) -> None:
     wanted = sorted([*expected().values(), *FOREIGN.values()], key=repr)
     assert sorted(read_by_duckdb(table, WIDE.names, ["p"]), key=repr) == wanted, where
     assert sorted(read_by_delta(table, WIDE.names), key=repr) == wanted, where
-
-
-def age(root: Path, seconds: float) -> None:
-    """Everything happened longer ago, removals too."""
-    for path in root.rglob("*"):
-        if not path.is_file():
-            continue
-        if path.parent.name == "_delta_log" and path.suffix == ".json":
-            lines = [json.loads(line) for line in path.read_text().splitlines()]
-            for line in lines:
-                if "remove" in line:
-                    line["remove"]["deletionTimestamp"] -= int(seconds * 1000)
-            path.write_text("\n".join(json.dumps(line) for line in lines))
-        os.utime(path, (time.time() - seconds,) * 2)
 
 
 def named_from_the_floor_on(root: Path) -> set[str]:
@@ -143,7 +97,7 @@ def named_from_the_floor_on(root: Path) -> set[str]:
 def check_swept(table: str, where: str) -> None:
     """Once everything is old, a sweep leaves what the log names and the changes from the floor on."""
     root = Path(table)
-    age(root, 40 * DAY)
+    age_table(root, 40 * DAY)
     gc(table)
     files = {str(p.relative_to(root)) for p in root.rglob("*.parquet")}
     in_log = {str(Path(uri).relative_to(root)) for uri in DeltaTable(root).file_uris()}
@@ -155,10 +109,9 @@ def check_swept(table: str, where: str) -> None:
 @pytest.fixture(scope="module")
 def reached(tmp_path_factory: pytest.TempPathFactory) -> Counter[str]:
     """How often each point is reached without a kill."""
-    folder = tmp_path_factory.mktemp("whole")
-    code, found = perform(str(folder / "out"), "", folder / "told")
-    assert code == 0
-    check(str(folder / "out"), "without a kill")
+    table = str(tmp_path_factory.mktemp("whole") / "out")
+    found = count_points(operate, table)
+    check(table, "without a kill")
     return found
 
 
@@ -168,15 +121,11 @@ def test_every_point_that_an_upsert_reaches_is_tried(reached: Counter[str]) -> N
 
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_at_a_point(tmp_path: Path, reached: Counter[str], point: str) -> None:
-    told, count = tmp_path / "told", reached[point]
-    most = count if MOST_KILLS is None else min(count, MOST_KILLS)
-    for number in sorted({1 + step * (count - 1) // max(1, most - 1) for step in range(most)}):
+    for number in spread(reached[point], MOST_KILLS):
         where = f"{point}:{number}"
         table = str(tmp_path / f"out-{number}")
-        code, _ = perform(table, f"{where}:kill", told)
-        assert code == KILLED, where
-        code, _ = perform(table, "", told)
-        assert code == 0, where
+        kill(where, operate, table)
+        count_points(operate, table)
         check(table, where)
         check_swept(table, where)
 
@@ -185,12 +134,13 @@ def test_killed_at_a_point(tmp_path: Path, reached: Counter[str], point: str) ->
 def test_killed_again_and_again(tmp_path: Path, seed: int) -> None:
     """Kills in the recovery of kills."""
     rng = random.Random(seed)
-    table, told = str(tmp_path / "out"), tmp_path / "told"
+    table, codes = str(tmp_path / "out"), []
     points = ["upsert.rewrite", "delta.commit", "delta.sync", "stage.file", "storage.put", "storage.delete"]
     for _ in range(6):
         fault = f"{rng.choice(points)}.{rng.choice(['before', 'after'])}:{rng.randint(1, 5)}:kill"
-        perform(table, fault, told)
-    code, _ = perform(table, "", told)
-    assert code == 0
+        codes.append(perform(fault, operate, table)[0])
+    assert set(codes) <= {KILLED, 0}, f"a recovery failed: {codes}"
+    assert codes.count(KILLED) >= 2
+    count_points(operate, table)
     check(table, f"seed {seed}")
     check_swept(table, f"seed {seed}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -25,10 +24,10 @@ from firnline.sinks.delta.contents import find_removable
 from firnline.staging.compact import CompactTable, compact
 from firnline.staging.gc import gc
 from firnline.staging.vacuum import vacuum
+from firnline.testing.ageing import DAY, age_table
 from firnline.testing.pipelines import run_once
 from firnline.testing.samples import SampleInput, quarantined, table_ids
 
-DAY = 86_400
 MakeOptions = Callable[..., PipelineOptions]
 
 
@@ -371,26 +370,13 @@ def test_an_answer_that_stays_lost_deletes_nothing(table: Path, monkeypatch: pyt
 # -- vacuum -------------------------------------------------------------------------------------------
 
 
-def age(table: Path, seconds: float) -> None:
-    """Everything in the table, and what its log says of removals, happened longer ago."""
-    for path in table.rglob("*"):
-        if path.is_file():
-            if path.parent.name == "_delta_log" and path.suffix == ".json":
-                lines = [json.loads(x) for x in path.read_text().splitlines()]
-                for line in lines:
-                    if "remove" in line:
-                        line["remove"]["deletionTimestamp"] -= int(seconds * 1000)
-                path.write_text("\n".join(json.dumps(x) for x in lines))
-            os.utime(path, (time.time() - seconds,) * 2)
-
-
 def test_vacuum_deletes_removed_files_after_the_retention_and_no_orphans(table: Path) -> None:
     before = rows(table)
     removed = compact(str(table)).files_removed
     stray = table / "stray.parquet"
     pq.write_table(pa.table({"id": [1]}), stray)
     assert vacuum(str(table)).files == 0
-    age(table, 8 * DAY)
+    age_table(table, 8 * DAY)
     planned = vacuum(str(table), dry_run=True)
     assert (planned.files, len(data_files(table))) == (removed, removed + 4)
     report = vacuum(str(table))
@@ -411,7 +397,7 @@ def test_vacuum_refuses_less_than_the_retention_of_the_table(table: Path) -> Non
 def test_vacuum_follows_the_retention_that_the_table_asks_for(table: Path) -> None:
     DeltaTable(table).alter.set_table_properties({"delta.deletedFileRetentionDuration": "interval 2 days"})
     removed = compact(str(table)).files_removed
-    age(table, 3 * DAY)
+    age_table(table, 3 * DAY)
     assert vacuum(str(table)).files == removed
 
 
@@ -420,7 +406,7 @@ def test_vacuum_keeps_what_is_pinned_or_pending(table: Path) -> None:
     names = sorted(data_files(table))
     before = rows(table)
     compact(str(table))
-    age(table, 30 * DAY)
+    age_table(table, 30 * DAY)
     pins = table / "_firnline" / "pins"
     (pins / "v.json").write_text(json.dumps({"format": 1, "versions": [version]}))
     assert vacuum(str(table)).files == 0
@@ -435,7 +421,7 @@ def test_vacuum_keeps_what_is_pinned_or_pending(table: Path) -> None:
 
 def test_vacuum_reads_removals_from_checkpoints(table: Path) -> None:
     removed = compact(str(table)).files_removed
-    age(table, 8 * DAY)
+    age_table(table, 8 * DAY)
     DeltaTable(table).update_incremental()
     assert vacuum(str(table), dry_run=True).files == removed
     DeltaTable(table).create_checkpoint()  # expired removals leave the log: from here on the files are orphans

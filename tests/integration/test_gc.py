@@ -39,10 +39,10 @@ from firnline.staging.gc import gc
 from firnline.staging.references import References
 from firnline.staging.survey import Survey
 from firnline.storage import open_storage
+from firnline.testing.ageing import DAY, age_files, age_log
 from firnline.testing.pipelines import run_once
 from firnline.testing.samples import SampleInput, quarantined, table_ids
 
-DAY = 86_400
 OWN = "0123456789abcdef-0000.parquet"
 
 
@@ -60,16 +60,8 @@ def options(sample: SampleInput, make_options: Callable[..., PipelineOptions]) -
 @pytest.fixture
 def table(options: PipelineOptions) -> Path:
     root = Path(options.sinks[0].table)
-    age(root)
+    age_files(root, 2 * DAY)
     return root
-
-
-def age(root: Path, seconds: float = 2 * DAY) -> None:
-    """Make everything below a folder older."""
-    for path in root.rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            stamp = time.time() - seconds
-            os.utime(path, (stamp, stamp))
 
 
 def orphan(root: Path, name: str, seconds: float = 2 * DAY) -> Path:
@@ -180,7 +172,7 @@ def test_files_from_the_future_stay(table: Path) -> None:
 
 def test_a_storage_whose_clock_jumped_a_year_ahead_loses_only_orphans(table: Path, sample: SampleInput) -> None:
     kept = files(table)
-    age(table, 365 * DAY)
+    age_files(table, 365 * DAY)
     orphan(table, OWN, 365 * DAY)
     assert gc(str(table)).files == 1
     assert files(table) == kept
@@ -294,7 +286,7 @@ def test_pins_keep_versions_and_files(table: Path) -> None:
     age_log(table, 30 * DAY)
     put_pin(table, "a", {"format": 1, "files": ["named.parquet"]})
     put_pin(table, "b", {"format": 1, "versions": [pinned]})
-    age(table, 30 * DAY)
+    age_files(table, 30 * DAY)
     assert gc(str(table)).kept["pinned"] == 1 + len(DeltaTable(table, version=pinned).file_uris())
     assert named.exists()
     for pin in (table / "_firnline/pins").iterdir():
@@ -322,23 +314,12 @@ def test_an_unreadable_pin_stops_it(table: Path, body: object) -> None:
     assert path.exists()
 
 
-def age_log(table: Path, seconds: float) -> None:
-    """Move the times of all removals back, and those of the log's files."""
-    for path in (table / "_delta_log").glob("*.json"):
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        for line in lines:
-            if "remove" in line:
-                line["remove"]["deletionTimestamp"] -= int(seconds * 1000)
-        path.write_text("\n".join(json.dumps(line) for line in lines))
-        os.utime(path, (time.time() - seconds, time.time() - seconds))
-
-
 def test_removed_files_stay_within_the_retention_of_the_table(table: Path) -> None:
     before = {n for n in files(table) if n.endswith(".parquet")}
     DeltaTable(table).delete()
-    age(table, 6 * DAY)
+    age_files(table, 6 * DAY)
     assert gc(str(table)).kept["named by the log"] == len([n for n in before if not n.startswith("_firnline")])
-    age(table, 8 * DAY)  # the log's files are old; the removal says that it happened today
+    age_files(table, 8 * DAY)  # the log's files are old; the removal says that it happened today
     assert gc(str(table)).kept["removed within retention"] > 0
     assert before <= files(table)
     age_log(table, 8 * DAY)
@@ -358,7 +339,7 @@ def test_tombstones_are_read_from_checkpoints_too(table: Path) -> None:
     DeltaTable(table).create_checkpoint()
     for path in (table / "_delta_log").glob("*[0-9].json"):
         path.unlink()
-    age(table, 30 * DAY)
+    age_files(table, 30 * DAY)
     report = gc(str(table))
     assert report.files == 0
     assert report.kept["removed within retention"] > 0
@@ -384,7 +365,7 @@ def test_files_of_other_writers_with_odd_names_are_recognised(tmp_path: Path) ->
     log = root / "_delta_log" / f"{5:020d}.json"
     add = {"path": "p=x%20y/a%20b.parquet", "partitionValues": {"p": "x y"}, "size": spaced.stat().st_size}
     log.write_text(json.dumps({"add": {**add, "modificationTime": 0, "dataChange": True}}))
-    age(root)
+    age_files(root, 2 * DAY)
     assert len(DeltaTable(root).file_uris()) == 6
     gone = orphan(root, "p=x y/c d.parquet")
     assert gc(str(root)).files == 1
@@ -460,8 +441,8 @@ def two_tables(tmp_path: Path, sample: SampleInput, capsys: pytest.CaptureFixtur
         f"  - {{type: delta, name: two, table: {tmp_path / 'two'}, required: false}}\n"
     )
     assert run_once(load_options(path, environ={})).exit_code == 0
-    age(tmp_path / "one")
-    age(tmp_path / "two")
+    age_files(tmp_path / "one", 2 * DAY)
+    age_files(tmp_path / "two", 2 * DAY)
     capsys.readouterr()
     return path
 
@@ -574,7 +555,7 @@ def test_a_table_whose_live_files_are_all_pinned_is_swept(table: Path, options: 
     create_savepoint(assemble(options), None, copy=False, run="test")
     kept = files(table)
     path = orphan(table, OWN)
-    age(table)
+    age_files(table, 2 * DAY)
     report = gc(str(table))
     assert (report.files, report.kept["pinned"]) == (1, len(DeltaTable(table).file_uris()))
     assert not path.exists()
@@ -595,7 +576,7 @@ def twelve_epochs(
     (ledger / f"{1:020d}-{'e' * 16}.json").write_bytes(first.read_bytes())
     orphan(root, f"_firnline/demo/quarantine/{1:020d}-{'e' * 16}-{'0' * 32}.parquet")
     orphan(root, f"_firnline/demo/quarantine/{99:020d}-{'e' * 16}-{'0' * 32}.parquet")
-    age(root)
+    age_files(root, 2 * DAY)
     monkeypatch.setattr(firnline.checkpoint.ledger, "FOLD_ENTRIES", 4)
     return options
 

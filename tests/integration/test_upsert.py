@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -43,11 +42,11 @@ from firnline.sinks.delta.rewrite import run_in_threads
 from firnline.staging.compact import compact
 from firnline.staging.gc import gc
 from firnline.storage import open_storage
+from firnline.testing.ageing import DAY, age_files
 from firnline.testing.upserts import UpsertDriver, changes, read_by_delta, read_by_duckdb, tip_of
 from firnline.types import Json
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
-DAY = 86_400
 EXAMPLES = 200 if os.environ.get("FIRNLINE_PROOF") else 25
 
 
@@ -560,12 +559,6 @@ def test_a_rollback_takes_rows_back_and_upserts_go_on_from_there(driver: UpsertD
     assert dict(rows_of(table)) == wanted
 
 
-def age(root: str, seconds: float = 10 * DAY) -> None:
-    for path in Path(root).rglob("*"):
-        if path.is_file():
-            os.utime(path, (time.time() - seconds,) * 2)
-
-
 def change_files(table: str) -> set[str]:
     return {p.name for p in Path(table, "_firnline", "demo", "changes").glob("*.parquet")}
 
@@ -578,7 +571,7 @@ def test_change_files_are_swept_below_the_floor_only(table: str) -> None:
         named[number] = {Path(file["path"]).name for file in commit.files}
         driver.commit(commit)
     flying = driver.stage(changes([{"id": 5, "v": "in flight"}], SCHEMA))
-    age(table)
+    age_files(table, 10 * DAY)
     planned = gc(table, dry_run=True)
     assert len(change_files(table)) == 7
     report = gc(table)
@@ -610,7 +603,7 @@ def test_change_files_of_a_ledger_elsewhere_follow_that_ledger(table: str, tmp_p
         commit = driver.stage(changes([{"id": 1, "v": str(number)}], SCHEMA))
         kept.append(Path(commit.files[0]["path"]).name)
         driver.commit(commit)
-    age(table)
+    age_files(table, 10 * DAY)
     report = gc(table)
     assert change_files(table) == set(kept), "the ledger is not known here"
     assert "changes" not in report.kinds

@@ -13,7 +13,9 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +28,7 @@ from firnline.faults import VARIABLE
 from firnline.options import PipelineOptions
 
 KILLED = -signal.SIGKILL
+MOST_RUNS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class Ended:
     exit_code: int
     error_code: str = ""
     message: str = ""
-    points: frozenset[str] = frozenset()  # fault points that it reached; unknown for one that was killed
+    points: Counter[str] = field(default_factory=Counter)  # how often it reached each; unknown if it was killed
 
 
 class Child:
@@ -69,8 +72,13 @@ class Child:
     def is_alive(self) -> bool:
         return bool(self._process.is_alive())
 
-    def signal(self, number: int) -> None:
-        os.kill(self.pid, number)
+    def signal(self, number: int) -> bool:
+        """Send a signal; False if the child has ended meanwhile."""
+        try:
+            os.kill(self.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
 
     def wait(self, timeout: float = 40) -> Ended:
         """Wait for the end; a child that hangs is killed and told of."""
@@ -93,6 +101,21 @@ class Child:
             if monotonic() > deadline or not self.is_alive:
                 raise TimeoutError(f"{text!r} was not logged:\n{self.log()[-4000:]}")
             time.sleep(0.01)
+
+    def wait_until_stopped(self, timeout: float = 60) -> None:
+        """Wait until the fault `stop` or SIGSTOP has stopped every thread of the child."""
+        deadline = monotonic() + timeout
+        while not self._is_stopped():
+            if monotonic() > deadline or not self.is_alive:
+                raise TimeoutError(f"the child was never stopped:\n{self.log()[-4000:]}")
+            time.sleep(0.01)
+
+    def _is_stopped(self) -> bool:
+        try:
+            stats = [path.read_text() for path in Path(f"/proc/{self.pid}/task").glob("*/stat")]
+        except (FileNotFoundError, ProcessLookupError):  # a thread, or the child, has ended meanwhile
+            return False
+        return bool(stats) and all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
     def log(self) -> str:
         path = Path(self._order.log)
@@ -121,14 +144,22 @@ class Launcher:
     def run(self, options: PipelineOptions, fault: str = "", **settings: Any) -> Ended:
         return self.start(options, fault, **settings).wait()
 
-    def run_until_done(self, options: PipelineOptions, most: int = 10, **settings: Any) -> list[Ended]:
-        """Run again and again, as a supervisor would, until a run ends with 0."""
-        ends = []
-        for _ in range(most):
+    def run_until_done(
+        self, options: PipelineOptions, *, forgiven: Mapping[int, str] | None = None, **settings: Any
+    ) -> list[Ended]:
+        """Recover as a supervisor would: the first run must end with 0.
+
+        Args:
+            options: The pipeline.
+            forgiven: Exit codes that a run may end with before, each with the reason why it is no failed recovery.
+            settings: What else each run is ordered.
+        """
+        ends: list[Ended] = []
+        while not ends or ends[-1].exit_code in (forgiven or {}):
+            assert len(ends) < MOST_RUNS, f"never done: {ends}"
             ends.append(self.run(options, **settings))
-            if ends[-1].exit_code == 0:
-                return ends
-        raise AssertionError(f"never done: {ends}")
+        assert ends[-1].exit_code == 0, f"the recovery failed: {ends}"
+        return ends
 
 
 def _perform(order: RunOrder, work: Callable[[RunOrder], int]) -> None:
@@ -173,27 +204,25 @@ def _run(order: RunOrder) -> int:
     return result.exit_code
 
 
-def tell_end(order: RunOrder, error: FirnlineError | None, points: set[str]) -> None:
+def tell_end(order: RunOrder, error: FirnlineError | None, points: Counter[str]) -> None:
     """In the child: leave word for whoever waits for it."""
-    told = {
-        "error_code": error.code if error else "",
-        "message": error.message if error else "",
-        "points": frozenset(points),
-    }
+    told = {"error_code": error.code if error else "", "message": error.message if error else "", "points": points}
     with open(order.result, "wb") as stream:
         pickle.dump(told, stream)
 
 
 @contextmanager
-def reached_points() -> Iterator[set[str]]:
-    """Note every fault point that is reached, in whichever module it stands."""
+def reached_points() -> Iterator[Counter[str]]:
+    """Count how often each fault point is reached, in whichever module it stands and by whichever thread."""
     import firnline.faults as faults
 
-    found: set[str] = set()
+    found: Counter[str] = Counter()
+    counting = threading.Lock()
     original = faults.fault_point
 
     def noting(name: str) -> None:
-        found.add(name)
+        with counting:
+            found[name] += 1
         original(name)
 
     holders = [m for n, m in list(sys.modules.items()) if n.startswith("firnline.") and hasattr(m, "fault_point")]
