@@ -255,7 +255,7 @@ class LedgerHoleError(CheckpointError):
     """An entry of the ledger chain is missing or damaged."""
 
     code = "ledger-hole"
-    default_hint = "Late files cannot be told from processed ones; restore the entry, or set late_files: ignore."
+    default_hint = "Late files cannot be told from processed ones. See what can be done: firnline ledger repair"
 
 
 class StateDamagedError(CheckpointError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import logging
 import os
 import time
 from collections import Counter
@@ -16,7 +15,6 @@ import pytest
 from firnline.engine.parts import assemble
 from firnline.history.status import load_files
 from firnline.options import PipelineOptions
-from firnline.testing.damage import ledger_files
 from firnline.testing.pipelines import LocalRun, MakeOptions, run_once
 from firnline.testing.processes import Launcher
 from firnline.testing.samples import SampleInput, pack, quarantined, table_ids, unpack_lines
@@ -102,25 +100,6 @@ def test_late_file_fails_the_run(sample: SampleInput, make_options: MakeOptions)
     run = run_once(options)
     assert (run.exit_code, run.error_code) == (1, "late-file")
     assert ids(options) == before
-
-
-def test_hole_in_the_ledger_stops_the_reconcile(
-    sample: SampleInput, make_options: MakeOptions, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Late files cannot be told from processed ones: they wait, and nothing is doubled."""
-    options = make_options(max_files=1)
-    for name in ("b.json", "c.json", "d.json"):
-        sample.add(name, 3)
-    done(options)
-    ledger_files(options.sinks[0].table, options.name)[0].unlink()
-    expected = Counter(sample.ids)
-    sample.add("a.json", 3)
-    late = sample.ids - expected
-    sample.add("e.json", 3)
-    with caplog.at_level(logging.ERROR):
-        done(options)
-    assert "hole" in caplog.text
-    assert ids(options) == sample.ids - late
 
 
 def test_late_file_of_a_lost_epoch_is_found_again(

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import zstandard
 
@@ -22,7 +23,7 @@ from firnline.storage import Storage
 from firnline.types import EntryRef, Json
 
 FOLD_ENTRIES = 128  # entries per fold: a fold stays a few MB, and a year of minutes a few thousand files
-JUMPS = ("rollback", "fresh", "restore", "rescale", "import")
+JUMPS = ("rollback", "fresh", "restore", "rescale", "import", "repair")
 _READERS = 8
 _AHEAD = 16
 
@@ -44,8 +45,9 @@ class LedgerEntry:
     `inputs` lists, per source, every file with its record range, size and etag. `staged` lists, per sink,
     what a commit adds; a sink that lags is given exactly that. `kind` is `epoch`; `baseline` for what another
     tool's log had read before Firnline took over; or one of `JUMPS`, an epoch that reads nothing and takes the
-    pipeline elsewhere, or changes its operators' state: then `previous` is the entry that the history goes on from,
-    `onto` the one that the deciding sink held, and `jump` says what was done.
+    pipeline elsewhere, changes its operators' state, or tells what a damaged entry told: then `previous` is the entry
+    that the history goes on from, `onto` the one that the deciding sink held, and `jump` says what was done. The inputs
+    of a repair are files that epochs before it have read.
     """
 
     checkpoint: Checkpoint
@@ -132,6 +134,7 @@ class Fold:
     quarantine: list[dict[str, Json]] = field(default_factory=list)
     jumps: list[dict[str, Json]] = field(default_factory=list)  # epoch, kind and what was done, newest first
     is_part: bool = False  # without its newest entries, which somebody has seen before they were folded
+    is_bridge: bool = False  # no fold: `last` is missing or damaged, and a repair tells what it told
 
     def down_from(self, last: EntryRef) -> Fold:
         """The same without the entries after `last`, which is one of them."""
@@ -149,11 +152,79 @@ class Fold:
         )
 
 
+Bridges: TypeAlias = Mapping[EntryRef, EntryRef | None]  # a damaged link, and the one that the history goes on at
+
+
+def bridges_of(link: LedgerEntry | Fold) -> dict[EntryRef, EntryRef | None]:
+    """The damaged links that a repair in this one leads over."""
+    jumps = (
+        [(jump["kind"], jump["jump"]) for jump in link.jumps] if isinstance(link, Fold) else [(link.kind, link.jump)]
+    )
+    return {
+        EntryRef.from_json(bridge["over"]): EntryRef.from_json(bridge["to"]) if bridge["to"] else None
+        for kind, jump in jumps
+        if kind == "repair"
+        for bridge in jump["bridges"]
+    }
+
+
 def _decode(ref: EntryRef, data: bytes) -> LedgerEntry:
     """The entry that `ref` names. LedgerHoleError when it is another one, or damaged."""
     if checksum(data) != ref.checksum:
         raise LedgerHoleError(f"ledger entry {ref.name} is damaged", epoch=ref.epoch)
     return LedgerEntry.from_bytes(data, f"ledger entry {ref.name}")
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerCopy:
+    """What another place has of a file of the ledger, proven by its checksum."""
+
+    name: str
+    place: str
+    data: bytes
+    link: LedgerEntry | Fold
+
+
+def find_copy(ref: EntryRef, storage: Storage, folders: Collection[str]) -> LedgerCopy | None:
+    """A copy of the entry that `ref` names, or of the fold that ends at it, in one of these folders."""
+    for folder in folders:
+        for name in (fold_name(ref), ref.name):
+            key = f"{folder}/{name}" if folder else name
+            try:
+                data = storage.get(key)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            whole = name != ref.name or checksum(data) == ref.checksum
+            link = _read_fold(name, data) if name != ref.name else _read_entry(data)
+            if whole and link is not None and (isinstance(link, LedgerEntry) or link.last == ref):
+                return LedgerCopy(name, f"{storage.root}/{key}", data, link)
+    return None
+
+
+def _read_entry(data: bytes) -> LedgerEntry | None:
+    try:
+        return LedgerEntry.from_bytes(data, "ledger entry")
+    except DamagedError:
+        return None
+
+
+def _read_fold(name: str, data: bytes) -> Fold | None:
+    """A fold; None when it is damaged."""
+    what = f"ledger fold {name}"
+    try:
+        body = unseal(parse(zstandard.decompress(data, max_output_size=1 << 31), what), what)
+        return Fold(
+            int(body["first_epoch"]),
+            EntryRef.from_json(body["last"]),
+            EntryRef.from_json(body["previous"]) if body["previous"] else None,
+            body["inputs"],
+            body["quarantine"],
+            list(body.get("jumps", [])),
+        )
+    except NewerFormatError:
+        raise
+    except (DamagedError, zstandard.ZstdError, KeyError, TypeError, ValueError):
+        return None
 
 
 def _hole(ref: EntryRef, error: FileNotFoundError | LedgerHoleError) -> LedgerHoleError:
@@ -221,6 +292,33 @@ class Ledger:
         except (FileNotFoundError, LedgerHoleError) as error:
             raise _hole(ref, error) from error
 
+    def find(self, ref: EntryRef) -> LedgerEntry | Fold | None:
+        """The entry that `ref` names, or the fold that ends at it; None when neither is there and intact."""
+        try:
+            return self._find_fold({fold_name(ref)}, ref) or self.load(ref)
+        except LedgerHoleError:
+            return None
+
+    def put_back(self, copy: LedgerCopy) -> None:
+        """Write a file of the ledger anew, as a copy has it; durable on return."""
+        self._storage.put(f"{self.folder}/{copy.name}", copy.data)
+
+    def read_raw(self, name: str) -> bytes | None:
+        """A file of the ledger as it is stored, damaged or not; None when it is missing."""
+        try:
+            return self._storage.get(f"{self.folder}/{name}")
+        except FileNotFoundError:
+            return None
+
+    def readable_before(self, epoch: int) -> Iterator[tuple[str, LedgerEntry | Fold]]:
+        """Every file of epochs before `epoch` that is intact in itself, newest first, whether true or not."""
+        for name in sorted(self._names(), key=lambda n: n.removeprefix("fold-"), reverse=True):
+            number = name.removeprefix("fold-")[:20]
+            data = self.read_raw(name) if number.isdigit() and int(number) < epoch else None
+            link = None if data is None else _read_fold(name, data) if name.startswith("fold-") else _read_entry(data)
+            if link is not None:
+                yield name, link
+
     def candidates(self, epoch: int) -> list[tuple[EntryRef, bytes]]:
         """All entries that were ever staged for an epoch, true or not, with their bytes."""
         found = []
@@ -230,16 +328,19 @@ class Ledger:
                 found.append((EntryRef(epoch, name, checksum(data)), data))
         return found
 
-    def chain(self, tip: EntryRef | None) -> Iterator[LedgerEntry | Fold]:
+    def chain(self, tip: EntryRef | None, bridges: Bridges | None = None) -> Iterator[LedgerEntry | Fold]:
         """The true history, newest first. LedgerHoleError at the first link that does not hold.
 
         Entries may be folded while somebody walks: one that is missing is looked for in the folds that there are then.
+        What a repair has bridged is told as a fold without files: they are in the repair's own entry. `bridges`: those
+        that lie above `tip`.
         """
         if tip is None:
             return
         names = set(self._names())
         with contextlib.closing(_ReadAhead(self._storage, self.folder, names)) as reader:
             passed: list[EntryRef] = []
+            bridges = dict(bridges or {})
             ref: EntryRef | None = tip
             while ref is not None:
                 link: LedgerEntry | Fold | None = self._find_fold(names, ref)
@@ -249,9 +350,11 @@ class Ledger:
                     except (FileNotFoundError, LedgerHoleError) as error:
                         names = set(self._names())
                         link = self._find_cover(names, [*passed, ref], ref)
-                        if link is None:
+                        if link is None and ref not in bridges:
                             raise _hole(ref, error) from error
+                        link = link or Fold(ref.epoch, ref, bridges[ref], {}, is_bridge=True)
                 passed.append(ref)
+                bridges |= bridges_of(link)
                 yield link
                 ref = link.previous
 
@@ -280,7 +383,8 @@ class Ledger:
             assert ref is not None
             if isinstance(link, Fold) and link.is_part:  # some of the names found so far are folded, too
                 return self.chain_names(tip)
-            found.append(fold_name(link.last) if isinstance(link, Fold) else ref.name)
+            if not (isinstance(link, Fold) and link.is_bridge):
+                found.append(fold_name(link.last) if isinstance(link, Fold) else ref.name)
             ref = link.previous
         return found
 
@@ -347,20 +451,6 @@ class Ledger:
         name = fold_name(last)
         if name not in names:
             return None
-        what = f"ledger fold {name}"
-        try:
-            raw = zstandard.decompress(self._storage.get(f"{self.folder}/{name}"), max_output_size=1 << 31)
-            body = unseal(parse(raw, what), what)
-            fold = Fold(
-                int(body["first_epoch"]),
-                EntryRef.from_json(body["last"]),
-                EntryRef.from_json(body["previous"]) if body["previous"] else None,
-                body["inputs"],
-                body["quarantine"],
-                list(body.get("jumps", [])),
-            )
-        except NewerFormatError:
-            raise
-        except (DamagedError, zstandard.ZstdError, KeyError, TypeError, FileNotFoundError):
-            return None
-        return fold if fold.last == last else None
+        data = self.read_raw(name)
+        fold = _read_fold(name, data) if data is not None else None
+        return fold if fold is not None and fold.last == last else None

@@ -32,6 +32,7 @@ COMMANDS = (
     ("state", "state", "Show what an operator remembers, now or after an earlier epoch; export it."),
     ("rescale", "rescale", "Give the state of operators another number of shards, without rewriting it."),
     ("files", "files", "List files with their state, or take up one that was set aside."),
+    ("ledger", "ledger", "Repair a ledger of which a file is missing or damaged."),
     ("quarantine", "quarantine", "Show records that could not be decoded."),
     ("commit", "commit", "Commit what writers of staged tables have staged."),
     ("staging", "staging", "Show what is staged and not committed; retry or discard what was set aside."),

@@ -10,7 +10,7 @@ from typing import Any
 from firnline.checkpoint.replication import Replication
 from firnline.cli.output import count_text, size_text, time_text
 from firnline.engine.observer import EpochFacts, Observer, took_ms
-from firnline.errors import FirnlineError
+from firnline.errors import FirnlineError, LedgerHoleError
 from firnline.sinks.base import Held
 from firnline.sources.base import Backlog
 from firnline.sources.group import EpochPlan
@@ -229,6 +229,12 @@ class Narrator(Observer):
             self._say(f"{count_text(late, 'late file')} found among {listed:,} listed")
         if changed:
             self._say(f"{count_text(len(changed), 'processed file')} changed later and not read again: {changed[0]}")
+
+    def ledger_hole(self, error: LedgerHoleError | None) -> None:
+        if error is None:
+            self._say("the ledger is whole again; late files are taken in")
+        else:
+            self._say(f"late files are not taken in: {error.message}. {error.hint}")
 
     def idle(self) -> None:
         if not self._idle:

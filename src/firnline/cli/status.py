@@ -46,6 +46,7 @@ Output (JSON fields):
                 source cannot be listed
   files_in_progress, files_set_aside, last_committed_file
                 where the source stands
+  ledger_hole   why late files are not taken in; null while the ledger is whole
   checkpoint_bytes, repairs
                 its size, and damaged copies that another copy stood in for
   recovery_path where the newest run read its checkpoint: local, remote, sink,
@@ -162,6 +163,8 @@ def _show(out: Output, found: PipelineStatus) -> None:
         facts["pending"] = f"{count_text(pending, 'epoch')} staged; `firnline commit` makes them true"
     if found.runs and found.runs[0].get("waiting_for") and found.state == "running":
         facts["waiting for"] = found.runs[0]["waiting_for"]
+    if found.ledger_hole:
+        facts["ledger"] = f"{found.ledger_hole}: late files are not taken in; see `firnline ledger repair`"
     if found.repairs:
         facts["repairs"] = "; ".join(found.repairs)
     out.facts(facts)

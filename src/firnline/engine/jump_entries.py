@@ -85,7 +85,7 @@ def find_effect(sink: DeltaSink, pipeline: str, entry: LedgerEntry, holds: int) 
         case "restore":
             version = entry.jump["versions"].get(sink.name)
             return ReplaceRows(tuple(entry.staged[sink.name])) if version is None else RestoreVersion(int(version))
-        case "rescale" | "import":
+        case "rescale" | "import" | "repair":
             return KeepRows()
     to = int(entry.jump["to_epoch"])
     if holds <= to or sink.name in entry.jump.get("left", []):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from firnline.checkpoint.replication import Replication
-from firnline.errors import FirnlineError
+from firnline.errors import FirnlineError, LedgerHoleError
 from firnline.sinks.base import Held
 from firnline.sources.base import Backlog
 from firnline.sources.group import EpochPlan
@@ -71,6 +71,9 @@ class Observer:
 
     def reconciled(self, late: int, changed: list[str], listed: int) -> None:
         """A full listing was compared with the ledger."""
+
+    def ledger_hole(self, error: LedgerHoleError | None) -> None:
+        """Late files cannot be told from processed ones, because of a hole in the ledger; None: they can again."""
 
     def idle(self) -> None:
         """Nothing to read; waits for the next poll."""
@@ -137,6 +140,10 @@ class Observers(Observer):
     def reconciled(self, late: int, changed: list[str], listed: int) -> None:
         for o in self._observers:
             o.reconciled(late, changed, listed)
+
+    def ledger_hole(self, error: LedgerHoleError | None) -> None:
+        for o in self._observers:
+            o.ledger_hole(error)
 
     def idle(self) -> None:
         for o in self._observers:

@@ -23,7 +23,7 @@ from firnline.engine.parts import Parts, assemble
 from firnline.engine.runs import RunLog
 from firnline.engine.standing import CheckpointWatch, Standing, is_still, stand
 from firnline.engine.steps import Steps, failure_event
-from firnline.errors import FencedError, FirnlineError, SinkError, SourceError
+from firnline.errors import FencedError, FirnlineError, LedgerHoleError, SinkError, SourceError
 from firnline.faults import fault_point
 from firnline.sinks.base import Held
 from firnline.sinks.delta.upsert import UpsertSink
@@ -198,6 +198,9 @@ class Runner:
                     self._feed(item)
                 self._answer_checkpoints()
             exit_code = self._state.exit_code
+            if exit_code == 0 and self._once and self._steps.hole is not None:  # all is read but what may be late
+                self._error = self._steps.hole
+                exit_code = self._error.exit_code
         finally:
             self._lanes.close(wait=exit_code == 0)
             if self._steps.state.remote is not None:
@@ -366,7 +369,11 @@ class Runner:
         due = self._steps.reconcile_due()
         if not due:
             return False
+        before = self._steps.hole
         found = self._steps.reconcile(base, due)
+        hole = self._steps.hole
+        if (hole is None) != (before is None):
+            self._inbox.put(_Note(lambda: self._tell_hole(hole)))
         if found is not None:
             self._inbox.put(_Note(lambda: self._observer.reconciled(*found)))
         return True
@@ -488,6 +495,12 @@ class Runner:
         lag = self._parts.recorder.replication()
         if lag is not None:
             self._observer.replication(lag)
+
+    def _tell_hole(self, hole: LedgerHoleError | None) -> None:
+        """A run that finds a hole is put on record, also when it finds nothing to read: `status` tells it."""
+        self._observer.ledger_hole(hole)
+        note = self._log.open if hole else partial(self._log.note, now=True)
+        self._aside("stage", lambda: note(ledger_hole=hole.message if hole else None))
 
     def _lag(self) -> dict[str, Json]:
         """How far the remote tier is behind, for the run's history."""

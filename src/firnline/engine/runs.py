@@ -48,6 +48,7 @@ class RunHistory:
             "state_recovery_path": None,  # where operators' state was read; sink: beside the deciding table's ledger
             "replication_lag_seconds": None,  # of the remote tier
             "replication_epochs_behind": None,
+            "ledger_hole": None,  # why late files are not taken in
             "paused": False,
             "restarts": 0,
             "last_restarts": [],

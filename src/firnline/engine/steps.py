@@ -52,6 +52,7 @@ class Steps:
         self._engine = engine
         self._once = once
         self._reconciled_at: dict[str, float] = {}  # by source
+        self.hole: LedgerHoleError | None = None  # why late files are not taken in
         self._dropped = 0  # epochs, so far
         self._reconcile_lock = threading.Lock()  # epochs are dropped by another thread than the one that reconciles
         self.flight = Flight()
@@ -117,7 +118,10 @@ class Steps:
         except LedgerHoleError as error:
             self._note_reconciled(due)
             logger.error("reconcile stopped: the ledger has a hole", extra={"reason": error.message})
+            if any(one.late_files != "ignore" for one in self._parts.options.sources if one.name in due):
+                self.hole = error
             return None
+        self.hole = None
         if self.flight.baseline is not None:
             for name, records in self.flight.baseline.inputs.items():
                 known[name] |= {str(record["path"]): str(record["etag"]) for record in records}

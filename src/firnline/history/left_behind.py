@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from firnline.checkpoint.ledger import Fold, LedgerEntry
 
-JUMP_WORDS = {"fresh": "fresh start", "import": "state import"}
+JUMP_WORDS = {"fresh": "fresh start", "import": "state import", "repair": "ledger repair"}
 
 
 def jump_word(kind: str) -> str:
-    """What people call a jump: a rollback, a restore, a fresh start, a rescale, a state import."""
+    """What people call a jump: a rollback, a restore, a fresh start, a rescale, a state import, a ledger repair."""
     return JUMP_WORDS.get(kind, kind)
 
 

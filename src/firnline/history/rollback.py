@@ -25,6 +25,7 @@ from firnline.history.state_look import OperatorSnapshot, look_at_state, snapsho
 from firnline.schema import schema_to_json
 from firnline.sinks.base import Held
 from firnline.sinks.delta import DeltaSink
+from firnline.sources.group import Records
 from firnline.types import EntryRef, Json, Receipt
 
 NAMED = 3  # examples in a message
@@ -192,8 +193,9 @@ class Rollback:
                 )
             )
         now, then = newest.checkpoint.positions, target.checkpoint.positions
-        records = [record for entry in undone for files in entry.inputs.values() for record in files]
-        refusals += self._check_sources(now, then, undone)
+        inputs = [entry.inputs for entry in undone if not entry.is_jump]  # a repair names files that others have read
+        records = [record for one in inputs for files in one.values() for record in files]
+        refusals += self._check_sources(now, then, inputs)
         state = look_at_state(parts, target.checkpoint, target_ref, now)
         refusals += state.problems
         sinks, epochs = [], {}
@@ -268,9 +270,9 @@ class Rollback:
         return RollbackRefusedError(why, hint=f"Nearest possible: --to {' or '.join(map(str, near))}" if near else None)
 
     def _check_sources(
-        self, now: dict[str, Json], then: dict[str, Json], undone: Sequence[LedgerEntry]
+        self, now: dict[str, Json], then: dict[str, Json], inputs: Sequence[Records]
     ) -> list[RollbackRefusedError]:
-        lost = self._parts.sources.find_unavailable(now, (entry.inputs for entry in undone), then)
+        lost = self._parts.sources.find_unavailable(now, inputs, then)
         if not lost:
             return []
         shown = ", ".join(lost[:NAMED]) + (" ..." if len(lost) > NAMED else "")

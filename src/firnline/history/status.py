@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from firnline.checkpoint.codec import canonical
 from firnline.checkpoint.lease_rules import LeaseRecord
+from firnline.checkpoint.ledger import Fold
 from firnline.checkpoint.tiers import Look
 from firnline.engine.parts import Parts
 from firnline.engine.runs import has_died, load_runs
@@ -51,6 +52,7 @@ class PipelineStatus:
     checkpoint_bytes: int
     repairs: list[str]
     restarts: int
+    ledger_hole: str | None = None  # why late files are not taken in
     runs: list[dict[str, Json]] = field(default_factory=list)
     recovery_path: str | None = None  # where the newest run read its checkpoint: local, remote, sink, fresh
     state_recovery_path: str | None = None  # and its operators' state; None without operators
@@ -90,6 +92,7 @@ def load_status(parts: Parts, control: dict[str, Json] | None = None) -> Pipelin
         checkpoint_bytes=len(canonical(held.checkpoint.to_json())) if held.checkpoint else 0,
         repairs=list(held.repairs),
         restarts=sum(int(r["restarts"]) for r in runs),
+        ledger_hole=_find_hole(parts, held, runs),
         runs=runs,
         recovery_path=str(runs[0]["recovery_path"]) if runs and runs[0].get("recovery_path") else None,
         state_recovery_path=runs[0].get("state_recovery_path") if runs else None,
@@ -100,6 +103,20 @@ def load_status(parts: Parts, control: dict[str, Json] | None = None) -> Pipelin
         lease=_load_lease(parts),
         control=control,
     )
+
+
+def _find_hole(parts: Parts, held: Held, runs: list[dict[str, Json]]) -> str | None:
+    """What is wrong with the ledger: down to the first fold it is looked at now, and below by the newest run."""
+    try:
+        for link in parts.ledger.chain(held.entry):
+            if isinstance(link, Fold):
+                break
+            if link.kind == "repair" and (not runs or link.checkpoint.created_at > str(runs[0].get("updated_at"))):
+                return None  # repaired since that run
+    except LedgerHoleError as error:
+        return error.message
+    told = runs[0].get("ledger_hole") if runs else None
+    return str(told) if told else None
 
 
 def _restored(parts: Parts, held: Held, runs: list[dict[str, Json]]) -> dict[str, Json] | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from firnline.engine.observer import EpochFacts, Observer
-from firnline.errors import FirnlineError
+from firnline.errors import FirnlineError, LedgerHoleError
 from firnline.sinks.base import Held
 from firnline.sources.base import Backlog
 from firnline.sources.group import EpochPlan
@@ -57,6 +57,7 @@ class Health(Observer):
         self._error = ""
         self._exit_code: int | None = None
         self._paused = False
+        self._ledger_hole: str | None = None
 
     # -- the answers ----------------------------------------------------------------------------------
 
@@ -102,6 +103,7 @@ class Health(Observer):
             "epochs_in_flight": sorted(self._since),
             "failures_in_a_row": self._failures,
             "paused": self._paused,
+            "ledger_hole": self._ledger_hole,
         }
         return Verdict(not reasons, reasons, facts)
 
@@ -154,6 +156,11 @@ class Health(Observer):
         with self._lock:
             self._paused = paused
             self._sign()
+
+    def ledger_hole(self, error: LedgerHoleError | None) -> None:
+        """Told, and no failure: what is not late is read."""
+        with self._lock:
+            self._ledger_hole = error.message if error else None
 
     def backlog(self, backlog: Backlog) -> None:
         """No sign of progress: a count goes on while an epoch hangs."""

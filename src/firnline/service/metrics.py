@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from firnline import __version__
 from firnline.checkpoint.replication import Replication
 from firnline.engine.observer import EpochFacts, Observer, took_ms
-from firnline.errors import FirnlineError, SinkError
+from firnline.errors import FirnlineError, LedgerHoleError, SinkError
 from firnline.sinks.base import Held
 from firnline.sources.base import Backlog
 from firnline.types import Json
@@ -115,6 +115,10 @@ class PipelineMetrics(Observer, Collector):
             self._gauges["backlog_files"] = backlog.files_outstanding
             self._gauges["backlog_bytes"] = backlog.bytes_outstanding
 
+    def ledger_hole(self, error: LedgerHoleError | None) -> None:
+        with self._lock:
+            self._gauges["ledger_hole"] = int(error is not None)
+
     def held_up(self, full: tuple[int, int] | None) -> None:
         with self._lock:
             self._gauges["staging_pending"] = full[0] if full else 0
@@ -182,6 +186,11 @@ class PipelineMetrics(Observer, Collector):
             ("source_state_files", "Files named in the source's position.", self._gauges.get("source_state_files")),
             ("source_lag_seconds", "From arrival to commit, oldest file of the newest epoch.", self._gauges.get("lag")),
             ("set_aside_files", "Files that are set aside.", self._gauges.get("set_aside_files")),
+            (
+                "ledger_hole",
+                "1 while late files are not taken in, because the ledger has a hole.",
+                self._gauges.get("ledger_hole", 0),
+            ),
             (
                 "staging_pending",
                 "Units that this run waits for the committer to take.",

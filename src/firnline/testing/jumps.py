@@ -1,4 +1,4 @@
-"""Rollbacks and fresh starts in processes of their own, to be killed."""
+"""Rollbacks, fresh starts and repairs of the ledger in processes of their own, to be killed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from firnline.engine.parts import Parts, assemble
 from firnline.errors import FirnlineError
 from firnline.history.fresh import start_over
+from firnline.history.ledger_repair import LedgerRepair
 from firnline.history.rollback import Rollback
 from firnline.testing.processes import Launcher, RunOrder, reached_points, tell_end
 from firnline.types import RandomIds
@@ -22,6 +23,15 @@ def rollback_launcher(folder: Path, to_epoch: int) -> Launcher:
 def fresh_launcher(folder: Path, after_epoch: int, *, truncate: bool) -> Launcher:
     """Starts fresh starts of a pipeline."""
     return Launcher(folder, partial(_in_child, partial(_start_over, after_epoch=after_epoch, truncate=truncate)))
+
+
+def repair_launcher(folder: Path, **decided: list[str]) -> Launcher:
+    """Starts repairs of a pipeline's ledger."""
+    return Launcher(folder, partial(_in_child, partial(_repair, decided=decided)))
+
+
+def _repair(parts: Parts, run: str, decided: dict[str, list[str]]) -> None:
+    LedgerRepair(parts, **decided).perform(run)
 
 
 def _roll_back(parts: Parts, run: str, to_epoch: int) -> None:

@@ -22,7 +22,8 @@ NAMES = {
     "firnline_staging_pending", "firnline_staging_oldest_pending_seconds", "firnline_late_files_total",
     "firnline_quarantined_records_total", "firnline_recovery_path_total", "firnline_checkpoint_pause_seconds",
     "firnline_replication_lag_seconds", "firnline_staging_commits_total", "firnline_staging_units_total",
-    "firnline_staging_commit_duration_seconds", "firnline_set_aside_files", "firnline_restarts_total", "firnline_epoch",
+    "firnline_staging_commit_duration_seconds", "firnline_set_aside_files", "firnline_ledger_hole",
+    "firnline_restarts_total", "firnline_epoch",
     "firnline_build_info", "firnline_state_bytes", "firnline_state_keys_changed_total", "firnline_late_rows_total",
     "firnline_source_records_total", "firnline_worker_loss_total",
 }  # fmt: skip

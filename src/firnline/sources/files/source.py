@@ -95,7 +95,7 @@ class FileSource(Source):
         """Take over another tool's position; what it says is read becomes the baseline."""
         state = FileState.from_interchange(source_state, self.root)
         baseline = [
-            {**_identity(stat), "from": 0, "to": 0, "status": "committed", "baseline": True}
+            {**file_identity(stat), "from": 0, "to": 0, "status": "committed", "baseline": True}
             for stat in self.list_all()
             if state.knows(stat.name)  # finished ones above the mark too: the mark will pass them
         ]
@@ -311,7 +311,8 @@ class FileSource(Source):
                 self._retries.pop(path, None)
 
 
-def _identity(stat: FileStat) -> dict[str, Json]:
+def file_identity(stat: FileStat) -> dict[str, Json]:
+    """What a ledger entry says of any file."""
     return {
         "path": stat.name,
         "size_bytes": stat.size_bytes,
