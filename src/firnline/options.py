@@ -80,6 +80,7 @@ class OperatorOptions:
     interval_ms: int | None = None  # checkpoint.mode per_operator: how often it is snapshot; None: every epoch
     initial_state: str = ""  # an exported state that it begins with, when it has none of its own
     renamed_from: str = ""  # the name under which a checkpoint holds its state
+    idle_after: timedelta | None = None  # an input that is silent for so long no longer holds the watermark back
 
     @property
     def is_sql(self) -> bool:

@@ -8,16 +8,19 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
 
+from firnline.clock import SystemClock
 from firnline.engine.engine import Engine
 from firnline.engine.parts import assemble
 from firnline.engine.runner import Runner
 from firnline.history.operator_state import load_state_view
+from firnline.history.status import load_status
 from firnline.options import (
     DeltaSinkOptions,
     FieldOptions,
@@ -150,6 +153,50 @@ def test_a_row_after_its_window_was_closed_goes_to_the_side_table(world: World) 
     late = world.read("windows.late")
     assert [(r["k"], r["v"]) for r in late] == [("x", 4)]
     assert late[0]["_watermark"].strftime("%H:%M") == "10:53"
+
+
+class SetClock(SystemClock):
+    """A clock whose time of day is set by hand."""
+
+    minute = 0
+
+    def now(self) -> datetime:
+        return datetime(2026, 1, 1, 0, 0, tzinfo=UTC) + timedelta(minutes=self.minute)
+
+
+@pytest.mark.parametrize("every", [1, 100])
+def test_a_silent_input_no_longer_holds_windows_open_after_idle_after(world: World, every: int) -> None:
+    """Also where epochs are folded again after each restart: what was idle then is idle again."""
+    operator = windows(idle_after=timedelta(minutes=30))
+    options = world.options(
+        operators=[operator], sinks=["windows", "windows.late"], trigger=TriggerOptions(every_epochs=every)
+    )
+    clock = SetClock()
+
+    def run(minute: int) -> dict[str, Any]:
+        """One epoch at a time of day, in the run that began at midnight; what the operator did in it."""
+        clock.minute = 0
+        parts = assemble(options, once=True, clock=clock)
+        told = Recorder()
+        runner = Runner(parts, LocalEngine(1), told, once=True)
+        clock.minute = minute
+        assert runner.run().exit_code == 0
+        return told.epochs[-1].operators["windows"]
+
+    def idle() -> list[str]:
+        (found,) = [one for one in load_status(assemble(options)).operators if one.operator == "windows"]
+        return list(found.idle_inputs)
+
+    for source in "ab":
+        world.add(source, "f0", [("x", 1, "10:01:00")])
+    run(0)
+    for number, (minute, removed, who) in enumerate(((1, 0, []), (30, 0, []), (31, 3, ["b"]))):
+        world.add("a", f"f{number + 1}", [("x", 1, f"1{number + 1}:01:00")])
+        assert (run(minute)["removed"], idle()) == (removed, who)
+    world.add("b", "f5", [("x", 1, "10:02:00"), ("x", 1, "13:02:00")])
+    assert (run(32)["late"], idle()) == (1, [])
+    assert [r["at"].strftime("%H:%M") for r in world.read("windows.late")] == ["10:02"]
+    assert world.counts() == {("x", "10:00"): 2, ("x", "11:00"): 1, ("x", "12:00"): 1, ("x", "13:00"): 2}
 
 
 def test_closed_windows_leave_no_state_behind(world: World) -> None:

@@ -43,7 +43,8 @@ Output (JSON fields):
   positions     {source: summary}; of files: last_committed_file,
                 files_in_progress, files_set_aside, root
   operators     [{operator, epoch, checkpoint, shards, size_bytes, rows,
-                watermark}]: the state, as it was snapshot after that epoch
+                watermark, idle_inputs}]: the state, as it was snapshot after
+                that epoch
   entry         the ledger's: epoch, name, checksum; null when unknown
   inputs        {source: files}; null when the entry is folded away
   sinks         [{name, holds, version, committed_at, rows, size_bytes}]
@@ -136,7 +137,8 @@ def state_facts(snapshots: Sequence[OperatorSnapshot]) -> dict[str, str]:
     for one in snapshots:
         text = f"{count_text(one.rows, 'row')}, {size_text(one.size_bytes)} in {count_text(one.shards, 'shard')}"
         mark = f", watermark {one.watermark}" if one.watermark else ""
-        found[f"state of {one.operator}"] = f"{text}, snapshot of epoch {one.epoch}{mark}"
+        idle = f", idle: {', '.join(one.idle_inputs)}" if one.idle_inputs else ""
+        found[f"state of {one.operator}"] = f"{text}, snapshot of epoch {one.epoch}{mark}{idle}"
     return found
 
 

@@ -26,8 +26,9 @@ Output (JSON fields):
   table, declared, or new; odd_share is the share of sampled values that do not
   fit an inferred type and would be rescued;
   schemas [{name (of a source, an operator or a port), columns [{name, type}]}],
-  graph {nodes [{name, kind, type, shards}], edges [{from, port, to, to_kind}],
-  drawing}, sample {files, records, bad, rescued}, java, warnings
+  graph {nodes [{name, kind, type, shards, idle_after_secs}], edges [{from,
+  port, to, to_kind}], drawing}, sample {files, records, bad, rescued}, java,
+  warnings
 
 Environment:
   FIRNLINE__A__B          overrides the key a.b of the spec
@@ -102,7 +103,9 @@ def _show(out: Output, found: dict[str, Any]) -> None:
     if operators:
         schemas = {schema["name"]: schema["columns"] for schema in found["schemas"]}
         out.line()
-        out.table(OPERATOR_COLUMNS, [{**o, "columns": _columns(schemas.get(o["name"]))} for o in operators])
+        idle = [Column("idle_after_secs", "idle after (s)")] if any(o["idle_after_secs"] for o in operators) else []
+        shown = [{**o, "columns": _columns(schemas.get(o["name"]))} for o in operators]
+        out.table((*OPERATOR_COLUMNS[:2], *idle, *OPERATOR_COLUMNS[2:]), shown)
     for warning in found["warnings"]:
         out.line(f"warning: {warning}")
     out.line()

@@ -23,6 +23,7 @@ def graph_json(options: PipelineOptions, shards: int | None) -> dict[str, Any]:
                 "kind": node.kind,
                 "type": node.type,
                 "shards": shards if _keeps_state(node) else None,
+                "idle_after_secs": _idle_after(node, options),
             }
             for node in _in_order(options, graph)
         ],
@@ -60,6 +61,11 @@ def _in_order(options: PipelineOptions, graph: Graph) -> list[Node]:
 
 def _keeps_state(node: Node) -> bool:
     return node.kind == "operator" and node.type != "sql"
+
+
+def _idle_after(node: Node, options: PipelineOptions) -> float | None:
+    found = [o.idle_after for o in options.operators if o.name == node.name and o.idle_after is not None]
+    return found[0].total_seconds() if found else None
 
 
 def _about(node: Node, options: PipelineOptions, shards: int | None) -> str:

@@ -34,7 +34,8 @@ Output (JSON fields):
   input_records, input_bytes, quarantined, pending_units, positions_now,
   positions_then, not_undone [...], refusals [...]
   state_now, state_then  [{operator, epoch, checkpoint, shards, size_bytes,
-         rows, watermark}]: the operators' snapshots, the epoch each was made at
+         rows, watermark, idle_inputs}]: the operators' snapshots, the epoch
+         each was made at
   state_replayed [epoch]: epochs after those snapshots, whose input the next
          run folds into the state again
   sinks  [{name, table, epoch, version_now, version_then, files_removed,

@@ -58,9 +58,10 @@ Output (JSON fields):
                 {epoch, positions {source: ...}} that it resumed after; null
                 when it began afresh
   operators     [{operator, epoch, checkpoint, shards, size_bytes, rows,
-                watermark}]: the state that the newest checkpoint names; epoch:
-                after which the snapshot was made; rows: in its files, where a
-                key that changed since counts again; watermark: event time
+                watermark, idle_inputs}]: the state that the newest checkpoint
+                names; epoch: after which the snapshot was made; rows: in its
+                files, where a key that changed since counts again; watermark:
+                event time; idle_inputs: silent for longer than idle_after
   shards        over which that state is spread; null without state
   copies        [{path (store, local, remote), place, epoch, epochs_behind,
                 lag_seconds, problem}]: what the store and the tiers hold

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 
@@ -41,6 +42,8 @@ from firnline.types import Json
 
 logger = logging.getLogger(__name__)
 
+_1970 = datetime(1970, 1, 1, tzinfo=UTC)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
@@ -55,6 +58,7 @@ class Task:
     recorded: Watermarks | None = None  # of a replay: those after it; state only, nothing is staged for sinks
     initial: Mapping[str, str] = field(default_factory=dict)  # of a replay: who began with which exported state
     is_wanted: Callable[[], bool] = lambda: True
+    run_began: datetime | None = None  # the silence of inputs counts from here on; None: nobody is silent
 
     @property
     def replay(self) -> bool:
@@ -237,7 +241,8 @@ class _Run:
         inputs = {port: self.edges.get(keyed_edge(options.name, port), Exchanged()) for port in options.inputs}
         latest = {port: found.latest for port, found in inputs.items() if found.latest is not None}
         operator = self._build(options)
-        after = self._watermark(options, operator, before, latest)
+        quiet = frozenset(port for port, found in inputs.items() if not found.rows)
+        after = self._watermark(options, operator, before, latest, quiet)
         worked.watermarks = worked.watermarks.set(options.name, after)
         if operator is not None:
             worked.built[options.name] = operator
@@ -299,17 +304,45 @@ class _Run:
                 raise
 
     def _watermark(
-        self, options: OperatorOptions, operator: Operator | None, before: Watermark, latest: Mapping[str, int]
+        self,
+        options: OperatorOptions,
+        operator: Operator | None,
+        before: Watermark,
+        latest: Mapping[str, int],
+        quiet: frozenset[str],
     ) -> Watermark:
         """The watermark after this epoch's rows; on a replay, the one that was."""
         if self.task.recorded is not None:
             return self.task.recorded.of(options.name)
         if operator is None:
             return before
+        unheard = frozenset(port for port in options.inputs if self._is_left_out(port))
+        new = any(port not in before.inputs for port in options.inputs)
+        noted = self._note_silence(options, before, quiet & before.inputs.keys(), unheard)
+        return noted.advance(latest, operator.delay_us, hold=bool(unheard) and new)
+
+    def _is_left_out(self, port: str) -> bool:
+        """Whether a source that a port's rows come from had not answered when the epoch was planned."""
         left_out = self.task.plan.left_out
-        waits = left_out and any(n.name in left_out for n in upstream(self.job.parts.options, options.name))
-        silent = any(port not in before.inputs for port in options.inputs)
-        return before.advance(latest, operator.delay_us, hold=bool(waits) and silent)
+        if not left_out:
+            return False
+        options = self.job.parts.options
+        return port in left_out or any(node.name in left_out for node in upstream(options, port))
+
+    def _note_silence(
+        self, options: OperatorOptions, before: Watermark, quiet: frozenset[str], unheard: frozenset[str]
+    ) -> Watermark:
+        """Which inputs are idle now. Told by the epoch's own time, and recorded with the watermark."""
+        if options.idle_after is None or self.task.run_began is None:
+            return replace(before, silent={}, idle=frozenset())
+        now = datetime.fromisoformat(self.task.epoch_time)
+        after = before.note_silence(
+            quiet, unheard, _micros(now), _micros(self.task.run_began), options.idle_after // timedelta(microseconds=1)
+        )
+        for port in sorted(after.idle ^ before.idle):
+            what = "an input is idle" if port in after.idle else "an idle input speaks again"
+            logger.warning(what, extra={"operator": options.name, "input": port, "epoch": self.task.epoch})
+        return after
 
     def _first_state(self, options: OperatorOptions, operator: Operator | None, worked: Worked) -> OperatorState:
         """What an operator begins with that has no state yet: nothing, or what the spec names.
@@ -351,6 +384,10 @@ class _Run:
             name, upsert = target["sink"], target["write"] == "upsert"
             files = [file for report in reports for file in report["staged"][name]]
             produced.stage({name: files}, {name: table_columns(schema) if upsert else schema})
+
+
+def _micros(time: datetime) -> int:
+    return (time - _1970) // timedelta(microseconds=1)
 
 
 def _state_of(worked: Worked, operator: str) -> OperatorState:

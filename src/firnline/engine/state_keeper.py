@@ -51,6 +51,7 @@ class StateKeeper:
         self._job = EpochJob(parts, engine, self.flow, self.home)
         self._coordinated = Coordinated(self.home, parts.options, parts.clock)
         self._shards: int | None = parts.options.state.shards
+        self._began = parts.clock.now()
         self._past: dict[str, _Past] = {}
         self._initial: dict[str, str] = {}  # digests of exported states that a replay takes up again
         self.restored_path: str | None = None  # where the state was read when the run began; None without operators
@@ -172,7 +173,13 @@ class StateKeeper:
                 self._coordinated.begin(made.epoch, made.attempt, self.ranges(), worked, positions)
 
         task = Task(
-            made.epoch, made.attempt, made.epoch_time, made.plan, begin=begin, is_wanted=lambda: self._is_wanted(made)
+            made.epoch,
+            made.attempt,
+            made.epoch_time,
+            made.plan,
+            begin=begin,
+            is_wanted=lambda: self._is_wanted(made),
+            run_began=self._began,
         )
         began = self._parts.clock.monotonic()
         try:

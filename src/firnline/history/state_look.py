@@ -35,6 +35,7 @@ class OperatorSnapshot:
     size_bytes: int
     rows: int
     watermark: str | None = None  # event time, RFC 3339
+    idle_inputs: list[str] = field(default_factory=list)  # silent for longer than idle_after
 
 
 def snapshots_of(checkpoint: Checkpoint | None) -> list[OperatorSnapshot]:
@@ -58,6 +59,7 @@ def snapshots_of(checkpoint: Checkpoint | None) -> list[OperatorSnapshot]:
                 size_bytes=ref.size_bytes,
                 rows=ref.rows,
                 watermark=event_time(marks.of(name).at),
+                idle_inputs=sorted(marks.of(name).idle),
             )
         )
     return found

@@ -115,6 +115,11 @@ class StatefulOperatorConfig(OperatorConfig):
         "with nothing, in a pipeline that has history.",
     )
     renamed_from: str = Field(default="", description="The name under which a checkpoint holds its state.")
+    idle_after: Duration | None = Field(
+        default=None,
+        description="An input that gives no rows for so long, e.g. 10m, no longer holds the watermark back; when it "
+        "speaks again, its rows may be late. By default it is waited for without end.",
+    )
 
 
 class AggregateConfig(Config):
@@ -202,7 +207,7 @@ class AggregateOperatorConfig(StatefulOperatorConfig):
                 raise fail(f'"{one.name}" is taken: a column of this name is added to what comes out', *at)
             if one.function in ("first", "last") and one.order_by is None and self.time is None:
                 raise fail(f"function: {one.function} needs it, or `time`", "aggregates", index, "order_by")
-        _need_time(self, "window", "delay")
+        _need_time(self, "window", "delay", "idle_after")
         if self.emit == "final" and self.window is None:
             raise fail("final needs a window: without one nothing is ever final", "emit")
         if self.emit == "final" and self.before:
@@ -232,7 +237,7 @@ class DeduplicateOperatorConfig(StatefulOperatorConfig):
 
     @model_validator(mode="after")
     def _fits_together(self) -> DeduplicateOperatorConfig:
-        _need_time(self, "ttl", "delay")
+        _need_time(self, "ttl", "delay", "idle_after")
         return self
 
     def settings_json(self) -> dict[str, Json]:

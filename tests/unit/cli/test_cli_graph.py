@@ -55,12 +55,12 @@ def test_the_graph_is_drawn_from_the_sources_to_the_sinks() -> None:
 def test_the_graph_as_values() -> None:
     assert graph_json(SHOP, 4) == {
         "nodes": [
-            {"name": "orders", "kind": "source", "type": "files", "shards": None},
-            {"name": "clicks", "kind": "source", "type": "files", "shards": None},
-            {"name": "clean", "kind": "operator", "type": "sql", "shards": None},
-            {"name": "totals", "kind": "operator", "type": "aggregate", "shards": 4},
-            {"name": "delta-1", "kind": "sink", "type": "delta", "shards": None},
-            {"name": "delta-2", "kind": "sink", "type": "delta", "shards": None},
+            {"name": "orders", "kind": "source", "type": "files", "shards": None, "idle_after_secs": None},
+            {"name": "clicks", "kind": "source", "type": "files", "shards": None, "idle_after_secs": None},
+            {"name": "clean", "kind": "operator", "type": "sql", "shards": None, "idle_after_secs": None},
+            {"name": "totals", "kind": "operator", "type": "aggregate", "shards": 4, "idle_after_secs": None},
+            {"name": "delta-1", "kind": "sink", "type": "delta", "shards": None, "idle_after_secs": None},
+            {"name": "delta-2", "kind": "sink", "type": "delta", "shards": None, "idle_after_secs": None},
         ],
         "edges": [
             {"from": "clean", "port": None, "to": "totals", "to_kind": "operator"},

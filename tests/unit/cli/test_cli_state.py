@@ -81,6 +81,7 @@ def test_status_tells_the_state_and_where_the_run_took_up(
     assert operator == {
         "operator": "windows", "epoch": 3, "checkpoint": ref["checkpoint"], "shards": 2,
         "size_bytes": ref["size_bytes"], "rows": ref["rows"], "watermark": operator["watermark"],
+        "idle_inputs": [],
     }  # fmt: skip
     assert operator["watermark"].startswith("2026-01-01T00:01:")
     assert found["shards"] == 2

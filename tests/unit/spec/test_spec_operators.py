@@ -164,6 +164,8 @@ def test_a_duration_is_written_as_it_was_read(text: str) -> None:
         ({"type": "deduplicate", "keys": ["a", "A"]}, 'operators[0].keys[1]: column "A" is there twice'),
         ({"type": "deduplicate", "keys": ["a"], "ttl": "1h"},
          "operators[0].ttl: needs `time`, the column of event time"),
+        ({"type": "deduplicate", "keys": ["a"], "idle_after": "1h"},
+         "operators[0].idle_after: needs `time`, the column of event time"),
         ({"type": "deduplicate", "keys": ["a"], "delay": "1h"},
          "operators[0].delay: needs `time`, the column of event time"),
         ({"type": "deduplicate", "keys": ["a"], "time": "ts", "ttl": 30},
