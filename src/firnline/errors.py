@@ -13,7 +13,8 @@
     |  |- CommitConflictError      nothing was written; retry is safe
     |  |- CommitUnknownError       may or may not be written; ask, never guess        (exit 4)
     |  |- NotDurableError          an fsync failed: what was written may be lost      (exit 1)
-    |  `- StoreUnsafeError         the storage has no put-if-absent                   (exit 1)
+    |  |- StoreUnsafeError         the storage has no put-if-absent                   (exit 1)
+    |  `- TornCommitError          a commit file of the table was cut off             (exit 1)
     |- FencedError                 a newer generation owns this pipeline              (exit 5)
     |- EngineError                 Spark could not do the work                        (exit 3)
     |  `- WorkerLostError          a worker died, hung or did not end in time
@@ -183,6 +184,15 @@ class StoreUnsafeError(SinkError):
     retryable = False
     exit_code = 1
     default_hint = "Use a store with conditional put (local disk, S3, GCS, Azure)."
+
+
+class TornCommitError(SinkError):
+    """A commit file of a table was cut off."""
+
+    code = "torn-commit"
+    retryable = False
+    exit_code = 1
+    default_hint = "Stop every writer of the table, take the named file out of its log, and run again."
 
 
 class FencedError(FirnlineError):

@@ -41,6 +41,7 @@ from firnline.schema import schema_from_json
 from firnline.sinks.delta.columns import missing_fields
 from firnline.sinks.delta.log import DeltaLog, encode_blizzard
 from firnline.sinks.delta.table import CREATED_WITH, Table
+from firnline.sinks.delta.torn import check_whole
 from firnline.staging.chain import Arranged, Standing, arrange
 from firnline.staging.committed import CommittedUnits, load_committed
 from firnline.staging.foreign import check_age, foreign_file, unit_id
@@ -132,6 +133,8 @@ class Committer:
             report.alarms.append("there is no table yet; its first writer creates it")
             self._measure(report)
             return
+        if self._term is None:
+            check_whole(self._storage, self._table.version)
         failures: dict[str, FirnlineError | OSError] = {}
         for _ in range(MAX_ROUNDS):
             before, self._moved = report.units, False

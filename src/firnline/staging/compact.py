@@ -28,6 +28,7 @@ from firnline.checkpoint.who import this_process
 from firnline.errors import CommitConflictError, CommitUnknownError, ConfigError, SinkError
 from firnline.sinks.delta.log import INFO_KEY
 from firnline.sinks.delta.table import Table, add_action
+from firnline.sinks.delta.torn import COUNTS_KEY, count_actions
 from firnline.staging.lognames import LogNames
 from firnline.staging.references import PINS
 from firnline.staging.rewrite import Bin, PartitionFilter, Rewriter, check_supported, plan
@@ -93,9 +94,8 @@ class CompactTable(Table):
             values = dict(one.staged[0]["partition_values"]) if one.staged else None
             actions += [RemoveAction(old.path, False, now_ms, old.size_bytes, values) for old in one.chosen.files]
             actions += [add_action(file, data_change=False) for file in one.staged]
-        properties = CommitProperties(
-            custom_metadata={INFO_KEY: json.dumps(info), "isBlindAppend": False}, max_commit_retries=0
-        )
+        told = {INFO_KEY: json.dumps(info), COUNTS_KEY: count_actions(len(actions), 0), "isBlindAppend": False}
+        properties = CommitProperties(custom_metadata=told, max_commit_retries=0)
         return self.transact("delta.compact", actions, properties, onto=onto)
 
 

@@ -29,6 +29,7 @@ from firnline.sinks.delta.jump import Effect, ReplaceRows, apply_effect
 from firnline.sinks.delta.log import DeltaLog, encode_blizzard
 from firnline.sinks.delta.recovery import Replay, find_checkpoint
 from firnline.sinks.delta.table import CREATED_WITH, Table
+from firnline.sinks.delta.torn import check_whole
 from firnline.sinks.delta.upsert_stage import CHANGES
 from firnline.storage import Storage, open_storage
 from firnline.types import Clock, Delivery, EntryRef, Json, Receipt
@@ -153,6 +154,7 @@ class DeltaSink(Sink):
                 self._deferred = True  # the commit that creates the table carries the claim
                 return Held(exists=False, version=-1, generation=self._generation)
             at = self._table.version
+            check_whole(self.storage, at)
             self._check_joinable()
             held = self._table.txn(self._id("-gen")) or 0
             if generation is not None and held > generation:

@@ -8,6 +8,7 @@ transaction version older than the one it holds. After a conflict the caller che
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -22,7 +23,8 @@ from firnline.errors import CommitConflictError, CommitUnknownError, SinkError
 from firnline.faults import InjectedFaultError, fault_point
 from firnline.sinks.delta.durable import DurableLog
 from firnline.sinks.delta.log import INFO_KEY
-from firnline.storage import is_remote, make_folders
+from firnline.sinks.delta.torn import COUNTS_KEY, count_actions, find_unreadable
+from firnline.storage import is_remote, make_folders, open_storage
 from firnline.types import Json
 
 _CONSTRAINT = "delta.constraints."
@@ -64,8 +66,16 @@ class Table:
                 return False
             except (DeltaError, OSError) as error:
                 self._delta = None
-                raise SinkError(f"cannot read the table {self.uri}: {error}", table=self.uri) from error
+                raise self._why_unreadable(error) from error
             return True
+
+    def _why_unreadable(self, error: Exception) -> SinkError:
+        with contextlib.suppress(OSError):
+            torn = find_unreadable(open_storage(self.uri, self._options))
+            if torn is not None:
+                return torn
+        reason = str(error).partition("\n")[0]  # a backtrace of delta-rs may follow
+        return SinkError(f"cannot read the table {self.uri}: {reason}", table=self.uri)
 
     def make_durable(self) -> None:
         """Make the version that was read durable, with all before it. Call it before anything builds on that version.
@@ -169,7 +179,8 @@ class Table:
         With `replace`, they take the place of every file that the table has.
         """
         mode: Literal["append", "overwrite"] = "overwrite" if replace else "append"
-        return self.transact(point, [add_action(f) for f in files], _properties(info, txns, expiring), mode, onto=onto)
+        properties = _properties(info, txns, expiring, len(files))
+        return self.transact(point, [add_action(f) for f in files], properties, mode, onto=onto)
 
     def exchange(
         self,
@@ -183,7 +194,7 @@ class Table:
         onto: int,
     ) -> int:
         """Commit files in the place of others, with transaction ids, onto the version `onto`."""
-        properties = _properties(info, txns, expiring, isBlindAppend=False)
+        properties = _properties(info, txns, expiring, len(removed) + len(files), isBlindAppend=False)
         return self.transact(point, [*removed, *(add_action(f) for f in files)], properties, onto=onto)
 
     def restore(
@@ -288,11 +299,10 @@ def add_action(file: dict[str, Json], *, data_change: bool = True) -> AddAction:
 
 
 def _properties(
-    info: Json, txns: Mapping[str, int], expiring: Mapping[str, int] | None = None, **facts: Json
+    info: Json, txns: Mapping[str, int], expiring: Mapping[str, int] | None = None, files: int = 0, **facts: Json
 ) -> CommitProperties:
     transactions = [Transaction(app_id, version) for app_id, version in txns.items()]
     for app_id, at_ms in (expiring or {}).items():
         transactions.append(Transaction(app_id, txns[next(iter(txns))], at_ms))
-    return CommitProperties(
-        custom_metadata={INFO_KEY: info, **facts}, max_commit_retries=0, app_transactions=transactions
-    )
+    told = {INFO_KEY: info, COUNTS_KEY: count_actions(files, len(transactions)), **facts}
+    return CommitProperties(custom_metadata=told, max_commit_retries=0, app_transactions=transactions)

@@ -1,0 +1,111 @@
+"""Finds commit files that a power cut or a full disk cut off, before anything builds on them.
+
+A commit file is lines of JSON, written in this order: commitInfo, files, transactions. A cut inside a line makes the
+table unreadable. A cut between two lines does not, and would be worse: the rows are there, and the transactions that
+say so are not. So every commit of ours says in its first line how many actions it has.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+
+from firnline.errors import TornCommitError
+from firnline.sinks.delta.log import DeltaLog
+from firnline.storage import Storage
+from firnline.types import Json
+
+logger = logging.getLogger(__name__)
+
+COUNTS_KEY = "firnlineActions"
+_LOOKED_AT = 100  # commits of others, at most, down to one of ours that is whole
+
+
+def count_actions(files: int, transactions: int) -> dict[str, int]:
+    """What a commit says of itself: files that it adds or removes at least, and transactions."""
+    return {"files": files, "transactions": transactions}
+
+
+def check_whole(storage: Storage, version: int) -> None:
+    """Look at the newest commits, down to one of ours that is whole: what we build on is durable, and so whole.
+
+    An empty file is a commit without an action, and holds up nobody; it is logged.
+
+    Raises:
+        TornCommitError: a commit lacks actions that it says it has, or has a line that is no JSON.
+    """
+    for number in range(version, max(-1, version - _LOOKED_AT), -1):
+        try:
+            lines = storage.get(_name(number)).splitlines()
+        except FileNotFoundError:
+            return
+        actions = _parse(lines)
+        if actions is None:
+            raise _error(storage, number, "a line of it is cut off", newest=number == version)
+        if not actions:
+            logger.warning(
+                "commit file is empty: what its writer meant is lost", extra={"file": _path(storage, number)}
+            )
+            continue
+        counts = next((a["commitInfo"].get(COUNTS_KEY) for a in actions if isinstance(a.get("commitInfo"), dict)), None)
+        if not isinstance(counts, dict):
+            continue  # another writer's, or of a version of ours that did not count
+        lacking = _find_lacking(actions, counts)
+        if lacking:
+            raise _error(storage, number, f"it lacks {lacking}", newest=number == version)
+        return
+
+
+def find_unreadable(storage: Storage) -> TornCommitError | None:
+    """Why a table cannot be read, if that is a torn commit: the newest one after Delta's own checkpoint."""
+    log = DeltaLog(storage)
+    newest = log.newest_version()
+    for number in range(newest, max(log.checkpoint_version(), newest - _LOOKED_AT), -1):
+        try:
+            actions = _parse(storage.get(_name(number)).splitlines())
+        except FileNotFoundError:
+            continue
+        if actions is None:
+            return _error(storage, number, "a line of it is cut off", newest=number == newest)
+        if not number and not {"metaData", "protocol"} <= {key for action in actions for key in action}:
+            return _error(storage, number, "it lacks what makes a table", newest=number == newest)
+    return None
+
+
+def _parse(lines: Sequence[bytes]) -> list[dict[str, Json]] | None:
+    """The actions of a commit; None when one is no JSON object."""
+    try:
+        actions = [json.loads(line) for line in lines if line.strip()]
+    except ValueError:
+        return None
+    return actions if all(isinstance(action, dict) for action in actions) else None
+
+
+def _find_lacking(actions: Sequence[dict[str, Json]], counts: dict[str, Json]) -> str:
+    has = {
+        "files": sum("add" in action or "remove" in action for action in actions),
+        "transactions": sum("txn" in action for action in actions),
+    }
+    return ", ".join(f"{counts[kind] - n} of its {kind}" for kind, n in has.items() if n < counts[kind])
+
+
+def _error(storage: Storage, number: int, reason: str, *, newest: bool) -> TornCommitError:
+    path = _path(storage, number)
+    hint = f"Restore {path} from a backup: later commits were built on it."
+    if newest:
+        hint = (
+            f"Stop every writer of the table, take the file out of the log, and run again: mv '{path}' '{path}.torn'\n"
+            "The commit then never was: Firnline reads the input of its epoch again, other writers must repeat theirs."
+        )
+    return TornCommitError(
+        f"the commit file {path} is torn, as by a power cut or a full disk: {reason}", hint=hint, version=number
+    )
+
+
+def _name(number: int) -> str:
+    return f"_delta_log/{number:020d}.json"
+
+
+def _path(storage: Storage, number: int) -> str:
+    return f"{storage.root}/{_name(number)}"
