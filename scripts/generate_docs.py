@@ -112,7 +112,8 @@ def metrics_page() -> str:
         "## Health\n\n`/healthz` answers 200 while the pipeline works, and 503 with the reason in JSON when it has failed, is "
         "failing in a row, or is stuck: there is work, and nothing has moved for 15 minutes. `/readyz` answers 200 once "
         "the sinks have been read, and 503 before that, while failing, and after the run has ended. Both serve on "
-        "loopback only.\n\nUnder systemd use `KillMode=mixed`, so that the first signal reaches Firnline and not Spark's JVM.\n"
+        "loopback only. A store or tier that cannot be written changes neither answer: `copies_failing` in their JSON names "
+        "it with the reason.\n\nUnder systemd use `KillMode=mixed`, so that the first signal reaches Firnline and not Spark's JVM.\n"
     )
     return "\n".join(lines)
 

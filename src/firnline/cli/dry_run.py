@@ -10,10 +10,12 @@ from firnline.cli.common import Common, Spec, load_parts
 from firnline.cli.output import Column, Output, count_text, say, size_text
 
 EPILOGUE = """\
-Lists the sources, reads the tables and a sample of the first files, and tells
-what a run would do. Writes nothing, and starts no JVM unless there are SQL
-operators, whose columns only Spark can tell. The first use may take up to a
-minute to prepare the decoder, once per installation.
+Lists the sources, reads the tables, the checkpoint store, the tiers, the lease
+and a sample of the first files, and tells what a run would do: what would end
+it at its start ends the dry run with the same error. Writes nothing, and
+starts no JVM unless there are SQL operators, whose columns only Spark can
+tell. The first use may take up to a minute to prepare the decoder, once per
+installation.
 
 Output (JSON fields):
   pipeline, source {path, files_outstanding, bytes_outstanding, late_files}
@@ -21,6 +23,8 @@ Output (JSON fields):
   first_epoch {files, size_bytes}, epochs_about,
   sinks [{name, table, input, write, exists, version, delivery, required,
   writable (null when only the first commit can tell)}],
+  copies [{path (store, local, remote), place, epoch, writable (null when only
+  writing can tell), problem}], lease (as `firnline status` shows it),
   resume {path, epoch, generation, last_committed_file},
   schema [{name, type, origin, odd_share}] of the deciding table: origin is
   table, declared, or new; odd_share is the share of sampled values that do not
@@ -48,6 +52,7 @@ SINK_COLUMNS = (
     Column("required"),
     Column("writable"),
 )
+COPY_COLUMNS = (Column("path", "copy"), Column("place"), Column("epoch", right=True), Column("problem"))
 OPERATOR_COLUMNS = (Column("name", "operator"), Column("type"), Column("columns"))
 SCHEMA_COLUMNS = (Column("name", "column"), Column("type"), Column("origin"), Column("odd", "odd values"))
 
@@ -93,6 +98,9 @@ def _show(out: Output, found: dict[str, Any]) -> None:
             out.line(line)
     out.line()
     out.table(SINK_COLUMNS, [{**s, "state": _state(s)} for s in found["sinks"]])
+    if found["copies"]:
+        out.line()
+        out.table(COPY_COLUMNS, found["copies"])
     if found["schema"]:
         out.line()
         out.table(SCHEMA_COLUMNS, [{**column, "odd": _share(column["odd_share"])} for column in found["schema"]])

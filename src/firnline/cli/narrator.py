@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,7 @@ class Tally(Observer):
     restarts: int = 0
     recovery_path: str = ""
     lag: Replication | None = None
+    copies_failing: dict[str, str] = field(default_factory=dict)  # store, local or remote -> why
     quarantined: Counter[str] = field(default_factory=Counter)
     waiting: Backlog | None = None
     doing: str = "reading the table"
@@ -120,6 +121,9 @@ class Tally(Observer):
     def replication(self, lag: Replication) -> None:
         self.lag = lag
 
+    def copies(self, lags: Sequence[Replication]) -> None:
+        self.copies_failing = {lag.path: lag.reason for lag in lags if lag.reason}
+
     def draining(self, lag: Replication) -> None:
         self.doing = f"waits for the {lag.path} tier"
 
@@ -146,6 +150,7 @@ class Tally(Observer):
             "recovery_path": self.recovery_path or None,
             "replication_epochs_behind": self.lag.epochs_behind if self.lag else None,
             "replication_lag_seconds": round(self.lag.lag_seconds(self.monotonic()), 3) if self.lag else None,
+            "copies_failing": self.copies_failing,
             "seconds": round(self.seconds, 3),
         }
 
@@ -172,7 +177,7 @@ class Narrator(Observer):
         self._spark = False
         self._idle = False
         self._set_aside = 0
-        self._behind = False
+        self._failing: set[str] = set()  # copies that were said to be failing
 
     def held_up(self, full: tuple[int, int] | None) -> None:
         if full is None:
@@ -241,13 +246,15 @@ class Narrator(Observer):
             self._idle = True
             self._say("all read; waiting for new files")
 
-    def replication(self, lag: Replication) -> None:
-        if bool(lag.reason) != self._behind:
-            self._behind = bool(lag.reason)
-            if self._behind:
-                self._say(f"the {lag.path} tier {lag.place} cannot be written, trying again: {lag.reason}")
-            else:
-                self._say(f"the {lag.path} tier is level again, at epoch {lag.epoch}")
+    def copies(self, lags: Sequence[Replication]) -> None:
+        for lag in lags:
+            name = "checkpoint store" if lag.path == "store" else f"{lag.path} tier"
+            if lag.reason and lag.path not in self._failing:
+                self._failing.add(lag.path)
+                self._say(f"the {name} {lag.place} cannot be written; going on, trying again: {lag.reason}")
+            elif not lag.reason and lag.path in self._failing:
+                self._failing.remove(lag.path)
+                self._say(f"the {name} is in sync again, at epoch {lag.epoch}")
 
     def draining(self, lag: Replication) -> None:
         self._say(f"waiting for the {lag.path} tier {lag.place}: {count_text(lag.epochs_behind, 'epoch')} behind")

@@ -22,10 +22,12 @@ from firnline.cli.schemas import (
     source_schemas,
     type_words,
 )
+from firnline.cli.standby import is_gone
 from firnline.engine.parts import Parts
 from firnline.engine.spark import SparkEngine, find_java
 from firnline.errors import ConfigError, LedgerHoleError, SinkError, SourceError
-from firnline.graph import sink_input
+from firnline.graph import sink_input, stateful
+from firnline.history.status import load_lease
 from firnline.options import DeltaSinkOptions
 from firnline.sinks.base import Held
 from firnline.sinks.delta.adopt import find_foreign
@@ -59,6 +61,8 @@ def preview(parts: Parts) -> dict[str, Any]:
     reading = _Reading(parts, parts.load())
     for sink in parts.sinks:
         sink.check()
+    copies = _copies(reading)
+    lease = _lease(reading)
     _resume(reading)
     sources = [_source(reading, source) for source in parts.sources]
     parallelism = SparkEngine(parts.options.name, parts.options.spark).parallelism
@@ -80,6 +84,8 @@ def preview(parts: Parts) -> dict[str, Any]:
         "first_epoch": {"files": plan.files if plan else 0, "size_bytes": plan.size_bytes if plan else 0},
         "epochs_about": _epochs(parts, sources),
         "sinks": [_sink(parts, options) for options in parts.options.ordered_sinks],
+        "copies": copies,
+        "lease": lease,
         "resume": {
             "path": "sink" if reading.known and any(reading.known.values()) and not held.checkpoint else held.path,
             "epoch": held.epoch,
@@ -214,6 +220,40 @@ def _shards(reading: _Reading, parallelism: int) -> int | None:
     return state.shards or min(parallelism, state.key_groups)
 
 
+def _copies(reading: _Reading) -> list[dict[str, Any]]:
+    """What the store and the tiers hold; one that a run would refuse is refused here, too."""
+    parts = reading.parts
+    found = []
+    for look in parts.recorder.inspect(reading.held, parts.load):
+        name = "checkpoint store" if look.path == "store" else f"{look.path} tier"
+        writable = _writable(look.place) if os.path.isabs(look.place) else None
+        if writable is False and look.path == "local" and stateful(parts.options):
+            raise SinkError(
+                f"the local tier {look.place} cannot be written, and the operators' state lies there",
+                hint="Allow this user to write there, or take checkpoint.local out of the spec.",
+            )
+        problem = look.unreachable or look.damaged or ("cannot be written" if writable is False else "")
+        if problem:
+            words = f"the {name} {look.place}: {problem}"
+            reading.warnings.append(f"{words}; a run would go on, and bring it up to date when it can")
+        epoch = look.epoch if look.record is not None else None
+        found.append(
+            {"path": look.path, "place": look.place, "epoch": epoch, "writable": writable, "problem": problem or None}
+        )
+    return found
+
+
+def _lease(reading: _Reading) -> dict[str, Json] | None:
+    """Who holds the lease, as `status` tells it."""
+    lease = load_lease(reading.parts)
+    if lease and "unreadable" in lease:
+        reading.warnings.append(f"the lease cannot be read ({lease['unreadable']}); a run would go on without one")
+    elif lease and not lease["released"] and not is_gone(str(lease["host"]), int(lease["pid"])):
+        holder = f"run {lease['holder']} on {lease['host']}:{lease['pid']}"
+        reading.warnings.append(f"{holder} holds the lease: a run would take it over, and with --standby wait for it")
+    return lease
+
+
 def _sink(parts: Parts, options: DeltaSinkOptions) -> dict[str, Any]:
     sink = parts.sink(options.name)
     held = sink.load()
@@ -241,4 +281,6 @@ def _writable(root: str) -> bool | None:
     folder = Path(root)
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
+    if not folder.is_dir():
+        return folder == Path(root) and os.access(folder, os.W_OK)  # a database file, or a file in the way
     return os.access(folder, os.W_OK | os.X_OK)

@@ -37,6 +37,11 @@ takes that long and the start of Spark. A standby that ran and was fenced ends
 too. `firnline pause`, `resume`, `stop` and `checkpoint` reach a run from the
 same machine.
 
+Store and tiers are copies: one that cannot be read or written stops nothing.
+The run goes on, says so, and brings it up to date when it answers again; one
+that is ahead of the table ends the run. With --strict-store, a store that
+cannot be written is a failure like any other.
+
 --from-savepoint takes tables and progress to where the savepoint stands, in one
 epoch, then runs; the same command again finds that done. Rows of other
 pipelines in the tables are not lost unless --accept names them.
@@ -46,7 +51,8 @@ Output (stdout; JSON fields):
   generation, epochs, files, records, rows, bytes_read, quarantined (by
   reason), late_files, set_aside, restarts, recovery_path (fresh, local,
   remote, sink), replication_epochs_behind, replication_lag_seconds (of the
-  remote tier), seconds, error
+  remote tier), copies_failing (store, local or remote with the reason why it
+  cannot be written), seconds, error
 
 Exit codes:
   0 done or stopped, 1 failed, 2 usage or spec, 3 failed but safe to run
@@ -97,6 +103,9 @@ def run(
         Flag,
         Parameter(help="With --from-savepoint: whose rows in the tables may be lost; repeatable. [default: none]"),
     ] = (),
+    strict_store: Annotated[
+        bool, Flag, Parameter(help="Fail, after retries, when the checkpoint store cannot be written.")
+    ] = False,
     metrics_port: MetricsPort = None,
     common: Common = Common(),
 ) -> int:
@@ -109,7 +118,7 @@ def run(
         check_standby(options)
     result, tally, asked = _run(
         options, once=once, standby=standby, accept_duplicates=accept_duplicates, moved=moved, beginning=beginning,
-        port=metrics_port, debug=common.debug,
+        port=metrics_port, debug=common.debug, strict_store=strict_store,
     )  # fmt: skip
     if common.json:
         common.out.json(_as_json(options, result, tally, asked=asked))
@@ -133,6 +142,7 @@ def _moved(text: str | None) -> tuple[str, str] | None:
 def _run(
     options: PipelineOptions, *, once: bool, standby: bool, accept_duplicates: bool,
     moved: tuple[str, str] | None, beginning: Beginning, port: int | None, debug: bool,
+    strict_store: bool,
 ) -> tuple[RunResult, Tally, bool]:  # fmt: skip
     from firnline.cli.narrator import Narrator, Tally
     from firnline.cli.progress import logging_to, open_display
@@ -152,7 +162,7 @@ def _run(
         engine = SparkEngine(options.name, options.spark, prepare=lambda: warm_decoder(display.say))
         stack.callback(engine.stop)
         runner = Runner(
-            assemble(options, once=once, moved=moved),
+            assemble(options, once=once, moved=moved, strict_store=strict_store),
             engine,
             Observers(tally, narrator, *watchers),
             once=once,

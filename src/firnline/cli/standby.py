@@ -13,7 +13,7 @@ from firnline.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from firnline.checkpoint.lease import Lease
-    from firnline.checkpoint.lease_rules import LeaseRecord, Sight
+    from firnline.checkpoint.lease_rules import Sight
     from firnline.checkpoint.store import CheckpointStore
     from firnline.cli.signals import StopFlag
     from firnline.engine.runner import Runner
@@ -114,17 +114,17 @@ def _take(lease: Lease, say: Say) -> bool:
     except (OSError, CheckpointError) as error:
         logger.warning("running without a lease", extra={"reason": str(error)})
         return False
-    if former is not None and not _is_gone(former):
+    if former is not None and not is_gone(former.host, former.pid):
         say(f"took the lease over from run {former.holder} on {former.host}:{former.pid} (token {former.token})")
     return True
 
 
-def _is_gone(former: LeaseRecord) -> bool:
-    """Whether a holder has died on this very host: then nothing was taken from anybody."""
-    if former.host != socket.gethostname():
+def is_gone(host: str, pid: int) -> bool:
+    """Whether a holder has died on this very host: then nothing is taken from anybody."""
+    if host != socket.gethostname():
         return False
     try:
-        os.kill(former.pid, 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except OSError:

@@ -70,7 +70,7 @@ Output (JSON fields):
                 restarts, exit_code, waiting_for, paused, host, pid, user,
                 resumed_after, recovery_path, state_recovery_path,
                 replication_lag_seconds, replication_epochs_behind,
-                last_restarts}]
+                copies_failing {path: reason}, last_restarts}]
   lease         {holder, host, pid, user, token, taken_at, renewed_at,
                 renewed_seconds_ago, lease_seconds, writes, released}; or
                 {unreadable}. Ages compare two machines' clocks: for people

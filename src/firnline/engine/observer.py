@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from firnline.checkpoint.replication import Replication
@@ -87,6 +87,9 @@ class Observer:
     def replication(self, lag: Replication) -> None:
         """The remote tier was written, or could not be: how far it is behind."""
 
+    def copies(self, lags: Sequence[Replication]) -> None:
+        """The store or a tier was written, or could not be: how far each of them is behind."""
+
     def draining(self, lag: Replication) -> None:
         """The run is over but for a tier that it waits for."""
 
@@ -160,6 +163,10 @@ class Observers(Observer):
     def replication(self, lag: Replication) -> None:
         for o in self._observers:
             o.replication(lag)
+
+    def copies(self, lags: Sequence[Replication]) -> None:
+        for o in self._observers:
+            o.copies(lags)
 
     def draining(self, lag: Replication) -> None:
         for o in self._observers:

@@ -113,6 +113,7 @@ def assemble(
     moved: tuple[str, str] | None = None,
     clock: Clock | None = None,
     ids: Ids | None = None,
+    strict_store: bool = False,
 ) -> Parts:
     """Make the parts of a pipeline; nothing is read or written yet."""
     clock = clock or SystemClock()
@@ -120,7 +121,7 @@ def assemble(
     storage = open_storage(deciding.table, deciding.storage_options)
     ledger = Ledger(storage, options.name)
     sources = _open_sources(options, once, moved)
-    recorder = Recorder(options, ledger, clock, storage.root)
+    recorder = Recorder(options, ledger, clock, storage.root, strict_store=strict_store)
     sinks = _open_sinks(options, ledger, clock, sources, recorder)
     return Parts(
         options, sources, sinks, ledger, storage, Requests(storage, options.name), clock, ids or RandomIds(), recorder

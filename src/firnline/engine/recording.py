@@ -6,10 +6,12 @@ is put was made true by the sink before, and `Place.put` never puts an older rec
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
 
+from firnline.checkpoint.calls import Calls, HungError
 from firnline.checkpoint.ledger import Ledger
 from firnline.checkpoint.record import CheckpointRecord
 from firnline.checkpoint.replication import Replication, TierWriter
@@ -17,14 +19,8 @@ from firnline.checkpoint.tiers import WAIT_SECONDS, Look, Place, Tiers
 from firnline.engine.judging import Judge, Reload, fits
 from firnline.engine.places import open_places
 from firnline.engine.records import Entries, Records
-from firnline.errors import (
-    CheckpointError,
-    DamagedError,
-    NewerFormatError,
-    SinkError,
-    StoreAheadError,
-    StoreUnsafeError,
-)
+from firnline.engine.store_copy import StoreCopy
+from firnline.errors import StoreAheadError, StoreUnsafeError
 from firnline.options import PipelineOptions
 from firnline.sinks.base import Held
 from firnline.types import Clock, Receipt
@@ -32,7 +28,7 @@ from firnline.types import Clock, Receipt
 logger = logging.getLogger(__name__)
 
 LEVELLED_EPOCHS = 1000
-PRUNE_EVERY = 100  # versions, by their numbers: a run may be too short to count so many
+NEAR_SECONDS = 15.0  # for the local tier to be written
 FAR_WAIT_SECONDS = 5.0  # for the remote tier's answer before a claim, when the local one fits
 DRAIN_SECONDS = 30.0
 
@@ -40,25 +36,32 @@ DRAIN_SECONDS = 30.0
 class Recorder:
     """What one run records, and where. `place` names the deciding sink's table in messages."""
 
-    def __init__(self, options: PipelineOptions, ledger: Ledger, clock: Clock, place: str) -> None:
+    def __init__(
+        self, options: PipelineOptions, ledger: Ledger, clock: Clock, place: str, *, strict_store: bool = False
+    ) -> None:
         self._clock = clock
         self._judge = Judge(options.name, place, staged=options.deciding.mode == "staged")
         self.tell: Callable[[Replication], None] = lambda _: None  # set by the runner
         self.store, local, remote = open_places(options)
-        levelled, self._prune_every = LEVELLED_EPOCHS, PRUNE_EVERY
-        if options.checkpoint.store is not None:
-            levelled = min(LEVELLED_EPOCHS, options.checkpoint.store.keep_versions)
-            self._prune_every = max(1, min(PRUNE_EVERY, options.checkpoint.store.keep_versions))
-        self._records = Records(ledger, levelled)
+        kept = options.checkpoint.store.keep_versions if options.checkpoint.store else LEVELLED_EPOCHS
+        self._records = Records(ledger, min(LEVELLED_EPOCHS, kept))
+        self._store: StoreCopy | None = None
+        if self.store is not None:
+            self._store = StoreCopy(
+                self.store,
+                self._records,
+                self._judge,
+                clock.monotonic,
+                self._tell_store,
+                keep_versions=kept,
+                strict=strict_store,
+            )
         self.tiers = Tiers(local, remote)
         self._local, self._remote = self._make_writers(options)
-        self._seen: Look | None = None
-        self._claimed = False
+        self._near_calls = Calls(NEAR_SECONDS)
         self._looks: dict[str, Look] | None = None  # what was compared; None: nothing yet
         self._far_looked = threading.Event()
         self._far_looked.set()
-        self._recorded: int | None = None  # the newest epoch that the store holds; None: not known
-        self._prune_due = self._prune_told = False
 
     def _make_writers(self, options: PipelineOptions) -> tuple[TierWriter | None, TierWriter | None]:
         def make(place: Place | None, interval_ms: int) -> TierWriter | None:
@@ -96,6 +99,14 @@ class Recorder:
         """How far the remote tier is behind; None without one."""
         return self._remote.replication() if self._remote else None
 
+    def lags(self) -> list[Replication]:
+        """How far the store and the tiers are behind."""
+        return [copy.replication() for copy in (self._store, self._local, self._remote) if copy is not None]
+
+    def _tell_store(self) -> None:
+        if self._store is not None:
+            self.tell(self._store.replication())
+
     # -- at the start ---------------------------------------------------------------------------------
 
     def look(self) -> None:
@@ -105,8 +116,9 @@ class Recorder:
             StoreUnsafeError: one of them cannot keep what it is trusted with.
         """
         self.tiers.prove = True
-        self._looks, self._claimed = None, False
-        self._seen = self.store.look_within(WAIT_SECONDS, prove=True) if self.store else None
+        self._looks = None
+        if self._store is not None:
+            self._store.look()
         self.tiers.look_again()
 
     def confirm(self, held: Held, reload: Reload | None = None) -> Held:
@@ -119,6 +131,16 @@ class Recorder:
         held = self._judge.confirm(self._find_looks, held, reload)
         self._looks = {look.path: look for look in self._find_looks(held)}
         return held
+
+    def inspect(self, held: Held, reload: Reload) -> list[Look]:
+        """What the store and the tiers hold, read only, and refused as a start of a run would refuse it.
+
+        Raises:
+            StoreAheadError, SinkError: as in `confirm`.
+        """
+        looks = [place.look_within(WAIT_SECONDS) for place in self.places]
+        self._judge.confirm(lambda _: looks, held, reload)
+        return looks
 
     def begin(self, held: Held) -> int | None:
         """Bring the copies level with the sink, once they are compared; returns what the store holds, if known.
@@ -134,11 +156,11 @@ class Recorder:
         self._begin_tiers(held, looks)
         if self.tiers.remote is not None and "remote" not in looks:
             self._look_far(self.tiers.remote)
-        return self._level(held)
+        return self._store.level(held) if self._store is not None else None
 
     def _find_looks(self, held: Held) -> list[Look]:
         """What the copies hold; the remote tier is left to the background when the local one fits."""
-        found = [self._seen] if self._seen is not None else []
+        found = [self._store.seen] if self._store is not None and self._store.seen is not None else []
         for look in self.tiers.looks():
             found.append(look)
             if held.checkpoint is not None and look.record is not None and fits(look.record, held):
@@ -177,7 +199,8 @@ class Recorder:
     def claimed(self, held: Held, run: str) -> None:
         """Take note of what stands under the claim of this run."""
         self._judge.claimed(held, run)
-        self._claimed = True
+        if self._store is not None:
+            self._store.claimed()
 
     def _begin_tiers(self, held: Held, looks: Mapping[str, Look]) -> None:
         """Start the writers. What a tier lacks is given to it; where it fits already, that is found out there."""
@@ -195,35 +218,6 @@ class Recorder:
                 writer.offer(tip)
             writer.start()
 
-    def _level(self, held: Held) -> int | None:
-        """Give the store the epochs that it lacks, oldest first; None when that must wait."""
-        look, self._recorded = self._seen, None
-        if self.store is None or look is None:
-            return None
-        if look.unreachable:
-            logger.warning("store stays behind until the next epoch is recorded", extra={"place": look.place})
-            return None
-        try:
-            self._catch_up(self.store, look, held, held.epoch, {})
-        except (OSError, CheckpointError) as error:
-            logger.warning("store not brought level", extra={"place": look.place, "reason": str(error)})
-            return None
-        return self._recorded
-
-    def _catch_up(self, store: Place, look: Look, held: Held, epoch: int, recent: Entries) -> None:
-        taken_back = look.epoch > held.epoch  # else the judge had refused it
-        other = look.record is not None and look.epoch == held.epoch and not fits(look.record, held)
-        if look.damaged or taken_back or other:
-            records = self._records.between(held, epoch - 1, epoch, recent)
-        else:
-            records = self._records.between(held, look.epoch, epoch, recent)
-        for record in records:
-            store.put(record, f"epoch {record.epoch}, brought level", replace=taken_back)
-            self._note_put(store)
-        if records:
-            logger.info("store brought level", extra={"place": store.place, "epochs": len(records)})
-        self._recorded = epoch
-
     # -- after the commit -----------------------------------------------------------------------------
 
     def note_receipt(self, receipt: Receipt) -> None:
@@ -238,55 +232,24 @@ class Recorder:
         """Record every epoch up to this one: the tiers first, since they are not waited for.
 
         Raises:
-            SinkError: the store cannot be written; repeatable.
+            SinkError: `strict_store`, and the store cannot be written; repeatable.
             StoreAheadError: the store or a tier turned out to tell of more than the sink did.
             StoreUnsafeError: a tier turned out not to keep its promises.
         """
         self._judge.raise_found()
         self._offer(epoch, held, recent)
         self._judge.raise_found()
-        if self.store is None:
-            return
-        try:
-            self._put(self.store, epoch, held, recent)
-        except (DamagedError, NewerFormatError) as error:  # the sink is the truth, and holds the epoch
-            self._recorded = None
-            facts = {"place": self.store.place, "epoch": epoch, "reason": error.message}
-            logger.warning("epoch not recorded in the store", extra=facts)
-        except OSError as error:
-            self._recorded = None  # the outcome is not known: looked at before the next put
-            raise SinkError(
-                f"epoch {epoch} is committed, but cannot be recorded in {self.store.place}: {error}",
-                hint="Check that the checkpoint store can be reached and written, then run again; nothing was lost.",
-            ) from error
+        if self._store is not None:
+            self._store.record(epoch, held, recent)
 
-    def _put(self, store: Place, epoch: int, held: Held, recent: Entries) -> None:
-        if self._recorded is None:
-            look = store.known or store.look_within(WAIT_SECONDS)
-            if look.unreachable:
-                raise OSError(look.unreachable)
-            if look.record is not None and look.record.checkpoint.generation > held.generation:
-                logger.warning("another run records in this store", extra={"place": store.place, "epoch": look.epoch})
-                self._recorded = epoch
-                return
-            if self._claimed:
-                self._judge.check(look)
-            else:
-                self._judge.compare(look, held)
-            self._catch_up(store, look, held, epoch, recent)
-            return
-        for record in self._records.between(held, self._recorded, epoch, recent):
-            # Its record names the epoch: a note would only cost one more durable write.
-            note = "" if record.kind == "epoch" else f"{record.kind}, epoch {record.epoch}"
-            if store.put(record, note, check=self._judge.check if self._claimed else None) is not None:
-                logger.warning("store holds a newer record; left as it is", extra={"place": store.place})
-            self._note_put(store)
-            self._recorded = record.epoch
-        self._recorded = max(self._recorded, epoch)
+    def catch_up(self, *, now: bool = False) -> None:
+        """Record in the store what it lacks, if it lacks something and the next try is due, or `now`.
 
-    def _note_put(self, store: Place) -> None:
-        if store.known is not None and store.known.version % self._prune_every == 0:
-            self._prune_due = True
+        Raises:
+            StoreAheadError, StoreUnsafeError: as in `record`.
+        """
+        if self._store is not None:
+            self._store.catch_up(now=now)
 
     def _offer(self, epoch: int, held: Held, recent: Entries) -> None:
         writers = [w for w in (self._local, self._remote) if w is not None]
@@ -295,25 +258,26 @@ class Recorder:
         for record in self._records.between(held, epoch - 1, epoch, recent):
             for writer in writers:
                 writer.start()
-                writer.offer(record, here=writer is self._local)
+                self._offer_one(writer, record)
+
+    def _offer_one(self, writer: TierWriter, record: CheckpointRecord) -> None:
+        """The local tier is written at once; one that hangs is left to its own thread."""
+        if writer is self._local and not self._near_calls.busy:
+            with contextlib.suppress(HungError):
+                self._near_calls.call(lambda: writer.offer(record, here=True))
+        else:
+            writer.offer(record)
 
     # -- now and then ---------------------------------------------------------------------------------
 
     def prune_due(self) -> bool:
         """Whether so much was put that old versions should go; said once."""
-        due = self._prune_due and not self._prune_told
-        self._prune_told = self._prune_due
-        return due
+        return self._store is not None and self._store.prune_due()
 
     def prune(self) -> None:
         """Delete the store's oldest versions."""
-        self._prune_due = self._prune_told = False
-        if self.store is None:
-            return
-        try:
-            self.store.prune()
-        except (OSError, CheckpointError) as error:
-            logger.warning("old versions not deleted", extra={"place": self.store.place, "reason": str(error)})
+        if self._store is not None:
+            self._store.prune()
 
     def flush(self, seconds: float = DRAIN_SECONDS) -> bool:
         """Write to both tiers what waits there, now; whether both are level."""
@@ -333,7 +297,7 @@ class Recorder:
                     facts = {"tier": left.path, "place": left.place, "epoch": left.epoch, "reason": left.reason}
                     logger.warning("tier left behind; the next run brings it level", extra=facts)
             writer.close()
-        if drain and self._prune_due:
-            self.prune()
-        for place in self.places:
+        if self._store is not None:
+            self._store.close(drain=drain)
+        for place in self.tiers.places:
             place.close()

@@ -268,7 +268,7 @@ class Runner:
                 for each in self._parts.sinks:
                     self._on(f"sink {each.name}", action, partial(self._maintain, each.name))
                 if self._parts.recorder.prune_due():
-                    self._aside("upkeep", self._parts.recorder.prune)
+                    self._aside("stage", self._parts.recorder.prune)
                 if self._steps.state.has_state and epoch % SWEEP_EVERY == 0:
                     self._aside("upkeep", self._sweep_state)
             case m.Wait(failures, sink):
@@ -283,6 +283,7 @@ class Runner:
                 else:
                     self._observer.idle()
                     self._aside(self._deciding_lane, self._check_holder)
+                    self._on("stage", action, self._parts.recorder.catch_up)
             case m.Stop():
                 pass
 
@@ -495,6 +496,7 @@ class Runner:
         lag = self._parts.recorder.replication()
         if lag is not None:
             self._observer.replication(lag)
+        self._observer.copies(self._parts.recorder.lags())
 
     def _tell_hole(self, hole: LedgerHoleError | None) -> None:
         """A run that finds a hole is put on record, also when it finds nothing to read: `status` tells it."""
@@ -503,12 +505,16 @@ class Runner:
         self._aside("stage", lambda: note(ledger_hole=hole.message if hole else None))
 
     def _lag(self) -> dict[str, Json]:
-        """How far the remote tier is behind, for the run's history."""
-        lag = self._parts.recorder.replication()
-        if lag is None:
-            return {}
-        seconds = lag.lag_seconds(self._parts.clock.monotonic())
-        return {"replication_lag_seconds": round(seconds, 3), "replication_epochs_behind": lag.epochs_behind}
+        """How far the store and the tiers are behind, for the run's history."""
+        lags = self._parts.recorder.lags()
+        failing: dict[str, Json] = {lag.path: lag.reason for lag in lags if lag.reason}
+        found: dict[str, Json] = {"copies_failing": failing}
+        for lag in lags:
+            if lag.path == "remote":
+                seconds = lag.lag_seconds(self._parts.clock.monotonic())
+                found["replication_lag_seconds"] = round(seconds, 3)
+                found["replication_epochs_behind"] = lag.epochs_behind
+        return found
 
     def _tell(self, event: m.Event) -> None:
         match event:

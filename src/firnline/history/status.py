@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -99,8 +99,8 @@ def load_status(parts: Parts, control: dict[str, Json] | None = None) -> Pipelin
         restored_position=_restored(parts, held, runs),
         operators=snapshots,
         shards=max((one.shards for one in snapshots), default=None),
-        copies=load_copies(parts, held),
-        lease=_load_lease(parts),
+        copies=load_copies(parts, held, runs[0].get("copies_failing") if runs else None),
+        lease=load_lease(parts),
         control=control,
     )
 
@@ -157,7 +157,7 @@ def _find_backlog(parts: Parts, positions: dict[str, Json]) -> Backlog | None:
         return None
 
 
-def _load_lease(parts: Parts) -> dict[str, Json] | None:
+def load_lease(parts: Parts) -> dict[str, Json] | None:
     """Who holds the lease; None when nobody ever did. A store that does not answer is told, and no failure."""
     try:
         store = find_store(parts)
@@ -189,8 +189,11 @@ def _ahead(look: Look, held: Held) -> str:
     return f"holds epoch {look.epoch}, but the table holds {f'epoch {held.epoch}' if held.epoch else 'none'}"
 
 
-def load_copies(parts: Parts, held: Held) -> list[dict[str, Json]]:
-    """What the store and the tiers hold, and how far each is behind the sink."""
+def load_copies(parts: Parts, held: Held, failing: Mapping[str, Json] | None = None) -> list[dict[str, Json]]:
+    """What the store and the tiers hold, and how far each is behind the sink.
+
+    `failing` has the reasons why the newest run could not write some of them.
+    """
     found = []
     for place in parts.recorder.places:
         try:
@@ -205,10 +208,16 @@ def load_copies(parts: Parts, held: Held) -> list[dict[str, Json]]:
                 "epoch": None if look.unreachable or look.record is None else look.epoch,
                 "epochs_behind": None if look.unreachable else behind,
                 "lag_seconds": _lag_seconds(parts, held, look.epoch) if behind else (None if look.unreachable else 0.0),
-                "problem": look.unreachable or look.damaged or _ahead(look, held) or None,
+                "problem": look.unreachable or look.damaged or _ahead(look, held) or _unwritten(look, behind, failing),
             }
         )
     return found
+
+
+def _unwritten(look: Look, behind: int, failing: Mapping[str, Json] | None) -> str | None:
+    """A copy that can be read, but could not be written when it was last tried."""
+    reason = (failing or {}).get(look.path) if behind else None
+    return f"{behind} behind; cannot be written: {reason}" if reason else None
 
 
 def _lag_seconds(parts: Parts, held: Held, epoch: int) -> float | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from firnline.checkpoint.replication import Replication
 from firnline.engine.observer import EpochFacts, Observer
 from firnline.errors import FirnlineError, LedgerHoleError
 from firnline.sinks.base import Held
@@ -58,6 +59,7 @@ class Health(Observer):
         self._exit_code: int | None = None
         self._paused = False
         self._ledger_hole: str | None = None
+        self._copies: dict[str, str] = {}
 
     # -- the answers ----------------------------------------------------------------------------------
 
@@ -104,6 +106,7 @@ class Health(Observer):
             "failures_in_a_row": self._failures,
             "paused": self._paused,
             "ledger_hole": self._ledger_hole,
+            "copies_failing": dict(self._copies),
         }
         return Verdict(not reasons, reasons, facts)
 
@@ -161,6 +164,11 @@ class Health(Observer):
         """Told, and no failure: what is not late is read."""
         with self._lock:
             self._ledger_hole = error.message if error else None
+
+    def copies(self, lags: Sequence[Replication]) -> None:
+        """A copy that cannot be written is told, but the run is healthy: the table has everything."""
+        with self._lock:
+            self._copies = {lag.path: lag.reason for lag in lags if lag.reason}
 
     def backlog(self, backlog: Backlog) -> None:
         """No sign of progress: a count goes on while an epoch hangs."""

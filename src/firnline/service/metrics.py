@@ -62,6 +62,7 @@ class PipelineMetrics(Observer, Collector):
         self._keys_changed: Counter[str] = Counter()
         self._state_bytes: dict[str, int] = {}  # by operator
         self._replication: Replication | None = None
+        self._copies: tuple[Replication, ...] = ()
         self._committed_at = monotonic()
 
     def registry(self) -> CollectorRegistry:
@@ -127,6 +128,10 @@ class PipelineMetrics(Observer, Collector):
         with self._lock:
             self._replication = lag
 
+    def copies(self, lags: Sequence[Replication]) -> None:
+        with self._lock:
+            self._copies = tuple(lags)
+
     def idle(self) -> None:
         with self._lock:
             self._committed_at = self._monotonic()  # nothing waits, so no checkpoint is behind
@@ -144,7 +149,13 @@ class PipelineMetrics(Observer, Collector):
 
     def collect(self) -> Iterator[Metric]:
         with self._lock:
-            found = [*self._counters(), *self._labelled(), *self._all_gauges(), self._state_gauge()]
+            found = [
+                *self._counters(),
+                *self._labelled(),
+                *self._all_gauges(),
+                self._state_gauge(),
+                *self._copy_gauges(),
+            ]
             found += [*self._histograms(), self._build_info()]
         yield from found
 
@@ -209,6 +220,15 @@ class PipelineMetrics(Observer, Collector):
         for name, size in sorted(self._state_bytes.items()):
             family.add_metric([self._pipeline, name], size)
         return family
+
+    def _copy_gauges(self) -> Iterator[Metric]:
+        labels = ["pipeline", "copy"]
+        up = GaugeMetricFamily("firnline_copy_up", "Whether the store or tier could be written last.", labels=labels)
+        behind = GaugeMetricFamily("firnline_copy_epochs_behind", "Epochs that the copy lacks.", labels=labels)
+        for lag in self._copies:
+            up.add_metric([self._pipeline, lag.path], 0 if lag.reason else 1)
+            behind.add_metric([self._pipeline, lag.path], lag.epochs_behind)
+        yield from (up, behind)
 
     def _histograms(self) -> Iterator[Metric]:
         for name, text, durations in (

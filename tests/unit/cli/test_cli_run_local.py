@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -15,13 +16,18 @@ from typing import Any
 
 import pytest
 
+from firnline.checkpoint.lease import Lease
+from firnline.checkpoint.stores import open_store
 from firnline.cli import signals
 from firnline.cli.main import run_command
 from firnline.cli.narrator import Tally
 from firnline.cli.progress import Lines, LiveDisplay, logging_to
+from firnline.clock import SystemClock
 from firnline.engine.observer import EpochFacts
+from firnline.options import StoreOptions
 from firnline.sources.base import Backlog
 from firnline.testing.local import LocalEngine
+from firnline.testing.samples import SampleInput
 
 DATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ")
 
@@ -166,3 +172,56 @@ def test_the_live_block_shows_files_records_speed_epoch_backlog_and_time_left() 
     display.stopping()
     Console(file=out, width=100).print(display.draw())
     assert "Ctrl-C again stops at once" in out.getvalue()
+
+
+def tell_json(capfd: pytest.CaptureFixture[str], *tokens: str) -> Any:
+    assert run_command([*tokens, "--json"]) == 0
+    return json.loads(capfd.readouterr().out)
+
+
+def test_a_store_that_cannot_be_written_stops_nothing(
+    spec: Path, sample: SampleInput, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (spec.parent / "data").touch()  # where the store's folder would be made
+    assert tell_json(capfd, "dry-run")["copies"][0]["problem"] == "cannot be written"
+    for _ in range(2):
+        assert run_command(["run", "--once", "--json"]) == 0
+        shown = capfd.readouterr()
+        assert "the checkpoint store" in shown.err
+        assert "going on, trying again" in shown.err
+        assert "Not a directory" in json.loads(shown.out)["copies_failing"]["store"]
+    copy = tell_json(capfd, "status")["copies"][0]
+    assert (copy["epochs_behind"], "cannot be written" in copy["problem"]) == (2, True)
+    sample.add("c.json", 1)
+    assert run_command(["run", "--once", "--strict-store"]) == 3
+    (spec.parent / "data").unlink()
+    assert run_command(["run", "--once"]) == 0
+    capfd.readouterr()
+    copy = tell_json(capfd, "status")["copies"][0]
+    assert (copy["epoch"], copy["epochs_behind"], copy["problem"]) == (3, 0, None)
+
+
+def test_a_dry_run_refuses_the_copies_that_a_run_would_refuse(
+    finished: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found = tell_json(capfd, "dry-run")
+    assert [(c["path"], c["epoch"], c["writable"], c["problem"]) for c in found["copies"]] == [("store", 2, True, None)]
+    assert found["lease"] is None
+    shutil.rmtree(finished.parent / "out")
+    ends = []
+    for verb in (["dry-run"], ["run", "--once"]):
+        code = run_command(verb)
+        ends.append((code, [line for line in capfd.readouterr().err.splitlines() if line.startswith("Error")]))
+    assert ends[0] == ends[1]
+    assert "knows nothing of it" in ends[0][1][0]
+
+
+def test_a_dry_run_tells_who_holds_the_lease(finished: Path, run_json: Any) -> None:
+    store = open_store(StoreOptions(type="file", path=str(finished.parent / "data" / "firnline_checkpoints")))
+    lease = Lease(store, "flights", "abc", 15.0, SystemClock())
+    assert lease.take(lease.look())
+    found = run_json("dry-run")
+    assert found["lease"]["holder"] == "abc"
+    assert any("a run would take it over" in warning for warning in found["warnings"])
+    lease.release()
+    assert not any("lease" in warning for warning in run_json("dry-run")["warnings"])
