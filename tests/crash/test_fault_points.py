@@ -16,7 +16,8 @@ pytestmark = pytest.mark.crash
 
 # What only two-stage tables, stores, tiers, leases, jumps and savepoints do is tried by their own tests.
 ELSEWHERE = (
-    "staging.", "delta.compact.", "lease.", "store.", "tier.", "archive.", "delta.jump.", "savepoint.", "restore.",
+    "staging.", "delta.compact.", "delta.sweep.", "sweep.", "lease.", "store.", "tier.", "archive.", "delta.jump.",
+    "savepoint.", "restore.",
     "upsert.",
     "state.",
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """gc, compact and vacuum killed at every point that they reach: rows stay, pipelines go on, the next sweep ends it.
 
-These tests cover the fault points of `delta.compact`; `test_fault_points.py` covers those that a run reaches.
+These tests cover the fault points of `delta.compact` and of sweeps; `test_fault_points.py` covers those of a run.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ def check(root: Path, options: PipelineOptions, sample: SampleInput, where: str)
     assert on_disk == in_log, where
     assert not list(root.rglob("*.tmp")), where
     assert not list((root / "_firnline/pins").iterdir()), where
+    assert not list((root / "_firnline/sweeps").iterdir()), where
     assert table_ids(root) == sample.ids, where
 
 
@@ -105,7 +106,10 @@ def test_killed_at_every_point(name: str, options: PipelineOptions, sample: Samp
     wanted = {"storage.put.after", "storage.delete.before", "storage.delete.after"}
     if name == "compact":
         wanted |= {"stage.file.before", "stage.file.after", "delta.compact.before", "delta.compact.after"}
-        wanted |= {"delta.sync.before", "delta.sync.after"}
+    else:
+        calls = ("sweep.declare", "delta.sweep", "sweep.end")
+        wanted |= {f"{call}.{side}" for call in calls for side in ("before", "after")}
+    wanted |= {"delta.sync.before", "delta.sync.after"}
     assert wanted <= set(reached)
     assert min(reached["storage.delete.before"], reached["storage.put.before"]) >= 1
     check(root, options, sample, f"{name}, not killed")

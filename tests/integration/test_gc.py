@@ -74,7 +74,9 @@ def orphan(root: Path, name: str, seconds: float = 2 * DAY) -> Path:
 
 
 def files(root: Path) -> set[str]:
-    return {str(p.relative_to(root)) for p in root.rglob("*") if p.is_file() or p.is_symlink()}
+    """Every file but the commits: a sweep declares in the log what it deletes."""
+    found = {str(p.relative_to(root)) for p in root.rglob("*") if p.is_file() or p.is_symlink()}
+    return {name for name in found if not (name.startswith("_delta_log/") and name.endswith(".json"))}
 
 
 def commit(root: Path, name: str) -> None:

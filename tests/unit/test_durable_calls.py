@@ -130,6 +130,7 @@ def test_every_point_is_set_somewhere() -> None:
             if isinstance(node, ast.Call) and name_of(node) == "fault_point":
                 found |= {str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)}
     assert found <= set(POINTS)
-    calls = ("create", "claim", "evolve", "commit", "compact", "jump")  # Table._write sets the points that it is given
+    # Table._write sets the points that it is given.
+    calls = ("create", "claim", "evolve", "commit", "compact", "jump", "sweep")
     named_by_callers = {f"delta.{call}.{side}" for call in calls for side in ("before", "after")}
     assert set(POINTS) - named_by_callers <= found

@@ -31,3 +31,16 @@ def who() -> Who:
 def this_process() -> dict[str, Json]:
     """The host and process that this is, for a record that counts while the process lives."""
     return {"host": socket.gethostname(), "pid": os.getpid()}
+
+
+def is_gone(host: str, pid: int) -> bool:
+    """Whether a process has surely ended; only its own host can tell."""
+    if host != socket.gethostname():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False

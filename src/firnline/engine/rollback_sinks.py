@@ -13,6 +13,7 @@ from firnline.engine.jump_entries import version_of
 from firnline.errors import RollbackRefusedError, SinkError
 from firnline.sinks.delta import DeltaSink
 from firnline.sinks.delta.jump import TableFiles, find_strangers, read_files
+from firnline.staging.sweeps import SweepLog
 from firnline.storage import Storage
 
 NAMED = 3
@@ -83,8 +84,11 @@ def plan_sink(
                 hint="Set its property delta.appendOnly to false, if that may be.",
             )
         )
-    missing = find_missing(sink.storage, restored)
-    if missing:
+    doomed = find_doomed(sink, restored, f"of version {version}")
+    missing = find_missing(sink.storage, restored)  # after the look at sweeps: what one has ended is gone by now
+    if doomed is not None:
+        problems.append(doomed)
+    elif missing:
         problems.append(
             RollbackRefusedError(
                 f"{sink.name}: {len(missing)} file(s) of version {version} are vacuumed: {', '.join(missing[:NAMED])}",
@@ -118,6 +122,7 @@ def check_restored(sink: DeltaSink, pipeline: str, entry: LedgerEntry, deciding:
     if deciding in jump["versions"] and entry.checkpoint.floor <= to:
         leave = f"Or leave it as it is: firnline rollback --to {to} --leave {sink.name}"
     check_unchanged(sink, pipeline, entry, jump.get("accepted", []), f"{again}{{flags}}. {leave}")
+    version = sink.table.version if sink.table.refresh() else -1
     missing = find_lacking(sink, entry)
     if missing:
         raise RollbackRefusedError(
@@ -125,7 +130,7 @@ def check_restored(sink: DeltaSink, pipeline: str, entry: LedgerEntry, deciding:
             f" {', '.join(missing[:NAMED])}",
             hint=f"Restore once more, with copies of them: {again}. {leave}",
         )
-    return sink.table.version if sink.table.refresh() else -1
+    return version
 
 
 def check_unchanged(sink: DeltaSink, pipeline: str, entry: LedgerEntry, accept: Collection[str], way_out: str) -> None:
@@ -153,15 +158,33 @@ def check_unchanged(sink: DeltaSink, pipeline: str, entry: LedgerEntry, accept: 
 def find_lacking(sink: DeltaSink, entry: LedgerEntry) -> list[str]:
     """Files that a restore brings into a sink and that are not stored any more."""
     version = entry.jump["versions"].get(sink.name)
+    exists = sink.table.refresh()
     if version is None:
-        return find_missing(sink.storage, [str(file["path"]) for file in entry.staged.get(sink.name, [])])
-    if not sink.table.refresh():
+        wanted = {str(file["path"]) for file in entry.staged.get(sink.name, [])}
+    elif not exists:
         return [f"version {version} of {sink.table.uri}"]
-    try:
-        then = read_files(sink.table, int(version))
-    except RollbackRefusedError as error:
-        return [error.message]
-    return find_missing(sink.storage, then.rows.keys() - read_files(sink.table).rows.keys())
+    else:
+        try:
+            wanted = read_files(sink.table, int(version)).rows.keys() - read_files(sink.table).rows.keys()
+        except RollbackRefusedError as error:
+            return [error.message]
+    doomed = find_doomed(sink, wanted, "that come back") if exists else None
+    return [doomed.message] if doomed is not None else find_missing(sink.storage, wanted)
+
+
+def find_doomed(sink: DeltaSink, paths: Collection[str], which: str) -> RollbackRefusedError | None:
+    """Why files cannot be named again under the version that the table is at: a sweep has declared that they go."""
+    found = SweepLog(sink.storage, sink.table).find_covering({key for path in paths for key in (path, unquote(path))})
+    if found is None:
+        return None
+    intent, doomed = found
+    shown = ", ".join(sorted(doomed)[:NAMED])
+    finish = f"A sweep that died is finished by: firnline gc {sink.table.uri} --yes"
+    return RollbackRefusedError(
+        f"{sink.name}: {len(doomed)} file(s) {which} are being deleted by {intent}: {shown}",
+        hint=f"Go back less far, or restore a savepoint. {finish}",
+        sweep=intent.name,
+    )
 
 
 def find_missing(storage: Storage, paths: Iterable[str]) -> list[str]:

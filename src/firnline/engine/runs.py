@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import socket
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
 from firnline.checkpoint.codec import canonical, parse, seal, unseal
-from firnline.checkpoint.who import who
+from firnline.checkpoint.who import is_gone, who
 from firnline.errors import DamagedError, FirnlineError
 from firnline.storage import Storage
 from firnline.types import Clock, Json
@@ -144,12 +142,4 @@ def load_runs(storage: Storage, pipeline: str) -> list[dict[str, Json]]:
 
 def has_died(run: dict[str, Json]) -> bool:
     """Whether a run that never said how it ended is gone; only its own host can tell."""
-    if run["status"] != "running" or run["host"] != socket.gethostname():
-        return False
-    try:
-        os.kill(int(run["pid"]), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        pass
-    return False
+    return bool(run["status"] == "running") and is_gone(str(run["host"]), int(run["pid"]))

@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from urllib.parse import unquote
 
 from firnline.checkpoint.savepoint import (
     MANIFEST,
@@ -43,6 +44,7 @@ from firnline.sinks.base import Held
 from firnline.sinks.delta import DeltaSink
 from firnline.sinks.delta.contents import ListedFile, find_key, list_contents, special_features
 from firnline.staging.survey import is_inside
+from firnline.staging.sweeps import SweepLog
 from firnline.state.home import StateHome
 from firnline.storage import Storage, normalise, open_storage
 from firnline.types import Json
@@ -250,7 +252,14 @@ class _Making:
         )
 
     def _check_there(self, one: _Taken) -> None:
-        """A sweep may have run between the look at the log and the pin."""
+        """A sweep may have run, or have declared what it deletes, between the look at the log and the pin."""
+        names = {name for file in one.saved.files for name in (file.path, unquote(file.path))}
+        sweep = SweepLog(one.sink.storage, one.sink.table).find_after_pin(names)
+        if sweep is not None:
+            raise SinkError(
+                f"{one.sink.name}: files that the savepoint needs are being deleted by {sweep}",
+                hint=f"Try again. A sweep that died is finished by: firnline gc {one.sink.table.uri} --yes",
+            )
         listed = [ListedFile(file.path, file.size_bytes, None, {}, 0) for file in one.saved.files]
         with ThreadPoolExecutor(_READERS) as readers:
             found = list(readers.map(lambda file: find_key(one.sink.storage, file.path), listed))

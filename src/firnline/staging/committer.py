@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TypeVar
+from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -48,6 +49,7 @@ from firnline.staging.foreign import check_age, foreign_file, unit_id
 from firnline.staging.intervals import DELETED_FILES, DELETED_FILES_DEFAULT, TRANSACTIONS, find_interval
 from firnline.staging.rejected import reject
 from firnline.staging.standing import read_standing
+from firnline.staging.sweeps import Intent, SweepLog
 from firnline.staging.unit import PENDING, SUFFIX, ForeignUnit, Unit, list_units, parse_unit
 from firnline.staging.validate import Columns, InvalidUnitError, check_files, distinct
 from firnline.storage import Storage
@@ -85,6 +87,14 @@ class CycleReport:
     commit_seconds: list[float] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What units were checked under: the table's version, and the newest sweep in its log."""
+
+    version: int
+    swept: tuple[int, int]
+
+
 class Committer:
     """Commits the pending units of one table. One is active per table: the holder of the committer's transaction."""
 
@@ -103,6 +113,7 @@ class Committer:
         self._unclear = 0
         self._progress: Callable[[int], None] = lambda _: None
         self._committed = CommittedUnits(storage)
+        self._sweeps = SweepLog(storage, self._table)
         self._moved = False  # the log moved under us: what was sorted out must be sorted out again
 
     @property
@@ -194,7 +205,7 @@ class Committer:
         """Commit the next units of one pipeline; a bad unit holds up only its own pipeline."""
         units = self._units_of(pipeline)
         self._table.refresh()
-        version, columns = self._table.version, Columns(self._table.schema())
+        seen, columns = _Seen(self._table.version, self._sweeps.newest()), Columns(self._table.schema())
         standing = read_standing(self._table, pipeline)
         arranged = arrange(standing, units)
         self._finish_past(pipeline, standing, arranged, report)
@@ -205,7 +216,7 @@ class Committer:
         else:
             report.waiting.pop(pipeline, None)
         batch = self._valid_prefix(arranged.ready[:UNITS_PER_COMMIT], columns, report)
-        if batch and self._commit_batch(pipeline, batch, columns.wanted, version, report):
+        if batch and self._commit_batch(pipeline, batch, columns.wanted, seen, report):
             self._delete(batch)
 
     def _units_of(self, pipeline: str) -> list[Unit]:
@@ -220,23 +231,32 @@ class Committer:
             try:
                 if unit.schema != told:
                     told, declared = unit.schema, schema_from_json(unit.schema)
+                self._check_spared(str(file["path"]) for file in unit.files)
                 check_files(self._storage, unit.files, columns, declared, whole=self._whole)
             except InvalidUnitError as error:
                 self._reject(unit.name, str(error), report)
                 return ready[:number]
         return ready
 
+    def _check_spared(self, paths: Iterable[str]) -> None:
+        """Refuse files that a sweep has declared to go, before it is looked whether they are there."""
+        found = self._sweeps.find_covering(paths)
+        if found is not None:
+            raise InvalidUnitError(f"{found[0]} deletes {found[1][0]}")
+
     def _commit_batch(
-        self, pipeline: str, batch: list[Unit], wanted: list[pa.Schema], version: int, report: CycleReport
+        self, pipeline: str, batch: list[Unit], wanted: list[pa.Schema], seen: _Seen, report: CycleReport
     ) -> bool:
-        """One Delta commit; False when the log moved since `version` and the units must be sorted out again."""
+        """One Delta commit; False when the log moved since it was `seen` and the units must be sorted out again."""
         last = batch[-1]
         self._moved = True  # until the commit stands
         try:
             onto = self._ensure_term()
             if any(self._evolve(columns, onto) for columns in wanted):
                 return False
-            if onto != version:
+            if self._sweeps.newest() != seen.swept:
+                return False  # a sweep came between: its files are looked for again
+            if onto != seen.version:
                 # Under the very version that is committed onto: the same units, in the same order. All that is
                 # known takes part, since the tip that a claim adopted may lie far beyond this batch.
                 again = arrange(read_standing(self._table, pipeline), self._units_of(pipeline))
@@ -348,34 +368,39 @@ class Committer:
                 part = waiting[start : start + UNITS_PER_COMMIT]
                 self._delete(unit for unit in part if unit.name in self._committed)
                 left = [unit for unit in part if unit.name not in self._committed]
+                swept, doomed = self._sweeps.newest(), self._sweeps.find_open()
                 batch: list[tuple[ForeignUnit, dict[str, Json]]] = []
                 for unit, found in zip(
-                    left, _spread(readers, partial(self._examine, now, retention), left), strict=True
+                    left, _spread(readers, partial(self._examine, now, retention, doomed), left), strict=True
                 ):
                     if isinstance(found, InvalidUnitError):
                         self._reject(unit.name, str(found), report)
                     else:
                         batch.append((unit, found))
                 self._progress(report.units)
-                if batch and self._commit_foreign_batch(batch, report):
+                if batch and self._commit_foreign_batch(batch, swept, report):
                     self._delete(unit for unit, _ in batch)
 
     def _examine(
-        self, now: datetime, retention: timedelta | None, unit: ForeignUnit
+        self, now: datetime, retention: timedelta | None, doomed: Intent | None, unit: ForeignUnit
     ) -> dict[str, Json] | InvalidUnitError:
         try:
+            if doomed is not None and not doomed.files.isdisjoint((unit.path, unquote(unit.path))):
+                raise InvalidUnitError(f"{doomed} deletes {unit.path}")
             check_age(self._put_at[unit.name], now, retention)
             return foreign_file(self._table, self._storage, unit)
         except InvalidUnitError as error:
             return error
 
-    def _commit_foreign_batch(self, batch: list[tuple[ForeignUnit, dict[str, Json]]], report: CycleReport) -> bool:
+    def _commit_foreign_batch(
+        self, batch: list[tuple[ForeignUnit, dict[str, Json]]], swept: tuple[int, int], report: CycleReport
+    ) -> bool:
         self._moved = True
         try:
             onto = self._ensure_term()
             self._committed.follow(onto)
-            if any(unit.name in self._committed for unit, _ in batch):
-                return False  # somebody committed one of them meanwhile
+            if self._sweeps.newest() != swept or any(unit.name in self._committed for unit, _ in batch):
+                return False  # a sweep came between, or somebody committed one of them meanwhile
             if any(self._evolve(columns, onto) for columns in distinct(file["columns"] for _, file in batch)):
                 return False
             info = json.dumps({"kind": "units", "run": self._run, "units": [u.name for u, _ in batch]})

@@ -4,7 +4,8 @@ Per batch of bins, in this order:
 1. Pin the attempt, so that a sweep beside us lets its files be.
 2. Write the new files, complete and durable. Nobody sees them.
 3. Commit Remove and Add actions onto exactly the version under which every removed file was seen to be there
-   (delta-rs does not look). After a conflict the commits that came between are read: if they removed none of our
+   (delta-rs does not look), and under which no sweep that took our pin for abandoned deletes our new files.
+   After a conflict the commits that came between are read: if they removed none of our
    files and changed neither columns nor protocol, the same rows still stand, and only the commit is repeated, so
    compaction gets through however often others commit; otherwise the bins are planned and written again.
 4. Delete the pin.
@@ -33,6 +34,8 @@ from firnline.staging.lognames import LogNames
 from firnline.staging.references import PINS
 from firnline.staging.rewrite import Bin, PartitionFilter, Rewriter, check_supported, plan
 from firnline.staging.survey import Progress, open_table
+from firnline.staging.sweeps import SweepLog
+from firnline.state.layout import exists
 from firnline.storage import Storage
 from firnline.types import Ids, Json, RandomIds
 
@@ -151,6 +154,8 @@ class _Compaction:
         self._target_mb = target_mb
         self._filters = filters
         self._log = LogNames(storage, table, options)
+        self._sweeps = SweepLog(storage, table)
+        self._swept = (0, 0)  # the newest sweep when the bins were planned
         self._tally = _Tally()
         self._attempts: list[str] = []
         self._planned_at = 0
@@ -160,7 +165,7 @@ class _Compaction:
         for _ in range(ROUNDS):
             self._table.refresh()
             check_supported(self._table)
-            self._planned_at = self._table.version
+            self._planned_at, self._swept = self._table.version, self._sweeps.newest()
             bins, unsafe = plan(self._table, self._target_mb * 1024 * 1024, self._filters)
             total, void = sum(len(b.files) for b in bins), False
             for batch in _batches(bins):
@@ -230,6 +235,8 @@ class _Compaction:
             self._table.refresh()
             onto = self._table.version
             verdict = self._judge(removed, attempt, onto)
+            if verdict == "stands" and not self._is_spared(done):
+                verdict = "void"
             if verdict == "landed":
                 return True
             if verdict == "void" or tries == COMMIT_TRIES:
@@ -266,6 +273,13 @@ class _Compaction:
                 if "remove" in action and not removed.isdisjoint(self._log.keys(str(action["remove"]["path"]))):
                     verdict = "void"
         return verdict
+
+    def _is_spared(self, done: list[_Rewritten]) -> bool:
+        """Whether our new files are there and no sweep deletes them, under the version that the table is at."""
+        if self._sweeps.newest() == self._swept:
+            return True  # what was declared before we wrote them cannot name them
+        paths = [str(file["path"]) for one in done for file in one.staged]
+        return self._sweeps.find_covering(paths) is None and all(exists(self._storage, path) for path in paths)
 
     def _discard(self, done: list[_Rewritten], pin: str) -> None:
         for one in done:

@@ -5,15 +5,15 @@ Operators' state, which may lie elsewhere, is swept by `state_gc`.
 The steps, in this order:
 1. List the files. Only what is older than the grace period, by the storage's own clock, is a candidate.
 2. Read everything that names files (`references`). What became named after the listing is seen here.
-3. Delete in batches; before each batch read the news again.
+3. Delete in batches, each declared in the log before its first file goes (`sweeps`); before that, the news is read.
 4. Fold ledgers and sweep quarantine, below the floor.
-A kill at any point leaves fewer files that nobody names, and nothing else changed; run it again.
+A kill at any point leaves fewer files that nobody names, and perhaps a declared batch, which the next sweep finishes.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
@@ -32,6 +32,7 @@ from firnline.staging.survey import (
     storage_now,
     survey,
 )
+from firnline.staging.sweeps import Intent, Sweeper, SweepLog
 from firnline.staging.upkeep import keep_up
 from firnline.storage import Storage, is_remote
 from firnline.types import Clock
@@ -39,7 +40,7 @@ from firnline.types import Clock
 logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 86_400.0
-BATCH_FILES = 500  # deleted between two looks at the log
+BATCH_FILES = 2000  # declared in one commit
 _DELETERS = 8
 
 
@@ -72,44 +73,77 @@ class GcReport:
 
 @dataclass(slots=True)
 class Sweep:
-    """Deletes files through storage, batch by batch, and counts them."""
+    """Deletes files through storage, batch by batch, and counts them. `what` is what people call it."""
 
+    what: str
     storage: Storage
+    table: Table
     dry_run: bool
     progress: Progress | None = None
     stop: Callable[[], bool] | None = None
     kinds: dict[str, Swept] = field(default_factory=dict)
+    finished: list[Intent] = field(default_factory=list)  # what other sweeps had declared and not ended
     stopped: bool = False
 
     def delete(self, kind: str, files: Iterable[TableFile]) -> None:
-        """Delete files that nobody names."""
+        """Delete files that no table version and no savepoint can ever need."""
         doomed = [f for f in files if is_inside(self.storage, f.key)]
         if not self.dry_run:
-            if is_remote(self.storage.root):
-                with ThreadPoolExecutor(_DELETERS) as deleters:
-                    list(deleters.map(lambda f: self.storage.delete(f.key), doomed))
-            else:
-                for file in doomed:
-                    self.storage.delete(file.key)
+            self._delete_keys([f.key for f in doomed])
+        self._count(kind, doomed)
+
+    def _count(self, kind: str, files: Sequence[TableFile]) -> None:
         before = self.kinds.get(kind, Swept())
-        size_bytes = before.size_bytes + sum(f.size_bytes for f in doomed)
-        self.kinds[kind] = Swept(before.files + len(doomed), size_bytes)
+        size_bytes = before.size_bytes + sum(f.size_bytes for f in files)
+        self.kinds[kind] = Swept(before.files + len(files), size_bytes)
+
+    def _delete_keys(self, keys: Sequence[str]) -> None:
+        inside = [key for key in keys if is_inside(self.storage, key)]
+        if is_remote(self.storage.root):
+            with ThreadPoolExecutor(_DELETERS) as deleters:
+                list(deleters.map(self.storage.delete, inside))
+        else:
+            for key in inside:
+                self.storage.delete(key)
+
+    def finish_others(self) -> None:
+        """Finish what sweeps that died or stand still have declared."""
+        if not self.dry_run:
+            self.finished += self._sweeper().finish_open()
+
+    def _sweeper(self) -> Sweeper:
+        return Sweeper(SweepLog(self.storage, self.table), self.what, self.storage, self._delete_keys)
 
     def delete_unnamed(self, kind: str, candidates: Candidates, references: References) -> None:
         """Delete candidates in batches; before each, whatever was named meanwhile is taken out."""
         total, done = len(candidates.files), 0
+        sweeper = self._sweeper()
+        candidates.drop_where(lambda f: not is_inside(self.storage, f.key), "outside the table")
         while candidates.files and not self.is_stopped():
             if not self.dry_run:
                 references.apply(candidates)
             batch = list(islice(candidates.files.values(), BATCH_FILES))
-            changes = [file for file in batch if CHANGE_FILE.fullmatch(file.key)]
-            self.delete(kind, [file for file in batch if not CHANGE_FILE.fullmatch(file.key)])
-            self.delete("changes", changes)
+            if batch and not self.dry_run and not self._sweep_batch(sweeper, batch, candidates, references):
+                continue
+            self._count(kind, [file for file in batch if not CHANGE_FILE.fullmatch(file.key)])
+            self._count("changes", [file for file in batch if CHANGE_FILE.fullmatch(file.key)])
             for file in batch:
                 del candidates.files[file.key]
             done += len(batch)
             if self.progress is not None and not self.dry_run:
                 self.progress("deleting", done, total)
+
+    def _sweep_batch(
+        self, sweeper: Sweeper, batch: list[TableFile], candidates: Candidates, references: References
+    ) -> bool:
+        """Declare and delete a batch; False when one of its files was named meanwhile, or another sweep came first."""
+
+        def is_unneeded() -> bool:
+            references.apply(candidates)
+            return all(file.key in candidates.files for file in batch)
+
+        self.finished += sweeper.finish_open()
+        return sweeper.sweep([file.key for file in batch], is_unneeded)
 
     def is_stopped(self) -> bool:
         self.stopped = self.stopped or (self.stop is not None and self.stop())
@@ -148,9 +182,10 @@ def gc(
         storage, handle = open_table(table, options)
         now = storage_now(storage)
         skew = (clock.now() - now).total_seconds() if clock is not None else None
+        sweep = Sweep("gc", storage, handle, dry_run, progress, stop)
+        sweep.finish_others()
         found = survey(storage, now, grace_seconds, progress)  # step 1
         references = References(storage, handle, options, now, ledgers)
-        sweep = Sweep(storage, dry_run, progress, stop)
         return _sweep(handle, found, references, sweep, skew)
     except OSError as error:
         raise SinkError(f"cannot sweep {table}: {error}", table=table) from error
@@ -168,7 +203,7 @@ def _sweep(table: Table, found: Survey, references: References, sweep: Sweep, sk
             sweep.delete("exchange", files)
     sweep.delete_unnamed("data", found.data, references)
     folded = swept = 0
-    notes = list(references.notes)
+    notes = [*references.notes, *finished_notes(sweep.finished)]
     for pipeline in sorted(references.pipelines):  # step 4
         if sweep.is_stopped():
             break
@@ -204,6 +239,11 @@ def _sweep(table: Table, found: Survey, references: References, sweep: Sweep, sk
     )
     logger.info("table swept", extra={"table": report.table, "files": report.files, "size_bytes": report.size_bytes})
     return report
+
+
+def finished_notes(finished: Iterable[Intent]) -> list[str]:
+    """What people are told of sweeps that did not end by themselves."""
+    return [f"finished what {intent} had declared: {len(intent.files)} file(s)" for intent in finished]
 
 
 def _check_plausible(found: Survey, references: References) -> None:

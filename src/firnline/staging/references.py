@@ -22,6 +22,7 @@ from datetime import datetime, timedelta
 from firnline.checkpoint.codec import check_format, parse, unseal
 from firnline.checkpoint.ledger import Ledger, LedgerEntry
 from firnline.checkpoint.model import Checkpoint
+from firnline.checkpoint.who import is_gone
 from firnline.errors import CheckpointError, DamagedError, NewerFormatError
 from firnline.sinks.delta.log import DeltaLog
 from firnline.sinks.delta.table import Table
@@ -437,12 +438,4 @@ def _is_here(record: dict[str, Json]) -> bool:
 
 def _lives(record: dict[str, Json]) -> bool:
     """Whether a process may be alive; only its own host can tell that it is not."""
-    if not _is_here(record):
-        return True
-    try:
-        os.kill(record["pid"], 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+    return not (_is_here(record) and is_gone(str(record["host"]), int(record["pid"])))

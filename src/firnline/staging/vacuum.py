@@ -1,8 +1,8 @@
 """Deletes files that commits removed longer ago than the table's retention; leaves alone what no log ever named.
 
 As delta-rs' lite mode, with three differences: ages follow the storage's clock and the log's own files rather than
-this machine's clock; pins and units, pending or set aside, keep their files; no commit is written, so nobody's
-commit meets a conflict. Orphans are `gc`'s.
+this machine's clock; pins and units, pending or set aside, keep their files; what goes is declared in the log first
+(`sweeps`), so that no rollback brings a file back that is on its way out. Orphans are `gc`'s.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from firnline.errors import ConfigError, SinkError
-from firnline.staging.gc import Sweep, Swept
+from firnline.staging.gc import Sweep, Swept, finished_notes
 from firnline.staging.references import References
 from firnline.staging.survey import Candidates, Progress, TableFile, is_inside, open_table, storage_now
 from firnline.storage import Storage
@@ -55,11 +55,12 @@ def vacuum(
     try:
         storage, handle = open_table(table, options)
         now = storage_now(storage)
+        sweep = Sweep("vacuum", storage, handle, dry_run, progress, stop)
+        sweep.finish_others()
         references = References(storage, handle, options, now, ledgers)
         references.retention = _retention(references.retention, retention_hours, allow_short_retention)
         candidates = _removed(storage, references, now)
         references.apply(candidates)
-        sweep = Sweep(storage, dry_run, progress, stop)
         sweep.delete_unnamed("data", candidates, references)
     except OSError as error:
         raise SinkError(f"cannot vacuum {table}: {error}", table=table) from error
@@ -73,7 +74,7 @@ def vacuum(
         size_bytes=done.size_bytes,
         kept=dict(candidates.kept),
         stopped=sweep.stopped,
-        notes=tuple(references.notes),
+        notes=(*references.notes, *finished_notes(sweep.finished)),
     )
 
 

@@ -16,8 +16,9 @@ from firnline.sinks.delta.log import BLIZZARD, DeltaLog, LogCommit, decode_blizz
 from firnline.sinks.delta.table import Table
 from firnline.types import Json
 
-_OF_PIPELINE = re.compile(r"firnline(?:-gen|-entry|-tip|-tip-epoch)?:(.+)", re.DOTALL)
-_OF_COMMITTER = re.compile(r"firnline-committer|firnline-unit:.*", re.DOTALL)  # works for others, owns no rows
+_OF_PIPELINE = re.compile(r"firnline(?:-gen|-entry|-tip|-tip-epoch|-sweep|-sweep-token)?:(.+)", re.DOTALL)
+# Works for others, owns no rows: a committer, a sweep.
+_OF_COMMITTER = re.compile(r"firnline-committer|firnline-unit:.*|firnline-sweep(?:-token)?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)

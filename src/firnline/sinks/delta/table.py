@@ -210,7 +210,13 @@ class Table:
         """Take data and columns back to an earlier version, with transaction ids, onto the version `onto`."""
 
         def write() -> None:
-            self.delta.restore(to_version, commit_properties=_properties(info, txns, expiring))
+            try:
+                self.delta.restore(to_version, commit_properties=_properties(info, txns, expiring))
+            except DeltaError as error:
+                if "missing file" not in str(error):
+                    raise
+                # delta-rs looks before it writes: a file went since the caller looked, who has to look again.
+                raise CommitConflictError(f"version {to_version} of {self.uri} lost a file: {error}") from error
 
         return self._write(point, write, onto)
 
