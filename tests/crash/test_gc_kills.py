@@ -107,8 +107,8 @@ def test_killed_at_every_point(name: str, options: PipelineOptions, sample: Samp
     if name == "compact":
         wanted |= {"stage.file.before", "stage.file.after", "delta.compact.before", "delta.compact.after"}
     else:
-        calls = ("sweep.declare", "delta.sweep", "sweep.end")
-        wanted |= {f"{call}.{side}" for call in calls for side in ("before", "after")}
+        declared = ("sweep.declare", "delta.sweep", "sweep.end")
+        wanted |= {f"{call}.{side}" for call in declared for side in ("before", "after")}
     wanted |= {"delta.sync.before", "delta.sync.after"}
     assert wanted <= set(reached)
     assert min(reached["storage.delete.before"], reached["storage.put.before"]) >= 1
