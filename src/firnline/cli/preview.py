@@ -22,9 +22,9 @@ from firnline.cli.schemas import (
     source_schemas,
     type_words,
 )
-from firnline.cli.standby import is_gone
 from firnline.engine.parts import Parts
 from firnline.engine.spark import SparkEngine, find_java
+from firnline.engine.standby import is_gone
 from firnline.errors import ConfigError, LedgerHoleError, SinkError, SourceError
 from firnline.graph import sink_input, stateful
 from firnline.history.status import load_lease

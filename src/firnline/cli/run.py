@@ -12,9 +12,9 @@ from cyclopts import App, Parameter
 from firnline.cli.beginning import Beginning, begin
 from firnline.cli.common import Common, Flag, MetricsPort, Spec, load_options
 from firnline.cli.output import count_text, print_failure, time_text
-from firnline.cli.standby import check_standby, holding_lease
 from firnline.clock import monotonic
-from firnline.errors import ConfigError, ControlError, FirnlineError
+from firnline.engine.standby import check_standby, holding_lease
+from firnline.errors import ConfigError, FirnlineError
 
 if TYPE_CHECKING:
     from firnline.cli.narrator import Tally
@@ -188,12 +188,8 @@ def _run(
 
 @contextlib.contextmanager
 def _control(options: PipelineOptions, runner: Runner, display: Display) -> Iterator[None]:
-    """The control channel, while the run lasts; a run that cannot have one goes on without it.
-
-    One that another run on this machine has is had when that run is gone.
-    """
-    from firnline.engine.control import ControlServer
-    from firnline.engine.late_control import LateControl
+    """The control channel, while the run lasts."""
+    from firnline.engine.late_control import serving_control
 
     class Told:
         """The run, with a display that shows the stop."""
@@ -206,15 +202,7 @@ def _control(options: PipelineOptions, runner: Runner, display: Display) -> Iter
             runner.stop()
             display.stopping()
 
-    with contextlib.ExitStack() as stack:
-        server = None
-        try:
-            server = ControlServer(options, Told(), os.environ)
-            stack.enter_context(server)
-        except (ControlError, OSError) as error:
-            display.say(f"running without a control channel: {error}")
-            if server is not None:
-                stack.enter_context(LateControl(server, lambda: display.say("the control channel is there now")))
+    with serving_control(options, Told(), os.environ, display.say):
         yield
 
 

@@ -1,15 +1,36 @@
-"""The control channel for a run that found it taken: had as soon as the run that has it is gone."""
+"""Serves the control channel of a run. Where another run has it, tries to open it until that run exits."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
-from firnline.engine.control import ControlServer
+from firnline.engine.control import Controlled, ControlServer
 from firnline.errors import ControlError
+from firnline.options import PipelineOptions
 
 RETRY_SECONDS = 2.0
+
+
+@contextlib.contextmanager
+def serving_control(
+    options: PipelineOptions, run: Controlled, environ: Mapping[str, str], say: Callable[[str], None]
+) -> Iterator[None]:
+    """The control channel, from `with` to its end; a run that cannot have one goes on without it.
+
+    One that another run on this machine has is opened when that run exits.
+    """
+    with contextlib.ExitStack() as stack:
+        server = None
+        try:
+            server = ControlServer(options, run, environ)
+            stack.enter_context(server)
+        except (ControlError, OSError) as error:
+            say(f"running without a control channel: {error}")
+            if server is not None:
+                stack.enter_context(LateControl(server, lambda: say("the control channel is there now")))
+        yield
 
 
 class LateControl:

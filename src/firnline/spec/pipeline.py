@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from firnline.engine.late_control import serving_control
 from firnline.engine.observer import Observer
 from firnline.engine.parts import Parts, assemble
 from firnline.engine.runner import Runner, RunResult
 from firnline.engine.spark import SparkEngine
+from firnline.engine.standby import holding_lease
 from firnline.errors import ConfigError, NotRunningError
 from firnline.graph import stateful
 from firnline.history.status import PipelineStatus, load_status
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from firnline.history.operator_state import StateView
+
+logger = logging.getLogger(__name__)
 
 _ENDED_SECONDS = 0.2  # how often a wait for a checkpoint looks whether the run has ended
 
@@ -61,17 +66,30 @@ class Pipeline:
         self._runner: Runner | None = None
         self._lock = threading.Lock()
 
-    def run(self, *, once: bool = False, observer: Observer | None = None) -> RunResult:
-        """Run until stopped or, with `once`, until the input is exhausted.
+    def run(self, *, once: bool = False, observer: Observer | None = None, strict_store: bool = False) -> RunResult:
+        """Run until stopped or, with `once`, until the input is exhausted; in whichever thread this is called.
+
+        As `firnline run` does, the run holds the lease of the pipeline, taken from another run if need be, and serves
+        the control channel: `firnline status`, `pause`, `resume`, `stop` and `checkpoint` reach it. No signal handler
+        is installed; in a handler of your own, call `stop`.
+
+        Args:
+            once: End when the input is exhausted.
+            observer: Hears what happens.
+            strict_store: Fail, after retries, when the checkpoint store cannot be written.
 
         Raises:
             FirnlineError: the run failed; what was committed stays, and running again is safe when
                 `error.retryable`.
         """
-        engine = SparkEngine(self.options.name, self.options.spark, prepare=warm_up)
+        options = self.options
+        engine = SparkEngine(options.name, options.spark, prepare=warm_up)
         try:
-            runner = Runner(assemble(self.options, once=once), engine, observer, once=once)
-            with self._running(runner):
+            runner = Runner(assemble(options, once=once, strict_store=strict_store), engine, observer, once=once)
+            with ExitStack() as stack:
+                stack.enter_context(self._running(runner))
+                stack.enter_context(holding_lease(options, runner, logger.info, standby=False, stop=threading.Event()))
+                stack.enter_context(serving_control(options, runner, os.environ, logger.info))
                 result = runner.run()
         finally:
             engine.stop()
@@ -89,6 +107,38 @@ class Pipeline:
         finally:
             with self._lock:
                 self._runner = before
+
+    def stop(self) -> None:
+        """Have the run of this object finish what is in flight and end; returns at once, and `run` when that is done.
+
+        May be called from any thread, and from a signal handler.
+
+        Raises:
+            NotRunningError: `run` is not running in this process.
+        """
+        self._active().stop()
+
+    def pause(self) -> bool:
+        """Have the run of this object plan nothing more; what is in flight is committed. False when it was paused.
+
+        Raises:
+            NotRunningError: `run` is not running in this process.
+        """
+        return self._active().pause()
+
+    def resume(self) -> bool:
+        """Have a paused run go on; False when it was not paused.
+
+        Raises:
+            NotRunningError: `run` is not running in this process.
+        """
+        return self._active().resume()
+
+    def _active(self) -> Runner:
+        runner = self._runner  # no lock: a signal handler may have interrupted the thread that holds it
+        if runner is None:
+            raise NotRunningError(f"pipeline {self.options.name!r} is not running in this process")
+        return runner
 
     def status(self) -> PipelineStatus:
         """Where the pipeline stands; starts no JVM."""
@@ -109,10 +159,7 @@ class Pipeline:
         if not self.options.sources:
             raise ConfigError(f"pipeline {self.options.name!r} has no source, so there is nothing to checkpoint")
         self._check_stateful()
-        with self._lock:
-            runner = self._runner
-        if runner is None:
-            raise NotRunningError(f"pipeline {self.options.name!r} is not running in this process")
+        runner = self._active()
         watch = runner.checkpoint()
         while not watch.done.wait(_ENDED_SECONDS):
             if self._runner is not runner and not watch.done.is_set():

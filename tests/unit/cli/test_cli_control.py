@@ -21,8 +21,8 @@ from firnline.checkpoint.stores import open_store
 from firnline.cli.main import run_command
 from firnline.cli.narrator import Narrator, Tally
 from firnline.cli.signals import StopFlag
-from firnline.cli.standby import check_standby, holding_lease
 from firnline.engine.parts import assemble
+from firnline.engine.standby import check_standby, holding_lease
 from firnline.errors import ConfigError
 from firnline.history.status import load_status
 from firnline.options import PipelineOptions, StoreOptions
@@ -318,7 +318,7 @@ def test_a_run_whose_store_is_out_of_reach_runs_without_a_lease_but_a_standby_wa
     with holding_lease(away, FakeRunner(), fail, standby=False, stop=StopFlag()) as go:  # type: ignore[arg-type]
         assert go
     assert "running without a lease" in caplog.text
-    monkeypatch.setattr("firnline.cli.standby.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("firnline.engine.standby.RETRY_SECONDS", 0.01)
     told: list[str] = []
     stop = StopFlag()
 

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from firnline.errors import CheckpointError, ConfigError
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from firnline.checkpoint.lease import Lease
     from firnline.checkpoint.lease_rules import Sight
     from firnline.checkpoint.store import CheckpointStore
-    from firnline.cli.signals import StopFlag
     from firnline.engine.runner import Runner
     from firnline.options import PipelineOptions, StoreOptions
 
@@ -23,6 +22,12 @@ logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
 Say = Callable[[str], None]
+
+
+class Stop(Protocol):
+    """Whether a standby is to stop waiting."""
+
+    def wait(self, seconds: float) -> bool: ...
 
 
 def check_standby(options: PipelineOptions) -> None:
@@ -40,9 +45,7 @@ def _lease_store(options: PipelineOptions) -> StoreOptions | None:
 
 
 @contextlib.contextmanager
-def holding_lease(
-    options: PipelineOptions, runner: Runner, say: Say, *, standby: bool, stop: StopFlag
-) -> Iterator[bool]:
+def holding_lease(options: PipelineOptions, runner: Runner, say: Say, *, standby: bool, stop: Stop) -> Iterator[bool]:
     """Have the lease while the run lasts; a lease that is lost ends the run, fenced.
 
     Yields whether to run: False when a standby was told to stop before its turn came. A run that does not stand by
@@ -71,7 +74,7 @@ def holding_lease(
         yield True
 
 
-def _open(options: PipelineOptions, stop: StopFlag, say: Say, *, standby: bool) -> CheckpointStore | None:
+def _open(options: PipelineOptions, stop: Stop, say: Say, *, standby: bool) -> CheckpointStore | None:
     """Open the store; a standby tries until it answers, any other run goes on without it."""
     store = _lease_store(options)
     if store is None:
