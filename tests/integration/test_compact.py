@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake.transaction import AddAction, RemoveAction
 
 import firnline.staging.compact
 from firnline import faults
@@ -162,9 +163,9 @@ def test_files_whose_names_cannot_be_repeated_exactly_are_left_alone(tmp_path: P
     root = tmp_path / "t"
     write_deltalake(root, pa.table({"id": [0]}))
     for number in range(1, 4):
-        path = root / f"a b{number}.parquet"
+        path = root / f"a_b{number}.parquet"
         pq.write_table(pa.table({"id": [number]}), path)
-        add = {"path": f"a%20b{number}.parquet", "partitionValues": {}, "size": path.stat().st_size}
+        add = {"path": f"a%5Fb{number}.parquet", "partitionValues": {}, "size": path.stat().st_size}
         text = json.dumps({"add": {**add, "modificationTime": 0, "dataChange": True}})
         (root / "_delta_log" / f"{number:020d}.json").write_text(text)
     report = compact(str(root))
@@ -177,8 +178,13 @@ def test_files_whose_names_cannot_be_repeated_exactly_are_left_alone(tmp_path: P
     [
         ("p=1/a.parquet", "p=1/a.parquet"),
         ("p=a%2520b/a.parquet", "p=a%20b/a.parquet"),
-        ("p=a%20b/a.parquet", None),
-        ("p=a+b/a.parquet", None),
+        ("p=a%20b/a.parquet", "p=a b/a.parquet"),
+        ("p=a+b/a.parquet", "p=a+b/a.parquet"),
+        ("p=a b/a.parquet", None),
+        ("p=%c3%a9/a.parquet", None),
+        ("p=%C3%A9/a.parquet", "p=é/a.parquet"),
+        ("p=%C3/a.parquet", None),
+        ("file:/other/a.parquet", None),
         ("p=%41/a.parquet", None),
         ("p=a%253ab/a.parquet", "p=a%3ab/a.parquet"),
         ("p=é/a.parquet", None),
@@ -188,6 +194,24 @@ def test_files_whose_names_cannot_be_repeated_exactly_are_left_alone(tmp_path: P
 )
 def test_names_that_can_be_repeated(path: str, wanted: str | None) -> None:
     assert find_removable(path) == wanted
+
+
+def test_delta_rs_spells_every_name_as_we_expect(tmp_path: Path) -> None:
+    """A Remove under another spelling than the Add removes nothing, and the rows would be there twice."""
+    root = tmp_path / "t"
+    write_deltalake(root, pa.table({"id": [1]}))
+    before = set(DeltaTable(root).file_uris())
+    odd = [chr(code) for code in range(32, 128)] + list("\täöß€漢😀")
+    names = [f"größe=a b/x{c}{number}.parquet" for number, c in enumerate(odd) if c not in "/:"]
+    delta: Any = DeltaTable(root)
+    delta.create_write_transaction([AddAction(name, 1, {}, 1, True, "{}") for name in names], "append", delta.schema())
+    spelled = pa.table(DeltaTable(root).get_add_actions()).column("path").to_pylist()
+    removable = [find_removable(path) for path in spelled]
+    assert set(names) <= set(removable)
+    delta = DeltaTable(root)
+    removed = [RemoveAction(name, True, 1, 1, {}) for name in names]
+    delta.create_write_transaction(removed, "append", delta.schema())
+    assert set(DeltaTable(root).file_uris()) == before
 
 
 def test_a_table_with_features_beyond_rows_is_refused(tmp_path: Path) -> None:

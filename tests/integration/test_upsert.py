@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from deltalake.transaction import AddAction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -32,7 +31,7 @@ from firnline.errors import (
     SinkError,
 )
 from firnline.faults import VARIABLE, _seen
-from firnline.options import DeltaSinkOptions
+from firnline.options import DeltaSinkOptions, FileSourceOptions
 from firnline.sinks.base import EpochCommit
 from firnline.sinks.delta import DeltaSink, UpsertSink
 from firnline.sinks.delta import rewrite as rewriting
@@ -43,6 +42,8 @@ from firnline.staging.compact import compact
 from firnline.staging.gc import gc
 from firnline.storage import open_storage
 from firnline.testing.ageing import DAY, age_files
+from firnline.testing.pipelines import pipeline_options, run_once, run_to_end
+from firnline.testing.samples import table_rows
 from firnline.testing.upserts import UpsertDriver, changes, read_by_delta, read_by_duckdb, tip_of
 from firnline.types import Json
 
@@ -496,11 +497,10 @@ def test_a_key_that_the_table_lacks_is_refused(table: str) -> None:
 
 def test_a_file_whose_name_cannot_be_repeated_is_refused_and_stays(table: str) -> None:
     write_deltalake(table, pa.table({"id": [1], "v": ["a"]}, SCHEMA))
-    delta = DeltaTable(table)
-    pq.write_table(pa.table({"id": [1], "v": ["odd"]}, SCHEMA), Path(table, "odd name.parquet"))
-    size = Path(table, "odd name.parquet").stat().st_size
-    add = AddAction("odd name.parquet", size, {}, 0, True, '{"numRecords":1}')
-    delta.create_write_transaction([add], "append", delta.schema())
+    file = Path(table, "odd_name.parquet")
+    pq.write_table(pa.table({"id": [1], "v": ["odd"]}, SCHEMA), file)
+    add = {"path": "odd%5Fname.parquet", "partitionValues": {}, "size": file.stat().st_size, "modificationTime": 0}
+    Path(table, "_delta_log", f"{1:020d}.json").write_text(json.dumps({"add": {**add, "dataChange": True}}))
     driver = UpsertDriver(table, ["id"])
     with pytest.raises(SchemaError, match="cannot be replaced safely"):
         driver.apply(changes([{"id": 1, "v": "new"}], SCHEMA))
@@ -635,3 +635,57 @@ def test_upserts_on_an_object_store(s3: str) -> None:
     wanted = {**dict.fromkeys(range(1000), "old"), 1: "new", 5000: "new"}
     del wanted[2]
     assert found == wanted
+
+
+# -- tables and columns that are not plain ---------------------------------------------------------------
+
+
+def put_change(folder: Path, number: int, **fields: Json) -> None:
+    folder.mkdir(exist_ok=True)
+    row = {"id": 7, "v": number, "_op": "update", "_sequence": number, **fields}
+    (folder / f"f{number}.json").write_text(json.dumps(row) + "\n")
+
+
+def test_a_table_that_was_created_before_its_first_row_takes_rows_later(tmp_path: Path) -> None:
+    """Until then it has no key column, and is no table to refuse."""
+    sources = tuple(FileSourceOptions(name, str(tmp_path / name), poll_interval_secs=0.05) for name in "ab")
+    sinks = (
+        DeltaSinkOptions("main", str(tmp_path / "main"), input="a"),
+        DeltaSinkOptions("two", str(tmp_path / "two"), input="b", write="upsert", key=("id",), partition_by=("p",)),
+    )
+    options = pipeline_options("", "", sources=sources, sinks=sinks)
+    (tmp_path / "b").mkdir()
+    put_change(tmp_path / "a", 1)
+    run_to_end(options)
+    assert not table_rows(tmp_path / "two")
+    put_change(tmp_path / "a", 2)
+    run_to_end(options)
+    for number in (1, 2):
+        put_change(tmp_path / "b", number, p="x")
+        run_to_end(options)
+    assert [(row["id"], row["v"]) for row in table_rows(tmp_path / "two")] == [(7, 2)]
+
+
+@pytest.mark.parametrize("column", ["größe", "my col", "a%20b", "p+q=r;s"])
+def test_a_partition_column_may_have_any_name(tmp_path: Path, column: str) -> None:
+    sink = DeltaSinkOptions("t", str(tmp_path / "t"), write="upsert", key=("id",), partition_by=(column,))
+    options = pipeline_options(str(tmp_path / "in"), sink.table, sinks=(sink,))
+    for number in (1, 2, 3):
+        put_change(tmp_path / "in", number, **{column: f"wörd {number // 2}"})
+        run_to_end(options)
+        assert [(row["id"], row["v"]) for row in table_rows(tmp_path / "t")] == [(7, number)]
+
+
+def test_why_an_epoch_is_lost_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = DeltaSinkOptions("t", str(tmp_path / "t"), write="upsert", key=("id",))
+    options = pipeline_options(str(tmp_path / "in"), sink.table, sinks=(sink,))
+    put_change(tmp_path / "in", 1)
+    run_to_end(options)
+    put_change(tmp_path / "in", 2)
+    monkeypatch.setattr("firnline.sinks.delta.upsert_work.find_removable", lambda _: None)
+    run = run_once(options)
+    assert (run.exit_code, run.error_code) == (3, "schema")
+    assert run.result.error is not None
+    assert "cannot be replaced safely" in run.result.error.message
+    assert "OPTIMIZE" in run.result.error.hint
+    assert {error.code for error in run.told.troubles} == {"schema"}

@@ -107,6 +107,7 @@ class Runner:
         self._steps = Steps(parts, engine, self.run_id, once=once, accept_duplicates=accept_duplicates)
         # SimpleQueue: a signal handler may put while this very thread is inside get.
         self._steps.credits.tell_waiting = self._waiting
+        self._steps.tell_lost = self._tell_trouble
         self._steps.state.tell_loss = lambda facts: self._inbox.put(_Note(lambda: self._observer.worker_lost(facts)))
         self._steps.credits.tell_still = lambda: self._inbox.put(_Note(lambda: None))  # watches are looked at after it
         parts.recorder.tell = lambda _: self._inbox.put(_Note(self._tell_replication))
@@ -330,9 +331,14 @@ class Runner:
         self._lanes.submit(lane, perform)
 
     def _failed(self, error: FirnlineError, action: m.Action) -> m.Event:
-        self._error = error
         logger.debug("step failed", exc_info=error, extra={"action": type(action).__name__})
         event = failure_event(error, action)
+        self._tell_trouble(error)
+        return event
+
+    def _tell_trouble(self, error: FirnlineError) -> None:
+        """Keep an error as what the run may end with, and tell the observer. Called from any lane."""
+        self._error = error
 
         def tell() -> None:
             self._observer.trouble(error, self._state.failures + 1)
@@ -340,7 +346,6 @@ class Runner:
                 self._aside("stage", lambda: self._log.restarted(error))
 
         self._inbox.put(_Note(tell))
-        return event
 
     # -- what steps need from the runner --------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -55,6 +56,7 @@ class Steps:
         self.hole: LedgerHoleError | None = None  # why late files are not taken in
         self._dropped = 0  # epochs, so far
         self._reconcile_lock = threading.Lock()  # epochs are dropped by another thread than the one that reconciles
+        self.tell_lost: Callable[[FirnlineError], None] = lambda _: None  # why an epoch in flight was lost
         self.flight = Flight()
         self.state = StateKeeper(parts, engine, self.flight)
         self.maker = CheckpointMaker(parts, run, self.state)
@@ -229,7 +231,8 @@ class Steps:
         except SchemaError as error:
             if made is None:
                 raise
-            logger.warning("the table changed under the epoch", extra={"reason": error.message})
+            logger.warning("epoch lost: the table does not take it", extra={"reason": error.message})
+            self.tell_lost(error)
             self.opening.learn_columns(self.flight.bases[made.base])
             return m.EpochLost(epoch, made.attempt)
         if made is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,6 +15,8 @@ from firnline.sinks.delta.stage import partition_text
 from firnline.storage import Storage
 
 BATCH_ROWS = 65_536
+# What delta-rs does not encode in a path, beside letters and digits; a colon could begin a URI.
+_NOT_ENCODED = "/!$&'()+,-.;=@_~"
 # Table features under which the rows are those of the data files; under any other one they may not be.
 _PLAIN_FEATURES = frozenset(
     {
@@ -64,14 +66,16 @@ def special_features(delta: DeltaTable) -> list[str]:
 def find_removable(path: str) -> str | None:
     """The path to give delta-rs so that its Remove action names exactly this one in the log; None when unsure.
 
-    delta-rs encodes what it is given, and a Remove under another spelling removes nothing: the rows would be there
-    twice. Letters, digits and `_.~=/-` stay as they are, and `%` becomes `%25`; nothing else is trusted.
+    delta-rs percent-encodes what it is given, and a Remove under another spelling removes nothing: the rows would be
+    there twice. So only a path that it would spell the same way is trusted.
     """
-    plain = unquote(path)
-    if plain.replace("%", "%25") != path or plain.startswith("/") or "//" in plain or ".." in plain.split("/"):
+    try:
+        plain = unquote(path, errors="strict")
+    except UnicodeDecodeError:
         return None
-    safe = all(c.isascii() and (c.isalnum() or c in "_.~=/-%") for c in plain)
-    return plain if safe else None
+    if quote(plain, safe=_NOT_ENCODED) != path or plain.startswith("/") or "//" in plain or ".." in plain.split("/"):
+        return None
+    return plain
 
 
 def find_key(storage: Storage, path: str) -> tuple[str, int] | None:
