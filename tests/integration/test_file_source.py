@@ -50,6 +50,19 @@ def retry(options: PipelineOptions, path: Path, *, changed: bool = False) -> Non
     assemble(options).requests.ask_retry(str(path), changed=changed, ids=RandomIds())
 
 
+def test_a_file_that_a_full_task_did_not_reach_is_read_next(sample: SampleInput, make_options: MakeOptions) -> None:
+    """Two tasks, each exactly full after its first file: the first left a file below what the other ended."""
+    for name in ("a.json", "b.json", "c.json", "d.json"):
+        sample.add(name, 5)
+    options = make_options(max_files=4, max_events=10)
+    run = done(options, threads=2)
+    assert [epoch.records for epoch in run.told.epochs] == [10, 10]
+    assert ids(options) == sample.ids
+    assert run.told.late == 0
+    again = done(options, threads=2)
+    assert (again.told.late, again.result.epochs) == (0, 0)
+
+
 # -- late files ---------------------------------------------------------------------------------------
 
 

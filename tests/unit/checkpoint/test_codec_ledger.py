@@ -130,6 +130,28 @@ def test_folds_keep_every_file(ledger: Ledger, rounds: int) -> None:
     assert sorted(epochs) == list(range(1, tip.epoch - 2))
 
 
+def test_a_fold_tells_of_every_file_what_its_entry_told(ledger: Ledger) -> None:
+    """Read, begun, not reached, set aside with its reason: word for word, with the epoch, oldest first."""
+    files = [
+        {"path": "a", "from": 0, "to": 3, "status": "committed", "etag": "1", "late": True},
+        {"path": "b", "from": 0, "to": 2, "status": "in_progress", "etag": "2"},
+        {"path": "c", "from": 0, "to": 0, "status": "pending", "etag": "3"},
+        {"path": "d", "from": 1, "to": 1, "status": "set_aside", "etag": "4", "reason": "broken"},
+    ]
+    ref = None
+    for epoch in range(1, 9):
+        checkpoint = Checkpoint("p", epoch, 1, "r", f"a{epoch}", "now", {})
+        quarantine = [{"name": f"{epoch:020d}-a-q.parquet", "rows": epoch}]
+        ref = ledger.stage(LedgerEntry(checkpoint, ref, {"s": files, "t": files[epoch % 4 :]}, quarantine=quarantine))
+    assert ref is not None
+    assert ledger.fold(ref, 8) == 7
+    fold = list(ledger.chain(ref))[-1]
+    assert isinstance(fold, Fold)
+    assert fold.inputs["s"] == [{**file, "epoch": epoch} for epoch in range(1, 8) for file in files]
+    assert fold.inputs["t"] == [{**file, "epoch": epoch} for epoch in range(1, 8) for file in files[epoch % 4 :]]
+    assert [file["rows"] for file in fold.quarantine] == list(range(7, 0, -1))
+
+
 @pytest.mark.parametrize("lost", [1, 4, 8])
 def test_hole_in_the_chain_is_told(ledger: Ledger, tmp_path: Path, lost: int) -> None:
     tip = fill(ledger, 8)

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,11 +40,15 @@ class World:
 
 
 def perform(world: World, tasks: list[Task], draw: st.DataObject) -> list[Json]:
-    """What tasks do: read in order until their share is used up; broken files fail; counts decide."""
+    """What tasks do: read in order until their share, or the room for what they write, is used up; broken files fail.
+
+    Every task reaches one file at least; what it does not reach it does not report.
+    """
     outcomes = []
     for task in tasks:
         left = task.max_records
-        for item in task.inputs:
+        reached = draw.draw(st.integers(1, len(task.inputs)), "files reached")
+        for item in task.inputs[:reached]:
             if left <= 0:
                 break
             path = item["path"]
@@ -143,6 +148,28 @@ def drain(world: World, state: FileState, draw: st.DataObject) -> None:
         check(world, state)
     assert {p: len(n) for p, n in world.read.items() if n} == {p: n for p, n in world.records.items() if n}
     assert state.files == {}
+
+
+@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize("attempts", [1, 2, 3])
+def test_a_broken_file_is_tried_so_often_and_no_more(attempts: int, others: int) -> None:
+    """Tries count in a row: one that reads a record begins the count anew."""
+    file = FileStat("/in/a", 10, "e", MOMENT)
+    limits = Limits(5, 1000, 50, 1000, 10, 1)
+    failed = [{"path": "/in/a", "failed": "broken"}]
+    went_on = [{"path": "/in/a", "to": 1, "offset": 5, "line": 1, "finished": False}]
+    state = FileState("/in")
+    tried = 0
+    for outcomes in ([failed] * (attempts - 1) + [went_on]) * others + [failed] * (attempts + 1):
+        chosen = planning.choose(state, [file] if state.files else [], [] if state.files else [file], limits)
+        if not chosen.files:
+            break
+        state, records = planning.advance(chosen.base, planning.deal(chosen, limits, "now"), outcomes, attempts, 7)
+        tried = tried + 1 if outcomes is failed else 0
+        assert records[0]["status"] == ("set_aside" if tried == attempts else "in_progress")
+    assert tried == attempts
+    assert (state.set_aside["/in/a"].reason, state.set_aside["/in/a"].epoch) == ("broken", 7)
+    assert state.set_aside["/in/a"].records == others
 
 
 PROGRESS = st.builds(
