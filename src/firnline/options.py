@@ -120,7 +120,7 @@ class BatchOptions:
     max_events: int = 5_000_000
     max_bytes: int = 1024 * MEBIBYTE
     max_files: int = 1000
-    max_output_files: int = 10
+    max_output_files: int = 1000
     max_ms: int = 60_000
     max_inflight: int = 2
     commit_policy: Literal["all", "required", "quorum"] = "all"

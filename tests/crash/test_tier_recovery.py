@@ -105,10 +105,10 @@ def in_remote(options: PipelineOptions) -> list[int]:
     return stored(StoreOptions(type="object", uri=str(remote_of(options))))
 
 
-def start(options: PipelineOptions) -> str:
+def start(options: PipelineOptions, error_code: str = "") -> str:
     """Run once; returns where the checkpoint was read."""
     run = run_once(options)
-    assert run.exit_code == 0, run.result
+    assert (run.exit_code, run.error_code) == (int(bool(error_code)), error_code), run.result
     (path,) = {held.path for held in run.told.starts}
     return path
 
@@ -266,7 +266,9 @@ def test_a_tier_rescues_what_the_table_lost(options: PipelineOptions, sample: Sa
     break_info(commits_of(table_of(options), options.name)[-1])
     assert refuse(with_checkpoint(options, local=None, remote=None, store=None), "checkpoint-lost")
     shutil.rmtree(local_of(options))
-    go_on(options, sample, "remote")
+    sample.add("z.json", 3)
+    assert start(options, "ledger-hole") == "remote"  # no tier has the entry's list of files
+    check(options, sample)
 
 
 # -- traces of more than the sink knows ---------------------------------------------------------------

@@ -61,7 +61,7 @@ class Parts:
     def sink(self, name: str) -> DeltaSink:
         return next(sink for sink in self.sinks if sink.name == name)
 
-    def limits(self, parallelism: int) -> Limits:
+    def limits(self, parallelism: int, files_per_task: int = 1) -> Limits:
         """How much one plan may take."""
         batch = self.options.batch
         return Limits(
@@ -71,6 +71,7 @@ class Parts:
             max_ms=batch.max_ms,
             max_output_files=batch.max_output_files,
             parallelism=parallelism,
+            files_per_task=files_per_task,
         )
 
     def known_files(self, tip: EntryRef | None) -> dict[str, str]:

@@ -53,6 +53,7 @@ class Steps:
         self._engine = engine
         self._once = once
         self._reconciled_at: dict[str, float] = {}  # by source
+        self._files_per_task = 1  # that the last epoch staged for one table
         self.hole: LedgerHoleError | None = None  # why late files are not taken in
         self._dropped = 0  # epochs, so far
         self._reconcile_lock = threading.Lock()  # epochs are dropped by another thread than the one that reconciles
@@ -79,7 +80,7 @@ class Steps:
         requests = self._parts.requests.load()
         for request in requests:
             self._parts.sources.retry(request.path, changed=request.changed)
-        plan = self._parts.sources.plan(positions, self._parts.limits(self._engine.parallelism))
+        plan = self._parts.sources.plan(positions, self._parts.limits(self._engine.parallelism, self._files_per_task))
         if plan is None and self.state.asked.is_set() and self.state.is_behind(self.flight.bases[base]):
             plan = EpochPlan({})  # nothing to read, but state that no checkpoint holds yet
         if plan is None:
@@ -155,6 +156,7 @@ class Steps:
         processed = self._parts.clock.now().isoformat(timespec="seconds")
         made.records = {n: [{**r, "processed_time": processed} for r in found] for n, found in records.items()}
         made.durations_ms["run"] = self._ms_since(began)
+        self._note_files(made)
         deciding = produced.schemas.get(self._parts.deciding.name)
         self.flight.bases[attempt] = Base(
             made.epoch,
@@ -169,6 +171,19 @@ class Steps:
         )
         fault_point("epoch.run.after")
         return m.Ran(made.epoch, attempt)
+
+    def _note_files(self, made: EpochInFlight) -> None:
+        """Learn how many files a task stages, so that the next plan keeps `max_output_files`; tell when it was not."""
+        if self._parts.options.operators or not made.plan.tasks:
+            return
+        sink, files = max(((name, len(found)) for name, found in made.produced.staged.items()), key=lambda p: p[1])
+        self._files_per_task = max(1, -(-files // len(made.plan.tasks)))
+        limit = self._parts.options.batch.max_output_files
+        if files > limit:
+            facts = {"sink": sink, "epoch": made.epoch, "files": files, "max_output_files": limit}
+            logger.warning(
+                "more files staged than batch.max_output_files: the rows fall into more partitions", extra=facts
+            )
 
     def drop(self, attempt: str) -> None:
         """Forget an epoch in flight. Its files stay until a sweep finds that no commit names them."""

@@ -38,6 +38,7 @@ from firnline.ndjson import (
     open_blocks,
 )
 from firnline.schema import RESCUED_COLUMN, is_column_name_ok, is_json, schema_from_json, schema_to_json
+from firnline.sinks.delta.stage import ParquetStager
 from firnline.sinks.delta.upsert_stage import open_stager
 from firnline.storage import Readable, Storage, open_storage
 from firnline.types import Json
@@ -111,6 +112,7 @@ class _Attempt:
         self._kinds = KindCounter(learned.schema, order["frozen"], order["reserved"])
         self._written: pa.Schema | None = None
         self._counts = _Counts()
+        self._first_files: dict[str, int] = {}  # by sink: files that the first rows were written to
         self._rescues = False  # rows have `_rescued_data` though no record made the decoder add it
 
     def run(self) -> dict[str, Json]:
@@ -156,7 +158,18 @@ class _Attempt:
         order, counts = self._order, self._counts
         if counts.records >= order["max_records"] or counts.bytes_read >= order["max_bytes"]:
             return True
-        return any(s.full_files >= order["max_output_files"] for s in self._stagers.values())
+        return any(self._has_its_files(name, stager) for name, stager in self._stagers.items())
+
+    def _has_its_files(self, sink: str, stager: ParquetStager) -> bool:
+        """Whether a sink has the files that the task may stage for it.
+
+        Where the first rows alone fall into more partitions than that, the limit cannot be kept: an epoch that closed
+        for it would only make more small files.
+        """
+        most = int(self._order["max_output_files"])
+        if self._first_files.get(sink, 0) > most:
+            return False
+        return stager.files_done >= most or stager.files > most
 
     # -- one file -------------------------------------------------------------------------------------
 
@@ -225,6 +238,9 @@ class _Attempt:
                 stager.write(batch)
             for exchange in self._exchanges:
                 exchange.write(batch)
+        for sink, stager in self._stagers.items():
+            if stager.files:
+                self._first_files.setdefault(sink, stager.files)
 
     def _check_types(self, schema: pa.Schema) -> None:
         """Files of one task must agree on types: begin again when a column widened after rows were written."""

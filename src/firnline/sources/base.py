@@ -20,6 +20,7 @@ class Limits:
     max_ms: int
     max_output_files: int
     parallelism: int  # tasks that can run at once
+    files_per_task: int = 1  # Parquet files that a task stages for one table, as far as is known
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,7 +241,12 @@ class BatchConfig(Config):
     max_bytes: Count = Field(default=1024 * 1024 * 1024, description="Bytes of input in one epoch, at most about.")
     max_files: Count = Field(default=1000, description="Input files in one epoch, at most.")
     max_output_files: Count = Field(
-        default=10, description="Close the epoch when about so many Parquet files are staged."
+        default=1000,
+        description="Parquet files that one epoch stages for one table, small ones and those of all partitions and "
+        "tasks included: no more tasks than that read, and one that has more than its share ends with the input file "
+        "at hand. Where the first rows of a task (a file, or its first 48 MiB) alone fall into more partitions, the "
+        "limit cannot be kept: the run says so, and reads with fewer tasks from then on. It holds where a source goes "
+        "straight to a table; behind operators the number of Spark's tasks decides.",
     )
     max_ms: Count = Field(
         default=60_000, description="How long input is gathered, in milliseconds; never cuts inside a task."

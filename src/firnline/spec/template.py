@@ -43,7 +43,7 @@ sinks:
 #   max_bytes: 1073741824
 #   max_events: 5000000
 #   max_ms: 60000
-#   max_output_files: 10
+#   max_output_files: 1000
 
 # restart:                        # after a failure
 #   attempts: 5

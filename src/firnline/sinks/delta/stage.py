@@ -62,7 +62,16 @@ class ParquetStager:
         self._partitions: dict[tuple[str | None, ...], _Partition] = {}
         self._staged: list[dict[str, Json]] = []
         self._home = ""  # the folder, below the table's root, that all files lie in
-        self.full_files = 0  # files that reached their size
+
+    @property
+    def files_done(self) -> int:
+        """Files that are complete."""
+        return len(self._staged)
+
+    @property
+    def files(self) -> int:
+        """Files that there will be if no more rows come."""
+        return len(self._staged) + sum(1 for p in self._partitions.values() if p.batches or p.file is not None)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Take rows; they are complete in a file only after `close`."""
@@ -135,7 +144,6 @@ class ParquetStager:
             partition.file = self._open(partition, table)
         partition.file.writer.write_table(table, row_group_size=table.num_rows)
         if partition.file.stream.tell() >= self._file_bytes:
-            self.full_files += 1
             self._finish(partition)
 
     def _open(self, partition: _Partition, table: pa.Table) -> _OpenFile:

@@ -12,6 +12,7 @@ from firnline.types import Json
 
 DONE = Progress(finished=True)
 TASK_BYTES = 32 * 1024 * 1024  # beyond one task per core, another task must be worth its start
+EVEN_TASKS = 10  # so many even out files of unlike size; more would only make smaller files
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +96,9 @@ def deal(chosen: Slice, limits: Limits, discovered: str) -> list[Task]:
     if not chosen.files:
         return []
     total = chosen.size_bytes
-    wanted = max(limits.parallelism, min(limits.max_output_files, total // TASK_BYTES))
-    count = max(1, min(len(chosen.files), wanted))
+    most = limits.max_output_files // limits.files_per_task
+    wanted = max(limits.parallelism, min(EVEN_TASKS, total // TASK_BYTES))
+    count = max(1, min(len(chosen.files), wanted, most))
     runs: list[list[FileStat]] = [[] for _ in range(count)]
     done = 0
     for index, file in enumerate(chosen.files):
