@@ -214,22 +214,33 @@ def tell_end(order: RunOrder, error: FirnlineError | None, points: Counter[str])
 @contextmanager
 def reached_points() -> Iterator[Counter[str]]:
     """Count how often each fault point is reached, in whichever module it stands and by whichever thread."""
-    import firnline.faults as faults
-
     found: Counter[str] = Counter()
     counting = threading.Lock()
+
+    def count(name: str) -> None:
+        with counting:
+            found[name] += 1
+
+    with follow_points(count):
+        yield found
+
+
+@contextmanager
+def follow_points(tell: Callable[[str], None]) -> Iterator[None]:
+    """Call `tell` with the name of every fault point that is reached, in whichever module it stands."""
+    import firnline.faults as faults
+
     original = faults.fault_point
 
     def noting(name: str) -> None:
-        with counting:
-            found[name] += 1
+        tell(name)
         original(name)
 
     holders = [m for n, m in list(sys.modules.items()) if n.startswith("firnline.") and hasattr(m, "fault_point")]
     for holder in holders:
         holder.fault_point = noting  # type: ignore[attr-defined]
     try:
-        yield found
+        yield
     finally:
         for holder in holders:
             holder.fault_point = original  # type: ignore[attr-defined]

@@ -119,9 +119,10 @@ def quarantined(table: str | Path, pipeline: str) -> Counter[bytes]:
     return found
 
 
-def newest_entry(root: Path, pipeline: str) -> str | None:
-    """The ledger entry that the newest commit of a pipeline names."""
-    for path in sorted((root / "_delta_log").glob("*.json"), reverse=True):
+def newest_entry(root: Path, pipeline: str, version: int | None = None) -> str | None:
+    """The ledger entry that the newest commit of a pipeline names, at a version or at all."""
+    paths = sorted((root / "_delta_log").glob("*.json"), reverse=True)
+    for path in paths if version is None else (p for p in paths if int(p.stem) <= version):
         for line in path.read_text().splitlines():
             info = json.loads(line).get("commitInfo", {}).get("firnline")
             if info is None:
