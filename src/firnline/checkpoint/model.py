@@ -13,7 +13,8 @@ from firnline.types import Json
 class Checkpoint:
     """Where a pipeline stands after an epoch. Either half alone, positions or state, is refused.
 
-    `floor` is an epoch no newer than any sink's: the oldest one that a pipeline may still go back to.
+    `floor` is an epoch no newer than any sink's: the oldest one that a pipeline may still go back to. `shards` is how
+    many the next run deals the state out to, where a rescale went on from snapshots that lack epochs; 0: as they have.
     """
 
     pipeline: str
@@ -29,6 +30,7 @@ class Checkpoint:
     schema_fingerprint: str = ""
     schema_version: int = 0
     floor: int = 0
+    shards: int = 0
 
     def to_json(self) -> dict[str, Json]:
         """The sealed form: with format number and checksum."""
@@ -46,6 +48,7 @@ class Checkpoint:
                 "schema": {"fingerprint": self.schema_fingerprint, "version": self.schema_version},
                 "floor": self.floor,
                 **({"columns": self.columns} if self.columns else {}),
+                **({"shards": self.shards} if self.shards else {}),
             }
         )
 
@@ -80,6 +83,7 @@ class Checkpoint:
                 schema_fingerprint=str(body["schema"]["fingerprint"]),
                 schema_version=int(body["schema"]["version"]),
                 floor=int(body["floor"]),
+                shards=int(body.get("shards", 0)),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"{what} lacks {error}", what=what) from error

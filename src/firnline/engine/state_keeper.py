@@ -97,7 +97,7 @@ class StateKeeper:
         base.state, base.behind, self._initial = found.state, found.behind, found.initial
         self.restored_path = self.restored_path or found.path
         if self._shards is None:
-            self._shards = found.shards
+            self._shards = (held.checkpoint.shards if held.checkpoint else 0) or found.shards
         now = self._parts.clock.monotonic()
         for operator in self.flow.stateful:
             mark = base.watermarks.of(operator.name).at
@@ -222,9 +222,8 @@ class StateKeeper:
         return made.attempt in self._flight.epochs
 
     def _is_dealt_anew(self, base: Base) -> bool:
-        """Whether this epoch is the first with these shards."""
-        ranges = self.ranges()
-        return any(tuple((a, b) for a, b, _ in state.shards) not in ((), ranges) for state in base.state.values())
+        """Whether no snapshot has these shards yet; epochs that were folded again since have them already."""
+        return any(ref.shards != self.shards for ref in self._references(base).values())
 
     def _warn_of_pause(self, epoch: int, seconds: float) -> None:
         most = self._parts.options.checkpoint.max_pause_ms
