@@ -12,11 +12,13 @@ from deltalake import DeltaTable
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from firnline.checkpoint.model import Checkpoint
 from firnline.engine.parts import assemble
 from firnline.errors import CheckpointError, CommitConflictError, ConfigError
 from firnline.history.checkpoint_list import load_checkpoints
 from firnline.history.rollback import Rollback
 from firnline.history.state_jumps import Rescale
+from firnline.history.status import load_status
 from firnline.options import (
     DeltaSinkOptions,
     FileSourceOptions,
@@ -43,10 +45,14 @@ from firnline.testing.samples import SampleInput
 from firnline.testing.state_changes import rescale_to, state_rows
 
 
-def shards_of(options: PipelineOptions) -> dict[str, int]:
+def checkpoint_of(options: PipelineOptions) -> Checkpoint:
     checkpoint = assemble(options).load().checkpoint
     assert checkpoint is not None
-    return {name: int(ref["shards"]) for name, ref in checkpoint.state.items()}
+    return checkpoint
+
+
+def shards_of(options: PipelineOptions) -> dict[str, int]:
+    return {name: int(ref["shards"]) for name, ref in checkpoint_of(options).state.items()}
 
 
 def run_epochs(keyed: KeyedInput, options: PipelineOptions, epochs: int) -> None:
@@ -210,17 +216,37 @@ def test_more_shards_than_key_groups_are_refused(tmp_path: Path) -> None:
         rescale_to(options, 5)
 
 
-def test_a_snapshot_that_lacks_epochs_is_refused(tmp_path: Path) -> None:
+def test_where_snapshots_lack_epochs_the_next_run_deals_the_state_out(tmp_path: Path) -> None:
     keyed = KeyedInput(tmp_path / "in")
-    options = keyed_options(tmp_path, shards=None, trigger=TriggerOptions(every_epochs=3))
+    options = keyed_options(tmp_path, shards=None, trigger=TriggerOptions(every_epochs=100))
+    run_epochs(keyed, options, 3)
+    before = checkpoint_of(options)
+    assert before.state["totals"]["epoch"] == 1, "the trigger left the newest epochs without a snapshot"
+    assert Rescale(assemble(options), 3).plan().by_next_run
+    assert rescale_to(options, 3) == 4
+    after = checkpoint_of(options)
+    assert (after.state, after.positions, after.shards) == (before.state, before.positions, 3)
+    assert load_status(assemble(options)).shards == 3
+    assert rescale_to(options, 3) == 4, "there are so many already"
     run_epochs(keyed, options, 2)
-    held = assemble(options).load()
-    assert held.checkpoint is not None
-    assert held.checkpoint.state["totals"]["epoch"] == 1, "the trigger left the newest epoch without a snapshot"
-    with pytest.raises(CheckpointError, match="the pipeline stands at epoch 2") as refused:
-        rescale_to(options, 2)
-    assert "firnline checkpoint" in refused.value.hint
-    assert assemble(options).load().generation == held.generation, "nobody was fenced"
+    done = checkpoint_of(options)
+    assert (done.state["totals"]["epoch"], done.state["totals"]["shards"], done.shards) == (5, 3, 0)
+    assert answers(tmp_path / "out") == answers_without_trouble(tmp_path, options)
+
+
+def test_a_rescale_that_waits_for_the_next_run_can_be_changed_and_taken_back(tmp_path: Path) -> None:
+    keyed = KeyedInput(tmp_path / "in")
+    options = keyed_options(tmp_path, shards=None, trigger=TriggerOptions(every_epochs=100))
+    run_epochs(keyed, options, 2)
+    shards = checkpoint_of(options).state["totals"]["shards"]
+    assert rescale_to(options, 3) == 3
+    assert rescale_to(options, 5) == 4
+    assert checkpoint_of(options).shards == 5
+    Rollback(assemble(options), 2).perform("rollback-1")
+    run_epochs(keyed, options, 1)
+    done = checkpoint_of(options)
+    assert (done.state["totals"]["shards"], done.shards) == (shards, 0)
+    assert answers(tmp_path / "out") == answers_without_trouble(tmp_path, options)
 
 
 def test_a_pipeline_without_state_is_refused(tmp_path: Path, sample: SampleInput) -> None:

@@ -22,12 +22,13 @@ table like any other, so it can be rolled back. An active run is fenced (exit
 code 5): stop it first. Without --yes only the plan is shown. Starts no Spark.
 
 Where the spec sets state.shards, change it there: the next run does the same by
-itself. Refused while the newest snapshot is older than the newest epoch: have a
-run make one with `firnline checkpoint`.
+itself. Where the newest snapshots lack epochs (checkpoint.trigger), the next run
+deals the groups out while it folds these epochs again.
 
 Output (JSON fields):
   pipeline, done, already, epoch, new_epoch, shards_now, shards, key_groups
-  operators  {name: {files, size_bytes}}
+  by_next_run  the newest snapshots lack epochs, so the next run deals them out
+  operators    {name: {files, size_bytes}}
 
 Environment:
   FIRNLINE__A__B      overrides the key a.b of the spec
@@ -68,6 +69,8 @@ def rescale(
         common.out.json({**asdict(plan), "done": done})
     elif done:
         common.out.line(f"done: epoch {plan.new_epoch} has {count_text(plan.shards, 'shard')}")
+        if plan.by_next_run:
+            common.out.line("the next run folds the epochs since the newest snapshots with them: firnline run")
     elif plan.already:
         common.out.line(f"there are {count_text(plan.shards, 'shard')} already; nothing to do")
     else:

@@ -48,6 +48,7 @@ def import_state(
         FencedError: another run took over meanwhile.
     """
     tip = load_tip(parts)
+    tip.check_newest()
     found = find_stateful(parts, operator, tip.checkpoint)
     name, deciding = found.known_as, found.deciding
     if name not in tip.states or deciding is None:

@@ -3,6 +3,9 @@
 Either is an epoch of its own, in a new generation, that reads nothing: it goes on from the newest epoch with the same
 positions, watermarks and columns, and names a new checkpoint of the state. Steps: 1 claim, which fences a run that is
 active; 2 write the files and the checkpoint of the state, which nobody names yet; 3 commit the epoch, which names it.
+
+A rescale needs no state that is up to date: where the newest snapshots lack epochs, its checkpoint goes on naming them
+and says how many shards there shall be; the next run folds those epochs with that many, and ends with a checkpoint.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ States = dict[str, OperatorState]
 
 @dataclass(frozen=True, slots=True)
 class StateTip:
-    """The state after the newest epoch, as its checkpoint names it."""
+    """The state after the newest epoch, as its checkpoint names it. `lacks` says why it is not up to date, if so."""
 
     held: Held
     checkpoint: Checkpoint
@@ -54,10 +57,22 @@ class StateTip:
     infos: dict[str, OperatorInfo]
     ranges: Ranges  # of the newest snapshot
     key_groups: int
+    lacks: str = ""
 
     @property
     def epoch(self) -> int:
         return self.held.epoch
+
+    @property
+    def shards(self) -> int:
+        """How many the next run would have."""
+        return self.checkpoint.shards or len(self.ranges)
+
+    def check_newest(self) -> None:
+        """Refuse state that lacks epochs: only a run can fold them in."""
+        if self.lacks:
+            hint = "Have a run make one: firnline checkpoint, while it runs. Or set checkpoint.trigger.every_epochs: 1."
+            raise CheckpointError(self.lacks, hint=hint, epoch=self.epoch)
 
 
 def load_tip(parts: Parts) -> StateTip:
@@ -65,7 +80,7 @@ def load_tip(parts: Parts) -> StateTip:
 
     Raises:
         ConfigError: the pipeline keeps no state, or has none yet.
-        CheckpointError: units wait for their committer, a snapshot is older than the newest epoch, or is damaged.
+        CheckpointError: units wait for their committer.
     """
     if not dataflow_of(parts.options).stateful:
         raise ConfigError(
@@ -82,36 +97,42 @@ def load_tip(parts: Parts) -> StateTip:
             hint="Commit them first: firnline commit --once",
         )
     refs = {name: SnapshotRef.from_json(value) for name, value in held.checkpoint.state.items()}
-    _check_newest(parts, held, refs)
-    found = {name: load_snapshot(parts.state_home, ref) for name, ref in refs.items()}
-    newest = found[max(refs, key=lambda name: refs[name].epoch)].plan
+    lacks = _find_lacking(parts, held, refs)
+    found: dict[str, CompleteCheckpoint] = {}
+    for name, ref in refs.items():
+        try:
+            found[name] = load_snapshot(parts.state_home, ref)
+        except CheckpointError as error:
+            lacks = lacks or error.message
+    newest = refs[max(refs, key=lambda name: refs[name].epoch)]
+    key_groups = next((one.plan.key_groups for one in found.values()), parts.options.state.key_groups)
     return StateTip(
         held=held,
         checkpoint=held.checkpoint,
         states={name: complete.operators[name] for name, complete in found.items()},
         infos={name: complete.plan.operators[name] for name, complete in found.items()},
-        ranges=newest.shards,
-        key_groups=newest.key_groups,
+        ranges=tuple(shard_ranges(key_groups, newest.shards)),
+        key_groups=key_groups,
+        lacks=lacks,
     )
 
 
-def _check_newest(parts: Parts, held: Held, refs: dict[str, SnapshotRef]) -> None:
-    """Refuse state that lacks epochs: only a run can fold them in."""
+def _find_lacking(parts: Parts, held: Held, refs: dict[str, SnapshotRef]) -> str:
+    """Why the snapshots do not hold every epoch; empty when they do."""
     oldest = min(refs, key=lambda name: refs[name].epoch)
-    hint = "Have a run make one: firnline checkpoint, while it runs. Or set checkpoint.trigger.every_epochs: 1."
     try:
         for entry in parts.entries(held.entry):
             if entry.epoch <= refs[oldest].epoch:
-                return
+                break
             if not entry.is_jump:
-                raise CheckpointError(
+                return (
                     f"the newest snapshot of {oldest!r} is that of epoch {refs[oldest].epoch}, "
-                    f"and the pipeline stands at epoch {held.epoch}",
-                    hint=hint,
-                    epoch=held.epoch,
+                    f"and the pipeline stands at epoch {held.epoch}"
                 )
     except LedgerHoleError as error:
-        raise CheckpointError(f"whether the state is the newest cannot be told: {error.message}", hint=hint) from error
+        if refs[oldest].epoch < held.epoch:
+            return f"whether the state is the newest cannot be told: {error.message}"
+    return ""
 
 
 # -- making one -------------------------------------------------------------------------------------------
@@ -133,6 +154,8 @@ class StateJump:
     def perform(self, parts: Parts, run: str, tell: Callable[[str], None] = lambda _: None) -> Receipt:
         """Do it; raises as `perform_jump` and `load_tip`."""
         first = load_tip(parts)  # what can be told beforehand fences nobody
+        if self.kind != "rescale":
+            first.check_newest()
         made: list[CheckpointPlan] = []
 
         def look(generation: int) -> tuple[LedgerEntry, Held]:
@@ -148,9 +171,31 @@ class StateJump:
     def _entry(self, parts: Parts, tip: StateTip, run: str, generation: int, made: list[CheckpointPlan]) -> LedgerEntry:
         epoch = tip.epoch + 1
         checkpoint = jump_checkpoint(parts, tip.checkpoint, tip.checkpoint, epoch=epoch, generation=generation, run=run)
+        if self.kind == "rescale" and tip.lacks:
+            checkpoint = replace(checkpoint, shards=len(self.ranges))
+        else:
+            tip.check_newest()
+            checkpoint = replace(checkpoint, shards=0, state=self._make_state(parts, tip, checkpoint, made))
+        onto: EntryRef | None = tip.held.entry
+        return LedgerEntry(
+            checkpoint=checkpoint,
+            previous=onto,
+            previous_checkpoint=tip.checkpoint.checksum,
+            inputs={},
+            schema=schema_to_json(parts.deciding.table.schema()),
+            schemas=_other_columns(parts),
+            kind=self.kind,
+            onto=onto,
+            jump={"to_epoch": tip.epoch, **self.facts},
+        )
+
+    def _make_state(
+        self, parts: Parts, tip: StateTip, checkpoint: Checkpoint, made: list[CheckpointPlan]
+    ) -> dict[str, Json]:
+        """Write a checkpoint of the changed state; returns what the checkpoint of the epoch refers to."""
         plan = CheckpointPlan(
             pipeline=parts.options.name,
-            epoch=epoch,
+            epoch=checkpoint.epoch,
             attempt=checkpoint.attempt,
             key_groups=tip.key_groups,
             shards=self.ranges,
@@ -162,19 +207,7 @@ class StateJump:
         )
         made.append(plan)
         ensure_here(parts.state_home, tip)
-        refs = self._write(parts.state_home, plan, tip)
-        onto: EntryRef | None = tip.held.entry
-        return LedgerEntry(
-            checkpoint=replace(checkpoint, state={name: ref.to_json() for name, ref in refs.items()}),
-            previous=onto,
-            previous_checkpoint=tip.checkpoint.checksum,
-            inputs={},
-            schema=schema_to_json(parts.deciding.table.schema()),
-            schemas=_other_columns(parts),
-            kind=self.kind,
-            onto=onto,
-            jump={"to_epoch": tip.epoch, **self.facts},
-        )
+        return {name: ref.to_json() for name, ref in self._write(parts.state_home, plan, tip).items()}
 
     def _write(self, home: StateHome, plan: CheckpointPlan, tip: StateTip) -> dict[str, SnapshotRef]:
         """Write the checkpoint of the state, here and in the remote tier."""
@@ -227,7 +260,10 @@ def _load_here(home: StateHome, ref: SnapshotRef) -> CompleteCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class RescalePlan:
-    """What a rescale would do. `already`: the state has so many shards, and nothing is done."""
+    """What a rescale would do. `already`: the state has so many shards, and nothing is done.
+
+    `by_next_run`: the snapshots lack epochs, so the next run deals them out while it folds these.
+    """
 
     pipeline: str
     epoch: int
@@ -237,6 +273,7 @@ class RescalePlan:
     key_groups: int
     operators: dict[str, dict[str, Json]]  # files and size_bytes of each
     already: bool
+    by_next_run: bool = False
 
 
 class Rescale:
@@ -259,21 +296,22 @@ class Rescale:
     def plan(self) -> RescalePlan:
         """Look and say what would be done; raises as `load_tip`."""
         tip = load_tip(self._parts)
-        ranges = self._ranges(tip)
+        ranges, shards = self._ranges(tip), tip.shards
         files = {name: {f.path: f for _, _, shard in s.shards for f in shard.files} for name, s in tip.states.items()}
         dealt = [[(first, last) for first, last, _ in state.shards] for state in tip.states.values() if state.shards]
         return RescalePlan(
             pipeline=self._parts.options.name,
             epoch=tip.epoch,
             new_epoch=tip.epoch + 1,
-            shards_now=len(tip.ranges),
+            shards_now=shards,
             shards=self._shards,
             key_groups=tip.key_groups,
             operators={
                 name: {"files": len(found), "size_bytes": sum(file.size_bytes for file in found.values())}
                 for name, found in files.items()
             },
-            already=all(one == list(ranges) for one in [list(tip.ranges), *dealt]),
+            already=shards == len(ranges) and all(tip.lacks or one == list(ranges) for one in dealt),
+            by_next_run=bool(tip.lacks),
         )
 
     def perform(self, run: str, tell: Callable[[str], None] = lambda _: None) -> tuple[RescalePlan, Receipt | None]:

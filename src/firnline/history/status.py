@@ -98,7 +98,7 @@ def load_status(parts: Parts, control: dict[str, Json] | None = None) -> Pipelin
         state_recovery_path=runs[0].get("state_recovery_path") if runs else None,
         restored_position=_restored(parts, held, runs),
         operators=snapshots,
-        shards=max((one.shards for one in snapshots), default=None),
+        shards=(held.checkpoint.shards if held.checkpoint else 0) or max((s.shards for s in snapshots), default=None),
         copies=load_copies(parts, held, runs[0].get("copies_failing") if runs else None),
         lease=load_lease(parts),
         control=control,
