@@ -30,6 +30,7 @@
        |- VersionConflictError     somebody else put a newer version into the store
        |- StoreReadOnlyError       the store is a view or a copy; what it shows lives elsewhere
        |- StoreAheadError          the store or a tier knows more than the sink
+       |- SinkDivergedError        a sink holds an epoch that was never decided
        |- StateIncompleteError     a checkpoint of state was never completed, or was aborted
        |- StateConflictError       a checkpoint of state was begun or decided otherwise
        |- StateLostError           no tier has an operator's state, and it cannot be made again
@@ -301,6 +302,13 @@ class StoreAheadError(CheckpointError):
 
     code = "store-ahead"
     default_hint = "The table was replaced or restored: bring back the right one, or delete the store's copy."
+
+
+class SinkDivergedError(CheckpointError):
+    """A sink after the deciding one holds an epoch that was never decided."""
+
+    code = "sink-diverged"
+    default_hint = "Restore the sink from a savepoint, or take it out of the spec: the others go on."
 
 
 class StateIncompleteError(CheckpointError):

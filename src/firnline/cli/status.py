@@ -130,8 +130,16 @@ def _backlog_text(found: PipelineStatus) -> str | None:
     return f"{count_text(found.files_outstanding, 'file')}, {size_text(found.bytes_outstanding)}"
 
 
+def _behind_text(found: PipelineStatus, sink: dict[str, Any]) -> str:
+    """A sink gets an epoch once the deciding table's log holds it, which may be up to a committer."""
+    deciding = found.sinks[0]
+    staged = sink["epoch"] >= deciding["epoch"] - deciding["epochs_pending"]
+    why = f", waits for the committer of {deciding['name']} and then for a run" if staged else ""
+    return f"{sink['name']} at epoch {sink['epoch']}{why}"
+
+
 def _show(out: Output, found: PipelineStatus) -> None:
-    behind = ", ".join(f"{s['name']} at epoch {s['epoch']}" for s in found.sinks if s["epoch"] < found.epoch)
+    behind = ", ".join(_behind_text(found, sink) for sink in found.sinks if sink["epoch"] < found.epoch)
     facts = {
         "pipeline": found.pipeline,
         "state": found.state,

@@ -17,6 +17,9 @@ The order that `step` keeps, per epoch:
    that was under way on it counts for nothing, not even for "nothing left".
 5. The commit policy says when an epoch is settled; only then is it recorded and the next one committed.
 6. Acknowledge last: epoch n-1 is acknowledged after epoch n is recorded, and only what every sink holds.
+7. A unit that was put into a two-stage deciding table can still be set aside, discarded or turn out to be a fork.
+   Only what the table's log holds is given to further sinks, recorded and acknowledged. Putting units does not wait
+   for the committer, and no run waits for it before it ends: the next one gives further sinks what they lack.
 """
 
 from __future__ import annotations
@@ -78,12 +81,17 @@ def _take(turn: _Turn, event: Event) -> None:
         case m.SinksRead():
             if state.phase is Phase.READING:
                 _take_reading(turn, event)
-        case m.Claimed(epoch, tip):
+        case m.Claimed(epoch, tip, committed):
             if state.phase is Phase.CLAIMING:
                 if (epoch, tip) != (state.decided, state.tip):
                     _drop_from(turn, 0)
                 turn.set(decided=epoch, tip=tip, phase=Phase.LEVELLING)
+                turn.set(committed=epoch if committed is None else min(epoch, committed))
+                if committed is not None:  # nobody acknowledged what was committed while no run went on
+                    turn.set(acknowledged=0)
                 turn.sink(state.deciding.name, joined=True, epoch=epoch)
+        case m.LogRead(epoch):
+            turn.set(watching=False, committed=max(state.committed, min(epoch, state.decided)))
         case m.Fenced():
             _stop(turn, 5)
         case m.Failed(retry, exit_code, sink) if sink:
@@ -116,7 +124,9 @@ def _take_reading(turn: _Turn, read: m.SinksRead) -> None:
     """Start from what the sinks hold, and from what is recorded and acknowledged where that is known."""
     held = dict(read.epochs)  # without a sink that could not be read: it counts as lagging
     turn.set(sinks=tuple(replace(s, epoch=held.get(s.name, 0)) for s in turn.state.sinks))
-    turn.set(decided=held[turn.state.deciding.name], tip=read.tip, phase=Phase.OPEN)
+    decided = held[turn.state.deciding.name]
+    committed = decided if read.committed is None else min(decided, read.committed)
+    turn.set(decided=decided, committed=committed, tip=read.tip, phase=Phase.OPEN)
     _settle(turn)
     settled = turn.state.settled  # while another run goes on, more may be recorded than was read before
     turn.set(recorded=settled if read.recorded is None else min(settled, read.recorded))
@@ -141,12 +151,13 @@ def _take_answer(turn: _Turn, event: m.Joined | m.Committed | m.CommitUnclear | 
             if ours:
                 turn.slot(epoch, Stage.STAGED)
             _fail_sink(turn, sink, retry=True, exit_code=3)
-        case m.Committed(sink, epoch, attempt) if epoch == known.epoch + 1:
+        case m.Committed(sink, epoch, attempt, committed) if epoch == known.epoch + 1:
             turn.sink(sink, busy=False, asking=0, failures=0, epoch=epoch)
             if ours and _stage_of(state, epoch, attempt) is None:
                 _stop(turn, 5)  # somebody else authored our epoch
             elif ours:
                 turn.set(slots=state.slots[1:], decided=epoch, tip=attempt, failures=0)
+                turn.set(committed=max(state.committed, epoch if committed is None else min(epoch, committed)))
 
 
 def _take_work(turn: _Turn, event: Event) -> None:
@@ -250,14 +261,15 @@ def _advance(turn: _Turn) -> None:
             _run(turn)
             _serve_sinks(turn)
             _record(turn)
+            _watch(turn)
         _plan(turn)
         _finish(turn)
 
 
 def _settle(turn: _Turn) -> None:
     """Work out the newest epoch that satisfies the commit policy."""
-    decided = turn.state.decided
-    turn.set(settled=max(turn.state.settled, _reached(turn.state, lambda s: min(s.epoch, decided))))
+    committed = turn.state.committed
+    turn.set(settled=max(turn.state.settled, _reached(turn.state, lambda s: min(s.epoch, committed))))
 
 
 def _safe(state: EpochState) -> int:
@@ -266,7 +278,7 @@ def _safe(state: EpochState) -> int:
 
 
 def _has_work(state: EpochState) -> bool:
-    lags = any(s.epoch < state.decided for s in state.sinks)
+    lags = any(s.epoch < state.committed for s in state.sinks)
     return bool(state.slots) or lags or state.recorded < state.settled or state.acknowledged < _safe(state)
 
 
@@ -296,8 +308,8 @@ def _due(state: EpochState, sink: SinkState) -> Action | None:
         return m.FindReceipt(sink.name, sink.asking)
     if not sink.joined:  # before anything is written there
         return m.Join(sink.name)
-    level = state.settled == state.decided
-    if sink.epoch < state.decided:  # a stop does not wait for one that the commit policy can do without
+    level = state.settled == state.committed
+    if sink.epoch < state.committed:  # a stop does not wait for one that the commit policy can do without
         return None if state.stopping and level else m.Commit(sink.name, sink.epoch + 1)
     if sink.name == state.deciding.name and level and state.slots and state.slots[0].stage is Stage.STAGED:
         return m.Commit(sink.name, state.slots[0].epoch)
@@ -312,7 +324,14 @@ def _record(turn: _Turn) -> None:
         turn.do(m.Record(state.settled))
     if state.acknowledged < _safe(state) and not state.acknowledging:
         turn.set(acknowledging=True)
-        turn.do(m.Acknowledge(_safe(state)))
+        turn.do(m.Acknowledge(_safe(state), state.acknowledged))
+
+
+def _watch(turn: _Turn) -> None:
+    """Look how far the committer is while it has not committed everything."""
+    if turn.state.committed < turn.state.decided and not turn.state.watching:
+        turn.set(watching=True)
+        turn.do(m.WatchLog())
 
 
 def _plan(turn: _Turn) -> None:
@@ -328,11 +347,14 @@ def _plan(turn: _Turn) -> None:
 
 
 def _finish(turn: _Turn) -> None:
-    """Stop once told to, when nothing is in flight and no sink lags but one that rests after a failure."""
+    """Stop once told to, when nothing is in flight and no sink lags but one that rests after a failure.
+
+    What waits for a committer holds up no end: further sinks are given it by the next run.
+    """
     state = turn.state
     if not (state.stopping or state.exhausted) or state.slots or state.planning is not None:
         return
-    if state.recorded < state.settled or state.settled < state.decided or state.acknowledging:
+    if state.recorded < state.settled or state.settled < state.committed or state.acknowledging:
         return
     if not any(s.busy for s in state.sinks):
         _stop(turn, 0)

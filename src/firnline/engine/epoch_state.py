@@ -78,11 +78,13 @@ class EpochState:
     sinks: tuple[SinkState, ...]
     phase: Phase = Phase.READING
     decided: int = 0  # the newest epoch that the deciding sink holds
+    committed: int = 0  # the newest that its log holds: behind `decided` only where a committer commits
     tip: str = ""  # its attempt id: what the next epoch is planned on
     settled: int = 0  # the newest epoch that satisfies the commit policy
     recorded: int = 0
     acknowledged: int = 0
     slots: tuple[Slot, ...] = ()
+    watching: bool = False  # a look at the deciding table's log is under way
     planning: tuple[int, str] | None = None  # what the plan under way stands on
     recording: bool = False
     acknowledging: bool = False

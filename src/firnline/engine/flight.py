@@ -88,6 +88,7 @@ class Flight:
         self.baseline: LedgerEntry | None = None  # another tool's progress, before our first claim
         self.receipts: list[Receipt] = []
         self.recent: dict[int, tuple[LedgerEntry, EntryRef]] = {}  # decided entries that a further sink takes next
+        self.refs: dict[int, EntryRef] = {}  # of older ones, once a further sink that lags has asked for one
 
     def flying(self, epoch: int) -> EpochInFlight:
         return next(e for e in list(self.epochs.values()) if e.epoch == epoch)

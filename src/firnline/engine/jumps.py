@@ -22,6 +22,7 @@ from firnline.errors import (
     FirnlineError,
     LedgerHoleError,
     RollbackRefusedError,
+    SinkDivergedError,
     SinkError,
 )
 from firnline.schema import schema_from_json
@@ -74,7 +75,7 @@ def perform_jump(
     for sink in parts.sinks[1:]:
         try:
             join_sink(parts, sink, run, generation, None if replaces else held.entry, goes_on_from)
-        except (SinkError, RollbackRefusedError) as error:
+        except (SinkError, RollbackRefusedError, SinkDivergedError) as error:
             if sink.name not in leave:
                 raise
             tell(f"{sink.name} is left as it is: {error.message}")
@@ -156,13 +157,44 @@ def join_sink(
     """Register our generation in a further sink and bring it through the jumps that it lacks; returns its epoch.
 
     A staged sink adopts only such pending units as lie on the history down from `goes_on_from`.
+
+    Raises:
+        SinkDivergedError: it holds an epoch that does not lie on the decided chain. Numbers prove nothing here.
     """
     if isinstance(sink, StagedDeltaSink):
         sink.follow(lambda epoch: {short_number(ref.checksum) for _, ref in ahead_of(parts, goes_on_from, epoch)})
-    epoch = sink.claim(run, generation=generation).epoch
-    if tip is None or epoch >= tip.epoch:
-        return epoch
-    return max(epoch, settle_jumps(parts, sink, tip))
+    held = sink.claim(run, generation=generation)
+    if tip is None:
+        return held.epoch
+    if held.epoch < tip.epoch:
+        settle_jumps(parts, sink, tip)
+        held = sink.load()
+    prove_on_chain(parts, sink.name, held, tip)
+    return held.epoch
+
+
+def prove_on_chain(parts: Parts, name: str, held: Held, tip: EntryRef) -> None:
+    """Compare the newest entry of a further sink, by checksum, with the one of its epoch on the chain down from `tip`.
+
+    Raises:
+        SinkDivergedError: it is another one, or lies beyond the tip.
+    """
+    if held.epoch == 0 or held.entry is None:
+        return
+    decided: EntryRef | None = tip
+    if held.epoch < tip.epoch:
+        above = next(iter(ahead_of(parts, tip, held.epoch)))[0]
+        decided = above.previous
+    if decided is None or (decided.epoch, short_number(decided.checksum)) != (
+        held.epoch,
+        short_number(held.entry.checksum),
+    ):
+        raise SinkDivergedError(
+            f"sink {name!r} holds an epoch {held.epoch} that {parts.deciding.name!r}, which decides, never committed",
+            hint=f"Restore {name!r} from a savepoint (firnline restore), or take it out of the spec: the others go on.",
+            sink=name,
+            epoch=held.epoch,
+        )
 
 
 def settle_jumps(parts: Parts, sink: DeltaSink, tip: EntryRef | None) -> int:

@@ -18,13 +18,15 @@ class SinksRead:
     """What every sink holds: `(name, epoch)` of the decided chain, and the tip's attempt.
 
     A further sink that could not be read is left out. `recorded` and `acknowledged` are the epochs up to
-    which that was done, where somebody can tell; None counts as done.
+    which that was done, where somebody can tell; None counts as done. `committed` is what the deciding table's log
+    holds, where a committer commits; None: all that the deciding sink holds.
     """
 
     tip: str
     epochs: tuple[tuple[str, int], ...]
     recorded: int | None = None
     acknowledged: int | None = None
+    committed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +45,14 @@ class NothingToPlan:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """Our claim stands; under it the deciding sink holds `epoch` with the attempt `tip`."""
+    """Our claim stands; under it the deciding sink holds `epoch` with the attempt `tip`.
+
+    `committed` is what its log holds, where a committer commits.
+    """
 
     epoch: int
     tip: str
+    committed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +81,22 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A sink holds an epoch: it answered a commit, or was asked and found the receipt."""
+    """A sink holds an epoch: it answered a commit, or was asked and found the receipt.
+
+    `committed` is what the log of a deciding sink holds, where a committer commits.
+    """
 
     sink: str
     epoch: int
     attempt: str
+    committed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogRead:
+    """The deciding table's log, under our claim, holds our chain up to `epoch`."""
+
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +176,8 @@ class StopRequested:
 
 Event: TypeAlias = (
     Started | SinksRead | Planned | NothingToPlan | Claimed | Joined | Ran | Staged | Committed | CommitUnclear
-    | ReceiptAbsent | EpochLost | Fenced | Failed | Recorded | RecordFailed | Acknowledged | TimerFired | StopRequested
+    | LogRead | ReceiptAbsent | EpochLost | Fenced | Failed | Recorded | RecordFailed | Acknowledged | TimerFired
+    | StopRequested
 )  # fmt: skip
 
 
@@ -216,6 +234,11 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchLog:
+    """Read, after a while, how far the committer has come in the deciding table."""
+
+
+@dataclass(frozen=True, slots=True)
 class FindReceipt:
     """Ask a sink whether it holds the epoch."""
 
@@ -240,9 +263,14 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """Let sources forget what lies up to `epoch`; prune."""
+    """Let sources forget what lies up to `epoch`; prune. `since` is what was acknowledged before."""
 
     epoch: int
+    since: int = 0
+
+    def passes(self, interval: int) -> bool:
+        """Whether a multiple of an interval lies in between: upkeep that is due now and then is due now."""
+        return self.epoch // interval > self.since // interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +296,7 @@ Action: TypeAlias = (
     | Run
     | StageEntry
     | Commit
+    | WatchLog
     | FindReceipt
     | Drop
     | Record

@@ -102,6 +102,9 @@ class Observer:
     def resting(self, seconds: float, failures: int) -> None:
         """The back-off after so many failures in a row has begun."""
 
+    def left_staged(self, epochs: int, table: str, behind: list[str]) -> None:
+        """The run ends while so many epochs wait for the committer of a table, and these sinks for the next run."""
+
     def stopped(self, exit_code: int) -> None:
         """The run is over."""
 
@@ -183,6 +186,10 @@ class Observers(Observer):
     def resting(self, seconds: float, failures: int) -> None:
         for o in self._observers:
             o.resting(seconds, failures)
+
+    def left_staged(self, epochs: int, table: str, behind: list[str]) -> None:
+        for o in self._observers:
+            o.left_staged(epochs, table, behind)
 
     def stopped(self, exit_code: int) -> None:
         for o in self._observers:

@@ -10,13 +10,20 @@ import pyarrow as pa
 from firnline.checkpoint.ledger import LedgerEntry
 from firnline.engine import messages as m
 from firnline.engine.flight import Base, Flight
-from firnline.engine.jumps import check_new_sinks, join_sink
+from firnline.engine.jumps import ahead_of, check_new_sinks, join_sink, prove_on_chain
 from firnline.engine.marking import CheckpointMaker
 from firnline.engine.orders import columns_from_json, declared
 from firnline.engine.parts import Parts
 from firnline.engine.restoring import known_watermarks
 from firnline.engine.state_keeper import StateKeeper
-from firnline.errors import CheckpointLostError, CommitConflictError, ConfigError, SinkError, StoreAheadError
+from firnline.errors import (
+    CheckpointLostError,
+    CommitConflictError,
+    ConfigError,
+    SinkDivergedError,
+    SinkError,
+    StoreAheadError,
+)
 from firnline.graph import sink_input
 from firnline.sinks.base import Held
 from firnline.sinks.delta import DeltaSink
@@ -72,17 +79,29 @@ class Opening:
         epochs = {self._parts.deciding.name: held.epoch}
         for sink in self._others:
             try:
-                epochs[sink.name] = sink.load().epoch
-            except SinkError as error:  # left out: it counts as lagging until it can be joined
+                epochs[sink.name] = self._read_further(sink, held)
+            except (SinkError, SinkDivergedError) as error:  # left out: it counts as lagging until it can be joined
                 logger.warning("sink could not be read", extra={"sink": sink.name, "reason": error.message})
         check_new_sinks(self._parts, held.entry, epochs)
         unknown = held.checkpoint is None and flight.baseline is None
         if unknown:
             self._check_others_know_nothing(epochs)
-        recorded = recorder.begin(held)
+        # Units that are pending may still be taken back: nothing outside the table is told of them.
+        pending = held.committed is not None and held.committed < held.epoch
+        recorded = recorder.begin(self._parts.deciding.load_committed() if pending else held)
         if unknown:
             logger.warning("no sink, store or tier knows this pipeline", extra={"pipeline": self._parts.options.name})
-        return m.SinksRead(tip, tuple(epochs.items()), recorded=recorded)
+        return m.SinksRead(tip, tuple(epochs.items()), recorded=recorded, committed=held.committed)
+
+    def _read_further(self, sink: DeltaSink, decided: Held) -> int:
+        """The epoch that a further sink holds; it lies on the decided chain, or a jump leads there from it."""
+        held = sink.load()
+        if held.epoch > decided.epoch:  # another run goes on, and both moved since
+            decided = self._parts.deciding.load()
+        tip = decided.entry
+        if tip is not None and not any(entry.is_jump for entry, _ in ahead_of(self._parts, tip, held.epoch)):
+            prove_on_chain(self._parts, sink.name, held, tip)
+        return held.epoch
 
     def _check_no_history(self) -> None:
         """Without a table there may be epochs that were staged and never committed, but no more than fly at once."""
@@ -141,7 +160,7 @@ class Opening:
             taken = sink_input(self._parts.options, self._parts.options.deciding)
             for source in (one for one in self._parts.options.sources if one.name == taken):
                 missing_fields(sink.find_schema() or pa.schema([]), declared(source))
-        return m.Claimed(held.epoch, held.attempt)
+        return m.Claimed(held.epoch, held.attempt, held.committed)
 
     def _claim_onto_baseline(self) -> Held:
         """Claim onto the very version that the other tool's progress was read from; if it moved on, read it again."""

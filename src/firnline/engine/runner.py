@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 30.0  # at the end of a run, for state that is on its way to the remote tier
 SWEEP_EVERY = 32  # epochs, between two sweeps of state
+LOG_TIMER = "\0log"  # no sink is called that
 FLUSH_SECONDS = 10.0  # a checkpoint that is asked for waits so long for each tier
 
 
@@ -208,6 +209,10 @@ class Runner:
                 self._steps.state.remote.close(drain_seconds=DRAIN_SECONDS if exit_code == 0 else 0.0)
             self._parts.recorder.close(drain=exit_code == 0, tell=self._observer.draining)
             self._tell_replication()
+            if exit_code == 0 and self._state.committed < self._state.decided:
+                behind = [sink.name for sink in self._state.sinks[1:] if sink.epoch < self._state.decided]
+                waiting = self._state.decided - self._state.committed
+                self._observer.left_staged(waiting, self._parts.storage.root, behind)
             self._log.close(exit_code)
             self._observer.stopped(exit_code)
         error = self._error if exit_code else None
@@ -219,6 +224,9 @@ class Runner:
         """The next event: what a lane answered, or a timer that is due."""
         while True:
             due, wait = self._timers.next(self._parts.clock.monotonic())
+            if due == LOG_TIMER:
+                self._on(self._deciding_lane, m.WatchLog(), self._steps.read_log)
+                continue
             if due is not None:
                 return m.TimerFired(due)
             try:
@@ -260,23 +268,25 @@ class Runner:
                 self._on(f"sink {sink}", action, lambda: steps.commit(sink, epoch))
             case m.FindReceipt(sink, epoch):
                 self._on(f"sink {sink}", action, lambda: steps.find_receipt(sink, epoch))
+            case m.WatchLog():
+                self._timers.set(LOG_TIMER, self._parts.clock.monotonic() + self._delay(0))
             case m.Drop(_, attempt):
                 steps.drop(attempt)
             case m.Record(epoch):
                 self._on("stage", action, lambda: self._record(epoch))
-            case m.Acknowledge(epoch):
-                self._on("stage", action, lambda: steps.acknowledge(epoch))
+            case m.Acknowledge():
+                self._on("stage", action, lambda: steps.acknowledge(action))
                 for each in self._parts.sinks:
                     self._on(f"sink {each.name}", action, partial(self._maintain, each.name))
                 if self._parts.recorder.prune_due():
                     self._aside("stage", self._parts.recorder.prune)
-                if self._steps.state.has_state and epoch % SWEEP_EVERY == 0:
+                if self._steps.state.has_state and action.passes(SWEEP_EVERY):
                     self._aside("upkeep", self._sweep_state)
             case m.Wait(failures, sink):
                 asked = not failures and any(watch.wants_look for watch in self._watches)
                 delay = 0.0 if asked else self._delay(failures)
                 self._timers.set(sink, self._parts.clock.monotonic() + delay)
-                if failures and self._state.settled < self._state.decided:
+                if failures and self._state.settled < self._state.committed:
                     facts = {"sink": sink, "epoch": self._state.decided, "settled": self._state.settled}
                     logger.warning("commit policy not satisfied; checkpoint not advanced", extra=facts)
                 if failures:

@@ -52,7 +52,7 @@ def is_still(state: EpochState, *, waiting: bool) -> bool:
 
 
 def _all_recorded(state: EpochState) -> bool:
-    return not state.slots and state.settled == state.decided and state.recorded >= state.settled
+    return not state.slots and state.settled == state.committed and state.recorded >= state.settled
 
 
 @dataclass(slots=True)
@@ -110,7 +110,8 @@ class CheckpointWatch:
     def is_complete(self, state: EpochState, *, still: bool) -> bool:
         """Whether it can be answered. `still`: the run is paused, and nothing is in flight."""
         if self.attempt:
-            return state.decided >= self.epoch and state.recorded >= self.epoch
+            # What waits for a committer is durable, and recorded once it is committed.
+            return state.decided >= self.epoch and state.recorded >= min(self.epoch, state.committed)
         return still or (self.empty and _all_recorded(state))
 
     def finish(self, held: Held) -> None:

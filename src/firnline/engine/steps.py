@@ -255,7 +255,7 @@ class Steps:
         self.flight.receipts.append(receipt)
         self._parts.recorder.note_receipt(receipt)
         fault_point("epoch.commit.after")
-        return m.Committed(name, epoch, receipt.attempt)
+        return self._committed(name, receipt)
 
     def _schema(self, made: EpochInFlight, sink: str) -> pa.Schema:
         """The columns of what is staged for a sink; what it has, when nothing is."""
@@ -266,7 +266,11 @@ class Steps:
         """The ledger entry of a decided epoch: what every further sink is given, and nothing else."""
         if epoch in self.flight.recent:
             return self.flight.recent[epoch]
+        known = self.flight.refs.get(epoch)
+        if known is not None:
+            return self._parts.ledger.load(known), known
         for entry, ref in self._parts.ledger.entries(self.held.entry):
+            self.flight.refs[entry.epoch] = ref
             if entry.epoch == epoch:
                 return entry, ref
         raise LedgerHoleError(f"the ledger entry of epoch {epoch} is needed by a sink that lags", epoch=epoch)
@@ -278,7 +282,17 @@ class Steps:
             return m.ReceiptAbsent(name, epoch)
         self.flight.receipts.append(receipt)
         self._parts.recorder.note_receipt(receipt)
-        return m.Committed(name, epoch, receipt.attempt)
+        return self._committed(name, receipt)
+
+    def _committed(self, name: str, receipt: Receipt) -> m.Event:
+        deciding = self._parts.deciding
+        return m.Committed(
+            name, receipt.epoch, receipt.attempt, deciding.settled_epoch() if name == deciding.name else None
+        )
+
+    def read_log(self) -> m.Event:
+        """Look how far the committer of the deciding table has come."""
+        return m.LogRead(self._parts.deciding.read_settled() or 0)
 
     # -- after the commit -----------------------------------------------------------------------------
 
@@ -295,10 +309,10 @@ class Steps:
         """Copy what is settled into the store and the tiers."""
         self._parts.recorder.record(epoch, self.held, self.flight.recent)
 
-    def acknowledge(self, epoch: int) -> m.Event:
+    def acknowledge(self, action: m.Acknowledge) -> m.Event:
         fault_point("epoch.acknowledge.before")
         tip = self.held
-        if tip.entry is not None and tip.checkpoint is not None and epoch % FOLD_EVERY == 0:
+        if tip.entry is not None and tip.checkpoint is not None and action.passes(FOLD_EVERY):
             floor = self.maker.committed_floor(tip.checkpoint)
             try:
                 self._parts.ledger.fold(tip.entry, floor)
@@ -306,7 +320,7 @@ class Steps:
             except LedgerHoleError as error:
                 logger.error("ledger not folded", extra={"reason": error.message})
         fault_point("epoch.acknowledge.after")
-        return m.Acknowledged(epoch)
+        return m.Acknowledged(action.epoch)
 
     def finish_requests(self, made: EpochInFlight) -> None:
         """The epoch that took these requests up is committed."""
@@ -388,6 +402,8 @@ def failure_event(error: FirnlineError, action: Any) -> m.Event:
             return m.CommitUnclear(sink, epoch)
         case m.Join(sink) | m.Commit(sink) | m.FindReceipt(sink):
             return m.Failed(error.retryable, error.exit_code, sink)
+        case m.WatchLog() if error.retryable:
+            return m.LogRead(0)  # looked at again after a while
         case m.Record() | m.Acknowledge():
             return m.RecordFailed(error.retryable, error.exit_code)
         case _:

@@ -25,6 +25,7 @@ class Held:
     epoch: int = 0
     entry: EntryRef | None = None
     checkpoint: Checkpoint | None = None
+    committed: int | None = None  # the epoch that the log holds, where a committer commits; None: all of it
     repairs: tuple[str, ...] = ()  # damaged copies that another copy stood in for
     path: str = "fresh"  # where the checkpoint was read: local, remote (a tier), sink; fresh when there is none
 
@@ -121,6 +122,14 @@ class Sink(ABC):
     def settled_epoch(self) -> int | None:
         """The newest epoch that can no longer be set aside; None: every epoch that the sink holds."""
         return None
+
+    def read_settled(self) -> int | None:
+        """Read the log again and return what `settled_epoch` tells then.
+
+        Raises:
+            FencedError: another generation, or another chain than ours, holds the table.
+        """
+        return self.settled_epoch()
 
     @abstractmethod
     def maintain(self) -> None:

@@ -9,8 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
-from firnline.staging.unit import Unit
+
+class Link(Protocol):
+    """What sorting out needs to know of a unit."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
+    @property
+    def digest(self) -> int: ...
+    @property
+    def previous_digest(self) -> int | None: ...
+
+
+U = TypeVar("U", bound=Link)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +42,15 @@ class Standing:
 
 
 @dataclass(slots=True)
-class Arranged:
+class Arranged(Generic[U]):
     """The pending units of one pipeline, sorted out."""
 
     after_epoch: int = 0  # where the log stands
-    ready: list[Unit] = field(default_factory=list)  # in order, each onto the one before
-    waiting: list[Unit] = field(default_factory=list)  # valid, but something before them is missing
-    forks: list[Unit] = field(default_factory=list)
-    past: list[Unit] = field(default_factory=list)  # at or below the log's epoch: committed already, or forks
-    repeats: list[Unit] = field(default_factory=list)  # a ready unit's entry again: past once that one is committed
+    ready: list[U] = field(default_factory=list)  # in order, each onto the one before
+    waiting: list[U] = field(default_factory=list)  # valid, but something before them is missing
+    forks: list[U] = field(default_factory=list)
+    past: list[U] = field(default_factory=list)  # at or below the log's epoch: committed already, or forks
+    repeats: list[U] = field(default_factory=list)  # a ready unit's entry again: past once that one is committed
 
     @property
     def gap(self) -> tuple[int, int] | None:
@@ -47,14 +64,14 @@ class Arranged:
         return first, min((epoch for epoch in present if epoch > first), default=first + 1) - 1
 
 
-def arrange(standing: Standing, units: Sequence[Unit]) -> Arranged:
+def arrange(standing: Standing, units: Sequence[U]) -> Arranged[U]:
     """Sort the pending units of one pipeline out. What a listing missed is waited for, never taken for absent."""
-    out = Arranged(after_epoch=standing.epoch)
-    beyond: list[Unit] = []
+    out: Arranged[U] = Arranged(after_epoch=standing.epoch)
+    beyond: list[U] = []
     for unit in sorted(units, key=lambda u: (u.epoch, u.name)):
         (out.past if unit.epoch <= standing.epoch else beyond).append(unit)
     adopted, unknown_below = _adopted(standing, beyond)
-    onto: dict[tuple[int, int | None], list[Unit]] = {}
+    onto: dict[tuple[int, int | None], list[U]] = {}
     for unit in beyond:
         if unit.generation >= standing.generation or unit.digest in adopted:
             onto.setdefault((unit.epoch, unit.previous_digest), []).append(unit)
@@ -75,7 +92,7 @@ def arrange(standing: Standing, units: Sequence[Unit]) -> Arranged:
     return out
 
 
-def _adopted(standing: Standing, units: Sequence[Unit]) -> tuple[set[int], int]:
+def _adopted(standing: Standing, units: Sequence[Link]) -> tuple[set[int], int]:
     """Digests on the path from the tip that the newest claim adopted down to the log, as far as it is listed.
 
     Below the second number nothing is known of the path: a part of it is not listed (yet).
@@ -95,7 +112,7 @@ def _adopted(standing: Standing, units: Sequence[Unit]) -> tuple[set[int], int]:
     return path, 0
 
 
-def _split_descendants(out: Arranged, left: list[Unit]) -> None:
+def _split_descendants(out: Arranged[U], left: list[U]) -> None:
     """What stands on a fork, or beside the committed chain, is a fork; the rest waits for what is missing."""
     bad = {u.digest for u in out.forks}
     taken = {u.epoch for u in out.ready}

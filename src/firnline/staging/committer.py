@@ -334,7 +334,7 @@ class Committer:
         }
         return {encode_blizzard(unit.source_state, onto, extra): self._now_ms()}
 
-    def _finish_past(self, pipeline: str, standing: Standing, arranged: Arranged, report: CycleReport) -> None:
+    def _finish_past(self, pipeline: str, standing: Standing, arranged: Arranged[Unit], report: CycleReport) -> None:
         """Units at or below the log's epoch: committed ones lose their metadata, others are forks."""
         if not arranged.past:
             return

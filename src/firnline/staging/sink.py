@@ -30,6 +30,8 @@ from firnline.types import EntryRef, Json, Receipt
 
 logger = logging.getLogger(__name__)
 
+CLAIM_TRIES = 5
+
 
 class StagedDeltaSink(DeltaSink):
     """Puts units instead of committing; claims and fences are those of a single-stage table."""
@@ -38,12 +40,13 @@ class StagedDeltaSink(DeltaSink):
         super().__init__(*arguments)
         self._sizes: dict[str, int | None] = {}
         self._settled = 0  # the log's epoch, when it was last looked at
+        self._chain: dict[int, int] = {}  # the digests of our chain, from there on
         self._follows: Callable[[int], set[int]] | None = None
 
     def load(self) -> Held:
         return self._chain_end()[0]
 
-    def _chain_end(self) -> tuple[Held, Arranged]:
+    def _chain_end(self) -> tuple[Held, Arranged[Unit]]:
         """What the log holds, moved on by the units that are pending without a gap.
 
         Units are listed before the log is read: one that is gone from the folder by then is in the log.
@@ -51,6 +54,7 @@ class StagedDeltaSink(DeltaSink):
         units = [u for u in load_pending(self.storage) if isinstance(u, Unit) and u.pipeline == self._pipeline]
         held = self._held(ask_copies=not units) if self._table.refresh() else Held(exists=False, version=-1)
         self._settled = held.epoch
+        held = replace(held, committed=held.epoch)
         if not held.exists:
             return held, Arranged()
         arranged = arrange(read_standing(self._table, self._pipeline), units)
@@ -94,8 +98,22 @@ class StagedDeltaSink(DeltaSink):
     def claim(
         self, run: str, generation: int | None = None, baseline: EntryRef | None = None, onto: int | None = None
     ) -> Held:
-        held = super().claim(run, generation, baseline, onto)
-        return replace(self._chain_end()[0], generation=held.generation) if held.exists else held
+        """Claim, and read the chain again under the claim: in a deciding table it must still reach the claim's tip.
+
+        A unit may have been set aside in between. If the run went on before it, and somebody took it up again, it
+        would be committed in place of the run's own.
+        """
+        for _ in range(CLAIM_TRIES):
+            claimed = super().claim(run, generation, baseline, onto)
+            if not claimed.exists:
+                return replace(claimed, committed=0)
+            held, arranged = self._chain_end()
+            if generation is not None or held.epoch >= (self._table.txn(self._id("-tip-epoch")) or 0):
+                self._chain = {unit.epoch: unit.digest for unit in arranged.ready}
+                return replace(held, generation=claimed.generation)
+        raise SinkError(
+            f"units of {self.name} are set aside while it is claimed", hint=f"See `firnline staging {self._table.uri}`."
+        )
 
     def commit(self, commit: EpochCommit) -> Receipt:
         """Put the unit, last of all: it is the checkpoint and the signal.
@@ -123,6 +141,7 @@ class StagedDeltaSink(DeltaSink):
         )
         fault_point("staging.put.before")
         self.storage.put(f"{PENDING}/{unit.name}{SUFFIX}", unit.to_bytes())
+        self._chain[unit.epoch] = unit.digest
         fault_point("staging.put.after")
         # Another's claim may have come between the look and the put: then this unit may be a fork.
         self._table.refresh()
@@ -130,11 +149,14 @@ class StagedDeltaSink(DeltaSink):
         return self._unit_receipt(unit)
 
     def _check_claim(self) -> None:
-        """Our claim still stands under the version read."""
-        self._settled = self._table.txn(self._id("")) or 0
-        held = self._table.txn(self._id("-gen")) or 0
+        """Our claim still stands under the version read, and what is committed is our chain, by its digest."""
+        epoch, digest, held = self.find_holder()
         if held != self._generation:
             raise FencedError(f"generation {held} holds {self.name}, not {self._generation}", generation=held)
+        if self._chain.get(epoch, digest) != digest:
+            raise FencedError(f"epoch {epoch} of {self.name} was committed from another unit than ours", epoch=epoch)
+        self._chain = {known: found for known, found in self._chain.items() if known >= epoch}
+        self._settled = epoch
 
     def find_receipt(self, epoch: int) -> Receipt | None:
         """The pending unit of an epoch, or what the log and the ledger say of it."""
@@ -185,6 +207,11 @@ class StagedDeltaSink(DeltaSink):
 
     def settled_epoch(self) -> int | None:
         """What the log holds: a pending unit may still be set aside, and its input be read again."""
+        return self._settled
+
+    def read_settled(self) -> int | None:
+        if self._table.refresh():
+            self._check_claim()
         return self._settled
 
     def maintain(self) -> None:

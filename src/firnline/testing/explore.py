@@ -46,12 +46,16 @@ class Judge:
             if verdict:
                 break
             if actor.alive:
-                about = (world.sinks, world.recorded, actor.state, actor.number, bool(actor.tasks))
+                about = (world.sinks, world.recorded, actor.state, actor.number, actor.generation, bool(actor.tasks))
                 found = self._runs.get(about)
                 if found is None:
                     found = self._runs[about] = next(self._run(world, actor), "")
                 verdict = found
         return verdict
+
+    def ended(self, world: World) -> str:
+        """The promise that a world without a run breaks, or nothing."""
+        return ""
 
     def _stored(self, world: World) -> Iterator[str]:
         """What sinks, ledger and source must agree on."""
@@ -72,9 +76,17 @@ class Judge:
                 yield "a further sink holds what the deciding sink does not"
         if len(decided) > self.simulation.settled(world) + 1:
             yield "an epoch was decided before the one before it was settled"
-        safe = min(len(decided) - 1, *(len(sink.chain) for sink in world.sinks))
+        safe = self._safe(world)
         if world.forgotten > (decided[safe - 1].end if safe > 0 else 0):
             yield "the source forgot what a recovery may need"
+
+    def _safe(self, world: World) -> int:
+        """The newest epoch that sources may forget: not the newest of all, and none that a sink lacks."""
+        return min(len(world.sinks[0].chain) - 1, *(len(sink.chain) for sink in world.sinks))
+
+    def _most(self, world: World, sink: int) -> int:
+        """The newest epoch that a run may believe a sink to hold."""
+        return len(world.sinks[sink].chain)
 
     def _run(self, world: World, actor: Actor) -> Iterator[str]:
         """What a run believes, and how it may end."""
@@ -83,7 +95,7 @@ class Judge:
             yield "not recorded <= settled <= decided <= what the sink holds"
         elif state.decided and state.tip != world.sinks[0].chain[state.decided - 1].attempt:
             yield "a run takes another one's epoch for its own"
-        if any(sink.epoch > len(held.chain) for sink, held in zip(state.sinks, world.sinks, strict=True)):
+        if any(sink.epoch > self._most(world, n) for n, sink in enumerate(state.sinks)):
             yield "a run believes that a sink holds more than it does"
         if len(state.slots) > state.settings.max_inflight:
             yield "more epochs in flight than allowed"
@@ -113,12 +125,12 @@ class Judge:
         return late and bool(world.sinks[0].chain)
 
 
-def explore(simulation: Simulation, *, limit: int = 10_000_000) -> Result:
+def explore(simulation: Simulation, *, judge: Judge | None = None, limit: int = 10_000_000) -> Result:
     """Visit every state within the scenario's bounds, shortest traces first; stop at the first broken promise.
 
     Besides the judge's promises: from every state the runs can come to their end without any further fault.
     """
-    judge = Judge(simulation)
+    judge = judge or Judge(simulation)
     first = simulation.start()
     seen = {hash(first): 0}
     parents: list[tuple[int, str, int, int]] = [(0, "", 0, 0)]
@@ -132,6 +144,9 @@ def explore(simulation: Simulation, *, limit: int = 10_000_000) -> Result:
             return Result(len(parents), broken, _trace(simulation, parents, number))
         if not any(simulation.running(actor) for actor in world.actors):
             ends.append(number)
+            broken = judge.ended(world)
+            if broken:
+                return Result(len(parents), broken, _trace(simulation, parents, number))
         for verb, run, task, fault, after in simulation.moves(world):
             key = hash(after)
             to = seen.get(key)
@@ -150,10 +165,12 @@ def explore(simulation: Simulation, *, limit: int = 10_000_000) -> Result:
     return Result(len(parents))
 
 
-def walk(simulation: Simulation, seed: int, *, fault_rate: float, limit: int = 20_000) -> Result:
+def walk(
+    simulation: Simulation, seed: int, *, fault_rate: float, judge: Judge | None = None, limit: int = 20_000
+) -> Result:
     """Follow one random path until every run has ended, faults coming at the given rate."""
     generator = random.Random(seed)
-    judge = Judge(simulation)
+    judge = judge or Judge(simulation)
     world = simulation.start()
     trace: list[str] = []
     for number in range(limit):
@@ -161,7 +178,7 @@ def walk(simulation: Simulation, seed: int, *, fault_rate: float, limit: int = 2
         if broken:
             return Result(number, broken, tuple(trace))
         if not any(simulation.running(actor) for actor in world.actors):
-            return Result(number)
+            return Result(number, judge.ended(world), tuple(trace))
         moves = list(simulation.moves(world))
         faults = [move for move in moves if move.fault]
         normal = [move for move in moves if not move.fault]

@@ -251,18 +251,22 @@ class Simulation(Rules):
         if job.actor.number % 2:
             names.reverse()
         name = names[len(job.task.read)]
-        sink = job.world.sinks[self.names.index(name)]
-        read = (*job.task.read, (name, len(sink.chain), sink.tip))
+        read = (*job.task.read, self._read(job.world, name))
         if len(read) < len(names):
             yield f"reads {name}", False, self._later(job, Task(job.task.action, read=read))
         else:
-            tip = next(tip for name, _, tip in read if name == self.names[0])
-            event = m.SinksRead(tip, tuple((name, epoch) for name, epoch, _ in read))
+            tip, committed = next((tip, log) for name, _, tip, log in read if name == self.names[0])
+            event = m.SinksRead(tip, tuple((name, epoch) for name, epoch, _, _ in read), committed=committed)
             if self.scenario.tells_recorded:
                 forgotten = sum(entry.end <= job.world.forgotten for entry in job.world.sinks[0].chain)
                 event = replace(event, recorded=job.world.recorded, acknowledged=forgotten)
             yield f"reads {name}", False, self._hear(job, event)
         yield "fails", True, self._hear(job, m.Failed(retry=True))
+
+    def _read(self, world: World, name: str) -> tuple[str, int, str, int]:
+        """What a sink tells of itself: its name, epoch and tip, and the epoch that its log holds."""
+        sink = world.sinks[self.names.index(name)]
+        return name, len(sink.chain), sink.tip, len(sink.chain)
 
     def _plan(self, job: Job, action: m.Plan) -> Outcomes:
         world, actor = job.world, job.actor

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import cache
 from typing import Generic, NamedTuple, TypeVar
 
 from firnline.engine import messages as m
@@ -25,13 +26,50 @@ class Entry(NamedTuple):
     end: int
 
 
+class Unit(NamedTuple):
+    """An epoch that was put into a two-stage table, by a run of that generation, and is not committed yet."""
+
+    entry: Entry
+    generation: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.entry.attempt}-{self.generation}"
+
+    @property
+    def epoch(self) -> int:
+        return self.entry.epoch
+
+    @property
+    def digest(self) -> int:
+        return digest(self.entry.attempt)
+
+    @property
+    def previous_digest(self) -> int | None:
+        return digest(self.entry.base) if self.entry.base else None
+
+
+@cache
+def digest(attempt: str) -> int:
+    """What a log calls the entry of an attempt."""
+    run, number = attempt.split(".")
+    return int(run) * 1000 + int(number)
+
+
 class Sink(NamedTuple):
-    """What a sink holds. Every write moves the version."""
+    """What a sink holds. Every write to its log moves the version; a unit that is put, or set aside, does not.
+
+    `adopted` is the end of the chain, pending units included, that the newest claim in a two-stage table named.
+    """
 
     version: int = 0
     generation: int = 0
     holder: int = 0
     chain: tuple[Entry, ...] = ()
+    units: tuple[Unit, ...] = ()
+    aside: tuple[Unit, ...] = ()
+    adopted: tuple[int, str] = (0, "")
+    discarded: tuple[str, ...] = ()
 
     @property
     def tip(self) -> str:
@@ -51,6 +89,16 @@ class Write(NamedTuple):
     generation: int
     tip: tuple[int, str]
     entry: Entry | None = None
+    drop: int = 0  # a person discards the units from this epoch on
+
+
+class Pick(NamedTuple):
+    """What a committer has sorted out and validated under a version, and is about to commit."""
+
+    sink: int
+    version: int
+    units: tuple[Unit, ...]
+    known: tuple[Unit, ...]
 
 
 class Task(NamedTuple):
@@ -58,7 +106,7 @@ class Task(NamedTuple):
 
     action: m.Action
     start: int = 0
-    read: tuple[tuple[str, int, str], ...] = ()
+    read: tuple[tuple[str, int, str, int], ...] = ()
     write: Write | None = None
     answer: m.Event | None = None
 
@@ -82,6 +130,8 @@ class Budget(NamedTuple):
     crashes: int = 0
     zombies: int = 0
     stops: int = 0
+    discards: int = 0  # by a person; retries of what was set aside, too
+    rejects: int = 0  # units that a committer finds invalid
 
 
 NO_FAULTS = Budget()
@@ -97,6 +147,7 @@ class World(NamedTuple):
     recorded: int = 0
     forgotten: int = 0
     late: tuple[int, ...] = ()
+    picks: tuple[Pick, ...] = ()
     broken: str = ""
 
     def with_actor(self, index: int, actor: Actor) -> World:
@@ -110,6 +161,7 @@ class Scenario:
 
     sinks: tuple[tuple[str, bool], ...] = (("deciding", True), ("further", True))
     dead: frozenset[str] = frozenset()
+    staged: frozenset[str] = frozenset()  # sinks that are two-stage tables
     items: int = 3
     policy: str = "all"
     quorum: int = 1

@@ -616,7 +616,9 @@ def test_a_lost_lease_ends_the_run_fenced(running: Running) -> None:
 
 # -- decisions ----------------------------------------------------------------------------------------
 
-BASE = EpochState(Settings(), (SinkState("delta", epoch=3),), Phase.RUNNING, decided=3, tip="t3", settled=3, recorded=3)
+BASE = EpochState(
+    Settings(), (SinkState("delta", epoch=3),), Phase.RUNNING, decided=3, committed=3, tip="t3", settled=3, recorded=3
+)
 HELD = Held(exists=True, version=5, generation=2, epoch=3)
 
 
@@ -628,7 +630,7 @@ def test_still_means_that_nothing_is_in_flight() -> None:
     assert is_still(BASE, waiting=False)
     moving: list[dict[str, Any]] = [
         {"phase": Phase.READING}, {"phase": Phase.CLAIMING}, {"recording": True}, {"acknowledging": True},
-        {"planning": (3, "t3")}, {"slots": (Slot(4, "t4", "t3"),)}, {"recorded": 2}, {"decided": 4},
+        {"planning": (3, "t3")}, {"slots": (Slot(4, "t4", "t3"),)}, {"recorded": 2}, {"decided": 4, "committed": 4},
         {"sinks": (SinkState("delta", epoch=3, busy=True),)},
     ]  # fmt: skip
     assert not any(is_still(changed(BASE, **changes), waiting=False) for changes in moving)
@@ -669,7 +671,7 @@ def test_a_plan_that_was_under_way_before_the_request_does_not_count() -> None:
 def test_an_epoch_is_waited_for_until_it_is_recorded() -> None:
     planning = changed(BASE, planning=(3, "t3"))
     flying = changed(BASE, slots=(Slot(4, "t4", "t3"),))
-    decided = changed(BASE, decided=4, tip="t4")
+    decided = changed(BASE, decided=4, committed=4, tip="t4")
     watch = watch_on(BASE)
     watch.plan_begins()
     watch.follow(planning, m.Planned(4, "t4", "t3"), flying)
@@ -690,7 +692,7 @@ def test_what_is_dropped_is_looked_for_again(found: str) -> None:
         watch.follow(changed(flying, planning=(4, "t4")), m.NothingToPlan(), flying)
     watch.follow(flying, m.EpochLost(4, "t4"), BASE)
     assert not watch.is_complete(BASE, still=False)
-    taken = changed(BASE, decided=5, tip="x5", recorded=5, settled=5)  # another run's, found by the claim
+    taken = changed(BASE, decided=5, committed=5, tip="x5", recorded=5, settled=5)  # another run's, found by the claim
     watch.follow(flying, m.Claimed(5, "x5"), taken)
     assert not watch.is_complete(taken, still=False)
     watch.plan_begins()

@@ -6,15 +6,11 @@ the simulated world that is overridden. With `-s` each test prints the broken pr
 
 from __future__ import annotations
 
-import inspect
-import sys
-from dataclasses import dataclass
-from types import ModuleType
-
 import pytest
 
 from firnline.engine import epoch
 from firnline.testing.explore import Result, explore
+from firnline.testing.mutants import Mutant, mutated
 from firnline.testing.simulation import Simulation
 from firnline.testing.world import Actor, Budget, Entry, Scenario, Sink, World, Write
 
@@ -107,17 +103,6 @@ class BlindSinks(Simulation):
 # -- the mutants -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """One planted bug: what replaces a line of the decisions, or the world that breaks a rule."""
-
-    scenario: Scenario
-    old: str = ""
-    new: str = ""
-    world: type[Simulation] = Simulation
-    sound: type[Simulation] = Simulation  # the world in which the real decisions keep every promise
-
-
 MUTANTS = {
     # in the decisions
     "a later epoch is kept when the one before is lost": Mutant(
@@ -136,7 +121,7 @@ MUTANTS = {
     ),
     "recorded when decided, not when settled": Mutant(FAULT, "m.Record(state.settled)", "m.Record(state.decided)"),
     "the next epoch is committed before this one is settled": Mutant(
-        FAULT, "level = state.settled == state.decided", "level = True"
+        FAULT, "level = state.settled == state.committed", "level = True"
     ),
     "no question after an unclear commit": Mutant(
         NO_LATE_WRITES,
@@ -169,14 +154,14 @@ MUTANTS = {
     ),
     "a further sink is served before the deciding one": Mutant(
         PLAIN,
-        "if sink.epoch < state.decided:",
-        "if sink.epoch < state.decided + (sink.name != state.deciding.name and bool(state.slots)):",
+        "if sink.epoch < state.committed:",
+        "if sink.epoch < state.committed + (sink.name != state.deciding.name and bool(state.slots)):",
     ),
     "a run ends before its last epoch is recorded": Mutant(
         PLAIN, "if state.recorded < state.settled or state.settled", "if state.settled"
     ),
     "a run ends before further sinks are level": Mutant(
-        FAULT, "state.settled < state.decided or state.acknowledging:", "state.acknowledging:"
+        FAULT, "state.settled < state.committed or state.acknowledging:", "state.acknowledging:"
     ),
     "nothing to do, though a sink lags": Mutant(
         CRASH, "return bool(state.slots) or lags or", "return bool(state.slots) or"
@@ -200,16 +185,6 @@ MUTANTS = {
 }
 
 
-def mutated(old: str, new: str) -> ModuleType:
-    """The decisions with one snippet of their source changed."""
-    source = inspect.getsource(epoch)
-    assert source.count(old) == 1, f"{old!r} occurs {source.count(old)} times"
-    module = ModuleType("mutated_epoch")
-    sys.modules[module.__name__] = module  # dataclasses look their module up
-    exec(compile(source.replace(old, new), "mutated_epoch.py", "exec"), module.__dict__)
-    return module
-
-
 SOUND: dict[tuple[type[Simulation], Scenario], Result] = {}
 
 
@@ -223,9 +198,9 @@ def unmutated(world: type[Simulation], scenario: Scenario) -> Result:
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_search_catches_a_planted_bug(name: str) -> None:
     mutant = MUTANTS[name]
-    sound = unmutated(mutant.sound, mutant.scenario)
+    sound = unmutated(mutant.sound or Simulation, mutant.scenario)
     assert not sound.broken, f"without the bug: {sound}"
     core = mutated(mutant.old, mutant.new) if mutant.old else epoch
-    result = explore(mutant.world(mutant.scenario, core))
+    result = explore((mutant.world or Simulation)(mutant.scenario, core))
     print(f"{name}: {result}")
     assert result.broken, f"{name} was not caught in {result}"

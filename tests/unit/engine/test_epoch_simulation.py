@@ -10,8 +10,9 @@ import random
 from typing import get_args
 
 from firnline.engine import messages as m
-from firnline.testing.explore import walk
+from firnline.testing.explore import Judge, walk
 from firnline.testing.simulation import Simulation
+from firnline.testing.two_stage import TwoStage, TwoStageJudge
 from firnline.testing.world import Budget, Scenario
 
 SEEDS = 20_000 if os.environ.get("FIRNLINE_PROOF") else 150
@@ -25,18 +26,35 @@ def scenario(seed: int) -> tuple[Scenario, float]:
     policy = pick.choice(["all", "required", "quorum"])
     down = frozenset({"optional"}) if policy != "all" and pick.random() < 0.3 else frozenset()
     sinks = THREE if down or pick.random() < 0.5 else TWO
+    staged = frozenset(name for name, required in sinks if required and pick.random() < 0.4)
     return Scenario(
         sinks=sinks,
         dead=down,
+        staged=staged,
         items=pick.randint(15, 30),
         policy=policy,
         quorum=pick.randint(1, len(sinks) - len(down)),
         max_inflight=pick.randint(1, 4),
         restart_attempts=40,
         late_writes=pick.random() < 0.8,
-        tables_exist=pick.random() < 0.7,
-        budget=Budget(faults=pick.choice([0, 5, 30]), crashes=pick.choice([0, 3, 10]), zombies=pick.randint(0, 3)),
+        tables_exist=bool(staged) or pick.random() < 0.7,
+        budget=Budget(
+            faults=pick.choice([0, 5, 30]),
+            crashes=pick.choice([0, 3, 10]),
+            zombies=pick.randint(0, 3),
+            discards=pick.choice([0, 2]),
+            rejects=pick.choice([0, 2]),
+        ),
     ), pick.choice([0.02, 0.1, 0.3])
+
+
+def made(bounds: Scenario) -> tuple[Simulation, Judge]:
+    """The world of a scenario, and who judges it."""
+    if not bounds.staged:
+        simulation = Simulation(bounds)
+        return simulation, Judge(simulation)
+    staged = TwoStage(bounds)
+    return staged, TwoStageJudge(staged)
 
 
 def test_long_runs_deliver_every_item_once_whatever_happens() -> None:
@@ -45,8 +63,8 @@ def test_long_runs_deliver_every_item_once_whatever_happens() -> None:
     moves = 0
     for seed in [int(wanted)] if wanted else range(SEEDS):
         bounds, rate = scenario(seed)
-        simulation = Simulation(bounds)
-        result = walk(simulation, seed, fault_rate=rate)
+        simulation, judge = made(bounds)
+        result = walk(simulation, seed, fault_rate=rate, judge=judge)
         moves += result.states
         heard |= {type(event) for _, event in simulation.heard()}
         repeat = f"FIRNLINE_SEED={seed} python -m pytest {os.path.relpath(__file__)}"
@@ -58,4 +76,5 @@ def test_long_runs_deliver_every_item_once_whatever_happens() -> None:
 
 def test_the_same_seed_gives_the_same_walk() -> None:
     bounds, rate = scenario(7)
-    assert walk(Simulation(bounds), 7, fault_rate=rate) == walk(Simulation(bounds), 7, fault_rate=rate)
+    (one, judge), (other, second) = made(bounds), made(bounds)
+    assert walk(one, 7, fault_rate=rate, judge=judge) == walk(other, 7, fault_rate=rate, judge=second)

@@ -1,0 +1,262 @@
+"""Several sinks of which the deciding one is a two-stage table: a further sink gets what that table's log holds."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from firnline.engine.parts import assemble
+from firnline.engine.runner import Runner
+from firnline.errors import FencedError
+from firnline.history.status import load_status
+from firnline.options import DeltaSinkOptions, PipelineOptions, StoreOptions
+from firnline.sinks.base import EpochCommit
+from firnline.sinks.delta.table import Table
+from firnline.staging.committer import Committer
+from firnline.staging.discard import discard
+from firnline.staging.sink import StagedDeltaSink
+from firnline.storage import open_storage
+from firnline.testing.committers import commit_table, pending_units
+from firnline.testing.local import LocalEngine
+from firnline.testing.pipelines import Recorder, pipeline_options, run_once, run_to_end
+from firnline.testing.samples import SampleInput, table_ids
+
+SECONDS = 60  # for a thread that hangs; nobody waits so long
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> SampleInput:
+    return SampleInput(tmp_path / "in")
+
+
+def two_sinks(folder: Path, second: str = "staged", **settings: Any) -> PipelineOptions:
+    sinks = (
+        DeltaSinkOptions("a", str(folder / "a"), mode="staged"),
+        DeltaSinkOptions("b", str(folder / "b"), mode=second),  # type: ignore[arg-type]
+    )
+    return pipeline_options(str(folder / "in"), str(folder / "a"), sinks=sinks, **{"max_files": 1, **settings})
+
+
+def commit_all(folder: Path) -> None:
+    for table in "ab":
+        if (folder / table / "_staging").exists():
+            commit_table(folder / table)
+
+
+def go_round(options: PipelineOptions, folder: Path) -> None:
+    """As a schedule does: the deciding table is committed, a run gives the other what it lacks, that is committed."""
+    run_to_end(options)
+    commit_all(folder)
+    run_to_end(options)
+    commit_all(folder)
+
+
+@pytest.mark.parametrize("second", ["staged", "direct"])
+def test_a_further_sink_gets_an_epoch_once_the_deciding_tables_log_holds_it(
+    tmp_path: Path, sample: SampleInput, second: str
+) -> None:
+    options = two_sinks(tmp_path, second)
+    sample.add("f1.json", 3)
+    sample.add("f2.json", 3)
+    run_to_end(options)
+    assert len(pending_units(tmp_path / "a")) == 2
+    assert not pending_units(tmp_path / "b")
+    found = load_status(assemble(options)).sinks
+    assert [(sink["epoch"], sink["epochs_pending"]) for sink in found] == [(2, 2), (0, 0)]
+    commit_table(tmp_path / "a")
+    run_to_end(options)
+    commit_all(tmp_path)
+    assert table_ids(tmp_path / "a") == table_ids(tmp_path / "b") == sample.ids
+
+
+def test_units_discarded_in_the_deciding_table_are_in_no_other(tmp_path: Path, sample: SampleInput) -> None:
+    options = two_sinks(tmp_path)
+    sample.add("f1.json", 3)
+    go_round(options, tmp_path)
+    sample.add("f2.json", 3)
+    run_to_end(options)
+    commit_table(tmp_path / "b")
+    discard(Table(str(tmp_path / "a"), {}), open_storage(str(tmp_path / "a")), "demo", 2, "person")
+    sample.add("f3.json", 3)
+    go_round(two_sinks(tmp_path, max_files=10), tmp_path)
+    sample.add("f4.json", 3)
+    go_round(options, tmp_path)
+    assert table_ids(tmp_path / "a") == table_ids(tmp_path / "b") == sample.ids
+
+
+class Zombie:
+    """A run that stands still just before it puts an epoch, and goes on while another one claims."""
+
+    def __init__(self, options: PipelineOptions, patch: pytest.MonkeyPatch) -> None:
+        self._stands, self._goes = threading.Event(), threading.Event()
+        self._parts = assemble(options, once=True)
+        self.runner = Runner(self._parts, LocalEngine(1), Recorder(), once=True)
+        self._thread = threading.Thread(target=self.runner.run)
+        commit = StagedDeltaSink.commit
+
+        def stands_still(sink: StagedDeltaSink, epoch: EpochCommit) -> Any:
+            if sink is self._parts.deciding:
+                self._stands.set()
+                assert self._goes.wait(SECONDS)
+            return commit(sink, epoch)
+
+        patch.setattr(StagedDeltaSink, "commit", stands_still)
+
+    def stand_before_put(self) -> None:
+        self._thread.start()
+        assert self._stands.wait(SECONDS)
+
+    def go_on_to_the_end(self) -> None:
+        self._goes.set()
+        self._thread.join(SECONDS)
+        assert not self._thread.is_alive()
+
+
+def take_over_while_it_goes_on(options: PipelineOptions, folder: Path, patch: pytest.MonkeyPatch) -> int:
+    """Another run lists the units, the zombie goes on to its end and committers run, then the claim is written."""
+    zombie = Zombie(options, patch)
+    zombie.stand_before_put()
+    list_units, once = StagedDeltaSink._claim_tip, list[str]()
+
+    def late(sink: StagedDeltaSink) -> Any:
+        tip = list_units(sink)
+        if sink.name == "a" and not once:
+            once.append("late")
+            zombie.go_on_to_the_end()
+            if (folder / "b" / "_staging").exists():
+                commit_table(folder / "b")
+        return tip
+
+    patch.setattr(StagedDeltaSink, "_claim_tip", late)
+    run = run_once(options)
+    assert once
+    return run.exit_code
+
+
+def test_a_zombies_last_unit_reaches_no_further_sink(
+    tmp_path: Path, sample: SampleInput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = two_sinks(tmp_path)
+    sample.add("f1.json", 3)
+    go_round(options, tmp_path)
+    sample.add("f2.json", 3)
+    with monkeypatch.context() as patch:
+        assert take_over_while_it_goes_on(options, tmp_path, patch) == 0
+    sample.add("f3.json", 3)
+    go_round(options, tmp_path)
+    assert table_ids(tmp_path / "a") == table_ids(tmp_path / "b") == sample.ids
+
+
+def test_a_zombies_last_unit_is_in_no_store_and_stops_no_run(
+    tmp_path: Path, sample: SampleInput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = StoreOptions(path=str(tmp_path / "store"))
+    options = pipeline_options(
+        str(tmp_path / "in"),
+        str(tmp_path / "a"),
+        sinks=(DeltaSinkOptions("a", str(tmp_path / "a"), mode="staged"),),
+        max_files=1,
+        store=store,
+    )
+    sample.add("f1.json", 3)
+    go_round(options, tmp_path)
+    sample.add("f2.json", 3)
+    with monkeypatch.context() as patch:
+        assert take_over_while_it_goes_on(options, tmp_path, patch) == 0
+    assert recorded(options) == 1  # what is only staged is recorded nowhere
+    go_round(options, tmp_path)
+    assert table_ids(tmp_path / "a") == sample.ids
+    assert recorded(options) == 2
+
+
+def recorded(options: PipelineOptions) -> int:
+    """The newest epoch in the store, as `status` reads it."""
+    copies = load_status(assemble(options)).copies
+    return int(next(copy["epoch"] or 0 for copy in copies if copy["path"] == "store"))
+
+
+def test_a_run_that_goes_on_gives_further_sinks_what_the_committer_has_committed(
+    tmp_path: Path, sample: SampleInput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = {"a": threading.Event(), "b": threading.Event()}
+    commit = StagedDeltaSink.commit
+
+    def told(sink: StagedDeltaSink, epoch: EpochCommit) -> Any:
+        receipt = commit(sink, epoch)
+        put[sink.name].set()
+        return receipt
+
+    monkeypatch.setattr(StagedDeltaSink, "commit", told)
+    sample.add("f1.json", 3)
+    runner = Runner(assemble(two_sinks(tmp_path)), LocalEngine(1))
+    thread = threading.Thread(target=runner.run)
+    thread.start()
+    try:
+        assert put["a"].wait(SECONDS)
+        assert not put["b"].is_set()
+        commit_table(tmp_path / "a")
+        assert put["b"].wait(SECONDS)
+    finally:
+        runner.stop()
+        thread.join(SECONDS)
+    commit_all(tmp_path)
+    assert table_ids(tmp_path / "b") == sample.ids
+
+
+@pytest.mark.parametrize("more", [True, False])
+def test_a_sink_that_holds_another_chain_is_refused_by_name(tmp_path: Path, sample: SampleInput, more: bool) -> None:
+    """Both hold an epoch 1, of another author each: by its number the second sink would be in sync."""
+    for table in "ab":
+        alone = (DeltaSinkOptions(table, str(tmp_path / table)),)
+        sample.add(f"{table}.json", 3)
+        run_to_end(pipeline_options(str(tmp_path / "in"), str(tmp_path / table), sinks=alone))
+    if more:
+        sample.add("c.json", 3)
+    sinks = (DeltaSinkOptions("a", str(tmp_path / "a")), DeltaSinkOptions("b", str(tmp_path / "b")))
+    options = pipeline_options(str(tmp_path / "in"), str(tmp_path / "a"), sinks=sinks)
+    before = table_ids(tmp_path / "b")
+    run = run_once(options)
+    assert (run.exit_code != 0, run.error_code) == (True, "sink-diverged")
+    assert run.result.error is not None
+    assert "'b'" in run.result.error.message
+    assert "epoch 1" in run.result.error.message
+    assert table_ids(tmp_path / "b") == before
+
+
+def test_a_run_whose_unit_was_replaced_in_the_log_stops(tmp_path: Path, sample: SampleInput) -> None:
+    options = two_sinks(tmp_path)
+    sample.add("f1.json", 3)
+    sink = run_once(options).parts.deciding
+    assert isinstance(sink, StagedDeltaSink)
+    sink._chain[1] += 1  # the run takes its own unit for another one
+    commit_table(tmp_path / "a")
+    with pytest.raises(FencedError, match="another unit"):
+        sink.read_settled()
+
+
+def test_units_that_a_person_discards_while_they_are_validated_are_not_committed(
+    tmp_path: Path, sample: SampleInput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = pipeline_options(str(tmp_path / "in"), str(tmp_path / "a"), max_files=1, mode="staged")
+    sample.add("f1.json", 3)
+    go_round(options, tmp_path)
+    sample.add("f2.json", 3)
+    sample.add("f3.json", 3)
+    run_to_end(options)
+    validate, gone = Committer._valid_prefix, list[str]()
+
+    def interrupted(committer: Committer, *arguments: Any) -> Any:
+        found = validate(committer, *arguments)
+        if found and not gone:
+            table = str(tmp_path / "a")
+            gone.extend(discard(Table(table, {}), open_storage(table), "demo", 2, "person").pending)
+        return found
+
+    monkeypatch.setattr(Committer, "_valid_prefix", interrupted)
+    assert commit_table(tmp_path / "a").units == 0
+    assert len(gone) == 2
+    go_round(options, tmp_path)
+    assert table_ids(tmp_path / "a") == sample.ids
