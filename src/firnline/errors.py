@@ -14,6 +14,7 @@
     |  |- CommitUnknownError       may or may not be written; ask, never guess        (exit 4)
     |  |- NotDurableError          an fsync failed: what was written may be lost      (exit 1)
     |  |- StoreUnsafeError         the storage has no put-if-absent                   (exit 1)
+    |  |- TableLostError           a table that was there is gone                     (exit 1)
     |  `- TornCommitError          a commit file of the table was cut off             (exit 1)
     |- FencedError                 a newer generation owns this pipeline              (exit 5)
     |- EngineError                 Spark could not do the work                        (exit 3)
@@ -185,6 +186,15 @@ class StoreUnsafeError(SinkError):
     retryable = False
     exit_code = 1
     default_hint = "Use a store with conditional put (local disk, S3, GCS, Azure)."
+
+
+class TableLostError(SinkError):
+    """A table, or its log, is gone since it was claimed."""
+
+    code = "table-lost"
+    retryable = False
+    exit_code = 1
+    default_hint = "Restore the table's folder, _delta_log included, from a backup; to start over, name another table."
 
 
 class TornCommitError(SinkError):

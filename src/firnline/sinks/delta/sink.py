@@ -20,6 +20,7 @@ from firnline.errors import (
     SchemaError,
     SinkError,
     StoreUnsafeError,
+    TableLostError,
 )
 from firnline.options import DeltaSinkOptions
 from firnline.schema import RESCUED_COLUMN
@@ -248,10 +249,8 @@ class DeltaSink(Sink):
         raise SinkError(f"cannot commit to {self._table.uri}: other writers commit all the time")
 
     def _create(self, commit: EpochCommit) -> None:
-        if commit.previous is not None and commit.kind == "epoch":
-            raise SinkError(
-                f"the table {self._table.uri} is gone", hint="Restore it, or start a pipeline of another name."
-            )
+        if commit.kind == "epoch" and (commit.previous is not None or not self._deferred):
+            raise TableLostError(f"the table {self._table.uri} is gone", table=self._table.uri)
         self._probe()
         txns = {self._id("-gen"): self._generation}
         columns = commit.schema if len(commit.schema) else self._placeholder()

@@ -19,10 +19,10 @@ from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from firnline.errors import CommitConflictError, CommitUnknownError, SinkError
+from firnline.errors import CommitConflictError, CommitUnknownError, SinkError, TableLostError
 from firnline.faults import InjectedFaultError, fault_point
 from firnline.sinks.delta.durable import DurableLog
-from firnline.sinks.delta.log import INFO_KEY
+from firnline.sinks.delta.log import INFO_KEY, DeltaLog
 from firnline.sinks.delta.torn import COUNTS_KEY, count_actions, find_unreadable
 from firnline.storage import is_remote, make_folders, open_storage
 from firnline.types import Json
@@ -65,13 +65,20 @@ class Table:
                 self._durable.forget()
                 return False
             except (DeltaError, OSError) as error:
+                at = self.version if self._delta is not None else -1
                 self._delta = None
-                raise self._why_unreadable(error) from error
+                raise self._why_unreadable(error, at) from error
             return True
 
-    def _why_unreadable(self, error: Exception) -> SinkError:
+    def _why_unreadable(self, error: Exception, at: int) -> SinkError:
+        """What an error of delta-rs means, for a handle that is at a version, or at none (-1)."""
         with contextlib.suppress(OSError):
-            torn = find_unreadable(open_storage(self.uri, self._options))
+            storage = open_storage(self.uri, self._options)
+            if DeltaLog(storage).newest_version() < at:
+                return TableLostError(
+                    f"the table {self.uri} is gone: its log no longer has version {at}", table=self.uri
+                )
+            torn = find_unreadable(storage)
             if torn is not None:
                 return torn
         reason = str(error).partition("\n")[0]  # a backtrace of delta-rs may follow
@@ -100,7 +107,10 @@ class Table:
 
     def txn(self, app_id: str) -> int | None:
         """The newest transaction version of an application; None when it has none."""
-        found = self.delta.transaction_version(app_id)
+        try:
+            found = self.delta.transaction_version(app_id)
+        except (DeltaError, OSError) as error:  # a handle reads the log only when it is asked
+            raise self._why_unreadable(error, self.version) from error
         return None if found is None else int(found)
 
     def schema(self) -> pa.Schema:
