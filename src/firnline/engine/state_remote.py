@@ -6,7 +6,6 @@ import threading
 from collections.abc import Sequence
 
 from firnline.checkpoint.model import Checkpoint
-from firnline.checkpoint.replication import Replication
 from firnline.options import RemoteTierOptions
 from firnline.state.home import StateHome
 from firnline.state.layout import COMMITTED, exists
@@ -20,15 +19,19 @@ class RemoteState:
     """Copies what the sinks name, once they do. Told by the main thread; copies in a thread of its own.
 
     Operators may be snapshot at different epochs: the oldest snapshot that is not there yet goes first, so that one
-    that is made seldom is not passed over for those that are made often.
+    that is made seldom is not passed over for those that are made often. What was copied counts, also when newer
+    snapshots were made meanwhile: else the floor would stand still where a copy takes longer than an epoch.
     """
 
     def __init__(self, home: StateHome, remote: RemoteTierOptions, operators: Sequence[str], clock: Clock) -> None:
         assert home.fallback is not None
         self.replica = Replica(home.storage, home.fallback.storage)
-        self._replicator = StateReplicator(self.replica, remote.interval_ms, clock.monotonic, self._copied)
+        self._replicator = StateReplicator(
+            self.replica, remote.interval_ms, clock.monotonic, lambda _: self._offer_more(), self._copied
+        )
         self._lock = threading.Lock()
         self._waiting: dict[str, SnapshotRef] = {}  # by operator: what the remote tier lacks
+        self._named: dict[str, dict[str, int]] = {}  # by checkpoint of state: the operators, with epochs, that name it
         self._held = dict.fromkeys(operators, 0)
 
     def begin(self, checkpoint: Checkpoint) -> None:
@@ -46,15 +49,23 @@ class RemoteState:
                 ref = SnapshotRef.from_json(value)
                 if ref.epoch > self._held.get(name, 0):
                     self._waiting[name] = ref
+                    self._named.setdefault(ref.checkpoint, {})[name] = ref.epoch
             self._offer()
+            # From here on the replicator takes nothing else than what waits; what it has taken may be older.
+            wanted = {ref.checkpoint for ref in self._waiting.values()} | {self._replicator.taken}
+            self._named = {checkpoint: names for checkpoint, names in self._named.items() if checkpoint in wanted}
 
-    def _copied(self, found: Replication) -> None:
-        """Called by the replicator when a copy was made, or could not be."""
+    def _copied(self, checkpoint: str) -> None:
+        """Called by the replicator when a checkpoint is there."""
         with self._lock:
-            for name, ref in list(self._waiting.items()):
-                if ref.epoch == found.epoch and not found.reason:
-                    self._held[name] = ref.epoch
+            for name, epoch in self._named.pop(checkpoint, {}).items():
+                self._held[name] = max(self._held.get(name, 0), epoch)
+                if name in self._waiting and self._waiting[name].epoch <= epoch:
                     del self._waiting[name]
+
+    def _offer_more(self) -> None:
+        """Called by the replicator after every try."""
+        with self._lock:
             self._offer()
 
     def _offer(self) -> None:

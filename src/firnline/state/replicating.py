@@ -40,11 +40,14 @@ class StateReplicator:
         interval_ms: int,
         monotonic: Callable[[], float],
         tell: Callable[[Replication], None] = lambda _: None,
+        copied: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """Take the homes; `copied` hears the id of every checkpoint that got there, `tell` of every try."""
         self._replica = replica
         self._interval = interval_ms / 1000
         self._monotonic = monotonic
         self._tell = tell
+        self._copied = copied
         self._changed = threading.Condition()
         self._waiting: _Waiting | None = None
         self._taken: _Waiting | None = None
@@ -76,6 +79,12 @@ class StateReplicator:
             first, since = (before.first, before.since) if before else (epoch, self._monotonic())
             self._waiting = _Waiting(checkpoint, digest, epoch, first, since)
             self._changed.notify_all()
+
+    @property
+    def taken(self) -> str | None:
+        """The id of the checkpoint that is being copied now."""
+        with self._changed:
+            return self._taken.checkpoint if self._taken else None
 
     def replication(self) -> Replication:
         """How far the remote home is behind now, and why the last try failed if it did."""
@@ -131,6 +140,8 @@ class StateReplicator:
                 if recovered:
                     logger.info("state replicated again", extra=self._facts(taken))
             self._changed.notify_all()
+        if not problem:
+            self._copied(taken.checkpoint)
         self._tell(self.replication())
 
     def _try(self, taken: _Waiting) -> str:
