@@ -63,6 +63,7 @@ DURABLE_CALLS = (
     "state.commit",
     "state.abort",
     "state.sweep",
+    "state.pin",
     "state.replicate",
     "state.export",
 )

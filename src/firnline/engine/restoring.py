@@ -36,7 +36,7 @@ class Restored:
     shards: int | None = None
     behind: list[Behind] = field(default_factory=list)
     path: str = "fresh"  # local, sink (the table's own folder), remote, or fresh
-    used: list[SnapshotRef] = field(default_factory=list)  # that it goes on from
+    used: dict[str, SnapshotRef] = field(default_factory=dict)  # that it goes on from, by operator
     initial: dict[str, str] = field(default_factory=dict)  # digests of exported states that are to be taken up again
 
 
@@ -73,7 +73,7 @@ def restore_state(parts: Parts, flow: Dataflow, home: StateHome, held: Held, *, 
             continue
         assert start.complete is not None
         _check_same(parts, operator, start.complete, start.name)
-        restored.used.append(start.ref)
+        restored.used[operator.name] = start.ref
         if start.complete.plan.operators[start.name].key_schema:  # else no row of it ever came
             restored.state[operator.name] = start.complete.operators[start.name]
             restored.shards = max(restored.shards or 0, len(start.complete.plan.shards))

@@ -15,18 +15,22 @@ from firnline.engine.epoch_job import EpochJob, Task, Worked
 from firnline.engine.flight import Base, Behind, EpochInFlight, Flight
 from firnline.engine.parts import Parts
 from firnline.engine.replaying import replay_plan
-from firnline.engine.restoring import check_operators, fed_by, known_watermarks, restore_state
+from firnline.engine.restoring import Restored, check_operators, fed_by, known_watermarks, restore_state
 from firnline.engine.snapshots import Coordinated
+from firnline.engine.standing_state import StandingState
 from firnline.engine.state_floor import StateFloor
 from firnline.engine.state_remote import RemoteState
 from firnline.engine.triggers import Since, due_operators
-from firnline.errors import StateLostError, WorkerLostError
+from firnline.errors import SinkError, StateLostError, WorkerLostError
 from firnline.sinks.base import Held
+from firnline.staging.state_gc import find_doomed_state
 from firnline.state.keys import shard_ranges
 from firnline.state.manifest import Ranges, SnapshotRef
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)
+
+LOOKS = 3  # for state that is swept each time it is found
 
 
 @dataclass(slots=True)
@@ -58,6 +62,7 @@ class StateKeeper:
         self.asked = threading.Event()  # a checkpoint is asked for, whatever the trigger says
         self._lost_at: float | None = None  # since when an epoch has been tried again for want of a worker
         self.tell_loss: Callable[[dict[str, Json]], None] = lambda _: None  # set by the runner
+        self._standing = StandingState(parts.storage, parts.options.name)
         self.remote = self._open_remote()
         self.floor = StateFloor({o.name: fed_by(parts, self.flow, o) for o in self.flow.stateful})
 
@@ -90,7 +95,7 @@ class StateKeeper:
             self._job.sweep_all()
         if not self.has_state:
             return
-        found = restore_state(self._parts, self.flow, self.home, held)
+        found = self._restore(held)
         if self.remote is not None and held.checkpoint is not None:
             with contextlib.suppress(OSError):  # unreachable now: it counts as holding nothing
                 self.remote.begin(held.checkpoint)
@@ -103,6 +108,26 @@ class StateKeeper:
             mark = base.watermarks.of(operator.name).at
             self._past[operator.name] = _Past(found.epochs.get(operator.name, 0), now, watermark=mark)
         self._coordinated.begin_after(max(found.epochs.values(), default=0))
+
+    def _restore(self, held: Held) -> Restored:
+        """Find the state; one that is older than what the sinks name is pinned, and looked for again under the pin."""
+        found = restore_state(self._parts, self.flow, self.home, held)
+        if held.checkpoint is None or not found.used:
+            return found
+        for _ in range(LOOKS):
+            if not self._standing.begin(held.generation, held.epoch, found.used, held.checkpoint):
+                return found
+            self.asked.set()  # the next epoch makes a snapshot that the sinks name
+            pinned, found = found.used, restore_state(self._parts, self.flow, self.home, held)
+            doomed = find_doomed_state(self._parts, found.used.values())
+            if found.used == pinned and doomed is None:
+                return found
+            if doomed is not None:
+                logger.warning("a sweep deletes state that is to be restored", extra={"sweep": str(doomed)})
+        raise SinkError(
+            f"the state of {self._parts.options.name!r} is swept while it is restored",
+            hint="The run tries again. A sweep that died is finished by: firnline gc SPEC --yes",
+        )
 
     def catch_up(self, base: Base) -> None:
         """Fold the epochs that came after the checkpoint of the state, as their ledger entries say."""
@@ -154,6 +179,8 @@ class StateKeeper:
 
     def settled(self, checkpoint: Checkpoint) -> None:
         """The deciding sink holds an epoch."""
+        with contextlib.suppress(OSError):  # a pin that is left keeps more than it must, until the next run
+            self._standing.settled(checkpoint)
         if self.remote is not None:
             self.remote.settled(checkpoint)
 

@@ -208,6 +208,7 @@ class _Restore:
                 if operation not in plans[0].undone:
                     plans[0].undone.append(operation)
                     self._add_warning(f"{deciding.name}: {operation}, made at this moment, is taken back")
+        self._state.check_spared()
         missing = find_lacking(deciding, entry)
         if missing:
             raise RollbackRefusedError(

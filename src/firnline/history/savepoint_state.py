@@ -13,18 +13,23 @@ from dataclasses import dataclass, field, replace
 from firnline.checkpoint.ledger import Ledger
 from firnline.checkpoint.savepoint import STATE, SavedBytes, SavedState, Savepoint, state_key
 from firnline.engine.parts import Parts
-from firnline.errors import CheckpointError, DamagedError
+from firnline.errors import CheckpointError, DamagedError, RollbackRefusedError
 from firnline.faults import fault_point
 from firnline.history.copying import CHUNK_BYTES, Progress, copy_file, each
 from firnline.history.state_look import StateLook, load_snapshot, look_at_state, refs_of
 from firnline.sinks.base import Held
+from firnline.sinks.delta.table import Table
+from firnline.staging.state_gc import REMOTE, find_doomed_state
 from firnline.staging.survey import is_inside
+from firnline.staging.sweeps import SweepLog
 from firnline.state import layout
 from firnline.state.home import StateHome
 from firnline.state.manifest import SnapshotRef
 from firnline.state.replica import Replica
 from firnline.storage import Storage
 from firnline.types import Json
+
+_FINISH = "A sweep that died is finished by: firnline gc SPEC --yes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,11 @@ def pinned_refs(saved: Savepoint) -> dict[str, Json]:
 
 
 def check_still_there(parts: Parts, taken: TakenState) -> None:
-    """A sweep may have run before the state was pinned; raises as `take_state`."""
+    """A sweep may have run, or have declared what it deletes, before the state was pinned; raises as `take_state`."""
+    refs = [SnapshotRef.from_json(value) for value in taken.refs.values()]
+    sweep = find_doomed_state(parts, refs)
+    if sweep is not None:
+        raise CheckpointError(f"state that the savepoint needs is being deleted by {sweep}", hint=_FINISH)
     for value in taken.refs.values():
         load_snapshot(parts.state_home, SnapshotRef.from_json(value))
 
@@ -164,14 +173,54 @@ class SavedStateSource:
             except FileNotFoundError as error:
                 raise DamagedError(f"{what} is missing", what=what) from error
 
+    def check_spared(self) -> None:
+        """Refuse, under the version that the deciding table is at, state that a sweep deletes or has deleted.
+
+        Raises:
+            RollbackRefusedError: it names the sweep, or what is missing.
+        """
+        log = SweepLog(self._parts.storage, self._parts.deciding.table, self._parts.options.name)
+        names = self._names()
+        if not names:
+            return
+        found = log.find_covering(names) if log.table.refresh() else None
+        if found is not None:
+            raise RollbackRefusedError(
+                f"{len(found[1])} file(s) of the savepoint's state are being deleted by {found[0]}", hint=_FINISH
+            )
+        try:
+            for value in pinned_refs(self._saved).values():
+                load_snapshot(self._home, SnapshotRef.from_json(value))
+        except CheckpointError as error:
+            raise RollbackRefusedError(
+                f"state of the savepoint was deleted at this moment: {error.message}",
+                hint="Run the same command again; what a savepoint has copies of is copied then.",
+            ) from error
+
+    def _names(self) -> set[str]:
+        names = {file.name for file in self._saved.state_files}
+        return names | {REMOTE + name for name in names}
+
+    def _sweeps(self) -> SweepLog:
+        table = Table(self._parts.storage.root, self._parts.options.deciding.storage_options)
+        return SweepLog(self._parts.storage, table, self._parts.options.name)
+
     def bring_back(self) -> int:
         """Put what the home lacks of the state there; returns the bytes that were copied. Repeatable.
 
         Raises:
             CheckpointError: a file is not what was saved.
+            RollbackRefusedError: a sweep may still delete files of these names.
         """
         if self._source is self._home:
             return 0  # there, or in the remote tier, from where a run takes it
+        log = self._sweeps()
+        signed = log.find_signed(self._names()) if log.table.refresh() else None
+        if signed is not None:
+            raise RollbackRefusedError(
+                f"the savepoint's state has the names of files that {signed} set out to delete, and may still delete",
+                hint=f"Make sure that this process is gone. {_FINISH}",
+            )
         replica = Replica(self._home.storage, self._source.storage)
         return sum(replica.restore_missing(state.checkpoint, state.digest) for state in self._saved.state)
 

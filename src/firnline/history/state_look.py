@@ -156,7 +156,7 @@ def look_at_state(
         held = Held(exists=True, version=0, epoch=checkpoint.epoch, entry=entry, checkpoint=checkpoint)
         check_operators(parts, flow, held)
         found = restore_state(parts, flow, home, held, only_look=True)
-        behind, used = found.behind, found.used
+        behind, used = found.behind, list(found.used.values())
     except CheckpointError as error:
         hint = "Bring the files of state back, or go back to another epoch: `firnline checkpoints`."
         refused = RollbackRefusedError(

@@ -34,6 +34,7 @@ from firnline.staging.survey import (
 )
 from firnline.staging.sweeps import Intent, Sweeper, SweepLog
 from firnline.staging.upkeep import keep_up
+from firnline.state.layout import exists
 from firnline.storage import Storage, is_remote
 from firnline.types import Clock
 
@@ -112,7 +113,9 @@ class Sweep:
             self.finished += self._sweeper().finish_open()
 
     def _sweeper(self) -> Sweeper:
-        return Sweeper(SweepLog(self.storage, self.table), self.what, self.storage, self._delete_keys)
+        return Sweeper(
+            SweepLog(self.storage, self.table), self.what, lambda key: exists(self.storage, key), self._delete_keys
+        )
 
     def delete_unnamed(self, kind: str, candidates: Candidates, references: References) -> None:
         """Delete candidates in batches; before each, whatever was named meanwhile is taken out."""

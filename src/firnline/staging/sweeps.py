@@ -37,7 +37,6 @@ from firnline.checkpoint.who import is_gone, who
 from firnline.errors import CheckpointError, CommitConflictError, CommitUnknownError, DamagedError, SinkError
 from firnline.faults import fault_point
 from firnline.sinks.delta.table import Table
-from firnline.state.layout import exists
 from firnline.storage import Storage
 from firnline.types import Ids, RandomIds
 
@@ -195,7 +194,7 @@ class Sweeper:
 
     Args:
         what: What people call this sweep.
-        files: Where the files lie.
+        exists: Whether a file is there.
         delete: Deletes files by name; those that are gone already are no error.
     """
 
@@ -203,13 +202,13 @@ class Sweeper:
         self,
         log: SweepLog,
         what: str,
-        files: Storage,
+        exists: Callable[[str], bool],
         delete: Callable[[Sequence[str]], None],
         ids: Ids | None = None,
     ) -> None:
         self._log = log
         self._what = what
-        self._files = files
+        self._exists = exists
         self._delete = delete
         self._ids = ids or RandomIds()
         self._signature = self._ids.new()
@@ -222,7 +221,7 @@ class Sweeper:
         while (intent := log.find_open()) is not None:
             self._sign(intent)
             if log.find_open() is not None:  # signed while it was open: nothing comes back under these names
-                self._delete([file for file in sorted(intent.files) if exists(self._files, file)])
+                self._delete([file for file in sorted(intent.files) if self._exists(file)])
                 self._end(intent)
                 done.append(intent)
             self._unsign(intent)

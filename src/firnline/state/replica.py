@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from isal import isal_zlib
@@ -70,13 +70,20 @@ class Replica:
             return _copy_checkpoint(self.remote, self.local, {}, checkpoint, expected_digest)[0]
 
     def sweep_remote(
-        self, marks: Marks, now: datetime, grace_secs: float, keep_checkpoints: int, keep_aborted_secs: float
+        self,
+        marks: Marks,
+        now: datetime,
+        grace_secs: float,
+        keep_checkpoints: int,
+        keep_aborted_secs: float,
+        referenced: Iterable[str] = (),
+        delete: Callable[[Sequence[str]], None] | None = None,
     ) -> Swept:
         """Sweep the remote home, not while something is copied; a marked checkpoint may not have got there yet."""
         with self._lock:
             self._held = None
             limits = (grace_secs, keep_checkpoints, keep_aborted_secs)
-            return sweep(self.remote, marks, now, *limits, absent_marks=True)
+            return sweep(self.remote, marks, now, *limits, absent_marks=True, referenced=referenced, delete=delete)
 
 
 def _named_files(storage: Storage) -> dict[str, int]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import posixpath
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -85,6 +85,8 @@ def sweep(
     dry_run: bool = False,
     *,
     absent_marks: bool = False,
+    referenced: Iterable[str] = (),
+    delete: Callable[[Sequence[str]], None] | None = None,
 ) -> Swept:
     """Delete what nobody needs below a home.
 
@@ -97,6 +99,8 @@ def sweep(
         keep_aborted_secs: How long aborted and partial checkpoints are kept to be looked at.
         dry_run: Delete nothing; say what would be.
         absent_marks: A marked checkpoint may be missing, as in a remote tier that has not got it yet.
+        referenced: Files that stay besides: what checkpoints refer to that are on their way here.
+        delete: Deletes what was found, with `delete_files`, once it has made sure that nobody will need it.
 
     Raises:
         ConfigError: a mark is no id, or a number is below 0.
@@ -114,13 +118,12 @@ def sweep(
     plan = _Plan(storage, marks, old, min(old, now - timedelta(seconds=keep_aborted_secs)))
     plan.keep_marked(folders, absent_marks=absent_marks)
     plan.keep_others(folders, keep_checkpoints)
+    plan.referenced.update(referenced)
     for folder in folders:
         plan.judge(folder)
     doomed = plan.doomed()
-    if not dry_run:
-        for key in doomed:
-            _delete(storage, key)
-        _drop_folders(storage, doomed)
+    if doomed and not dry_run:
+        (delete or (lambda keys: delete_files(storage, keys)))(list(doomed))
     return Swept(
         checkpoints=tuple(sorted(plan.checkpoints)),
         paths=tuple(doomed),
@@ -175,14 +178,14 @@ class _Plan:
         kept = folder.checkpoint_id in self.kept
         if folder.epoch >= self._marks.keep_from_epoch or (folder.checkpoint_id in self._marks.ids and not kept):
             return
-        metadata = {key: stat for key, stat in folder.files.items() if _phase(folder, key) != _FILES}
+        metadata = {key: stat for key, stat in folder.files.items() if _turn(key) != _FILES}
         if metadata and not kept:
             failed = folder.find_status() in ("FAILED", "IN_PROGRESS")
             if _modified_at(folder) > (self._aborted_old if failed else self._old):
                 return  # kept to be looked at, files and all
             self.checkpoints.add(folder.checkpoint_id)
             for key, stat in metadata.items():
-                self._phases[_phase(folder, key)][key] = stat
+                self._phases[_turn(key)][key] = stat
         for key, stat in folder.files.items():
             if key not in metadata and key not in self.referenced and stat.modified_at <= self._old:
                 self._phases[_FILES][key] = stat
@@ -195,9 +198,17 @@ class _Plan:
 _COMMITTED, _SHARDS, _FILES, _METADATA, _ABORTED = range(5)
 
 
-def _phase(folder: Folder, key: str) -> int:
+def delete_files(storage: Storage, keys: Iterable[str]) -> None:
+    """Delete files of a home, in the order in which they must go, and the folders that are empty then."""
+    ordered = sorted(keys, key=_turn)
+    for key in ordered:
+        _delete(storage, key)
+    _drop_folders(storage, ordered)
+
+
+def _turn(key: str) -> int:
     """When a file's turn comes."""
-    name = key.removeprefix(f"{folder.checkpoint_id}/")
+    name = key.partition("/")[2]
     if name in (COMMITTED, METADATA, ABORTED):
         return {COMMITTED: _COMMITTED, METADATA: _METADATA, ABORTED: _ABORTED}[name]
     return _SHARDS if posixpath.basename(name) == METADATA else _FILES

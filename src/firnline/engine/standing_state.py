@@ -1,0 +1,55 @@
+"""The pin of what a run stands on, where that is older than what the sinks name: it keeps sweeps from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from firnline.checkpoint.codec import canonical, seal
+from firnline.checkpoint.model import Checkpoint
+from firnline.checkpoint.who import this_process
+from firnline.faults import fault_point
+from firnline.staging.references import PINS
+from firnline.staging.state_gc import STANDS_ON
+from firnline.state.manifest import SnapshotRef
+from firnline.storage import Storage
+
+
+class StandingState:
+    """What the active run of a pipeline stands on. Put before it builds on it, taken back once the sinks name newer."""
+
+    def __init__(self, storage: Storage, pipeline: str) -> None:
+        self._storage = storage
+        self._pipeline = pipeline
+        self._prefix = f"{PINS}/stands-on-{pipeline}-"
+        self._key: str | None = None
+        self._epoch = 0
+
+    def begin(self, generation: int, epoch: int, used: Mapping[str, SnapshotRef], held: Checkpoint) -> bool:
+        """Pin the snapshots that a run of this generation goes on from; says whether that was needed.
+
+        Pins of earlier generations go: their runs can commit no more. `epoch` is the newest one.
+        """
+        named = {SnapshotRef.from_json(ref).checkpoint for ref in held.state.values()}
+        older = any(ref.checkpoint not in named for ref in used.values())
+        key = f"{self._prefix}{generation:020d}.json"
+        if older:
+            state = {name: ref.to_json() for name, ref in used.items()}
+            pin = {"kind": STANDS_ON, "pipeline": self._pipeline, "files": [], "state": state, **this_process()}
+            fault_point("state.pin.before")
+            self._storage.put(key, canonical(seal(pin)))
+            fault_point("state.pin.after")
+            self._key, self._epoch = key, epoch
+        for stat in self._storage.list(PINS):
+            found = f"{PINS}/{stat.name.rsplit('/', 1)[-1]}"
+            if found.startswith(self._prefix) and found[len(self._prefix) :][:20].isdigit() and found < key:
+                self._storage.delete(found)
+        return older
+
+    def settled(self, checkpoint: Checkpoint) -> None:
+        """The deciding sink holds an epoch: take the pin back when all that it names is newer than the restore."""
+        if self._key is None:
+            return
+        made = [SnapshotRef.from_json(ref).epoch for ref in checkpoint.state.values()]
+        if made and min(made) > self._epoch:
+            self._storage.delete(self._key)
+            self._key = None
