@@ -37,6 +37,7 @@ class Restored:
     behind: list[Behind] = field(default_factory=list)
     path: str = "fresh"  # local, sink (the table's own folder), remote, or fresh
     used: dict[str, SnapshotRef] = field(default_factory=dict)  # that it goes on from, by operator
+    passed_over: bool = False  # whether newer snapshots are damaged or gone
     initial: dict[str, str] = field(default_factory=dict)  # digests of exported states that are to be taken up again
 
 
@@ -78,6 +79,7 @@ def restore_state(parts: Parts, flow: Dataflow, home: StateHome, held: Held, *, 
             restored.state[operator.name] = start.complete.operators[start.name]
             restored.shards = max(restored.shards or 0, len(start.complete.plan.shards))
     restored.path = "sink" if finder.path == "local" and parts.options.checkpoint.local is None else finder.path
+    restored.passed_over = finder.passed_over
     restored.behind = _epochs_since(parts, flow, past, held, restored.epochs)
     return restored
 
@@ -178,6 +180,11 @@ class _Finder:
         self._only_look = only_look
         self._loaded: dict[str, CompleteCheckpoint | CheckpointError] = {}
         self.path = "fresh"
+
+    @property
+    def passed_over(self) -> bool:
+        """Whether a snapshot was damaged or gone."""
+        return any(isinstance(found, CheckpointError) for found in self._loaded.values())
 
     def find(self, operator: OperatorOptions, limit: int) -> _Start:
         """The newest intact snapshot of an operator that is not newer than `limit`; else, where it began.

@@ -1,4 +1,7 @@
-"""The pin of what a run stands on, where that is older than what the sinks name: it keeps sweeps from it."""
+"""The pin of what a run stands on, where a damaged snapshot was passed over for it: it keeps sweeps from it.
+
+What a run goes on from otherwise is named by an epoch from the floor on, so sweeps know it.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,14 @@ class StandingState:
         self._key: str | None = None
         self._epoch = 0
 
-    def begin(self, generation: int, epoch: int, used: Mapping[str, SnapshotRef], held: Checkpoint) -> bool:
-        """Pin the snapshots that a run of this generation goes on from; says whether that was needed.
+    def begin(self, generation: int, epoch: int, used: Mapping[str, SnapshotRef] | None) -> None:
+        """Pin the snapshots that a run of this generation goes on from; none: what sweeps know of is enough.
 
-        Pins of earlier generations go: their runs can commit no more. `epoch` is the newest one.
+        An operator that is not among them begins anew. Pins of earlier generations go: their runs can commit no more.
+        `epoch` is the newest one.
         """
-        named = {SnapshotRef.from_json(ref).checkpoint for ref in held.state.values()}
-        older = any(ref.checkpoint not in named for ref in used.values())
         key = f"{self._prefix}{generation:020d}.json"
-        if older:
+        if used is not None:
             state = {name: ref.to_json() for name, ref in used.items()}
             pin = {"kind": STANDS_ON, "pipeline": self._pipeline, "files": [], "state": state, **this_process()}
             fault_point("state.pin.before")
@@ -43,7 +45,6 @@ class StandingState:
             found = f"{PINS}/{stat.name.rsplit('/', 1)[-1]}"
             if found.startswith(self._prefix) and found[len(self._prefix) :][:20].isdigit() and found < key:
                 self._storage.delete(found)
-        return older
 
     def settled(self, checkpoint: Checkpoint) -> None:
         """The deciding sink holds an epoch: take the pin back when all that it names is newer than the restore."""

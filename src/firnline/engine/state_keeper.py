@@ -110,14 +110,14 @@ class StateKeeper:
         self._coordinated.begin_after(max(found.epochs.values(), default=0))
 
     def _restore(self, held: Held) -> Restored:
-        """Find the state; one that is older than what the sinks name is pinned, and looked for again under the pin."""
+        """Find the state; where damaged snapshots were passed over, pin it, and look for it again under the pin."""
         found = restore_state(self._parts, self.flow, self.home, held)
-        if held.checkpoint is None or not found.used:
+        if not found.passed_over:
+            self._standing.begin(held.generation, held.epoch, None)
             return found
+        self.asked.set()  # the next epoch makes a snapshot that the sinks name
         for _ in range(LOOKS):
-            if not self._standing.begin(held.generation, held.epoch, found.used, held.checkpoint):
-                return found
-            self.asked.set()  # the next epoch makes a snapshot that the sinks name
+            self._standing.begin(held.generation, held.epoch, found.used)
             pinned, found = found.used, restore_state(self._parts, self.flow, self.home, held)
             doomed = find_doomed_state(self._parts, found.used.values())
             if found.used == pinned and doomed is None:

@@ -262,7 +262,8 @@ def find_needed(parts: Pipeline) -> Needed:
 
 def _state_pins(parts: Pipeline) -> list[dict[str, Json]]:
     pins = read_pins(parts.storage)
-    return [pin for pin in pins if pin.get("pipeline") == parts.options.name and pin.get("state")]
+    mine = [pin for pin in pins if pin.get("pipeline") == parts.options.name]
+    return [pin for pin in mine if pin.get("state") or pin.get("kind") == STANDS_ON]
 
 
 def _lagging(parts: Pipeline, notes: list[str]) -> Iterator[int]:
