@@ -123,6 +123,7 @@ class BatchOptions:
     max_output_files: int = 1000
     max_ms: int = 60_000
     max_inflight: int = 2
+    job_timeout_secs: float = 3600.0
     commit_policy: Literal["all", "required", "quorum"] = "all"
     quorum: int = 1
 

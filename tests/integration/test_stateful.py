@@ -37,6 +37,7 @@ from firnline.state.exporting import write_export
 from firnline.testing.counters import CounterInput, counter_options, read_counts
 from firnline.testing.local import LocalEngine
 from firnline.testing.pipelines import Recorder, pipeline_options, run_once, run_to_end
+from firnline.testing.samples import SampleInput, table_ids
 
 MINUTE_US = 60_000_000
 FIELDS = (FieldOptions("k", "string"), FieldOptions("v", "int64"), FieldOptions("at", "timestamp"))
@@ -474,8 +475,8 @@ def test_lost_state_whose_input_changed_is_refused(tmp_path: Path, counted: Coun
 class Losing(LocalEngine):
     """Loses the task of one shard, as if its worker had died, so many times."""
 
-    def __init__(self, times: int) -> None:
-        super().__init__(1)
+    def __init__(self, times: int, threads: int = 1) -> None:
+        super().__init__(threads)
         self.times = times
         self.shards: list[int] = []
 
@@ -517,6 +518,59 @@ def test_a_lost_worker_is_replaced_or_absorbed(
     counted.add(files=1)
     run_to_end(options)
     assert read_counts(tmp_path / "table") == counted.expected()
+
+
+def test_absorbed_shards_are_given_back_when_workers_return(
+    tmp_path: Path, counted: CounterInput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from firnline.engine import tasks
+    from firnline.errors import WorkerLostError
+
+    def lose(order: Mapping[str, Any]) -> dict[str, Any]:
+        raise WorkerLostError("the worker is gone")
+
+    monkeypatch.setitem(tasks.KINDS, "lost", lose)
+    options = counter_options(counted.folder, tmp_path / "table", on_worker_loss="absorb", shards=None)
+    counted.add(files=1)
+    run_with(options, LocalEngine(3))
+    generation = assemble(options).load().generation
+    counted.add(files=3)
+    engine = Losing(1, threads=3)
+    run_with(options, engine)
+    assert engine.shards == [3, 2, 3, 3]
+    held = assemble(options).load()
+    assert held.checkpoint is not None
+    assert held.generation == generation + 3  # its own claim, one to absorb, one to give back
+    assert {ref["shards"] for ref in held.checkpoint.state.values()} == {3}
+    counted.add(files=1)
+    run_with(options, short := Losing(1, threads=3))
+    assert short.shards == [3, 2]
+    counted.add(files=1)
+    run_with(options, later := Losing(0, threads=3))
+    assert later.shards == [3]  # a new run begins with as many as there should be
+    assert read_counts(tmp_path / "table") == counted.expected()
+
+
+def test_a_task_that_hangs_while_it_reads_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from firnline.engine import task, tasks
+
+    wake, hung = threading.Event(), threading.Event()
+
+    def read(order: dict[str, Any]) -> dict[str, Any]:
+        if not hung.is_set():
+            hung.set()
+            wake.wait(60)
+        return task.run_task(order)
+
+    monkeypatch.setitem(tasks.KINDS, "read", read)
+    sample = SampleInput(tmp_path / "in")
+    sample.add("a.json", 5)
+    told = run_with(pipeline_options(str(tmp_path / "in"), str(tmp_path / "out"), job_timeout_secs=0.3), LocalEngine(2))
+    assert [error.code for error in told.troubles] == ["worker-lost"]
+    wake.set()
+    for thread in [t for t in threading.enumerate() if t.name.startswith("task ")]:
+        thread.join(30)
+    assert table_ids(tmp_path / "out") == sample.ids
 
 
 def test_a_shard_that_hangs_is_given_up_and_does_no_harm_when_it_wakes(

@@ -163,8 +163,7 @@ def test_killed_python_workers_cost_an_attempt_and_nothing_else(
 
 def kill_workers() -> int:
     """Kill this process' Spark workers, and the daemon that forks them; the JVM makes another."""
-    found = [p for p in psutil.Process().children(recursive=True) if "pyspark" in " ".join(cmdline(p))]
-    workers = [p for p in found if "daemon" in " ".join(cmdline(p)) or "worker" in " ".join(cmdline(p))]
+    workers = worker_processes()
     for process in workers:
         with_suppress(process)
     return 1 if workers else 0
@@ -182,6 +181,49 @@ def with_suppress(process: psutil.Process) -> None:
         process.kill()
     except psutil.Error:
         return
+
+
+def test_a_worker_that_is_stopped_while_it_reads_is_replaced(tmp_path: Path, engine: SparkEngine) -> None:
+    source, table = tmp_path / "in", tmp_path / "table"
+    source.mkdir()
+    lines = "".join(f'{{"id": {n}, "text": "{"x" * 100}"}}\n' for n in range(300_000))
+    for name in "ab":
+        (source / f"{name}.json").write_text(lines)
+    options = pipeline_options(str(source), str(table), worker_ping_secs=1, attempts=20)
+    stopped: list[psutil.Process] = []
+    done = threading.Event()
+
+    def stop() -> None:
+        while not stopped and not done.wait(0.002):
+            if next((table / "_firnline" / "demo" / "exchange").glob("*/ping-*"), None) is not None:
+                stopped.extend(p for p in worker_processes() if p.pid != daemon_of(p))
+                for process in stopped:
+                    process.suspend()
+
+    thread = threading.Thread(target=stop, daemon=True)
+    thread.start()
+    try:
+        told = run(options, engine)
+    finally:
+        done.set()
+        thread.join()
+        for process in stopped:
+            with_suppress(process)
+    assert stopped
+    assert [str(error) for error in told.troubles if "was silent" in error.message]
+    assert DeltaTable(str(table)).to_pyarrow_table(columns=["id"]).num_rows == 600_000
+
+
+def worker_processes() -> list[psutil.Process]:
+    """This process' Spark workers, and the daemons that fork them."""
+    found = [p for p in psutil.Process().children(recursive=True) if "pyspark" in " ".join(cmdline(p))]
+    return [p for p in found if "daemon" in " ".join(cmdline(p)) or "worker" in " ".join(cmdline(p))]
+
+
+def daemon_of(process: psutil.Process) -> int:
+    """The daemon that forked a worker; its own id for a daemon."""
+    parent = process.parent()
+    return parent.pid if parent is not None and "pyspark" in " ".join(cmdline(parent)) else process.pid
 
 
 def test_a_task_that_hangs_past_its_time_is_given_up(

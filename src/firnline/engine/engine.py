@@ -28,6 +28,7 @@ class SqlJob:
     views: dict[str, str]
     query: str
     output: SqlOutput
+    ping: dict[str, Json] | None = None  # as `pings.Watch.ping` gives it; each task adds its number
 
 
 class Engine(Protocol):
@@ -36,6 +37,11 @@ class Engine(Protocol):
     @property
     def parallelism(self) -> int:
         """Tasks that run at once."""
+        ...
+
+    @property
+    def workers(self) -> int:
+        """Tasks that could run at once now: fewer than `parallelism` while workers are lost."""
         ...
 
     def run(
@@ -49,7 +55,9 @@ class Engine(Protocol):
         """
         ...
 
-    def run_sql(self, tag: str, job: SqlJob) -> tuple[pa.Schema, list[dict[str, Json]]]:
+    def run_sql(
+        self, tag: str, job: SqlJob, timeout_seconds: float | None = None
+    ) -> tuple[pa.Schema, list[dict[str, Json]]]:
         """Run a query, put its rows where they go, and return their columns and what every task reports.
 
         Raises:

@@ -85,7 +85,7 @@ def _take(turn: _Turn, event: Event) -> None:
             if state.phase is Phase.CLAIMING:
                 if (epoch, tip) != (state.decided, state.tip):
                     _drop_from(turn, 0)
-                turn.set(decided=epoch, tip=tip, phase=Phase.LEVELLING)
+                turn.set(decided=epoch, tip=tip, phase=Phase.LEVELLING, claimed=True)
                 turn.set(committed=epoch if committed is None else min(epoch, committed))
                 if committed is not None:  # nobody acknowledged what was committed while no run went on
                     turn.set(acknowledged=0)
@@ -114,6 +114,8 @@ def _take(turn: _Turn, event: Event) -> None:
             turn.set(polling=False, resting=False)
         case m.StopRequested():
             turn.set(stopping=True)
+        case m.ShardsChanged():
+            turn.set(reclaiming=state.phase in (Phase.LEVELLING, Phase.RUNNING))
         case m.Joined() | m.Committed() | m.CommitUnclear() | m.ReceiptAbsent():
             _take_answer(turn, event)
         case _:
@@ -139,7 +141,7 @@ def _take_answer(turn: _Turn, event: m.Joined | m.Committed | m.CommitUnclear | 
     known = next(s for s in state.sinks if s.name == event.sink)
     ours = event.sink == state.deciding.name
     match event:
-        case m.Joined(sink, epoch) if not known.joined:
+        case m.Joined(sink, epoch) if known.busy and not known.joined:
             turn.sink(sink, joined=True, busy=False, epoch=epoch, failures=0)
         case m.CommitUnclear(sink, epoch):
             if known.asking:
@@ -255,7 +257,9 @@ def _advance(turn: _Turn) -> None:
         return
     elif phase is Phase.OPEN and _has_work(turn.state):
         turn.set(phase=Phase.CLAIMING)
-        turn.do(m.Claim())
+        turn.do(m.Claim(again=turn.state.claimed))
+    elif turn.state.reclaiming:
+        _reclaim(turn)
     else:
         if phase is not Phase.OPEN:
             _run(turn)
@@ -264,6 +268,22 @@ def _advance(turn: _Turn) -> None:
             _watch(turn)
         _plan(turn)
         _finish(turn)
+
+
+def _reclaim(turn: _Turn) -> None:
+    """Commit what has begun, then claim another generation. What only was planned stands on the same epoch still."""
+    _serve_sinks(turn)
+    _record(turn)
+    is_busy = any(sink.busy or sink.asking for sink in turn.state.sinks)
+    if _is_under_way(turn.state) or turn.state.planning is not None or is_busy:
+        return
+    sinks = tuple(replace(sink, joined=False) for sink in turn.state.sinks)
+    turn.set(reclaiming=False, phase=Phase.CLAIMING, sinks=sinks)
+    turn.do(m.Claim(again=True))
+
+
+def _is_under_way(state: EpochState) -> bool:
+    return any(slot.stage is not Stage.PLANNED for slot in state.slots)
 
 
 def _settle(turn: _Turn) -> None:
@@ -306,6 +326,8 @@ def _serve_sinks(turn: _Turn) -> None:
 def _due(state: EpochState, sink: SinkState) -> Action | None:
     if sink.asking:
         return m.FindReceipt(sink.name, sink.asking)
+    if state.reclaiming and not _is_under_way(state):
+        return None  # else a sink that catches up would keep the claim away
     if not sink.joined:  # before anything is written there
         return m.Join(sink.name)
     level = state.settled == state.committed

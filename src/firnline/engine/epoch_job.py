@@ -21,13 +21,13 @@ from firnline.engine.flight import Base
 from firnline.engine.folding import Folded, FoldJob, take_folded
 from firnline.engine.orders import Context, Produced, known_columns
 from firnline.engine.parts import Parts
-from firnline.engine.pings import ping_path, watching
+from firnline.engine.pings import Watch, run_watched
 from firnline.engine.reading import exchanged, read_sources
 from firnline.engine.watermarks import Watermark, Watermarks
-from firnline.errors import ConfigError, EngineError, WorkerLostError
+from firnline.errors import ConfigError, EngineError
 from firnline.graph import resolve_port, upstream
 from firnline.operators.base import MAIN, Operator
-from firnline.operators.loading import build_operator
+from firnline.operators.loading import build_operator, own_code
 from firnline.options import OperatorOptions
 from firnline.schema import schema_to_json
 from firnline.sinks.delta.upsert_changes import table_columns
@@ -97,12 +97,24 @@ class EpochJob:
         """
         place = self.place(f"exchange/{task.attempt}")
         state = {name: rescale(found, ranges) for name, found in base.state.items()}
-        run = _Run(self, task, base, ranges, place, state)
+        run = _Run(self, task, base, ranges, self._watch(task.attempt, place), state)
         try:
             return run.perform()
         finally:
-            if self.flow.operators:
-                self._sweep(place)
+            self._sweep(place)
+
+    def run_orders(self, attempt: str, orders: list[dict[str, Json]]) -> list[dict[str, Json]]:
+        """Run what a sink needs done in tasks while it commits an epoch; raises as `run` does."""
+        place = self.place(f"exchange/{attempt}-commit")
+        try:
+            watch = self._watch(attempt, place)
+            return run_watched(self.engine, watch, orders, lambda number: f"task {number} of a commit")
+        finally:
+            self._sweep(place)
+
+    def _watch(self, attempt: str, place: dict[str, Json]) -> Watch:
+        options = self.parts.options
+        return Watch(attempt, place, options.state.worker_ping_secs, options.batch.job_timeout_secs)
 
     def place(self, folder: str) -> dict[str, Json]:
         """A folder of the pipeline in the deciding table, which every worker reaches; plain JSON for orders."""
@@ -114,14 +126,16 @@ class EpochJob:
         }
 
     def sweep_all(self) -> None:
-        """Let go of rows on their way that a kill left behind; a run that is still at it has lost the pipeline."""
+        """Delete rows on their way and pings that a kill left behind; a run that still writes them has been fenced."""
         self._sweep(self.place("exchange"))
 
     def _sweep(self, place: dict[str, Json]) -> None:
-        """Let go of an attempt's rows on their way. What a kill leaves behind goes when the next run begins."""
+        """Delete an attempt's rows on their way and its pings. A kill leaves them until the next run begins."""
         storage = open_storage(place["root"], place["storage_options"])
         if isinstance(storage, LocalStorage):
             shutil.rmtree(storage.path_of(place["folder"]), ignore_errors=True)
+            return
+        if not self.flow.operators:  # nothing was handed on, and an object store has no pings
             return
         for stat in list(storage.list(place["folder"])):
             storage.delete(stat.name.removeprefix(f"{storage.root}/"))
@@ -135,16 +149,21 @@ class _Run:
     task: Task
     base: Base
     ranges: Ranges
-    place: dict[str, Json]
+    watch: Watch
     state: dict[str, OperatorState]
     edges: dict[str, Exchanged] = field(default_factory=dict)  # what was handed on, by the name of the edge
     columns: dict[str, pa.Schema] = field(default_factory=dict)  # of what comes out of each port
     views: dict[str, str] = field(default_factory=dict)  # SQL operators whose rows are only needed by SQL
 
+    @property
+    def place(self) -> dict[str, Json]:
+        """Where rows are handed on."""
+        return dict(self.watch.place)
+
     def perform(self) -> Worked:
         parts, flow = self.job.parts, self.job.flow
         contexts = self._contexts()
-        produced, reports = read_sources(self.job.engine, self.task.plan, contexts)
+        produced, reports = read_sources(self.job.engine, self.task.plan, contexts, self.watch)
         self.edges = exchanged(reports, contexts)
         for name, context in contexts.items():
             found = produced.columns.get(name) or known_columns(context)
@@ -211,8 +230,10 @@ class _Run:
             views={view_name(n, self.task.attempt): self.views[n] for n in self.views if n in above},
             query=self.views[operator.name],
             output=SqlOutput(self.task.attempt, targets, [e.to_json() for e in edges], self.place),
+            ping=self.watch.ping(f"a task of query {operator.name}"),
         )
-        schema, reports = self.job.engine.run_sql(self.task.attempt, job)
+        with self.watch.job(self.job.engine.cancel):
+            schema, reports = self.job.engine.run_sql(self.watch.tag, job, self.watch.timeout_seconds)
         self._take_output(operator.name, schema, reports, produced)
 
     def _can_query(self, operator: OperatorOptions, inputs: Sequence[str]) -> bool:
@@ -256,7 +277,7 @@ class _Run:
             attempt=task.attempt,
             epoch_time=task.epoch_time,
             options=options,
-            operator_paths=parts.options.operator_paths,
+            code=own_code(options, parts.options.operator_paths),
             inputs=inputs,
             unordered=tuple(o.name for o in self.job.flow.operators if o.is_sql and o.name in options.inputs),
             schemas=operator.inputs if operator is not None else None,
@@ -271,9 +292,10 @@ class _Run:
             state=worked.state.get(options.name) or self._first_state(options, operator, worked),
             others={n: _state_of(worked, n) for n in listed if n != options.name} if listed else None,
             listed=options.name in listed,
-            ping_seconds=parts.options.state.worker_ping_secs,
         )
-        reports = self._run_watched(options.name, job.orders())
+        watch = replace(self.watch, timeout_seconds=parts.options.checkpoint.timeout_ms / 1000)
+        name = options.name
+        reports = run_watched(self.job.engine, watch, job.orders(), lambda shard: f"shard {shard} of operator {name}")
         folded = take_folded(reports, self.ranges, task.epoch)
         worked.operators[options.name] = folded
         if operator is not None or options.name in worked.state:
@@ -283,25 +305,6 @@ class _Run:
                 schema = operator.output_schema(resolve_port(port, [options.name])[1] or MAIN)
                 self._take_output(port, schema, reports, worked.produced)
         logger.debug("folded", extra={"operator": options.name, "rows": folded.rows, "pipeline": parts.options.name})
-
-    def _run_watched(self, operator: str, orders: list[dict[str, Json]]) -> list[dict[str, Json]]:
-        """Run the shards' tasks; one that hangs is given up, with the job that waits for it."""
-        options, attempt = self.job.parts.options, self.task.attempt
-        silent: list[str] = []
-
-        def lost(shard: int, seconds: float) -> None:
-            silent.append(f"shard {shard} of operator {operator!r} was silent for {seconds:.1f} s")
-            self.job.engine.cancel(attempt)
-
-        paths = {int(order["shard"]): ping_path(self.place, operator, int(order["shard"])) for order in orders}
-        timeout = options.checkpoint.timeout_ms / 1000
-        with watching(paths, options.state.worker_ping_secs, lost):
-            try:
-                return self.job.engine.run(attempt, orders, timeout)
-            except EngineError as error:
-                if silent:
-                    raise WorkerLostError(silent[0]) from error
-                raise
 
     def _watermark(
         self,

@@ -93,6 +93,8 @@ class EpochState:
     exhausted: bool = False  # the sources had nothing more, and this run does not wait for more
     failures: int = 0  # in a row
     stopping: bool = False
+    claimed: bool = False  # this run held the pipeline once: it claims again only while nobody else has since
+    reclaiming: bool = False  # a new generation is claimed once what has begun is committed; no other job begins
     exit_code: int | None = None
 
     @property

@@ -25,11 +25,10 @@ import pyarrow as pa
 
 from firnline.clock import monotonic
 from firnline.engine.exchange import Edge, ExchangeWriter, read_exchange
-from firnline.engine.pings import ping_path, pinging
 from firnline.errors import FirnlineError, OperatorError
 from firnline.operators.base import LATE, MAIN, Assigned, Batch, EpochContext, Indices, Operator, Result
 from firnline.operators.columns import align, late_rows, micros
-from firnline.operators.loading import build_operator
+from firnline.operators.loading import OwnCode, build_operator
 from firnline.options import OperatorOptions
 from firnline.schema import schema_from_json
 from firnline.sinks.delta.upsert_stage import open_stager
@@ -67,9 +66,7 @@ class _Tally:
 
 def run_fold(order: dict[str, Json]) -> dict[str, Json]:
     """Fold the rows of one shard. `order` comes from `engine.folding`."""
-    path = ping_path(order["exchange"], order["operator"]["name"], int(order["shard"]))
-    with pinging(path, float(order["ping_seconds"])):
-        return _Shard(order).run()
+    return _Shard(order).run()
 
 
 class _Shard:
@@ -110,7 +107,8 @@ class _Shard:
         told = self._order["operator"]
         options = OperatorOptions(told["name"], told["type"], tuple(told["inputs"]), told["settings"])
         inputs = {port: schema_from_json(columns) for port, columns in self._order["schemas"].items()}
-        return build_operator(options, inputs, self._order["operator_paths"])
+        code = OwnCode(**self._order["code"]) if self._order["code"] is not None else None
+        return build_operator(options, inputs, (), code)
 
     def _fold(self, operator: Operator) -> ShardState:
         order, tally = self._order, self._tally

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from firnline.engine.exchange import Exchanged
+from firnline.operators.loading import OwnCode
 from firnline.options import OperatorOptions
 from firnline.schema import schema_to_json
 from firnline.state.manifest import Ranges
@@ -24,7 +25,7 @@ class FoldJob:
     attempt: str
     epoch_time: str
     options: OperatorOptions
-    operator_paths: tuple[str, ...]
+    code: OwnCode | None  # of a user's own operator
     inputs: Mapping[str, Exchanged]
     unordered: tuple[str, ...]  # inputs that come out of queries, whose rows have no order of their own
     schemas: Mapping[str, pa.Schema] | None  # None: no input ever gave a row, so there is nothing to fold
@@ -39,7 +40,6 @@ class FoldJob:
     state: OperatorState
     others: Mapping[str, OperatorState] | None = None  # the last job of a checkpoint lists what these hold
     listed: bool = False  # and what its own operator holds
-    ping_seconds: float = 5.0
 
     def orders(self) -> list[dict[str, Json]]:
         """One order per shard. Plain JSON, since it travels to workers."""
@@ -56,7 +56,7 @@ class FoldJob:
                 "inputs": list(self.options.inputs),
                 "settings": dict(self.options.settings),
             },
-            "operator_paths": list(self.operator_paths),
+            "code": self.code.to_json() if self.code is not None else None,
             "files": {port: found.files for port, found in self.inputs.items()},
             "schemas": None
             if self.schemas is None
@@ -70,7 +70,6 @@ class FoldJob:
             "watermark": self.watermark,
             "ports": dict(self.ports),
             "listed": self.listed,
-            "ping_seconds": self.ping_seconds,
         }
         return [
             {

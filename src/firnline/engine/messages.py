@@ -174,10 +174,15 @@ class StopRequested:
     """Finish what is in flight, plan no more."""
 
 
+@dataclass(frozen=True, slots=True)
+class ShardsChanged:
+    """The state of operators is to be dealt out to another number of shards, under a new generation."""
+
+
 Event: TypeAlias = (
     Started | SinksRead | Planned | NothingToPlan | Claimed | Joined | Ran | Staged | Committed | CommitUnclear
     | LogRead | ReceiptAbsent | EpochLost | Fenced | Failed | Recorded | RecordFailed | Acknowledged | TimerFired
-    | StopRequested
+    | StopRequested | ShardsChanged
 )  # fmt: skip
 
 
@@ -199,7 +204,9 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Claim a new generation in the deciding sink."""
+    """Claim a new generation in the deciding sink; `again`: only if no other run has claimed since we did."""
+
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

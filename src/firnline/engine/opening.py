@@ -146,10 +146,14 @@ class Opening:
                 epoch=epoch,
             )
 
-    def claim(self) -> m.Event:
+    def claim(self, *, again: bool = False) -> m.Event:
+        """Claim a generation and take up what stands under it; `again`: this run held the pipeline before."""
         sink, recorder = self._parts.deciding, self._parts.recorder
         recorder.before_claim(sink.load)
-        held = self._claim_onto_baseline() if self._flight.baseline else sink.claim(self._run)
+        if self._flight.baseline is not None and not again:
+            held = self._claim_onto_baseline()
+        else:
+            held = sink.claim(self._run, again=again)
         recorder.claimed(held, self._run)
         self._flight.generation = held.generation
         self._state.restore(held, self._set_tip(held))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from firnline.engine.engine import Engine
 from firnline.engine.exchange import Exchanged
 from firnline.engine.orders import Columns, Context, Produced, agree, collect, columns_of, make_orders
+from firnline.engine.pings import Watch, run_watched
 from firnline.errors import BadRecordsError, SchemaError
 from firnline.sources.group import EpochPlan
 from firnline.types import Json
@@ -33,11 +34,12 @@ class _Reading:
 
 
 def read_sources(
-    engine: Engine, plan: EpochPlan, contexts: Mapping[str, Context]
+    engine: Engine, plan: EpochPlan, contexts: Mapping[str, Context], watch: Watch
 ) -> tuple[Produced, list[dict[str, Json]]]:
     """Read what is planned; returns what was produced and the reports of all tasks, in the order of the rows.
 
     Raises:
+        WorkerLostError: a task fell silent, or the job took too long.
         SchemaError: tasks do not agree on the types of their columns.
         BadRecordsError: a source gave mostly bad records.
     """
@@ -54,7 +56,8 @@ def read_sources(
         for name, reading in open_ones.items():
             orders += make_orders(reading.context, plan.plans[name], reading.columns, reading.wanted)
             asked += [(name, number) for number in sorted(reading.wanted)]
-        done = engine.run(next(iter(contexts.values())).attempt, orders)
+        names = [f"task {number} of source {name}" for name, number in asked]
+        done = run_watched(engine, watch, orders, names.__getitem__)
         by_source: dict[str, dict[int, dict[str, Json]]] = {}
         for (name, number), report in zip(asked, done, strict=True):
             by_source.setdefault(name, {})[number] = report

@@ -77,7 +77,7 @@ def restore_state(parts: Parts, flow: Dataflow, home: StateHome, held: Held, *, 
         restored.used[operator.name] = start.ref
         if start.complete.plan.operators[start.name].key_schema:  # else no row of it ever came
             restored.state[operator.name] = start.complete.operators[start.name]
-            restored.shards = max(restored.shards or 0, len(start.complete.plan.shards))
+            restored.shards = max(restored.shards or 0, start.ref.wanted or len(start.complete.plan.shards))
     restored.path = "sink" if finder.path == "local" and parts.options.checkpoint.local is None else finder.path
     restored.passed_over = finder.passed_over
     restored.behind = _epochs_since(parts, flow, past, held, restored.epochs)

@@ -114,7 +114,7 @@ class Runner:
         parts.recorder.tell = lambda _: self._inbox.put(_Note(self._tell_replication))
         for sink in parts.sinks:
             if isinstance(sink, UpsertSink):
-                sink.run_orders = engine.run
+                sink.run_orders = self._steps.state.run_orders
         self._resumed: Held | None = None  # what the first look found
         self._watches: list[CheckpointWatch] = []
         self._inbox: queue.SimpleQueue[m.Event | _Note] = queue.SimpleQueue()
@@ -251,8 +251,8 @@ class Runner:
         match action:
             case m.ReadSinks():
                 self._on(self._deciding_lane, action, self._read)
-            case m.Claim():
-                self._on(self._deciding_lane, action, self._claim)
+            case m.Claim(again):
+                self._on(self._deciding_lane, action, lambda: self._claim(again=again))
             case m.Join(sink):
                 self._on(f"sink {sink}", action, lambda: steps.opening.join(sink))
             case m.Plan(epoch, base):
@@ -326,6 +326,8 @@ class Runner:
                 event = self._failed(_UnexpectedError(f"{type(error).__name__}: {error}"), action)
             if event is not None:
                 self._inbox.put(event)
+            if isinstance(action, m.Run) and self._steps.state.take_absorbed():
+                self._inbox.put(m.ShardsChanged())
 
         self._lanes.submit(lane, perform)
 
@@ -374,6 +376,8 @@ class Runner:
         if plan is None and self._once and self._reconcile(base):  # due since a source's last answer was taken
             event, plan = self._steps.plan(epoch, base)
         if plan is not None:
+            if self._steps.state.gives_back(self._steps.flight.bases[base]):
+                self._inbox.put(m.ShardsChanged())
             self._inbox.put(_Note(lambda: self._observer.planned(epoch, plan)))
             self._inbox.put(_Note(lambda: self._count_backlog(epoch - 1, base)))
         else:
@@ -468,12 +472,12 @@ class Runner:
         finally:
             watch.finish(held)
 
-    def _claim(self) -> m.Event:
+    def _claim(self, *, again: bool) -> m.Event:
         """Put the run on record once it owns the pipeline, before it stages anything: gc spares what it writes.
 
         A run that finds nothing to do leaves no trace.
         """
-        event = self._steps.opening.claim()
+        event = self._steps.opening.claim(again=again)
         resumed = self._resumed or self._steps.held
         self._log.open(
             generation=self._steps.held.generation,

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -69,11 +70,17 @@ class Coordinated:
         self._paused = self._clock.monotonic() - self._began
 
     def complete(
-        self, epoch: int, attempt: str, worked: Worked, before: Mapping[str, SnapshotRef]
+        self,
+        epoch: int,
+        attempt: str,
+        worked: Worked,
+        before: Mapping[str, SnapshotRef],
+        shards_wanted: int | None = None,
     ) -> tuple[dict[str, Json], float]:
         """Take the shards' reports; returns what the checkpoint in the sinks refers to, and how long the epoch waited.
 
         `before` has the reference that the epoch before holds for each operator, under its name of today.
+        `shards_wanted` is the number that the next run begins with, where this one has absorbed some.
 
         Raises:
             EngineError: a shard did not list what it holds; the epoch is tried again.
@@ -95,9 +102,8 @@ class Coordinated:
             self._feed(c.WriteFailed(checkpoint, str(error)))
             raise EngineError(f"the checkpoint of epoch {epoch} cannot be completed: {error}") from error
         self._feed(c.WrittenCommitted(checkpoint))
-        references = {
-            name: self._reference(plan, digest, worked, name, before.get(name)).to_json() for name in plan.operators
-        }
+        found = {name: self._reference(plan, digest, worked, name, before.get(name)) for name in plan.operators}
+        references = {name: replace(reference, wanted=shards_wanted).to_json() for name, reference in found.items()}
         listing = max(folded.seconds.get("list", 0.0) for folded in worked.operators.values())
         return references, self._paused + listing + self._clock.monotonic() - began
 

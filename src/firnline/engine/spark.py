@@ -55,10 +55,15 @@ def open_session(name: str, settings: Mapping[str, str]) -> SparkSession:
     """Start Spark, or join the session that the caller has already.
 
     Raises:
-        ConfigError: there is no Java.
+        ConfigError: there is no Java, or the environment asks for Spark Connect.
         EngineError: Spark does not start.
     """
-    if find_java() is None and not (settings.get("spark.remote") or os.environ.get("SPARK_REMOTE")):
+    if os.environ.get("SPARK_REMOTE") or os.environ.get("SPARK_CONNECT_MODE_ENABLED"):
+        raise ConfigError(
+            "Spark Connect is not supported, and SPARK_REMOTE asks for it",
+            hint="Unset SPARK_REMOTE (and SPARK_CONNECT_MODE_ENABLED), and name the cluster with spark.master.",
+        )
+    if find_java() is None:
         raise ConfigError(
             "no Java found, and Spark needs Java 17 or newer",
             hint="Install one (Debian: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) or set "
@@ -149,10 +154,26 @@ class SparkEngine:
         if master == "local":
             return 1
         if master.startswith("local-cluster["):
-            workers, cores, _ = master[14:].rstrip("]").split(",")
-            return int(workers) * int(cores)
-        instances = int(self._settings.get("spark.executor.instances", "2"))
-        return instances * int(self._settings.get("spark.executor.cores", "2"))
+            return self._executors * int(master[14:].rstrip("]").split(",")[1])
+        return self._executors * int(self._settings.get("spark.executor.cores", "2"))
+
+    @property
+    def _executors(self) -> int:
+        """How many executors there should be."""
+        master = self._settings.get("spark.master", DEFAULTS["spark.master"])
+        if master.startswith("local-cluster["):
+            return int(master[14:].split(",")[0])
+        return int(self._settings.get("spark.executor.instances", "2"))
+
+    @property
+    def workers(self) -> int:
+        """Tasks that could run at once now: fewer than `parallelism` while executors are lost."""
+        context = self._session.sparkContext if self._session is not None else None
+        if context is None or re.fullmatch(r"local(\[.*\])?", context.master or ""):
+            return self.parallelism
+        cores = self.parallelism // max(1, self._executors)
+        executors = int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1  # the driver is one of them
+        return min(self.parallelism, executors * cores)
 
     def run(
         self, tag: str, orders: list[dict[str, Json]], timeout_seconds: float | None = None
@@ -173,11 +194,13 @@ class SparkEngine:
                 raise _rebuild_error(report["error"])
         return sorted(reports, key=lambda r: int(r["task"]))
 
-    def run_sql(self, tag: str, job: SqlJob) -> tuple[pa.Schema, list[dict[str, Json]]]:
+    def run_sql(
+        self, tag: str, job: SqlJob, timeout_seconds: float | None = None
+    ) -> tuple[pa.Schema, list[dict[str, Json]]]:
         """Run a query, put its rows where they go, and return their columns and what every task reports."""
         from firnline.engine.spark_sql import run_sql
 
-        with self._job(tag, None) as session:
+        with self._job(tag, timeout_seconds) as session:
             return run_sql(session, job)
 
     @contextlib.contextmanager
@@ -192,7 +215,7 @@ class SparkEngine:
 
         watch = threading.Timer(timeout_seconds, stop) if timeout_seconds is not None else None
         try:
-            _add_tag(session, tag)
+            session.sparkContext.addJobTag(tag)  # a session's own tags do not reach the jobs (measured)
             if watch is not None:
                 watch.daemon = True
                 watch.start()
@@ -214,18 +237,14 @@ class SparkEngine:
             if watch is not None:
                 watch.cancel()
             with contextlib.suppress(Exception):
-                _remove_tag(session, tag)
+                session.sparkContext.removeJobTag(tag)
 
     def cancel(self, tag: str) -> None:
         """Stop a job that is no longer wanted."""
         session = self._session
         if session is not None:
             with contextlib.suppress(Exception):
-                context = _find_context(session)
-                if context is not None:
-                    context.cancelJobsWithTag(tag)
-                else:
-                    session.interruptTag(tag)
+                session.sparkContext.cancelJobsWithTag(tag)
 
     def _is_alive(self) -> bool:
         try:
@@ -261,33 +280,6 @@ def freeze_imports() -> None:
     if not gc.get_freeze_count():
         gc.collect()
         gc.freeze()
-
-
-def _find_context(session: SparkSession) -> Any:
-    """The context under a session of this process; None for one over Spark Connect.
-
-    There a session's own tags do not reach the jobs (measured: `interruptTag` finds none), those of the context do.
-    """
-    try:
-        return session.sparkContext
-    except Exception:  # Spark Connect has no context, and says so in its own way
-        return None
-
-
-def _add_tag(session: SparkSession, tag: str) -> None:
-    context = _find_context(session)
-    if context is not None:
-        context.addJobTag(tag)
-    else:
-        session.addTag(tag)
-
-
-def _remove_tag(session: SparkSession, tag: str) -> None:
-    context = _find_context(session)
-    if context is not None:
-        context.removeJobTag(tag)
-    else:
-        session.removeTag(tag)
 
 
 def _runner_of(orders: list[dict[str, Json]]) -> Any:

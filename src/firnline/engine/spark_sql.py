@@ -25,7 +25,7 @@ def run_sql(session: SparkSession, job: SqlJob) -> tuple[pa.Schema, list[dict[st
     with _views(session, job):
         frame = _analyse(session, job.query)
         schema = plain_schema(frame)
-        written = frame.mapInArrow(_writer_of(job.output, schema), "report string")
+        written = frame.mapInArrow(_writer_of(job, schema), "report string")
         reports = [json.loads(row.report) for row in _collect(written)]
     return schema, sorted(reports, key=lambda report: int(report["task"]))
 
@@ -113,8 +113,9 @@ def _reader_of(table: dict[str, Json]) -> Any:
     return read
 
 
-def _writer_of(output: SqlOutput, schema: pa.Schema) -> Any:
+def _writer_of(job: SqlJob, schema: pa.Schema) -> Any:
     """What a worker calls: it stages the rows of its partition and reports."""
+    output, ping = job.output, json.dumps(job.ping)
     text = json.dumps({"attempt": output.attempt, "targets": output.targets, "edges": output.edges})
     place = json.dumps(output.exchange)
     columns = json.dumps(schema_to_json(schema))
@@ -124,34 +125,36 @@ def _writer_of(output: SqlOutput, schema: pa.Schema) -> Any:
         from pyspark import TaskContext
 
         from firnline.engine.exchange import Edge, ExchangeWriter
+        from firnline.engine.pings import pinging
         from firnline.operators.columns import align
         from firnline.sinks.delta.upsert_stage import open_stager
 
         freeze_imports()
+        context = TaskContext.get()
+        number = context.partitionId() if context is not None else 0
         told, wanted = json.loads(text), schema_from_json(json.loads(columns))
+        pinged = json.loads(ping)
+        if pinged is not None:
+            pinged["name"] += f", {number}"
         stagers = {t["sink"]: open_stager(t, told["attempt"]) for t in told["targets"]}
         exchanges = [ExchangeWriter(Edge.from_json(e), json.loads(place)) for e in told["edges"]]
         rows = 0
         try:
-            for batch in batches:
-                rows += batch.num_rows
-                fitted = align(batch, wanted)
-                for stager in stagers.values():
-                    stager.write(fitted)
-                for exchange in exchanges:
-                    exchange.write(fitted)
-            staged = {sink: stager.close() for sink, stager in stagers.items()}
+            with pinging(pinged):
+                for batch in batches:
+                    rows += batch.num_rows
+                    fitted = align(batch, wanted)
+                    for stager in stagers.values():
+                        stager.write(fitted)
+                    for exchange in exchanges:
+                        exchange.write(fitted)
+                staged = {sink: stager.close() for sink, stager in stagers.items()}
+                exchanged = {exchange.edge.name: exchange.close() for exchange in exchanges}
         except BaseException:
             for stager in stagers.values():
                 stager.discard()
             raise
-        context = TaskContext.get()
-        report = {
-            "task": context.partitionId() if context is not None else 0,
-            "rows": rows,
-            "staged": staged,
-            "exchanged": {exchange.edge.name: exchange.close() for exchange in exchanges},
-        }
+        report = {"task": number, "rows": rows, "staged": staged, "exchanged": exchanged}
         yield pyarrow.RecordBatch.from_pydict({"report": [json.dumps(report)]})
 
     return write

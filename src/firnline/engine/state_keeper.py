@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from firnline.checkpoint.model import Checkpoint
@@ -56,6 +56,8 @@ class StateKeeper:
         self._coordinated = Coordinated(self.home, parts.options, parts.clock)
         self._shards: int | None = parts.options.state.shards
         self._began = parts.clock.now()
+        self._wanted: int | None = None  # shards to go back to once workers return, while some are absorbed
+        self._absorbed = threading.Event()  # a worker's shards were just dealt out to the others
         self._past: dict[str, _Past] = {}
         self._initial: dict[str, str] = {}  # digests of exported states that a replay takes up again
         self.restored_path: str | None = None  # where the state was read when the run began; None without operators
@@ -91,8 +93,7 @@ class StateKeeper:
         Raises:
             StateLostError: no tier has it any more.
         """
-        if self.flow.operators:
-            self._job.sweep_all()
+        self._job.sweep_all()
         if not self.has_state:
             return
         found = self._restore(held)
@@ -184,12 +185,18 @@ class StateKeeper:
         if self.remote is not None:
             self.remote.settled(checkpoint)
 
+    def run_orders(self, attempt: str, orders: list[dict[str, Json]]) -> list[dict[str, Json]]:
+        """Run what a sink needs done in tasks while it commits an epoch."""
+        return self._job.run_orders(attempt, orders)
+
     # -- an epoch -------------------------------------------------------------------------------------
 
     def work(self, made: EpochInFlight, base: Base) -> Worked:
         """Run the jobs of an epoch and, when it is time, make a checkpoint of the state they leave."""
         if not self.has_state:
-            return self._job.run(Task(made.epoch, made.attempt, made.epoch_time, made.plan), base, ())
+            task = Task(made.epoch, made.attempt, made.epoch_time, made.plan)
+            with self._losing(made):
+                return self._job.run(task, base, ())
         requested = self.asked.is_set()
         asked = requested or self._is_dealt_anew(base)  # a change of shards ends with a checkpoint
 
@@ -208,24 +215,18 @@ class StateKeeper:
             is_wanted=lambda: self._is_wanted(made),
             run_began=self._began,
         )
-        began = self._parts.clock.monotonic()
         try:
-            worked = self._job.run(task, base, self.ranges())
-        except WorkerLostError as error:
-            if self._is_wanted(made):  # else it was stopped because its epoch is lost
-                self._lost_worker(made, began, error)
-            self._coordinated.lose(made.epoch, error.message)
-            raise
+            with self._losing(made):
+                worked = self._job.run(task, base, self.ranges())
         except BaseException as error:
             self._coordinated.lose(made.epoch, str(error))
             raise
-        self._overcome(made.epoch)
         made.operators = {name: folded.facts() for name, folded in worked.operators.items()}
         kept = {o.name: base.snapshots[o.name] for o in self.flow.stateful if o.name in base.snapshots}
         worked.snapshots = kept
         if worked.due:
             before = self._references(base)
-            references, pause = self._coordinated.complete(made.epoch, made.attempt, worked, before)
+            references, pause = self._coordinated.complete(made.epoch, made.attempt, worked, before, self._wanted)
             worked.snapshots = {**kept, **references}
             made.durations_ms["checkpoint"] = round(pause * 1000)
             self._note_past(made, worked)
@@ -292,14 +293,43 @@ class StateKeeper:
 
     # -- lost workers ---------------------------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def _losing(self, made: EpochInFlight) -> Iterator[None]:
+        """While the block runs the jobs of an epoch, take note of a lost worker, and of when the loss is overcome."""
+        began = self._parts.clock.monotonic()
+        try:
+            yield
+        except WorkerLostError as error:
+            if self._is_wanted(made):  # else it was stopped because its epoch is lost
+                self._lost_worker(made, began, error)
+            raise
+        self._overcome(made.epoch)
+
+    def take_absorbed(self) -> bool:
+        """Whether a worker's shards were dealt out to the others since this was last asked."""
+        taken = self._absorbed.is_set()
+        self._absorbed.clear()
+        return taken
+
+    def gives_back(self, base: Base) -> bool:
+        """Whether the next epoch can be dealt out to all shards again: workers are back, and a checkpoint was made."""
+        wanted = self._wanted
+        if wanted is None or self._is_dealt_anew(base) or self._engine.workers < wanted:
+            return False
+        logger.info("workers are back", extra={"shards": wanted, "shards_before": self.shards})
+        self._shards, self._wanted = wanted, None
+        return True
+
     def _lost_worker(self, made: EpochInFlight, began: float, error: WorkerLostError) -> None:
         """A task was lost with its worker: the epoch runs again, with as many shards or, to absorb it, one fewer."""
-        if error.fields.get("timed_out"):
+        if error.fields.get("timed_out") and self.has_state:
             self._coordinated.time_out(made.epoch, made.attempt)
-        choice = self._parts.options.state.on_worker_loss
+        choice = self._parts.options.state.on_worker_loss if self.has_state else "replace"
         before = self.shards
         if choice == "absorb" and before > 1:
+            self._wanted = self._wanted or before
             self._shards = before - 1
+            self._absorbed.set()
         now = self._parts.clock.monotonic()
         self._lost_at = now if self._lost_at is None else self._lost_at
         facts: dict[str, Json] = {

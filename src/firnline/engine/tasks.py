@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from firnline.engine.fold_task import run_fold
+from firnline.engine.pings import pinging
 from firnline.engine.task import run_task
 from firnline.errors import EngineError
 from firnline.sinks.delta.rewrite import run_rewrite
@@ -23,4 +24,5 @@ def run_order(order: dict[str, Json]) -> dict[str, Json]:
         perform = KINDS[order["kind"]]
     except KeyError as error:
         raise EngineError(f"a worker got an order it does not know: {error}") from error
-    return perform(order)
+    with pinging(order.get("ping")):
+        return perform(order)

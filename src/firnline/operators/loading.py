@@ -8,6 +8,7 @@ import keyword
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
@@ -18,22 +19,37 @@ from firnline.errors import ConfigError, FirnlineError
 from firnline.operators.base import MAIN, Operator
 from firnline.operators.columns import check_names, check_time, get_keys, suggest
 from firnline.options import OperatorOptions
+from firnline.types import Json
 
 BUILT_IN = ("aggregate", "deduplicate", "correlate")
 
 
-def build_operator(options: OperatorOptions, inputs: Mapping[str, pa.Schema], paths: Sequence[str]) -> Operator:
+@dataclass(frozen=True, slots=True)
+class OwnCode:
+    """The file of a user's own class. It travels to workers, which need not reach the driver's folders."""
+
+    file: str
+    text: str
+
+    def to_json(self) -> dict[str, Json]:
+        return {"file": self.file, "text": self.text}
+
+
+def build_operator(
+    options: OperatorOptions, inputs: Mapping[str, pa.Schema], paths: Sequence[str], code: OwnCode | None = None
+) -> Operator:
     """Return the operator that the options ask for, over inputs with these columns.
 
     Args:
         options: Its name, type and settings.
         inputs: The columns of every input, in the order of the spec.
         paths: Folders that a user's own class (`module:Class`) may come from.
+        code: Its file, where it was read already.
 
     Raises:
         ConfigError: the type is unknown, or settings and columns do not fit.
     """
-    kind = _built_in(options) or _load_class(options, paths)
+    kind = _built_in(options) or _load_class(options, code or read_code(options, paths))
     try:
         operator = kind(options.name, inputs, options.settings)
         _check(operator)
@@ -44,6 +60,11 @@ def build_operator(options: OperatorOptions, inputs: Mapping[str, pa.Schema], pa
     except Exception as error:
         raise ConfigError(f"operator {options.name!r} ({options.type}) cannot be built: {error}") from error
     return operator
+
+
+def own_code(options: OperatorOptions, paths: Sequence[str]) -> OwnCode | None:
+    """The file of an operator's class; None for a built-in one."""
+    return read_code(options, paths) if ":" in options.type else None
 
 
 def _built_in(options: OperatorOptions) -> type[Operator] | None:
@@ -97,13 +118,25 @@ def _check(operator: Operator) -> None:
 
 
 class _Loader(SourceFileLoader):
-    """Reads the source itself, and leaves no compiled file beside it."""
+    """Has the source already, and leaves no compiled file beside it."""
+
+    def __init__(self, name: str, code: OwnCode) -> None:
+        super().__init__(name, code.file)
+        self._data = code.text.encode()
+
+    def get_data(self, path: str) -> bytes:
+        return self._data
 
     def path_stats(self, path: str) -> Mapping[str, float]:
         raise OSError(path)
 
 
-def _load_class(options: OperatorOptions, paths: Sequence[str]) -> type[Operator]:
+def read_code(options: OperatorOptions, paths: Sequence[str]) -> OwnCode:
+    """Read the file of a user's own class.
+
+    Raises:
+        ConfigError: no allowed folder has it, or it cannot be read.
+    """
     module, _, name = options.type.partition(":")
     parts = module.split(".")
     if not all(_is_name(part) for part in (*parts, name)):
@@ -117,7 +150,16 @@ def _load_class(options: OperatorOptions, paths: Sequence[str]) -> type[Operator
             f"operator {options.name!r}: there is no module {module!r} in the folders of `operator_paths`",
             hint="Put the file into one of them, or add its folder; installed packages are not looked at.",
         )
-    found = vars(_load_module(options.name, file)).get(name)
+    try:
+        with open(file, encoding="utf-8") as stream:
+            return OwnCode(file, stream.read())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"operator {options.name!r}: cannot read {file}: {error}") from error
+
+
+def _load_class(options: OperatorOptions, code: OwnCode) -> type[Operator]:
+    name = options.type.partition(":")[2]
+    found = vars(_load_module(options.name, code)).get(name)
     if not (isinstance(found, type) and issubclass(found, Operator)):
         raise ConfigError(
             f"operator {options.name!r}: {options.type!r} is no subclass of firnline.operators.base.Operator",
@@ -149,17 +191,13 @@ def _candidates(folder: str, parts: Sequence[str]) -> Iterator[str]:
     yield os.path.join(path, "__init__.py")
 
 
-def _load_module(operator: str, file: str) -> ModuleType:
+def _load_module(operator: str, code: OwnCode) -> ModuleType:
     """Load a file as a module under a name that its path and content decide; a changed file is loaded anew."""
-    try:
-        with open(file, "rb") as stream:
-            content = stream.read()
-    except OSError as error:
-        raise ConfigError(f"operator {operator!r}: cannot read {file}: {error}") from error
-    name = "firnline_operator_" + hashlib.sha256(file.encode() + b"\0" + content).hexdigest()[:16]
+    file = code.file
+    name = "firnline_operator_" + hashlib.sha256(f"{file}\0{code.text}".encode()).hexdigest()[:16]
     if name in sys.modules:
         return sys.modules[name]
-    spec = spec_from_file_location(name, file, loader=_Loader(name, file))
+    spec = spec_from_file_location(name, file, loader=_Loader(name, code))
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)

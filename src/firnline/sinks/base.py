@@ -75,17 +75,23 @@ class Sink(ABC):
 
     @abstractmethod
     def claim(
-        self, run: str, generation: int | None = None, baseline: EntryRef | None = None, onto: int | None = None
+        self,
+        run: str,
+        generation: int | None = None,
+        baseline: EntryRef | None = None,
+        onto: int | None = None,
+        *,
+        again: bool = False,
     ) -> Held:
         """Claim a generation, conditionally on the version read, and return what stands under the claim.
 
         Without `generation` the next free one is taken (the deciding sink); with it, that one is registered
         unless the sink knows a newer one (every other sink). A sink that does not exist yet is claimed by the
         commit that creates it. `baseline` names the ledger entry of what another tool had committed, as read from
-        version `onto`.
+        version `onto`. With `again` the run has claimed before, and may only if nobody else has since.
 
         Raises:
-            FencedError: the sink holds a newer generation.
+            FencedError: the sink holds a newer generation, or, with `again`, that of another run.
             CommitConflictError: with a baseline: the table is no longer at the version `onto`.
         """
 

@@ -252,6 +252,11 @@ class BatchConfig(Config):
         default=60_000, description="How long input is gathered, in milliseconds; never cuts inside a task."
     )
     max_inflight: Count = Field(default=2, description="Epochs that may be under way at once; commits stay in order.")
+    job_timeout_secs: Seconds = Field(
+        default=3600.0,
+        description="A job that reads, runs a query or rewrites files is given up and run again after this time. A job "
+        "of an operator that keeps state: checkpoint.timeout_ms.",
+    )
     commit_policy: Literal["all", "required", "quorum"] = Field(
         default="all", description="Which sinks must hold an epoch before the checkpoint advances."
     )

@@ -36,7 +36,6 @@ ALLOWED_KEYS = frozenset(
         "spark.network.timeout",
         "spark.python.worker.memory",
         "spark.python.worker.reuse",
-        "spark.remote",
         "spark.scheduler.mode",
         "spark.shuffle.compress",
         "spark.shuffle.service.enabled",
@@ -70,6 +69,7 @@ _REFUSED = (
     (r"plugins?(\.|$)|listeners?$|spark\.sql\.extensions|registrator", "it names classes that Spark would load"),
     (r"class(es|name)?$|\.impl$|provider|signers?$|serializer$|filters$", "it names a class that Spark would load"),
     (r"script$", "it names a script that Spark would run"),
+    (r"^spark\.remote$", "Spark Connect is not supported; name the cluster with spark.master"),
     (r"^spark\.pyspark\.|^spark\.executorEnv\.", "Firnline sets the workers' Python itself"),
 )
 

@@ -23,7 +23,8 @@ class StateConfig(Config):
         default=128, description="Groups that keys fall into; fixed for the life of a pipeline."
     )
     on_worker_loss: Literal["replace", "absorb"] = Field(
-        default="replace", description="replace waits for a new worker; absorb spreads its shards over the others."
+        default="replace",
+        description="replace waits for a new worker; absorb spreads its shards over the others until it is back.",
     )
     worker_ping_secs: Seconds = Field(
         default=5.0, description="Workers ping so often; one that misses four pings is lost."

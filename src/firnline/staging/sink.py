@@ -96,7 +96,13 @@ class StagedDeltaSink(DeltaSink):
         self._follows = decided
 
     def claim(
-        self, run: str, generation: int | None = None, baseline: EntryRef | None = None, onto: int | None = None
+        self,
+        run: str,
+        generation: int | None = None,
+        baseline: EntryRef | None = None,
+        onto: int | None = None,
+        *,
+        again: bool = False,
     ) -> Held:
         """Claim, and read the chain again under the claim: in a deciding table it must still reach the claim's tip.
 
@@ -104,7 +110,7 @@ class StagedDeltaSink(DeltaSink):
         would be committed in place of the run's own.
         """
         for _ in range(CLAIM_TRIES):
-            claimed = super().claim(run, generation, baseline, onto)
+            claimed = super().claim(run, generation, baseline, onto, again=again)
             if not claimed.exists:
                 return replace(claimed, committed=0)
             held, arranged = self._chain_end()

@@ -257,6 +257,7 @@ class SnapshotRef:
     `rows` are those in its files: a key that was changed since its file was written counts again. `born` is the first
     epoch that the operator folded: before it there was no state of it, whatever was read. None: an older Firnline wrote
     the reference, and it is not known. `initial` is the SHA-256 of the exported state that it began with.
+    `wanted` is the number of shards to go back to, while fewer stand in for lost workers.
     """
 
     checkpoint: str
@@ -267,6 +268,7 @@ class SnapshotRef:
     rows: int
     born: int | None = None
     initial: str = ""
+    wanted: int | None = None
 
     def to_json(self) -> dict[str, Json]:
         """The durable form; what is not known is left out."""
@@ -283,6 +285,7 @@ class SnapshotRef:
                 **numbers,
                 born=int(value["born"]) if value.get("born") is not None else None,
                 initial=str(value.get("initial", "")),
+                wanted=int(value["wanted"]) if value.get("wanted") is not None else None,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"{what} lacks {error}", what=what) from error

@@ -23,6 +23,10 @@ class LocalEngine:
     def parallelism(self) -> int:
         return self._threads
 
+    @property
+    def workers(self) -> int:
+        return self._threads
+
     def run(
         self, tag: str, orders: list[dict[str, Json]], timeout_seconds: float | None = None
     ) -> list[dict[str, Json]]:
@@ -47,7 +51,9 @@ class LocalEngine:
                 raise EngineError(f"a task failed: {type(error).__name__}: {error}") from error
         return reports
 
-    def run_sql(self, tag: str, job: SqlJob) -> tuple[pa.Schema, list[dict[str, Json]]]:
+    def run_sql(
+        self, tag: str, job: SqlJob, timeout_seconds: float | None = None
+    ) -> tuple[pa.Schema, list[dict[str, Json]]]:
         """Refuse: queries need Catalyst."""
         raise EngineError("queries need Spark; this engine has none")
 

@@ -80,6 +80,10 @@ class Simulation(Rules):
                 after = world._replace(budget=budget._replace(stops=budget.stops - 1))
                 after = self._tell(after, index, 0, m.StopRequested())
                 yield Move("is told to stop", actor.number, 0, self.scenario.once, after)
+            if budget.reshards:
+                after = world._replace(budget=budget._replace(reshards=budget.reshards - 1))
+                after = self._tell(after, index, 0, m.ShardsChanged())
+                yield Move("hears that its shards change", actor.number, 0, True, after)
         for number in world.late:
             write = self.writes[number]
             after = world._replace(late=tuple(n for n in world.late if n != number))
@@ -168,6 +172,9 @@ class Simulation(Rules):
         sink = world.sinks[write.sink]
         if write.entry is None:
             after = self.registered(sink, write)
+            claimant = next((a for a in world.actors if a.number == write.run and a.alive), None)
+            if write.sink == 0 and sink.holder not in (0, write.run) and claimant and self.view(claimant).claimed:
+                world = world._replace(broken="a run claimed again what another had claimed since")
         else:
             after = sink._replace(version=sink.version + 1, chain=(*sink.chain, write.entry))
             joined = [a.generation for a in world.actors if a.alive and self.view(a).sinks[write.sink].joined]
@@ -225,8 +232,8 @@ class Simulation(Rules):
                 return iter([("is over", False, self._hear(job, m.TimerFired(sink)))])
             case m.Plan() as action:
                 return self._plan(job, action)
-            case m.Claim():
-                return self._claim(job)
+            case m.Claim() as action:
+                return self._claim(job, action)
             case m.Join() as action:
                 return self._join(job, action)
             case m.ReadSinks():
@@ -285,7 +292,7 @@ class Simulation(Rules):
         """Where the slice of an attempt ends that is decided or in flight."""
         return next((e.end for e in (*world.sinks[0].chain, *actor.plans) if e.attempt == attempt), 0)
 
-    def _claim(self, job: Job) -> Outcomes:
+    def _claim(self, job: Job, action: m.Claim) -> Outcomes:
         world, actor, sink, failed = job.world, job.actor, job.world.sinks[0], m.Failed(retry=True)
         write = job.task.write
         if write is not None:
@@ -296,7 +303,9 @@ class Simulation(Rules):
         if self.missing(sink):
             world = world.with_actor(job.place, actor._replace(generation=1))
             yield "finds no table", False, self._later(job, Task(job.task.action, answer=m.Claimed(*tip)), world)
-        elif sink.holder == actor.number:  # an earlier claim of ours, whose answer was lost
+        elif action.again and sink.holder != actor.number:
+            yield "is refused", False, self._hear(job, m.Fenced())
+        elif sink.holder == actor.number and not action.again:  # an earlier claim of ours, whose answer was lost
             world = world.with_actor(job.place, actor._replace(generation=sink.generation))
             yield "finds its own", False, self._later(job, Task(job.task.action, answer=m.Claimed(*tip)), world)
         else:
@@ -314,7 +323,7 @@ class Simulation(Rules):
             yield from self._sent(job, job.task.write, joined, failed)
         elif sink.generation > actor.generation:
             yield "is refused", False, self._hear(job, m.Fenced())
-        elif sink.holder == actor.number or self.missing(sink):
+        elif (sink.holder, sink.generation) == (actor.number, actor.generation) or self.missing(sink):
             yield "finds its own, or no table", False, self._hear(job, joined)
         else:
             write = Write(at, sink.version, actor.number, actor.generation, (len(sink.chain), sink.tip))

@@ -222,12 +222,12 @@ class TwoStage(Simulation):
         held = self.held(sink)
         return name, len(held), held[-1].attempt if held else "", len(sink.chain)
 
-    def _claim(self, job: Job) -> Outcomes:
+    def _claim(self, job: Job, action: m.Claim) -> Outcomes:
         if 0 not in self.two_stage:
-            yield from super()._claim(job)
+            yield from super()._claim(job, action)
             return
         world, actor, sink, failed = job.world, job.actor, job.world.sinks[0], m.Failed(retry=True)
-        action, write = job.task.action, job.task.write
+        write = job.task.write
         if write is not None:
             if not self.claims(sink, write):
                 yield "finds the version moved", False, self._later(job, Task(action))
@@ -246,6 +246,8 @@ class TwoStage(Simulation):
             else:
                 tip = held[-1].attempt if held else ""
                 yield "reads", False, self._hear(job, m.Claimed(len(held), tip, committed=len(sink.chain)))
+        elif action.again and sink.holder != actor.number:
+            yield "is refused", False, self._hear(job, m.Fenced())
         else:
             write = Write(0, sink.version, actor.number, sink.generation + 1, self.adopts(world, actor, 0))
             yield "is sent", False, self._later(job, Task(action, write=write))
@@ -271,7 +273,7 @@ class TwoStage(Simulation):
                 return
             yield "lands", False, self._later(job, Task(action, read=_CLAIMED), self._land(world, write))
             yield "is lost", True, self._later(job, Task(action, answer=failed))
-        elif job.task.read or sink.holder == actor.number:
+        elif job.task.read or (sink.holder, sink.generation) == (actor.number, actor.generation):
             held = self.held(sink)
             if self.joins(world, actor, held):
                 yield "reads", False, self._hear(job, m.Joined(action.sink, len(held)))

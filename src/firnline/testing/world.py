@@ -132,6 +132,7 @@ class Budget(NamedTuple):
     stops: int = 0
     discards: int = 0  # by a person; retries of what was set aside, too
     rejects: int = 0  # units that a committer finds invalid
+    reshards: int = 0
 
 
 NO_FAULTS = Budget()

@@ -21,6 +21,8 @@ CRASH = Scenario(items=2, budget=Budget(crashes=1))
 NO_TABLES = Scenario(tables_exist=False, items=2, budget=Budget(crashes=1))
 ZOMBIE = Scenario(items=2, budget=Budget(zombies=1))
 ONE_SINK = Scenario(sinks=(("deciding", True),), items=2, budget=Budget(zombies=1, faults=1))
+RESHARD = Scenario(items=1, budget=Budget(reshards=1, zombies=1))
+RESHARD_ALONE = Scenario(items=2, budget=Budget(reshards=1))
 OPTIONAL = Scenario(sinks=(("deciding", True), ("optional", False)), policy="required", budget=Budget(faults=1))
 
 
@@ -105,6 +107,13 @@ class BlindSinks(Simulation):
 
 MUTANTS = {
     # in the decisions
+    "a run that was fenced claims again": Mutant(RESHARD, "turn.do(m.Claim(again=True))", "turn.do(m.Claim())"),
+    "a claim made again does not wait for a commit": Mutant(
+        RESHARD_ALONE, "turn.state.planning is not None or is_busy:", "turn.state.planning is not None:"
+    ),
+    "sinks are not joined again after another claim": Mutant(
+        RESHARD_ALONE, "replace(sink, joined=False) for sink", "sink for sink"
+    ),
     "a later epoch is kept when the one before is lost": Mutant(
         FAULT, "if s.epoch < epoch), exhausted", "if s.epoch != epoch), exhausted"
     ),

@@ -32,6 +32,16 @@ BOUNDS = {
     "tables that do not exist, a zombie": Scenario(tables_exist=False, items=2, budget=Budget(zombies=1)),
     "stop at any instant": Scenario(budget=Budget(stops=1, faults=1)),
     "stop a run that polls": Scenario(once=False, items=2, budget=Budget(stops=2, crashes=1)),
+    "shards change twice": Scenario(items=2, budget=Budget(reshards=2)),
+    "shards change, a fault": Scenario(items=2, budget=Budget(reshards=1, faults=1)),
+    "shards change, a crash": Scenario(items=2, budget=Budget(reshards=1, crashes=1)),
+    "shards change, a zombie": Scenario(items=1, budget=Budget(reshards=1, zombies=1)),
+    "shards change before there is a table": Scenario(
+        tables_exist=False, items=1, budget=Budget(reshards=1, faults=1, stops=1)
+    ),
+    "shards change beside an optional sink": Scenario(
+        sinks=ONE_OPTIONAL, policy="required", items=1, budget=Budget(reshards=1, faults=1)
+    ),
     "an optional sink": Scenario(sinks=ONE_OPTIONAL, policy="required", items=2, budget=Budget(faults=1, crashes=1)),
     "an optional sink that is down": Scenario(
         sinks=ONE_OPTIONAL, dead=DOWN, policy="required", restart_attempts=3, budget=Budget(faults=1)

@@ -60,6 +60,12 @@ BOUNDS = {
     ),
     "a zombie and a direct sink after a staged one": Scenario(staged=FIRST, items=2, budget=Budget(zombies=1)),
     "a unit that a person takes up again": RETRY,
+    "two staged sinks whose shards change, a crash": Scenario(
+        staged=BOTH, items=2, budget=Budget(crashes=1, reshards=1)
+    ),
+    "a staged sink whose shards change, a zombie": Scenario(
+        sinks=ONE, staged=FIRST, items=1, budget=Budget(zombies=1, reshards=1)
+    ),
 }
 LARGER = {
     "two staged sinks and a zombie": Scenario(staged=BOTH, items=2, budget=Budget(zombies=1)),

@@ -11,7 +11,7 @@ import pytest
 from firnline.errors import ConfigError
 from firnline.operators.aggregate import Aggregate
 from firnline.operators.base import MAIN, Operator
-from firnline.operators.loading import build_operator
+from firnline.operators.loading import OwnCode, build_operator, own_code
 from firnline.operators.windows import WindowedAggregate
 from firnline.options import OperatorOptions
 from firnline.testing.operators import Epoch, Harness, OperatorConformance
@@ -114,6 +114,16 @@ def folder(tmp_path: Path) -> Path:
 def build(kind: str, *paths: Path, **settings: object) -> Operator:
     options = OperatorOptions("mine", kind, ("in",), settings)
     return build_operator(options, {"in": SCHEMA}, [str(path) for path in paths])
+
+
+def test_the_file_of_a_class_travels_to_workers_that_lack_it(folder: Path) -> None:
+    options = OperatorOptions("mine", "counting:Counting", ("in",), {})
+    code = own_code(options, [str(folder)])
+    assert code is not None
+    (folder / "counting.py").unlink()
+    built = build_operator(options, {"in": SCHEMA}, (), OwnCode(**code.to_json()))
+    assert type(built).__name__ == "Counting"
+    assert own_code(OperatorOptions("t", "aggregate", ("in",), {}), []) is None
 
 
 @pytest.mark.parametrize("kind", ["counting:Counting", "deep:Counting", "deep.er:Counting"])

@@ -305,6 +305,10 @@ def test_common_spark_settings_pass(key: str) -> None:
     assert find_refusal(key) is None
 
 
+def test_spark_connect_is_refused_by_name() -> None:
+    assert "Spark Connect is not supported" in str(find_refusal("spark.remote"))
+
+
 def test_spark_values_become_text() -> None:
     spark = {"spark.task.cpus": 2, "spark.speculation": True, "spark.memory.fraction": 0.5, "spark.master": "local[2]"}
     built = build_options(parse_spec(minimal(spark=spark)), environ={})

@@ -60,6 +60,7 @@ class DeltaSink(Sink):
         self._deciding = True
         self._deferred = False
         self._generation = 0
+        self._owned = 0  # the generation of our newest claim that the log is known to hold
         self.copies = Tiers()  # of the checkpoint, outside the table; the deciding sink is given some
         self._checkpointed: int | None = None  # the version of Delta's newest checkpoint, once it is known
 
@@ -144,7 +145,13 @@ class DeltaSink(Sink):
     # -- claim ----------------------------------------------------------------------------------------
 
     def claim(
-        self, run: str, generation: int | None = None, baseline: EntryRef | None = None, onto: int | None = None
+        self,
+        run: str,
+        generation: int | None = None,
+        baseline: EntryRef | None = None,
+        onto: int | None = None,
+        *,
+        again: bool = False,
     ) -> Held:
         self._run = run
         self._deferred = False
@@ -160,10 +167,11 @@ class DeltaSink(Sink):
             held = self._table.txn(self._id("-gen")) or 0
             if generation is not None and held > generation:
                 raise FencedError(f"{self.name} is held by generation {held}", generation=held)
+            if again and held != self._owned and self._newest_claim().get("run") != run:
+                raise FencedError(f"another run has claimed {self.name} since", generation=held)
             self._generation = generation if generation is not None else held + 1
             if held == self._generation and self._claimed_by(run):
-                self.make_durable()
-                return self._held()
+                return self._own()
             tip_epoch, tip = self._claim_tip()
             txns = {self._id("-gen"): self._generation, self._id("-tip-epoch"): tip_epoch, self._id("-tip"): tip or 0}
             if baseline is not None and self._table.txn(self._id("")) is None:
@@ -183,9 +191,14 @@ class DeltaSink(Sink):
             self._table.refresh()
             if self._table.txn(self._id("-gen")) != self._generation:
                 raise FencedError("another run claimed this pipeline at the same time")
-            self.make_durable()
-            return self._held()
+            return self._own()
         raise SinkError(f"cannot claim {self._table.uri}: other writers commit all the time", table=self._table.uri)
+
+    def _own(self) -> Held:
+        """Our claim stands under the version read; what it adopted is durable from now on."""
+        self._owned = self._generation
+        self.make_durable()
+        return self._held()
 
     def _claim_tip(self) -> tuple[int, int | None]:
         """The epoch, and the digest of its entry, that a claim adopts: what the log holds."""
@@ -193,11 +206,16 @@ class DeltaSink(Sink):
 
     def _claimed_by(self, run: str) -> bool:
         """Whether the newest claim in the log is this run's, of the generation it wants."""
+        claim = self._newest_claim()
+        return (claim.get("run"), claim.get("generation")) == (run, self._generation)
+
+    def _newest_claim(self) -> dict[str, Json]:
+        """What the newest claim in the log says; empty when there is none among the newest commits."""
         for commit in self._log.backwards(self._table.version, CONFLICT_TRIES):
             info = commit.find_info(self._pipeline)
             if info is not None and info.get("kind") in ("claim", "create"):
-                return bool(info["run"] == run and info["generation"] == self._generation)
-        return False
+                return info
+        return {}
 
     def check(self) -> None:
         """Refuse a table that this spec cannot write to; reads only."""
@@ -269,6 +287,7 @@ class DeltaSink(Sink):
         """The table appeared since it was claimed as missing: by our own create, or another run's."""
         if self._claimed_by(self._run):
             self._deferred = False
+            self._owned = self._generation
         elif self._deciding:
             raise FencedError("another run created this table at the same time")
         else:
