@@ -15,8 +15,11 @@ import pytest
 
 from firnline.checkpoint.model import Checkpoint
 from firnline.engine.parts import assemble
+from firnline.history.ledger_repair import LedgerRepair
 from firnline.history.operator_state import load_state_view
+from firnline.history.restore import restore_savepoint
 from firnline.history.rollback import Rollback
+from firnline.history.savepoint import create_savepoint
 from firnline.history.state_import import import_state
 from firnline.history.state_jumps import Rescale
 from firnline.options import (
@@ -141,6 +144,22 @@ def test_an_operator_that_was_rolled_back_before_its_birth_is_born_again(story: 
     assert story.seen() == ["a", "b", "a"]
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_restore_from_a_savepoint_keeps_the_births(story: Story, elsewhere: bool) -> None:
+    options = story.options(ADDED)
+    saved = str(story.folder / "saved")
+    create_savepoint(assemble(options), saved, copy=True, run="save-1")
+    story.run(options, "c")
+    if elsewhere:
+        for table in ("out", "rows"):
+            (story.folder / table).rename(story.folder / f"old-{table}")
+    restore_savepoint(assemble(options), saved, "restore-1")
+    assert story.births(options) == {"totals": 1, "second": 2}
+    story.lose_state()
+    story.run(options, "a", "b", "c")
+    assert story.seen() == ["a", "b", "c", "a"]
+
+
 def test_imported_state_is_never_made_again_without_what_was_imported(story: Story) -> None:
     options = story.options(ADDED)
     view = load_state_view(assemble(options), "second")
@@ -247,7 +266,7 @@ def damage(path: Path, how: str) -> None:
 @pytest.mark.parametrize("how", ["missing", "cut", "checkpoint"])
 @pytest.mark.parametrize("which", [-1, -2])
 def test_a_damaged_ledger_entry_stops_no_state(tmp_path: Path, how: str, which: int) -> None:
-    source, options = KeyedInput(tmp_path / "in"), keyed_options(tmp_path)
+    source, options = KeyedInput(tmp_path / "in"), keyed_options(tmp_path, late_files="ignore")
     for _ in range(3):
         source.add()
     run_to_end(options)
@@ -259,7 +278,7 @@ def test_a_damaged_ledger_entry_stops_no_state(tmp_path: Path, how: str, which: 
 
 @pytest.mark.parametrize("lost", ["entry and newest snapshot", "entry before the replayed epoch"])
 def test_snapshots_and_watermarks_beyond_a_damaged_entry_are_found_by_its_copies(tmp_path: Path, lost: str) -> None:
-    source, options = KeyedInput(tmp_path / "in"), keyed_options(tmp_path, (WINDOWS,))
+    source, options = KeyedInput(tmp_path / "in"), keyed_options(tmp_path, (WINDOWS,), late_files="ignore")
     if lost == "entry before the replayed epoch":
         options = replace(options, checkpoint=EVERY_TWO)
     for _ in range(4):
@@ -276,7 +295,10 @@ def test_snapshots_and_watermarks_beyond_a_damaged_entry_are_found_by_its_copies
 
 
 def test_an_entry_whose_checkpoint_is_damaged_is_made_whole_with_the_commits_copy(tmp_path: Path) -> None:
-    source, options = KeyedInput(tmp_path / "in"), replace(keyed_options(tmp_path), checkpoint=EVERY_TWO)
+    source, options = (
+        KeyedInput(tmp_path / "in"),
+        replace(keyed_options(tmp_path, late_files="ignore"), checkpoint=EVERY_TWO),
+    )
     for _ in range(2):
         source.add()
     run_to_end(options)
@@ -287,7 +309,10 @@ def test_an_entry_whose_checkpoint_is_damaged_is_made_whole_with_the_commits_cop
 
 
 def test_what_only_the_damaged_entry_told_is_said_with_the_way_out(tmp_path: Path) -> None:
-    source, options = KeyedInput(tmp_path / "in"), replace(keyed_options(tmp_path), checkpoint=EVERY_TWO)
+    source, options = (
+        KeyedInput(tmp_path / "in"),
+        replace(keyed_options(tmp_path, late_files="ignore"), checkpoint=EVERY_TWO),
+    )
     for _ in range(2):
         source.add()
     run_to_end(options)
@@ -303,7 +328,7 @@ def test_what_only_the_damaged_entry_told_is_said_with_the_way_out(tmp_path: Pat
 def test_the_store_or_a_tier_stands_in_for_entry_and_commit(tmp_path: Path, copy: str) -> None:
     place = str(tmp_path / "copy")
     copies = {"store": StoreOptions("file", place)} if copy == "store" else {"local": LocalTierOptions(place, 1)}
-    source, options = KeyedInput(tmp_path / "in"), keyed_options(tmp_path, **copies)
+    source, options = KeyedInput(tmp_path / "in"), keyed_options(tmp_path, late_files="ignore", **copies)
     for _ in range(3):
         source.add()
         run_to_end(options)
@@ -312,6 +337,20 @@ def test_the_store_or_a_tier_stands_in_for_entry_and_commit(tmp_path: Path, copy
     shutil.rmtree(state / newest["checkpoint"])
     damage(ledger_files(tmp_path / "out", "demo")[-2], "missing")
     break_info(commits_of(tmp_path / "out", "demo")[-2])
+    source.add()
+    run_to_end(options)
+    assert answers(tmp_path / "out") == answers_without_trouble(tmp_path, options)
+
+
+def test_snapshots_beyond_what_a_repair_of_the_ledger_leads_over_are_found(tmp_path: Path) -> None:
+    source, options = KeyedInput(tmp_path / "in"), keyed_options(tmp_path, (WINDOWS,))
+    for _ in range(4):
+        source.add()
+        run_to_end(options)
+    newest = checkpoint_of(options).state["windows"]["checkpoint"]
+    damage(ledger_files(tmp_path / "out", "demo")[-2], "missing")
+    LedgerRepair(assemble(options), processed=["*"]).perform("repair-1")
+    shutil.rmtree(tmp_path / "out" / "_firnline" / "demo" / "state" / newest)
     source.add()
     run_to_end(options)
     assert answers(tmp_path / "out") == answers_without_trouble(tmp_path, options)

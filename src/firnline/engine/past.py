@@ -93,19 +93,28 @@ class Past:
         try:
             entry, _ = next(self._entries)
         except StopIteration:
+            if self._next is None:
+                return None
+            try:  # what comes next is folded, or a repair of the ledger leads over it
+                next(self._ledger.chain(self._next))
+            except LedgerHoleError as error:
+                return self._read_copy(self._next, error)
             return None
         except LedgerHoleError as error:
             assert self._next is not None
-            found = self._copies.find(self._next)
-            if found is None:
-                self._problem = error.message
-                return None
-            logger.warning("a copy stands in for a ledger entry", extra={"epoch": found.epoch, "reason": error.message})
-            self._entries = self._ledger.entries(found.previous)
-            if found.previous is None and found.kind != "fresh":
-                self._problem = error.message
-            return found
+            return self._read_copy(self._next, error)
         return PastEpoch(entry.checkpoint, entry.kind, entry.previous, entry.jump, entry)
+
+    def _read_copy(self, ref: EntryRef, error: LedgerHoleError) -> PastEpoch | None:
+        found = self._copies.find(ref)
+        if found is None:
+            self._problem = error.message
+            return None
+        logger.warning("a copy stands in for a ledger entry", extra={"epoch": found.epoch, "reason": error.message})
+        self._entries = self._ledger.entries(found.previous)
+        if found.previous is None and found.kind != "fresh":
+            self._problem = error.message
+        return found
 
 
 class _Copies:
