@@ -32,9 +32,9 @@ from firnline.testing.committers import (
     put_unit,
     rejected_reasons,
 )
-from firnline.testing.pipelines import pipeline_options
+from firnline.testing.pipelines import pipeline_options, run_to_end
 from firnline.testing.processes import KILLED
-from firnline.testing.samples import table_ids
+from firnline.testing.samples import SampleInput, table_ids
 
 WEEK = {"delta.setTransactionRetentionDuration": "interval 7 days"}
 
@@ -290,13 +290,6 @@ def test_columns_come_with_the_files_that_have_them(table: Path) -> None:
     assert "schema incompatible" in rejected_reasons(table)["d"]
 
 
-def test_units_without_a_table_wait(tmp_path: Path) -> None:
-    bring_file(tmp_path / "t", "u1", {"id": [2]})
-    report = commit_table(tmp_path / "t")
-    assert (report.pending, report.units) == (1, 0)
-    assert "no table" in report.alarms[0]
-
-
 def test_memory_of_committed_units_follows_the_log(table: Path) -> None:
     """What the log forgets, the committer forgets."""
     bring_file(table, "u1", {"id": [2]})
@@ -328,3 +321,100 @@ def test_memory_is_flat_over_many_units(table: Path, monkeypatch: pytest.MonkeyP
         peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     assert table_ids(table)[2] == units
     assert peaks[-1] <= 1.2 * peaks[1], peaks
+
+
+# -- where there is no table yet ----------------------------------------------------------------------
+
+
+def test_the_first_units_make_the_table(tmp_path: Path) -> None:
+    """Columns are the file's, partitions the unit's; a later unit may bring more columns."""
+    table = tmp_path / "new"
+    table.mkdir()
+    says = {"partition_values": {"n": "7", "date": "2026-11-01"}}
+    bring_file(table, "u1", {"id": [1, 2]}, at="date=2026-11-01/n=7/u1.parquet", says=says)
+    bring_file(table, "u2", {"id": [3], "v": ["x"]}, at="date=2026-11-01/n=7/u2.parquet", says=says)
+    bring_file(table, "u3", {"id": [4]}, at="date=2026-11-01/u3.parquet", says={"partition_values": {"date": "x"}})
+    report = commit_table(table)
+    assert (report.units, report.rows, report.pending) == (2, 3, 0)
+    assert "partitioned by" in rejected_reasons(table)["u3"]
+    delta = DeltaTable(str(table))
+    assert delta.metadata().partition_columns == ["date", "n"]
+    found = sorted(delta.to_pyarrow_table().to_pylist(), key=lambda row: row["id"])
+    assert found == [
+        {"id": number, "v": "x" if number == 3 else None, "date": "2026-11-01", "n": "7"} for number in (1, 2, 3)
+    ]
+    assert commit_table(table).units == 0
+
+
+def test_a_unit_that_makes_no_table_is_set_aside_and_the_next_one_makes_it(tmp_path: Path) -> None:
+    table = tmp_path / "new"
+    table.mkdir()
+    bring_file(table, "a1", {"id": pa.array([1], pa.duration("s"))})
+    bring_file(table, "a2", {"id": pa.array([1], pa.timestamp("ns"))})
+    bring_file(table, "a3", {"id": [1]}, says={"record_count": 9})
+    assert commit_table(table).units == 0
+    assert not (table / "_delta_log").exists()
+    assert "is duration[s], which is no type of Delta" in rejected_reasons(table)["a1"]
+    assert "is timestamp[ns], which is no type of Delta" in rejected_reasons(table)["a2"]
+    assert "the unit says 9" in rejected_reasons(table)["a3"]
+    bring_file(table, "b", {"id": [5]})
+    commit_table(table)
+    assert ids(table) == [5]
+
+
+def test_no_table_is_made_where_a_pipeline_has_written(tmp_path: Path) -> None:
+    """Its own table is still to come, or lost: a new one would start over its history."""
+    sample = SampleInput(tmp_path / "in")
+    sample.add("a.json", 3)
+    options = pipeline_options(str(tmp_path / "in"), str(tmp_path / "new"))
+    run_to_end(options)
+    shutil.rmtree(tmp_path / "new/_delta_log")
+    bring_file(tmp_path / "new", "u1", {"id": [1]})
+    report = commit_table(tmp_path / "new")
+    assert (report.units, report.pending) == (0, 1)
+    assert "demo wrote here" in report.alarms[0]
+    assert not (tmp_path / "new/_delta_log").exists()
+
+
+def test_two_committers_make_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "new"
+    table.mkdir()
+    bring_file(table, "u1", {"id": [1]})
+    create = Table.create
+    met: list[str] = []
+
+    def other_first(self: Table, *arguments: Any) -> None:
+        if not met:
+            met.append(self.uri)
+            assert Committer(Table(str(table), {}), open_storage(str(table)), "b", SystemClock()).cycle().units == 1
+        create(self, *arguments)
+
+    monkeypatch.setattr(Table, "create", other_first)
+    commit_table(table)
+    assert met
+    assert ids(table) == [1]
+
+
+@pytest.mark.parametrize("point", ["delta.create.before", "delta.create.after", "delta.claim.after"])
+def test_a_committer_that_is_killed_while_it_makes_the_table_is_repeated(tmp_path: Path, point: str) -> None:
+    table = tmp_path / "new"
+    table.mkdir()
+    bring_file(table, "u1", {"id": [1, 2]})
+    options = pipeline_options(str(tmp_path / "in"), str(table), mode="staged")
+    launcher = committer_launcher(tmp_path / "children")
+    assert launcher.run(options, f"{point}:1:kill").exit_code == KILLED
+    assert launcher.run(options).exit_code == 0
+    assert ids(table) == [1, 2]
+
+
+@pytest.mark.parametrize(("interop", "writes"), [("blizzard", True), ("auto", False), ("none", False)])
+def test_progress_for_other_tools_is_written_where_the_spec_says_so(tmp_path: Path, interop: str, writes: bool) -> None:
+    """Into somebody else's table, too, in two stages as in one."""
+    sample = SampleInput(tmp_path / "in")
+    sample.add("a.json", 3)
+    table = tmp_path / "out"
+    write_deltalake(str(table), pa.table({"id": pa.array([-1], pa.int64())}))
+    run_to_end(pipeline_options(str(tmp_path / "in"), str(table), mode="staged", interop=interop))
+    commit_table(table)
+    log = "".join(path.read_text() for path in (table / "_delta_log").glob("*.json"))
+    assert ('"blizzard:' in log) == writes

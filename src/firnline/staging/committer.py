@@ -41,11 +41,12 @@ from firnline.faults import fault_point
 from firnline.schema import schema_from_json
 from firnline.sinks.delta.columns import missing_fields
 from firnline.sinks.delta.log import DeltaLog, encode_blizzard
-from firnline.sinks.delta.table import CREATED_WITH, Table
+from firnline.sinks.delta.probe import check_put_if_absent
+from firnline.sinks.delta.table import Table
 from firnline.sinks.delta.torn import check_whole
 from firnline.staging.chain import Arranged, Standing, arrange
 from firnline.staging.committed import CommittedUnits, load_committed
-from firnline.staging.foreign import check_age, foreign_file, unit_id
+from firnline.staging.foreign import check_age, first_columns, foreign_file, unit_id
 from firnline.staging.intervals import DELETED_FILES, DELETED_FILES_DEFAULT, TRANSACTIONS, find_interval
 from firnline.staging.rejected import reject
 from firnline.staging.standing import read_standing
@@ -140,8 +141,7 @@ class Committer:
         self._read_pending(report)
         if not self._known:
             return
-        if not self._table.refresh():
-            report.alarms.append("there is no table yet; its first writer creates it")
+        if not self._table.refresh() and not self._create_table(report):
             self._measure(report)
             return
         if self._term is None:
@@ -160,6 +160,36 @@ class Committer:
         self._maintain()
         if failures:
             raise next(iter(failures.values()))
+
+    def _create_table(self, report: CycleReport) -> bool:
+        """Create the table as the oldest unit of another program describes it; False when there is none to be made.
+
+        A pipeline creates its table itself: where one has left traces, the table is still to come, or lost.
+        """
+        pipelines = {u.pipeline for u in self._known.values() if isinstance(u, Unit)}
+        pipelines |= {stat.name.split("/")[-3] for stat in self._storage.list("_firnline") if "/ledger/" in stat.name}
+        if pipelines:
+            report.alarms.append(
+                f"there is no table, but {', '.join(sorted(pipelines))} wrote here: its first run creates the table;"
+                " if there was one, restore _delta_log from a backup"
+            )
+            return False
+        for unit in sorted(self._known.values(), key=lambda unit: (self._put_at[unit.name], unit.name)):
+            assert isinstance(unit, ForeignUnit)
+            try:
+                columns, partition_by = first_columns(self._storage, unit)
+            except InvalidUnitError as error:
+                self._reject(unit.name, str(error), report)
+                continue
+            check_put_if_absent(self._storage, f"_staging/probe-{self._run}")
+            info = json.dumps({"kind": "create", "run": self._run, "units": [unit.name]})
+            try:
+                self._table.create(columns, partition_by, info, {})
+            except (CommitConflictError, CommitUnknownError) as error:
+                if not self._table.refresh():
+                    raise SinkError(f"cannot create the table {self._table.uri}: {error.message}") from error
+            return True
+        return False
 
     def _apart(self, what: str, failures: dict[str, FirnlineError | OSError], work: Callable[[], None]) -> None:
         """What fails for one pipeline, or for foreign units, is tried again at the next poll and holds up no other."""
@@ -323,8 +353,8 @@ class Committer:
         )
 
     def _interchange(self, unit: Unit, onto: int) -> dict[str, int]:
-        key = "delta.setTransactionRetentionDuration"
-        if unit.source_state is None or self._table.setting(key) != CREATED_WITH[key]:
+        """Progress for other tools, where the writer of the unit says that it belongs into this table."""
+        if unit.source_state is None:
             return {}
         extra = {
             "pipeline": unit.pipeline,

@@ -19,7 +19,6 @@ from firnline.errors import (
     FencedError,
     SchemaError,
     SinkError,
-    StoreUnsafeError,
     TableLostError,
 )
 from firnline.options import DeltaSinkOptions
@@ -28,6 +27,7 @@ from firnline.sinks.base import EpochCommit, Held, Sink
 from firnline.sinks.delta.columns import missing_fields
 from firnline.sinks.delta.jump import Effect, ReplaceRows, apply_effect
 from firnline.sinks.delta.log import DeltaLog, encode_blizzard
+from firnline.sinks.delta.probe import check_put_if_absent
 from firnline.sinks.delta.recovery import Replay, find_checkpoint
 from firnline.sinks.delta.table import CREATED_WITH, Table
 from firnline.sinks.delta.torn import check_whole
@@ -269,7 +269,7 @@ class DeltaSink(Sink):
     def _create(self, commit: EpochCommit) -> None:
         if commit.kind == "epoch" and (commit.previous is not None or not self._deferred):
             raise TableLostError(f"the table {self._table.uri} is gone", table=self._table.uri)
-        self._probe()
+        check_put_if_absent(self.storage, f"_firnline/{self._pipeline}/probe-{self._run}")
         txns = {self._id("-gen"): self._generation}
         columns = commit.schema if len(commit.schema) else self._placeholder()
         try:
@@ -292,20 +292,6 @@ class DeltaSink(Sink):
             raise FencedError("another run created this table at the same time")
         else:
             self.claim(self._run, self._generation)  # an older run's late create: register over it
-
-    def _probe(self) -> None:
-        """Refuse a store on which two writers could both create the same log file."""
-        key = f"_firnline/{self._pipeline}/probe-{self._run}"
-        try:
-            self.storage.put(key, b"probe")
-            self.storage.put_new(key, b"probe again")
-        except FileExistsError:
-            return
-        except OSError as error:
-            raise SinkError(f"cannot write to {self._table.uri}: {error}", table=self._table.uri) from error
-        finally:
-            self.storage.delete(key)
-        raise StoreUnsafeError(f"{self._table.uri} lies on a store without put-if-absent")
 
     def _check_fence(self, commit: EpochCommit) -> Receipt | None:
         """Under the version read: our generation and the entry before; or the epoch itself, already committed."""
