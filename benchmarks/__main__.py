@@ -8,7 +8,9 @@ import logging
 import os
 import platform
 import shutil
+import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,12 +58,18 @@ def main() -> None:
     logging.getLogger("firnline").setLevel(logging.ERROR)  # first starts and slow disks are no news here
     console = Console()
     folder = Path(tempfile.mkdtemp(prefix="firnline-bench-"))
+    world = cases.World(folder, args.scale)
     rows: list[cases.Row] = []
+    failed: dict[str, str] = {}
     try:
-        world = cases.World(folder, args.scale)
         for name in args.cases or CASES:
             console.print(f"[bold]{name}[/bold] ...")
-            found = CASES[name](world)
+            try:
+                found = CASES[name](world)
+            except Exception as error:  # the other cases are measured all the same
+                failed[name] = f"{type(error).__name__}: {error}"
+                traceback.print_exc()
+                continue
             rows += found
             for row in found:
                 console.print(
@@ -71,8 +79,16 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
     console.print(_table(rows))
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()}
-    body: dict[str, Any] = {"machine": machine, "scale": args.scale, "rows": [row.to_json() for row in rows]}
+    body: dict[str, Any] = {
+        "machine": machine,
+        "scale": args.scale,
+        "rows": [row.to_json() for row in rows],
+        "failed": failed,
+    }
     args.out.write_text(json.dumps(body, indent=2) + "\n")
+    for name, told in failed.items():
+        console.print(f"[red]{name} failed[/red]: {told}")
+    sys.exit(1 if failed else 0)
 
 
 def _table(rows: list[cases.Row]) -> Table:

@@ -32,11 +32,12 @@ def _pipeline(source: Path, table: Path, mode: str, **batch: Any) -> firnline.Pi
         sources={"records": {"type": "files", "path": str(source), "poll_interval_secs": 1}},
         sinks=[{"type": "delta", "table": str(table), "mode": mode}],
         batch=batch,
+        checkpoint={"store": {"type": "file", "path": f"{table}-store"}},
     )
 
 
 def _ingest(source: Path, work: Path) -> float:
-    shutil.rmtree(work, ignore_errors=True)
+    shutil.rmtree(work, ignore_errors=True)  # the table and its store
     options = _pipeline(source, work / "table", "staged", max_files=1).options
     began = monotonic()
     result = Runner(assemble(options, once=True), LocalEngine(), once=True).run()
@@ -63,7 +64,7 @@ def staged_ingest(world: World) -> list[Row]:
     source, work = world.big_files, world.folder / "staged"
     _ingest(source, work)
     stopped, running = [], []
-    for _ in range(RUNS):  # in turns: the machine is shared
+    for _ in range(world.rounds(RUNS)):  # in turns: the machine is shared
         stopped.append(_ingest(source, work))
         with _committer(work / "table", 1):
             running.append(_ingest(source, work))

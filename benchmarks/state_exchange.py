@@ -45,7 +45,7 @@ def exchange_choice(world: World) -> list[Row]:
         assert found == by_shuffle()
         assert found[0] == rows // SHARDS * SHARDS
         works: list[Callable[[], object]] = [by_files, by_shuffle]
-        files, shuffle = (p50(times) for times in in_turns(works, rounds=ROUNDS, each=2))
+        files, shuffle = (p50(times) for times in in_turns(works, rounds=world.rounds(ROUNDS), each=2))
         name = f"{rows:,} rows to their shards by files, beside repartitionById"
         result.append(Row(name, round_off(files), "ms", round_off(shuffle), shuffle / files))
     return result

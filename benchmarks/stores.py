@@ -74,23 +74,23 @@ def stores(world: World) -> list[Row]:
     with _backends(folder) as backends:
         for backend in backends:
             for label, size in SIZES.items():
-                rows += _latency(backend, label, size)
+                rows += _latency(world, backend, label, size)
     shutil.rmtree(folder)
     return rows
 
 
-def _latency(backend: Backend, label: str, size: int) -> list[Row]:
-    each = max(2, int(EACH * backend.pace))
+def _latency(world: World, backend: Backend, label: str, size: int) -> list[Row]:
+    each, rounds = max(2, int(EACH * backend.pace)), world.rounds(ROUNDS)
     key = f"bench-{size}"
     with closing(open_store(backend.options)) as store, backend.peer() as (write, read):
         put, values = _putter(store, key, size), _payloads(size)
-        ours, theirs = in_turns([put, lambda: write(next(values))], rounds=ROUNDS, each=each)
+        ours, theirs = in_turns([put, lambda: write(next(values))], rounds=rounds, each=each)
         noted, beside = in_turns(
             [_putter(store, f"{key}-noted", size, "epoch 42"), lambda: write(next(values))],
-            rounds=ROUNDS // 2,
+            rounds=max(1, rounds // 2),
             each=each,
         )
-        got, raw = in_turns([lambda: store.get_raw(key), read], rounds=ROUNDS, each=each)
+        got, raw = in_turns([lambda: store.get_raw(key), read], rounds=rounds, each=each)
     ratio = p50(ours) / p50(theirs)
     aim = f"<= {backend.aim:g}x" if backend.aim else ""
     met = ratio <= backend.aim if backend.aim else None
@@ -241,12 +241,12 @@ def growth(world: World) -> list[Row]:
             with closing(open_store(backend.options)) as full, closing(open_store(backend.options)) as empty:
                 _build(backend, full, count)
                 os.sync()  # else the disk is still busy with what was built
-                rows += _grown(backend, full, full if backend.name == "memory" else empty, count)
+                rows += _grown(world, backend, full, full if backend.name == "memory" else empty, count)
     shutil.rmtree(folder)
     return rows
 
 
-def _grown(backend: Backend, full: CheckpointStore, empty: CheckpointStore, count: int) -> list[Row]:
+def _grown(world: World, backend: Backend, full: CheckpointStore, empty: CheckpointStore, count: int) -> list[Row]:
     assert full.latest_version("full") == count
     empty.put_raw("empty", next(_payloads(500)))
     rows = []
@@ -256,7 +256,7 @@ def _grown(backend: Backend, full: CheckpointStore, empty: CheckpointStore, coun
         "put": (_putter(full, "full", 500), _putter(empty, "empty", 500)),
     }
     for name, works in calls.items():
-        many, one = in_turns(works, rounds=ROUNDS, each=EACH)
+        many, one = in_turns(works, rounds=world.rounds(ROUNDS), each=EACH)
         ratio = p50(many) / p50(one)
         told = f"{backend.name}, {count} versions against 1: {name}"
         rows.append(Row(told, round_off(p50(many)), "ms", round_off(p50(one)), ratio))

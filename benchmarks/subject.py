@@ -31,6 +31,7 @@ def pipeline(source: Path, table: Path, **batch: Any) -> firnline.Pipeline:
         sources={"records": {"type": "files", "path": str(source)}},
         sinks=[{"type": "delta", "table": str(table)}],
         batch=batch,
+        checkpoint={"store": {"type": "file", "path": str(table.parent / "store")}},
     )
 
 

@@ -89,7 +89,7 @@ def epoch_loop(world: World) -> list[Row]:
     _write_small_files(work / "in", WARM_EPOCHS + epochs)
     times: dict[str, list[float]] = {kind: [] for kind in ("none", "store", "again", "tiers")}
     shares: list[float] = []
-    for number in range(ROUNDS + 1):
+    for number in range(world.rounds(ROUNDS) + 1):
         # Whoever is first pays for what the one before left to the disk: so everybody is first in turn.
         kinds = list(times)
         for kind in kinds[number % len(kinds) :] + kinds[: number % len(kinds)]:
@@ -175,7 +175,7 @@ def recovery_paths(world: World) -> list[Row]:
         }
         found: dict[str, list[float]] = {kind: [] for kind in kinds}
         ran: dict[str, list[float]] = {kind: [] for kind in kinds}
-        for _ in range(STARTS):
+        for _ in range(world.rounds(STARTS)):
             for kind, (path, checkpoint) in kinds.items():
                 options = _options(work / "in", work / "table", checkpoint)
                 found[kind].append(_find_place(options, path))

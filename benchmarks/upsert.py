@@ -83,7 +83,7 @@ def upsert(world: World) -> list[Row]:
     shutil.copytree(mine, theirs)
     driver = UpsertDriver(str(mine), ["id"])
     times: list[tuple[float, float]] = []
-    for number in range(ROUNDS + 1):
+    for number in range(world.rounds(ROUNDS) + 1):
         ids = rng.choice(rows + rows // 200, keys, replace=False)
         changed = _rows(ids, f"changed{number}", rng)
         path = world.folder / f"changed-{number}.parquet"
