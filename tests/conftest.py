@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,19 @@ def runtime_folder() -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="fl-") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", folder)
         yield
+
+
+@pytest.fixture
+def record_proof(record_property: Callable[[str, object], None]) -> Callable[..., None]:
+    """Report what a search or a series of kills has covered: `record_proof("name", states=..., kills=..., seed=...)`.
+
+    `make test` adds the figures up, and `make proof` writes them into `docs/how-it-is-tested.md`.
+    """
+
+    def record(name: str, **figures: int | str) -> None:
+        record_property("proof", json.dumps({"name": name, **figures}))
+
+    return record
 
 
 @pytest.fixture

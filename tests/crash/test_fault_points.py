@@ -90,8 +90,13 @@ def test_broken_at_a_point(launcher: Launcher, options: PipelineOptions, sample:
 def test_killed_again_and_again(launcher: Launcher, options: PipelineOptions, sample: SampleInput, seed: int) -> None:
     """Kills in the recovery of kills, at any time a point is reached."""
     rng = random.Random(seed)
+    kills = 0
     for number in range(6):
-        launcher.run(options, f"{rng.choice(POINTS)}:{rng.randint(1, 4)}:kill", patches=PATCHES, threads=2)
+        fault = f"{rng.choice(POINTS)}:{rng.randint(1, 4)}:kill"
+        ended = launcher.run(options, fault, patches=PATCHES, threads=2)
+        assert ended.exit_code in (KILLED, 0), f"a recovery failed under {fault}: {ended}"
+        kills += ended.exit_code == KILLED
         sample.add(f"{rng.choice('abcxyz')}{number + 4}.json.gz", 5, bad=number % 2)
     launcher.run_until_done(options, patches=PATCHES)
     check(sample, options)
+    assert kills >= 1, "nothing was killed"

@@ -73,14 +73,15 @@ def test_killed_between_checkpoints_of_state(
 ) -> None:
     sparse = dataclasses.replace(options.checkpoint, mode=mode, trigger=TriggerOptions(every_epochs=3))
     options = dataclasses.replace(options, checkpoint=sparse)
-    for nth in (2, 1, 2):
-        launcher.run(options, f"{point}:{nth}:kill")
+    codes = [launcher.run(options, f"{point}:{nth}:kill").exit_code for nth in (2, 1, 2)]
+    assert set(codes) <= {KILLED, 0}, f"a recovery failed: {codes}"
+    assert codes[0] == KILLED
     launcher.run_until_done(options)
     check(counted, options)
 
 
 def test_random_kills_rescales_and_an_empty_local_tier(launcher: Launcher, tmp_path: Path) -> None:
-    rounds = 60 if os.environ.get("FIRNLINE_PROOF") else 4
+    rounds, kills = 60 if os.environ.get("FIRNLINE_PROOF") else 4, 0
     for seed in range(rounds):
         rnd = random.Random(seed)
         here = tmp_path / str(seed)
@@ -97,8 +98,11 @@ def test_random_kills_rescales_and_an_empty_local_tier(launcher: Launcher, tmp_p
             counted.add(files=rnd.randrange(1, 4))
             shards = dataclasses.replace(options.state, shards=rnd.choice([1, 2, 3, 5]))
             options = dataclasses.replace(options, state=shards)
-            launcher.run(options, f"{rnd.choice(REACHED)}:{rnd.randrange(1, 4)}:kill")
+            ended = launcher.run(options, f"{rnd.choice(REACHED)}:{rnd.randrange(1, 4)}:kill")
+            assert ended.exit_code in (KILLED, 0), f"seed {seed}: a recovery failed: {ended}"
+            kills += ended.exit_code == KILLED
             if rnd.random() < 0.3 and (here / "local").exists():
                 (here / "local").rename(here / f"lost-{rnd.random()}")
         launcher.run_until_done(options)
         assert read_counts(options.sinks[0].table) == counted.expected(), f"seed {seed}"
+    assert kills >= 2 * rounds

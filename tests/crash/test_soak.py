@@ -24,7 +24,7 @@ from firnline.sources.files.state import FileState
 from firnline.storage import FileStat
 from firnline.testing.local import LocalEngine
 from firnline.testing.pipelines import MakeOptions, Recorder, run_once
-from firnline.testing.processes import Launcher
+from firnline.testing.processes import KILLED, Launcher
 from firnline.testing.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
@@ -110,8 +110,10 @@ def test_killed_while_it_folds(
     options: PipelineOptions = make_options(max_files=1, rollback_window=3)
     for number in range(16):
         sample.add(f"{number:05d}.json", 2)
-    for count in (3, 9, 14, 20, 26):
-        launcher.run(options, f"{kill}.{side}:{count}:kill", patches=patches)
+    faults = [f"{kill}.{side}:{count}:kill" for count in (3, 9, 14, 20, 26)]
+    codes = [launcher.run(options, fault, patches=patches).exit_code for fault in faults]
+    assert set(codes) <= {KILLED, 0}, f"a recovery failed: {codes}"
+    assert codes[0] == KILLED
     launcher.run_until_done(options, patches=patches)
     assert table_ids(options.sinks[0].table) == sample.ids
     parts = assemble(options)
