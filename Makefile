@@ -36,8 +36,8 @@ lint: $(STAMP)  ## Check style, types and imports
 bench: $(STAMP)  ## Measure, side by side with Spark Structured Streaming + Delta; writes bench-results.json
 	@$(BIN)/python -m benchmarks
 
-proof: $(STAMP)  ## The long versions of the searches, kills and soaks
-	@FIRNLINE_PROOF=1 $(BIN)/python -m pytest tests -q --timeout 3600
+proof: $(STAMP)  ## The long versions of the searches, kills and soaks; records them in docs/how-it-is-tested.md
+	@FIRNLINE_PROOF=1 $(BIN)/python scripts/run_tests.py --record --timeout 3600
 
 coverage: $(STAMP)  ## Branch coverage of what needs no Spark
 	@$(BIN)/coverage run --branch --source src/firnline -m pytest tests -m 'not spark' -q

@@ -1,11 +1,13 @@
 """`make test`: run the tests without Spark, then those with it, whatever happens to the first; end with one summary.
 
 The last line is `N passed, M failed`, and the exit code is 1 if any test failed or a half did not come to its end.
-Arguments go to both halves: `python scripts/run_tests.py -k rollback`.
+Arguments go to both halves: `python scripts/run_tests.py -k rollback`. `--record` writes what was covered into
+`docs/how-it-is-tested.md`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -14,6 +16,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +25,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 MEMORY_FOLDER = Path("/dev/shm")
 MEMORY_BYTES = 6 << 30  # what must be free for test files to lie in memory
+PAGE = ROOT / "docs" / "how-it-is-tested.md"
+BEGIN, END = "<!-- last proof: written by `make proof` -->", "<!-- end of last proof -->"
+RECORD = "--record"
 NO_TESTS = 5  # pytest's exit code when no test was chosen
 
 
@@ -33,6 +39,7 @@ class Half:
     passed: int = 0
     skipped: int = 0
     failures: list[str] = field(default_factory=list)
+    covered: dict[str, Counter[str]] = field(default_factory=dict)  # by test module
     seconds: float = 0.0
 
     @property
@@ -42,6 +49,8 @@ class Half:
 
 
 def main(arguments: list[str]) -> int:
+    is_recorded = RECORD in arguments
+    arguments = [word for word in arguments if word != RECORD]
     subprocess.run(["bash", str(ROOT / "scripts" / "ensure_servers.sh")], check=True)
     workers = os.environ.get("FIRNLINE_TEST_WORKERS") or str(2 * max(2, os.cpu_count() or 2))
     halves = {
@@ -50,6 +59,8 @@ def main(arguments: list[str]) -> int:
     }
     with work_folder() as folder:
         ends = [run_half(name, [*chosen, *arguments], folder) for name, chosen in halves.items()]
+    if is_recorded:
+        PAGE.write_text(with_record(PAGE.read_text(), record(ends)))
     return summarise(ends)
 
 
@@ -91,6 +102,9 @@ def _read(report: Path, half: Half) -> None:
         outcome = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
         if outcomes.get(name) != "failed":
             outcomes[name] = outcome
+        for told in case.iter("property"):
+            if told.get("name") == "proof":
+                half.covered.setdefault(name.split("::")[0], Counter()).update(json.loads(told.get("value", "{}")))
     half.failures += sorted(name for name, outcome in outcomes.items() if outcome == "failed")
     half.passed = sum(outcome == "passed" for outcome in outcomes.values())
     half.skipped = sum(outcome == "skipped" for outcome in outcomes.values())
@@ -100,11 +114,46 @@ def summarise(halves: list[Half]) -> int:
     print("\n== all tests ==")
     for half in halves:
         print(half.line)
+    covered = sum((found for half in halves for found in half.covered.values()), Counter())
+    if covered:
+        print("covered: " + ", ".join(f"{count:,} {what}" for what, count in sorted(covered.items())))
     failures = [name for half in halves for name in half.failures]
     for name in failures:
         print(f"FAILED {name}")
     print(f"{sum(half.passed for half in halves)} passed, {len(failures)} failed", flush=True)
     return 1 if failures else 0
+
+
+def record(halves: list[Half]) -> str:
+    """What a run has covered, as Markdown."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    passed, failed = sum(half.passed for half in halves), sum(len(half.failures) for half in halves)
+    skipped, seconds = sum(half.skipped for half in halves), sum(half.seconds for half in halves)
+    facts = {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "commit": commit.stdout.strip() or "unknown",
+        "bounds": "long" if os.environ.get("FIRNLINE_PROOF") else "short",
+        "seed": os.environ.get("FIRNLINE_SEED", "the default of every test"),
+        "cores": os.cpu_count(),
+        "minutes": round(seconds / 60),
+        "tests": f"{passed} passed, {failed} failed, {skipped} skipped",
+    }
+    lines = ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items()), ""]
+    lines += ["| test module | covered |", "|---|---|"]
+    modules = {module: found for half in halves for module, found in half.covered.items()}
+    for module, found in sorted(modules.items()):
+        lines.append(f"| `{module}` | {', '.join(f'{n:,} {what}' for what, n in sorted(found.items()))} |")
+    failures = [name for half in halves for name in half.failures]
+    return "\n".join([*lines, "", *(f"Failed: `{name}`" for name in failures)]).rstrip() + "\n"
+
+
+def with_record(page: str, told: str) -> str:
+    """The page with another record between its two marks."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{PAGE.name} lacks the marks {BEGIN!r} and {END!r}")
+    return f"{before}{begin}\n{told}{end}{after}"
 
 
 @contextmanager

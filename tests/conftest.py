@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,17 +30,16 @@ def runtime_folder() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def record_proof(record_property: Callable[[str, object], None]) -> Callable[..., None]:
-    """Report what a search or a series of kills has covered: `record_proof("name", states=..., kills=..., seed=...)`.
+@pytest.fixture(autouse=True)
+def note_proof(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Note what a test has searched and killed in pytest's report, where `scripts/run_tests.py` finds it."""
+    from firnline.testing.proof import covered
 
-    `make test` adds the figures up, and `make proof` writes them into `docs/how-it-is-tested.md`.
-    """
-
-    def record(name: str, **figures: int | str) -> None:
-        record_property("proof", json.dumps({"name": name, **figures}))
-
-    return record
+    before = Counter(covered)
+    yield
+    added = covered - before
+    if added:
+        request.node.user_properties.append(("proof", json.dumps(added)))
 
 
 @pytest.fixture

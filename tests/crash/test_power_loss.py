@@ -36,6 +36,7 @@ from firnline.testing.committers import commit_table
 from firnline.testing.keyed import KeyedInput, keyed_options
 from firnline.testing.pipelines import pipeline_options, run_once, run_to_end
 from firnline.testing.power import Cut, Disk, Drop, Moment, choose, volatile
+from firnline.testing.proof import covered
 from firnline.testing.samples import SampleInput, newest_entry
 from firnline.testing.store_writers import sample_record
 
@@ -267,7 +268,9 @@ WORLDS: dict[str, Callable[[Path, Drop], World]] = {
 def cuts_of(moments: list[Moment], most: int = CUTS) -> list[Cut]:
     """Half of them the worst of a moment, half of all kinds."""
     worst = choose((next(moment.cuts()) for moment in moments), most // 2)
-    return worst + choose((cut for moment in moments for cut in moment.cuts(subsets=SUBSETS)), most // 2)
+    found = worst + choose((cut for moment in moments for cut in moment.cuts(subsets=SUBSETS)), most // 2)
+    covered["disks after a power cut"] += len(found)
+    return found
 
 
 def verify(world: World, cut: Cut) -> None:

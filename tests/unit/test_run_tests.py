@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "run_tests.py"
@@ -32,6 +34,25 @@ import os, pytest
 def test_dies(): os._exit(9)
 """
 MARKERS = "[pytest]\nmarkers = spark: on Spark\n"
+
+
+def test_the_page_gets_the_record_of_the_last_run_and_keeps_the_rest() -> None:
+    script = importlib.util.spec_from_file_location("run_tests", SCRIPT)
+    assert script is not None
+    assert script.loader is not None
+    module = importlib.util.module_from_spec(script)
+    sys.modules[script.name] = module  # dataclasses look their module up
+    script.loader.exec_module(module)
+    half = module.Half("without Spark", 7, 1, ["t.py::test_bad"], {"t.py": Counter(kills=1200, states=3)}, 90.0)
+    page = module.PAGE.read_text()
+    once = module.with_record(page, module.record([half]))
+    twice = module.with_record(once, module.record([half]))
+    assert once == twice
+    assert "| tests | 7 passed, 1 failed, 1 skipped |" in once
+    assert "| `t.py` | 1,200 kills, 3 states |" in once
+    assert "Failed: `t.py::test_bad`" in once
+    assert once.partition(module.BEGIN)[0] == page.partition(module.BEGIN)[0]
+    assert once.partition(module.END)[2] == page.partition(module.END)[2]
 
 
 def run_tests(tmp_path: Path, tests: str) -> subprocess.CompletedProcess[str]:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from firnline.testing.proof import covered
 from firnline.testing.simulation import Move, Simulation
 from firnline.testing.world import Actor, Entry, World
 
@@ -130,7 +131,13 @@ def explore(simulation: Simulation, *, judge: Judge | None = None, limit: int = 
 
     Besides the judge's promises: from every state the runs can come to their end without any further fault.
     """
-    judge = judge or Judge(simulation)
+    result = _search(simulation, judge or Judge(simulation), limit)
+    covered["states"] += result.states
+    covered["mutants caught"] += bool(result.broken)
+    return result
+
+
+def _search(simulation: Simulation, judge: Judge, limit: int) -> Result:
     first = simulation.start()
     seen = {hash(first): 0}
     parents: list[tuple[int, str, int, int]] = [(0, "", 0, 0)]

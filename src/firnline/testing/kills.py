@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 
 from firnline import faults
 from firnline.testing.processes import KILLED, reached_points
+from firnline.testing.proof import covered
 
 PATIENCE_SECONDS = 60
 
@@ -32,6 +33,7 @@ def perform(fault: str, work: Callable[..., object], *arguments: object) -> tupl
             process.kill()
             process.join()
         assert code is not None, f"the child hung under {fault!r}"
+        covered["kills"] += code == KILLED
         return code, receiver.recv() if code == 0 else Counter()
 
 

@@ -26,6 +26,7 @@ from firnline.clock import monotonic
 from firnline.errors import FirnlineError
 from firnline.faults import VARIABLE
 from firnline.options import PipelineOptions
+from firnline.testing.proof import covered
 
 KILLED = -signal.SIGKILL
 MOST_RUNS = 10
@@ -63,6 +64,7 @@ class Child:
     def __init__(self, process: Any, order: RunOrder) -> None:
         self._process = process
         self._order = order
+        self._counted = False
 
     @property
     def pid(self) -> int:
@@ -88,6 +90,8 @@ class Child:
             self._process.join()
             raise TimeoutError(f"the child hung; its log:\n{self.log()[-4000:]}")
         code = int(self._process.exitcode)
+        covered["kills"] += code == KILLED and not self._counted
+        self._counted = True
         try:
             with open(self._order.result, "rb") as stream:
                 return Ended(code, **pickle.load(stream))  # noqa: S301  # written by our own child

@@ -11,6 +11,7 @@ from typing import get_args
 
 from firnline.engine import messages as m
 from firnline.testing.explore import Judge, walk
+from firnline.testing.proof import covered
 from firnline.testing.simulation import Simulation
 from firnline.testing.two_stage import TwoStage, TwoStageJudge
 from firnline.testing.world import Budget, Scenario
@@ -70,6 +71,7 @@ def test_long_runs_deliver_every_item_once_whatever_happens() -> None:
         repeat = f"FIRNLINE_SEED={seed} python -m pytest {os.path.relpath(__file__)}"
         assert not result.broken, f"seed {seed}, {bounds}\nrepeat: {repeat}\n{result}"
     print(f"{moves:,} moves")
+    covered["random moves"] += moves
     # What is never heard is never tested.
     assert wanted or heard == set(get_args(m.Event)) - {m.StopRequested}
 

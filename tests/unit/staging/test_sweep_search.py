@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from firnline.testing.proof import covered
+
 A, B, C = 1, 2, 4  # files: A was removed long ago, B is part of the table, C is written by a compaction
 OLD_VERSION = A | B  # what a rollback brings back
 DONE, REFUSED, DEAD = "done", "refused", "dead"
@@ -334,6 +336,7 @@ def test_no_interleaving_takes_a_file_away_that_something_names(name: str) -> No
     states, broken = search(SCENARIOS[name])
     assert not broken
     print(f"{name}: {states:,} states")
+    covered["states"] += states
 
 
 class DeletesWithoutAnIntent(Rules):

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from firnline.state import coordinator
+from firnline.testing.proof import covered
 
 Id = str
 
@@ -187,6 +188,7 @@ SCENARIOS = {
 def test_every_state_keeps_every_promise(name: str) -> None:
     states, broken = Search(SCENARIOS[name]).explore()
     print(f"{name}: {states:,} states")
+    covered["states"] += states
     assert not broken
     assert states >= 100
 
@@ -254,4 +256,5 @@ def test_the_search_catches_a_planted_bug(name: str) -> None:
     scenario = SCENARIOS["two shards, epochs dropped and tried again"]
     states, broken = Search(scenario, mutated(*MUTANTS[name])).explore()
     print(f"{name}: {broken}, in state {states:,}")
+    covered["mutants caught"] += bool(broken)
     assert broken, f"not caught in {states:,} states"
