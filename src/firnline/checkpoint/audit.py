@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 WHATS = (
     "rollback", "savepoint-create", "savepoint-dispose", "restore", "import", "delete", "fresh-start", "rescale",
-    "import-state", "ledger-repair",
+    "import-state", "ledger-repair", "gc", "compact", "discard", "state-sweep",
 )  # fmt: skip
 TRIES = 1000  # each is another record that landed first
 _FAILURES = 3  # of the machine, in a row; the same put again is safe
@@ -168,24 +168,26 @@ def append_raw(store: CheckpointStore, pipeline: str, data: bytes, note: str = "
 
 
 @contextlib.contextmanager
-def audited(store: CheckpointStore, begun: AuditRecord, clock: Clock | None = None) -> Iterator[None]:
+def audited(store: CheckpointStore, begun: AuditRecord, clock: Clock | None = None) -> Iterator[dict[str, Json]]:
     """Put `begun` into the trail, do the work, and put how it ended; a kill in between leaves `begun` alone.
 
+    Yields details of what was done, to be filled: the record of the end tells them besides those of `begun`.
     A failure to put how it ended is logged and changes nothing: the work is done, or its own error is the one to tell.
     """
     clock = clock or SystemClock()
     append_audit(store, replace(begun, outcome="begun"), clock)
     ids = RandomIds()
+    found: dict[str, Json] = {}
 
     def end(outcome: str, **details: Json) -> None:
         record = replace(begun, id=ids.new(), at=clock.now().isoformat(), outcome=outcome)
         try:
-            append_audit(store, replace(record, details={**begun.details, **details}), clock)
+            append_audit(store, replace(record, details={**begun.details, **found, **details}), clock)
         except (OSError, FirnlineError):
             logger.warning("audit record not written", extra={"what": begun.what, "outcome": outcome}, exc_info=True)
 
     try:
-        yield
+        yield found
     except BaseException as error:
         end("failed", error=getattr(error, "code", type(error).__name__))
         raise

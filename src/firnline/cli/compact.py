@@ -11,7 +11,7 @@ from cyclopts.validators import Number
 
 from firnline.cli.common import Common, Flag
 from firnline.cli.output import Output, count_text, size_text
-from firnline.cli.tables import TableOrSpec, find_targets
+from firnline.cli.tables import TableOrSpec, find_pipeline, find_targets
 from firnline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -54,13 +54,15 @@ def compact(
 ) -> int:
     """Turn small files into large ones, without disturbing ingestion."""
     filters = [_filter(text) for text in partition]
-    targets = find_targets(table)
+    targets, pipeline = find_targets(table), find_pipeline(table)
     from firnline.cli.working import working
+    from firnline.history.auditing import deletion_on_record
     from firnline.staging.compact import compact as rewrite
     from firnline.staging.vacuum import vacuum as sweep
 
     bodies: list[dict[str, Any]] = []
-    with working() as work:
+    tables = [target.uri for target in targets]
+    with working() as work, deletion_on_record(pipeline, "compact", tables=tables, vacuum=vacuum) as record:
         for target in targets:
             if work.stopping():
                 break
@@ -79,6 +81,8 @@ def compact(
                 else None
             )
             bodies.append({**asdict(report), "vacuum": asdict(swept)} if swept else asdict(report))
+            record["files_replaced"] = record.get("files_replaced", 0) + report.files_removed
+            record["files_vacuumed"] = record.get("files_vacuumed", 0) + (swept.files if swept else 0)
             if not common.json:
                 work.clear()
                 if len(targets) > 1:

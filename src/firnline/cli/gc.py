@@ -31,6 +31,7 @@ committers, and at every kill; an epoch must not run for longer than the grace
 period. What a pipeline staged in its further sinks goes only if the spec is
 named: the ledger that tells what is still needed lies in its first table. Rows
 on their way between the jobs of an epoch go an hour after their run has died.
+With a spec, the audit trail tells of it: firnline checkpoints --audit.
 
 Of a spec with operators, their state is swept too: what no sink, no epoch that
 one may still go back to (checkpoint.rollback_window), no copy in the store and
@@ -67,11 +68,18 @@ def gc(
     """Delete files of a table that nobody needs any more."""
     seconds = _seconds(grace)
     targets = find_targets(table)
+    options = find_pipeline(table)
     from firnline.cli.working import working
+    from firnline.history.auditing import deletion_on_record
     from firnline.staging.gc import gc as sweep
 
     reports: list[GcReport] = []
-    with working() as work:
+    deleting = yes and not dry_run
+    tables = [target.uri for target in targets]
+    with (
+        working() as work,
+        deletion_on_record(options if deleting else None, "gc", tables=tables, grace=grace) as record,
+    ):
         for target in targets:
             if work.stopping():
                 break
@@ -90,11 +98,16 @@ def gc(
                 if len(targets) > 1:
                     common.out.line(report.table)
                 _show(common.out, report, asked=dry_run)
-        options = find_pipeline(table)
         swept: list[StateSwept] | None = None
         if options is not None and any(not operator.is_sql for operator in options.operators) and not work.stopping():
             swept = _sweep_state(options, seconds, dry_run=dry_run or not yes)
             work.clear()
+        record["files"] = sum(report.files for report in reports)
+        record["size_bytes"] = sum(report.size_bytes for report in reports)
+        record["state_checkpoints"] = sum(one.checkpoints for one in swept or [])
+        record["state_files"] = sum(one.files for one in swept or [])
+    if deleting and options is None and any(report.files for report in reports) and not common.json:
+        common.out.line("not in any audit trail: a spec instead of a table tells which pipeline's it is")
     if swept is not None and not common.json:
         _show_state(common.out, swept, asked=dry_run)
     if common.json:

@@ -10,10 +10,11 @@ from cyclopts.validators import Number
 
 from firnline.cli.common import Common, Flag
 from firnline.cli.output import Column, Output, size_text, time_text
-from firnline.cli.tables import Table, named_tables
+from firnline.cli.tables import Table, find_pipeline, named_tables
 from firnline.errors import ConfigError
 
 if TYPE_CHECKING:
+    from firnline.options import PipelineOptions
     from firnline.sinks.delta.table import Table as Handle
     from firnline.staging.overview import StagingOverview
     from firnline.storage import Storage
@@ -87,7 +88,9 @@ def staging(
         return 0
     found = load_overview(handle, storage, SystemClock().now())
     if discard_from is not None:
-        return _discard(common, handle, storage, pipeline or _only_pipeline(found), discard_from, yes=yes)
+        named = find_pipeline(table)
+        whose = pipeline or _only_pipeline(found)
+        return _discard(common, handle, storage, whose, discard_from, named if yes else None, yes=yes)
     if common.json:
         common.out.json(asdict(found))
     else:
@@ -104,12 +107,24 @@ def _only_pipeline(found: StagingOverview) -> str:
     return names.pop()
 
 
-def _discard(common: Common, handle: Handle, storage: Storage, pipeline: str, epoch: int, *, yes: bool) -> int:
+def _discard(
+    common: Common,
+    handle: Handle,
+    storage: Storage,
+    pipeline: str,
+    epoch: int,
+    spec: PipelineOptions | None,
+    *,
+    yes: bool,
+) -> int:
+    from firnline.history.auditing import deletion_on_record
     from firnline.staging.discard import discard, plan_discard
     from firnline.types import RandomIds
 
     if yes:
-        done = discard(handle, storage, pipeline, epoch, RandomIds().new())
+        with deletion_on_record(spec, "discard", table=handle.uri, from_epoch_on=epoch) as record:
+            done = discard(handle, storage, pipeline, epoch, RandomIds().new())
+            record["pending"], record["rejected"] = len(done.pending), len(done.rejected)
     else:
         done = plan_discard(handle, storage, pipeline, epoch)
     if common.json:

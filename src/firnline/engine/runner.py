@@ -6,6 +6,7 @@ epoch runs on Spark while the one before it commits.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import random
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from firnline.checkpoint.audit import append_audit, make_record
+from firnline.checkpoint.stores import open_store
 from firnline.engine import messages as m
 from firnline.engine.backlog import BacklogMeter
 from firnline.engine.engine import Engine
@@ -492,7 +495,19 @@ class Runner:
         """Delete state that nothing can need any more, with parts of its own: sinks serve one thread."""
         remote = self._steps.state.remote
         replica = remote.replica if remote is not None else None
-        sweep_state(assemble(self._parts.options), grace_seconds=RUN_GRACE_SECONDS, replica=replica)
+        swept = sweep_state(assemble(self._parts.options), grace_seconds=RUN_GRACE_SECONDS, replica=replica)
+        facts = {"checkpoints": sum(s.checkpoints for s in swept), "files": sum(s.files for s in swept)}
+        if facts["files"]:
+            self._audit_sweep({**facts, "homes": [s.home for s in swept]})
+
+    def _audit_sweep(self, facts: dict[str, Json]) -> None:
+        """Put a sweep of this run's own into the audit trail, where the pipeline has a store to keep it."""
+        options = self._parts.options.checkpoint.store
+        if options is None or options.type == "memory":
+            return
+        record = make_record(self._parts.options.name, "state-sweep", run=self.run_id, details=facts)
+        with contextlib.closing(open_store(options, held_by=self._parts.deciding.name)) as store:
+            append_audit(store, record)
 
     def _check_holder(self) -> None:
         """An idle run commits nothing that would be refused: it looks whether another run, or a rollback, took over."""

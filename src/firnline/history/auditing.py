@@ -6,24 +6,25 @@ import contextlib
 from collections.abc import Iterator
 
 from firnline.checkpoint.audit import audited, make_record
-from firnline.engine.parts import Parts
+from firnline.engine.parts import Parts, assemble
 from firnline.errors import SinkError
 from firnline.history.recorded import open_for_writing
+from firnline.options import PipelineOptions
 from firnline.types import Json
 
 
 @contextlib.contextmanager
 def on_record(
     parts: Parts, what: str, run: str, *, from_epoch: int | None, to_epoch: int | None, **details: Json
-) -> Iterator[None]:
-    """Write down what begins, do it, write down how it ended.
+) -> Iterator[dict[str, Json]]:
+    """Write down what begins, do it, write down how it ended, with the details that are put into what it yields.
 
     Raises:
         SinkError: the trail cannot be written; then nothing is done.
     """
     options = parts.options.checkpoint.store
     if options is None or options.type == "memory":
-        yield
+        yield {}
         return
     begun = make_record(
         parts.options.name, what, run=run, from_epoch=from_epoch, to_epoch=to_epoch, details=details, clock=parts.clock
@@ -31,10 +32,24 @@ def on_record(
     with contextlib.ExitStack() as stack:
         try:
             store = stack.enter_context(contextlib.closing(open_for_writing(parts)))
-            stack.enter_context(audited(store, begun, parts.clock))
+            found = stack.enter_context(audited(store, begun, parts.clock))
         except OSError as error:
             raise SinkError(
                 f"the audit trail cannot be written: {error}",
                 hint="Make the checkpoint store reachable, then try again; nothing was changed.",
             ) from error
-        yield
+        yield found
+
+
+@contextlib.contextmanager
+def deletion_on_record(options: PipelineOptions | None, what: str, **details: Json) -> Iterator[dict[str, Json]]:
+    """The same for a deletion that a command makes; without a pipeline there is no trail to write to.
+
+    Raises:
+        SinkError: the trail cannot be written; then nothing is deleted.
+    """
+    if options is None:
+        yield {}
+        return
+    with on_record(assemble(options), what, "", from_epoch=None, to_epoch=None, **details) as found:
+        yield found
