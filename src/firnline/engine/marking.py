@@ -58,9 +58,10 @@ class CheckpointMaker:
             version += 1
         now = self._parts.clock.now()
         settled = [found for sink in self._parts.sinks if (found := sink.settled_epoch()) is not None]
-        remote = self._state.remote.epoch if self._state.remote is not None else None
-        settled += [found for found in (self._parts.recorder.remote_epoch, remote) if found is not None]
+        settled += [found for found in (self._parts.recorder.remote_epoch,) if found is not None]
         oldest = min(self._window.oldest(epoch, now), self.slowest, *settled)
+        if self._state.remote is not None:
+            oldest = self._state.remote.below(oldest)
         return Checkpoint(
             pipeline=self._parts.options.name,
             epoch=epoch,

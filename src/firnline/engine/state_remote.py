@@ -32,14 +32,14 @@ class RemoteState:
         self._lock = threading.Lock()
         self._waiting: dict[str, SnapshotRef] = {}  # by operator: what the remote tier lacks
         self._named: dict[str, dict[str, int]] = {}  # by checkpoint of state: the operators, with epochs, that name it
-        self._held = dict.fromkeys(operators, 0)
+        self._held: dict[str, list[int]] = {name: [] for name in operators}  # epochs of what is there, rising
 
     def begin(self, checkpoint: Checkpoint) -> None:
         """Take note of what is there of a checkpoint that a run goes on from."""
         for name, value in checkpoint.state.items():
             ref = SnapshotRef.from_json(value)
             if name in self._held and exists(self.replica.remote, f"{ref.checkpoint}/{COMMITTED}"):
-                self._held[name] = max(self._held[name], ref.epoch)
+                self._hold(name, ref.epoch)
 
     def settled(self, checkpoint: Checkpoint) -> None:
         """The deciding sink holds an epoch: what its checkpoint names may go."""
@@ -47,7 +47,7 @@ class RemoteState:
         with self._lock:
             for name, value in checkpoint.state.items():
                 ref = SnapshotRef.from_json(value)
-                if ref.epoch > self._held.get(name, 0):
+                if ref.epoch > max(self._held.get(name, []), default=0):
                     self._waiting[name] = ref
                     self._named.setdefault(ref.checkpoint, {})[name] = ref.epoch
             self._offer()
@@ -59,7 +59,7 @@ class RemoteState:
         """Called by the replicator when a checkpoint is there."""
         with self._lock:
             for name, epoch in self._named.pop(checkpoint, {}).items():
-                self._held[name] = max(self._held.get(name, 0), epoch)
+                self._hold(name, epoch)
                 if name in self._waiting and self._waiting[name].epoch <= epoch:
                     del self._waiting[name]
 
@@ -73,11 +73,28 @@ class RemoteState:
         if oldest is not None:
             self._replicator.offer(oldest.checkpoint, oldest.digest)
 
+    def _hold(self, name: str, epoch: int) -> None:
+        held = self._held.setdefault(name, [])
+        if epoch > max(held, default=0):
+            held.append(epoch)
+
     @property
     def epoch(self) -> int:
-        """The oldest of the newest snapshots there: one must be able to go back to it."""
+        """The oldest of the newest snapshots there."""
         with self._lock:
-            return min(self._held.values(), default=0)
+            return min((max(held, default=0) for held in self._held.values()), default=0)
+
+    def below(self, limit: int) -> int:
+        """The newest epoch up to `limit` that can be restored from here; asked with a limit that never falls.
+
+        A floor between two copies would not do: one might go back to an epoch whose state only this host has, while
+        the source has forgotten what came before it.
+        """
+        with self._lock:
+            for name, held in self._held.items():
+                older = [epoch for epoch in held if epoch <= limit]
+                self._held[name] = held[max(0, len(older) - 1) :]
+            return min((held[0] if held and held[0] <= limit else 0 for held in self._held.values()), default=0)
 
     def flush(self, seconds: float) -> bool:
         """Bring the remote tier level; whether it is."""

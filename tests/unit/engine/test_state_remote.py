@@ -110,3 +110,13 @@ def test_after_a_restart_only_what_is_there_counts(tier: Tier) -> None:
     restarted = tier.open()
     restarted.begin(checkpoint)
     assert restarted.epoch == 1
+
+
+def test_the_floor_lies_at_an_epoch_that_was_copied_never_between_two(tier: Tier) -> None:
+    """Back at an epoch between two copies, and the host gone: what the source forgot could not be folded again."""
+    for epoch in (3, 6):
+        ref = tier.snapshot(epoch)
+        tier.settle(epoch, often=ref, seldom=ref)
+        tier.let_one_through()
+        assert tier.state.flush(SECONDS)
+    assert [tier.state.below(limit) for limit in (2, 3, 5, 6, 9)] == [0, 3, 3, 6, 6]

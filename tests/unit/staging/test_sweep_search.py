@@ -280,26 +280,26 @@ def judge(world: World) -> str:
 def search(first: World, rules: Rules | None = None) -> tuple[int, str]:
     """Visit every state; returns how many there are, and the first broken promise with the way there."""
     model = Model(rules or Rules())
-    numbers = {first: 0}
+    numbers = {hash(first): 0}
     parents: list[tuple[int, str]] = [(0, "")]
     sources: list[list[int]] = [[]]
     ends: list[int] = []
-    queue = deque([first])
+    queue = deque([(0, first)])
     while queue:
-        world = queue.popleft()
-        number = numbers[world]
+        number, world = queue.popleft()
         broken = judge(world)
         if broken:
             return len(parents), f"{broken}: {trace(parents, number)}"
         if all(actor.step in ENDED for actor in world.actors):
             ends.append(number)
         for name, after in model.moves(world):
-            to = numbers.get(after)
+            key = hash(after)
+            to = numbers.get(key)
             if to is None:
-                to = numbers[after] = len(parents)
+                to = numbers[key] = len(parents)
                 parents.append((number, name))
                 sources.append([])
-                queue.append(after)
+                queue.append((to, after))
             sources[to].append(number)
     reached = set(ends)
     todo = list(ends)
