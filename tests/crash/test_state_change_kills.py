@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from firnline.engine.parts import assemble
-from firnline.options import LocalTierOptions, PipelineOptions, RemoteTierOptions
+from firnline.options import LocalTierOptions, PipelineOptions, RemoteTierOptions, TriggerOptions
 from firnline.testing.keyed import WINDOWS, KeyedInput, answers, answers_without_trouble, keyed_options
 from firnline.testing.processes import KILLED, Launcher
 from firnline.testing.state_changes import export_launcher, import_launcher, rescale_launcher, state_rows
@@ -59,6 +59,20 @@ def test_rescale_killed(tmp_path: Path, launcher: Launcher, point: str, count: i
     keyed.add()
     keyed.add()
     launcher.run_until_done(options)
+    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+
+
+@pytest.mark.parametrize("point", ["delta.claim.after", "storage.put.after", "delta.jump.before", "delta.jump.after"])
+def test_rescale_from_snapshots_that_lack_epochs_killed(tmp_path: Path, launcher: Launcher, point: str) -> None:
+    keyed, options = prepare(tmp_path, launcher, trigger=TriggerOptions(every_epochs=100))
+    rescale = rescale_launcher(tmp_path / "rescales", 3)
+    assert rescale.run(options, f"{point}:1:kill").exit_code == KILLED
+    done = rescale.run(options)
+    assert done.exit_code == 0, done
+    assert shards_of(options) == 1, "the next run deals the state out"
+    keyed.add()
+    launcher.run_until_done(options)
+    assert shards_of(options) == 3
     assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
 
 

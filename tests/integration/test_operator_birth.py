@@ -276,6 +276,18 @@ def test_a_damaged_ledger_entry_stops_no_state(tmp_path: Path, how: str, which: 
     assert answers(tmp_path / "out") == answers_without_trouble(tmp_path, options)
 
 
+def test_a_damaged_entry_that_every_sink_holds_stops_none_of_them(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    options = story.options(ADDED, late_files="ignore")
+    for key in "abc":
+        story.run(options, key)
+    damage(ledger_files(tmp_path / "out", "demo")[-1], "missing")
+    story.run(options, "a", "d")
+    damage(ledger_files(tmp_path / "out", "demo")[-1], "cut")
+    story.run(options, "d", "e")
+    assert story.seen() == ["a", "b", "c", "d", "e"]
+
+
 @pytest.mark.parametrize("lost", ["entry and newest snapshot", "entry before the replayed epoch"])
 def test_snapshots_and_watermarks_beyond_a_damaged_entry_are_found_by_its_copies(tmp_path: Path, lost: str) -> None:
     source, options = KeyedInput(tmp_path / "in"), keyed_options(tmp_path, (WINDOWS,), late_files="ignore")

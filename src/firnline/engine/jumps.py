@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
-from itertools import takewhile
 
 from firnline.checkpoint.codec import short_number
 from firnline.checkpoint.ledger import Fold, LedgerEntry
@@ -261,8 +260,14 @@ def check_staged(sink: DeltaSink, entry: LedgerEntry) -> None:
 
 
 def ahead_of(parts: Parts, tip: EntryRef | None, epoch: int) -> Iterator[tuple[LedgerEntry, EntryRef]]:
-    """The entries of the chain down from `tip` that lie above an epoch, oldest first."""
-    return reversed(list(takewhile(lambda pair: pair[0].epoch > epoch, parts.ledger.entries(tip))))
+    """The entries of the chain down from `tip` that lie above an epoch, oldest first; no other one is read."""
+    found: list[tuple[LedgerEntry, EntryRef]] = []
+    ahead = tip is not None and tip.epoch > epoch
+    for entry, ref in parts.ledger.entries(tip) if ahead else ():
+        found.append((entry, ref))
+        if entry.previous is None or entry.previous.epoch <= epoch:
+            break
+    return reversed(found)
 
 
 def _since_restore(ahead: list[tuple[LedgerEntry, EntryRef]]) -> list[tuple[LedgerEntry, EntryRef]]:
