@@ -585,6 +585,30 @@ def twelve_epochs(
     return options
 
 
+def test_beside_a_live_run_neither_its_ledger_nor_rows_on_their_way_are_touched(
+    sample: SampleInput, make_options: Callable[..., PipelineOptions], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run folds its ledger itself, and reads the rows that its own jobs exchange."""
+    options = twelve_epochs(sample, make_options, monkeypatch)
+    root = Path(options.sinks[0].table)
+    on_its_way = root / "_firnline/demo/exchange/0/rows.arrow"
+    on_its_way.parent.mkdir(parents=True)
+    on_its_way.write_bytes(b"rows")
+    age_files(on_its_way.parent, 2 * DAY)
+    run = sorted((root / "_firnline/demo/runs").iterdir())[-1]
+    body = {k: v for k, v in json.loads(run.read_bytes()).items() if k not in ("checksum", "format")}
+    run.write_bytes(canonical(seal({**body, "status": "running", "host": socket.gethostname(), "pid": os.getpid()})))
+    entries = sorted(p.name for p in (root / "_firnline/demo/ledger").iterdir())
+    report = gc(str(root))
+    assert (report.entries_folded, report.entries_swept) == (0, 0)
+    assert sorted(p.name for p in (root / "_firnline/demo/ledger").iterdir()) == entries
+    assert on_its_way.exists()
+    run.write_bytes(canonical(seal(body)))
+    report = gc(str(root))
+    assert report.entries_folded >= 4
+    assert not on_its_way.exists()
+
+
 def test_old_ledger_entries_are_folded_and_attempts_that_never_committed_swept(
     sample: SampleInput, make_options: Callable[..., PipelineOptions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
