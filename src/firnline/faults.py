@@ -47,6 +47,8 @@ DURABLE_CALLS = (
     "lease.renew",
     "lease.release",
     "stage.file",
+    "outbox.copy",
+    "outbox.release",
     "upsert.rewrite",
     "stage.quarantine",
     "savepoint.pin",

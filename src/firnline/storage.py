@@ -11,7 +11,7 @@ import contextlib
 import errno
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,6 +59,10 @@ class Storage(Protocol):
 
     def put(self, key: str, data: bytes) -> None:
         """Create or replace atomically; durable on return."""
+        ...
+
+    def put_chunks(self, key: str, chunks: Iterable[bytes]) -> None:
+        """As `put`, for content that comes piece by piece; when that raises, nothing is created or replaced."""
         ...
 
     def put_new(self, key: str, data: bytes) -> None:
@@ -206,12 +210,15 @@ class LocalStorage:
         return Path(self._path(key)).read_bytes()
 
     def put(self, key: str, data: bytes) -> None:
-        self._put(key, data, os.replace)
+        self._put(key, (data,), os.replace)
+
+    def put_chunks(self, key: str, chunks: Iterable[bytes]) -> None:
+        self._put(key, chunks, os.replace)
 
     def put_new(self, key: str, data: bytes) -> None:
-        self._put(key, data, _link_new)
+        self._put(key, (data,), _link_new)
 
-    def _put(self, key: str, data: bytes, publish: Any) -> None:
+    def _put(self, key: str, chunks: Iterable[bytes], publish: Any) -> None:
         path = self._path(key)
         folder = os.path.dirname(path)
         make_folders(folder)
@@ -219,11 +226,12 @@ class LocalStorage:
         fault_point("storage.put.before")
         try:
             with open(temporary, "wb") as stream:
-                stream.write(data)
+                for data in chunks:
+                    stream.write(data)
                 stream.flush()
                 os.fsync(stream.fileno())
             publish(temporary, path)
-        except OSError as error:
+        except Exception as error:
             with contextlib.suppress(OSError):  # a full disk must not fill up with what failed
                 os.unlink(temporary)
             if isinstance(error, FileExistsError):
@@ -384,6 +392,14 @@ class ObjectStorage:
 
     def put(self, key: str, data: bytes) -> None:
         self._put(key, data, "overwrite")
+
+    def put_chunks(self, key: str, chunks: Iterable[bytes]) -> None:
+        fault_point("storage.put.before")
+        writer = self.create(key)
+        for data in chunks:
+            writer.write(data)
+        writer.close()  # the object exists from here on
+        fault_point("storage.put.after")
 
     def put_new(self, key: str, data: bytes) -> None:
         self._put(key, data, "create")

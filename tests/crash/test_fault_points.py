@@ -19,6 +19,7 @@ ELSEWHERE = (
     "staging.", "delta.compact.", "delta.sweep.", "sweep.", "lease.", "store.", "tier.", "archive.", "delta.jump.",
     "savepoint.", "restore.",
     "upsert.",
+    "outbox.",
     "state.",
 )  # fmt: skip
 POINTS = [p for p in ALL_POINTS if not p.startswith(ELSEWHERE)]

@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from firnline.cli.preview import preview
 from firnline.engine.parts import assemble
-from firnline.options import DeltaSinkOptions, PipelineOptions
+from firnline.history.status import load_status
+from firnline.options import DeltaSinkOptions, OperatorOptions, PipelineOptions
+from firnline.testing.committers import commit_table
 from firnline.testing.pipelines import MakeOptions, run_once
 from firnline.testing.processes import KILLED, Launcher
-from firnline.testing.samples import SampleInput, table_ids
+from firnline.testing.samples import SampleInput, table_ids, table_rows
 
 pytestmark = pytest.mark.crash
 
-EACH_EPOCH = ("epoch.commit", "delta.commit")
+EACH_EPOCH = ("epoch.commit", "delta.commit", "outbox.copy", "outbox.release")
 ONCE = ("delta.create", "delta.claim", "delta.evolve")
 SIDES = ("before", "after")
+COUNTS = OperatorOptions(
+    "counts", "aggregate", ("files",), {"keys": ["month"], "aggregates": [{"name": "n", "function": "count"}]}
+)
+CHANGED: dict[str, Any] = {"input": "counts", "write": "upsert", "key": ("month",)}
 
 
 def kills(*sinks: str) -> list[str]:
     """Every point that a sink reaches on its own lane, counted there: lanes reach a point in any order."""
     return [
-        *(f"{c}.{s}@firnline sink {sink}:{n}" for c in EACH_EPOCH for s in SIDES for sink in sinks for n in (1, 2)),
+        *(
+            f"{c}.{s}@firnline sink {sink}:{n}"
+            for c in EACH_EPOCH
+            for s in SIDES
+            for sink in sinks
+            for n in (1, 2)
+            if sink == "optional" or not c.startswith("outbox")
+        ),
         *(f"{c}.{s}@firnline sink {sink}:1" for c in ONCE for s in SIDES for sink in sinks),
         *(f"epoch.record.before:{n}" for n in (1, 2, 3)),
         "epoch.acknowledge.after:1",
@@ -39,6 +54,11 @@ def sinks(tmp_path: Path) -> dict[str, Any]:
             DeltaSinkOptions("main", str(tmp_path / "one")),
         )
     }
+
+
+def months(sample: SampleInput) -> dict[str, int]:
+    """How many records of each month were put in."""
+    return dict(Counter(f"2026-{number % 3 + 1:02d}" for number in sample.ids.elements()))
 
 
 def both(options: PipelineOptions) -> tuple[Counter[int], Counter[int]]:
@@ -83,6 +103,54 @@ def mend_second(options: PipelineOptions) -> None:
     log.unlink()
     if log.with_suffix(".away").exists():
         log.with_suffix(".away").rename(log)
+
+
+@pytest.mark.parametrize("write", ["append", "staged", "upsert"])
+def test_an_optional_sink_whose_storage_is_away_stops_nobody(
+    sample: SampleInput, make_options: MakeOptions, tmp_path: Path, write: str
+) -> None:
+    """From the first epoch on, and once more later: its rows wait beside the ledger, and it gets all of them."""
+    kinds: dict[str, dict[str, Any]] = {"append": {"partition_by": ("month",)}, "staged": {"mode": "staged"}}
+    away = DeltaSinkOptions("optional", str(tmp_path / "two"), required=False, **kinds.get(write, {}))
+    main = DeltaSinkOptions("main", str(tmp_path / "one"), input="files")
+    options: PipelineOptions = make_options(max_files=1, commit_policy="required", sinks=(main, away))
+    if write == "upsert":
+        options = replace(options, operators=(COUNTS,), sinks=(options.sinks[0], replace(away, **CHANGED)))
+    table = Path(away.table)
+    outbox = tmp_path / "one" / "_firnline" / options.name / "outbox"
+    for number in range(1, 5):
+        if number % 2:
+            if table.exists():
+                table.rename(tmp_path / "kept")
+            table.write_text("a file stands where the folder should be")
+        sample.add(f"a{number}.json", 3)
+        run = run_once(options)
+        assert run.exit_code == 0, run.result
+        if number % 2:
+            assert table_ids(tmp_path / "one") == sample.ids
+            row = load_status(assemble(options)).sinks[1]
+            assert (row["name"], row["epoch"], row["epochs_behind"]) == ("optional", None, None)
+            assert row["error"]
+            assert any("optional sink" in warning for warning in preview(assemble(options))["warnings"])
+            assert any(outbox.rglob("*.parquet"))
+            table.unlink()
+            if (tmp_path / "kept").exists():
+                (tmp_path / "kept").rename(table)
+    for _ in range(2):  # one that ends early leaves the rest to the next
+        assert run_once(options).exit_code == 0
+    if write == "staged":
+        commit_table(table)
+        assert run_once(options).exit_code == 0
+        sample.add("b.json", 1)
+        assert run_once(options).exit_code == 0
+        commit_table(table)
+    if write == "upsert":
+        assert {row["month"]: row["n"] for row in table_rows(table)} == months(sample)
+    else:
+        assert table_ids(table) == sample.ids
+        assert load_status(assemble(options)).sinks[1]["epochs_behind"] == 0
+    if write != "staged":
+        assert not any(outbox.rglob("*.parquet"))
 
 
 @pytest.mark.parametrize("policy", ["all", "required"])

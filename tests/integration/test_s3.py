@@ -7,6 +7,7 @@ import json
 import os
 import urllib.request
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from deltalake import DeltaTable
 
 from firnline.engine.parts import assemble
-from firnline.errors import ConfigError
+from firnline.errors import ConfigError, DamagedError
 from firnline.history.restore import restore_savepoint
 from firnline.history.savepoint import create_savepoint
 from firnline.history.savepoint_list import dispose_savepoint, list_savepoints
@@ -118,6 +119,16 @@ def test_storage_contract(store: Storage) -> None:
     reader = store.open_read("big", 5_999_999)
     assert reader.read(2) == b"xy"
     reader.close()
+    store.put_chunks("pieces", [b"a" * 6_000_000, b"b"])
+    store.put_chunks("pieces", [b"c", b"d"])
+    with pytest.raises(DamagedError):
+        store.put_chunks("pieces", _broken_off())
+    assert store.get("pieces") == b"cd"
+
+
+def _broken_off() -> Iterator[bytes]:
+    yield b"e"
+    raise DamagedError("no more")
 
 
 def test_listing_in_byte_order_after_a_name(store: Storage) -> None:

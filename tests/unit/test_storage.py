@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,18 @@ def test_put_replaces_and_leaves_no_temporary_file(storage: LocalStorage, tmp_pa
     storage.put("a/b.json", b"2")
     assert storage.get("a/b.json") == b"2"
     assert [p.name for p in (tmp_path / "a").iterdir()] == ["b.json"]
+
+
+def test_pieces_become_one_object_or_nothing(storage: LocalStorage, tmp_path: Path) -> None:
+    def broken_off() -> Iterator[bytes]:
+        yield b"x"
+        raise ValueError
+
+    storage.put_chunks("a/b", [b"1", b"2"])
+    with pytest.raises(ValueError):  # what the pieces raise comes through as it is
+        storage.put_chunks("a/b", broken_off())
+    assert storage.get("a/b") == b"12"
+    assert [p.name for p in (tmp_path / "a").iterdir()] == ["b"]
 
 
 def test_put_new_refuses_to_replace(storage: LocalStorage, tmp_path: Path) -> None:

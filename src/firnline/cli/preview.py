@@ -59,8 +59,7 @@ def preview(parts: Parts) -> dict[str, Any]:
     for source in parts.sources:
         _check_source(source)
     reading = _Reading(parts, parts.load())
-    for sink in parts.sinks:
-        sink.check()
+    away = _check_sinks(reading)
     copies = _copies(reading)
     lease = _lease(reading)
     _resume(reading)
@@ -83,7 +82,7 @@ def preview(parts: Parts) -> dict[str, Any]:
         "sources": sources,
         "first_epoch": {"files": plan.files if plan else 0, "size_bytes": plan.size_bytes if plan else 0},
         "epochs_about": _epochs(parts, sources),
-        "sinks": [_sink(parts, options) for options in parts.options.ordered_sinks],
+        "sinks": [_sink(parts, options, options.name in away) for options in parts.options.ordered_sinks],
         "copies": copies,
         "lease": lease,
         "resume": {
@@ -254,12 +253,26 @@ def _lease(reading: _Reading) -> dict[str, Json] | None:
     return lease
 
 
-def _sink(parts: Parts, options: DeltaSinkOptions) -> dict[str, Any]:
+def _check_sinks(reading: _Reading) -> set[str]:
+    """Refuse tables that a run would refuse; returns the optional sinks that cannot be read, whose rows would wait."""
+    parts, away = reading.parts, set[str]()
+    for sink in parts.sinks:
+        try:
+            sink.check()
+        except (SinkError, OSError) as error:
+            if sink.required or parts.options.batch.commit_policy == "all":
+                raise
+            away.add(sink.name)
+            reading.warnings.append(f"the optional sink {sink.name} cannot be read, its rows would wait: {error}")
+    return away
+
+
+def _sink(parts: Parts, options: DeltaSinkOptions, is_away: bool) -> dict[str, Any]:
     sink = parts.sink(options.name)
-    held = sink.load()
+    held = sink.load() if not is_away else Held(exists=False, version=-1)
     root = sink.storage.root
     writable = _writable(root)
-    if writable is False:
+    if writable is False and not is_away:
         raise SinkError(f"{root} cannot be written", hint="Allow this user to write there.", table=root)
     return {
         "name": sink.name,

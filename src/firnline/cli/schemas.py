@@ -11,7 +11,7 @@ from firnline.cli.sampling import Sampled
 from firnline.engine.orders import columns_from_json, declared
 from firnline.engine.parts import Parts
 from firnline.engine.spark import SparkEngine
-from firnline.errors import ConfigError
+from firnline.errors import ConfigError, SinkError
 from firnline.graph import sink_input, topological
 from firnline.operators.base import MAIN
 from firnline.options import OperatorOptions, PipelineOptions
@@ -34,7 +34,7 @@ def known_columns(parts: Parts, held: Held, source: str) -> pa.Schema | None:
     stored = columns_from_json(held.checkpoint.columns) if held.checkpoint else {}
     if source in stored:
         return stored[source]
-    return next((table for sink in sinks_of(parts, source) if (table := sink.find_schema()) is not None), None)
+    return next((table for sink in sinks_of(parts, source) if (table := _find_table(sink)) is not None), None)
 
 
 def source_schemas(parts: Parts, held: Held, sampled: Mapping[str, Sampled]) -> dict[str, pa.Schema]:
@@ -99,10 +99,20 @@ class _Queries:
         self._engine.stop()
 
 
+def _find_table(sink: DeltaSink) -> pa.Schema | None:
+    """The columns of a sink's table; nothing is known of an optional one that cannot be read."""
+    try:
+        return sink.find_schema()
+    except (SinkError, OSError):
+        if sink.required:
+            raise
+        return None
+
+
 def check_tables(parts: Parts, schemas: Mapping[str, pa.Schema]) -> None:
     """Raise SchemaError when a table that is there cannot take the rows that would be written to it."""
     for options in parts.options.sinks:
-        table, rows = parts.sink(options.name).find_schema(), schemas.get(sink_input(parts.options, options))
+        table, rows = _find_table(parts.sink(options.name)), schemas.get(sink_input(parts.options, options))
         if table is not None and rows is not None:
             missing_fields(table, table_columns(rows) if options.write == "upsert" else rows)
 

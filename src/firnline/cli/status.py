@@ -34,8 +34,10 @@ writes nothing.
 
 Output (JSON fields):
   pipeline, table, table_version
-  sinks         [{name, epoch, required, epochs_pending}]; pending: staged, and
-                not yet made true by `firnline commit`
+  sinks         [{name, epoch (null when it cannot be read), required,
+                epochs_pending, epochs_behind, error}]; pending: staged, and
+                not yet made true by `firnline commit`; behind: decided, and
+                waiting for the sink, with the last error
   state         new, done, failed, fenced, or died (killed without a word;
                 running again is safe); of a live run starting, running,
                 pausing, paused or stopping
@@ -70,7 +72,8 @@ Output (JSON fields):
                 restarts, exit_code, waiting_for, paused, host, pid, user,
                 resumed_after, recovery_path, state_recovery_path,
                 replication_lag_seconds, replication_epochs_behind,
-                copies_failing {path: reason}, last_restarts}]
+                copies_failing {path: reason},
+                sinks_failing {sink: reason}, last_restarts}]
   lease         {holder, host, pid, user, token, taken_at, renewed_at,
                 renewed_seconds_ago, lease_seconds, writes, released}; or
                 {unreadable}. Ages compare two machines' clocks: for people
@@ -132,14 +135,17 @@ def _backlog_text(found: PipelineStatus) -> str | None:
 
 def _behind_text(found: PipelineStatus, sink: dict[str, Any]) -> str:
     """A sink gets an epoch once the deciding table's log holds it, which may be up to a committer."""
+    error = f" ({sink['error']})" if sink["error"] else ""
+    if sink["epoch"] is None:
+        return f"{sink['name']} cannot be read{error}"
     deciding = found.sinks[0]
     staged = sink["epoch"] >= deciding["epoch"] - deciding["epochs_pending"]
     why = f", waits for the committer of {deciding['name']} and then for a run" if staged else ""
-    return f"{sink['name']} at epoch {sink['epoch']}{why}"
+    return f"{sink['name']} at epoch {sink['epoch']}{why}{error}"
 
 
 def _show(out: Output, found: PipelineStatus) -> None:
-    behind = ", ".join(_behind_text(found, sink) for sink in found.sinks if sink["epoch"] < found.epoch)
+    behind = ", ".join(_behind_text(found, sink) for sink in found.sinks if sink["epochs_behind"] != 0)
     facts = {
         "pipeline": found.pipeline,
         "state": found.state,

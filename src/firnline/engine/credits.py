@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
+from firnline.errors import SinkError
 from firnline.sinks.base import Sink
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class Credits:
     def _room(self) -> bool:
         """Back-pressure."""
         while True:
-            full = next((found for sink in self._sinks if (found := sink.is_full()) is not None), None)
+            full = next((found for sink in self._sinks if (found := _fullness(sink)) is not None), None)
             if full is None:
                 if self._told:
                     self._told = False
@@ -64,3 +65,13 @@ class Credits:
             self.waiting = True
             if self.stopping.wait(POLL_SECONDS) or not self._going_on():
                 return False
+
+
+def _fullness(sink: Sink) -> tuple[int, int] | None:
+    """What waits downstream of a sink; an optional one that cannot be asked holds up nobody."""
+    try:
+        return sink.is_full()
+    except (SinkError, OSError):
+        if sink.required:
+            raise
+        return None

@@ -13,6 +13,7 @@ from firnline.errors import ConfigError, RollbackRefusedError
 from firnline.sinks.base import EpochCommit
 from firnline.sinks.delta import DeltaSink
 from firnline.sinks.delta.jump import Effect, KeepRows, ReplaceRows, RestoreVersion, read_epoch_versions
+from firnline.sinks.delta.outbox import without_outbox
 from firnline.sources.files.state import FileState
 from firnline.types import EntryRef, Json
 
@@ -49,7 +50,7 @@ def epoch_commit(parts: Parts, sink: DeltaSink, entry: LedgerEntry, ref: EntryRe
         entry=ref,
         previous=before,
         previous_checkpoint=entry.previous_checkpoint,
-        files=[] if entry.is_jump else entry.staged.get(sink.name, []),
+        files=[] if entry.is_jump else without_outbox(entry.staged.get(sink.name, [])),
         schema=schema,
         source_state=_interchange(parts, entry),
         facts={**facts, "jump": entry.jump} if entry.is_jump else facts,

@@ -28,8 +28,11 @@ from firnline.schema import schema_from_json
 from firnline.sinks.base import Held
 from firnline.sinks.delta import DeltaSink
 from firnline.sinks.delta.jump import RestoreVersion
+from firnline.sinks.delta.outbox import KEY as OUTBOX
+from firnline.sinks.delta.outbox import deliver
 from firnline.staging.discard import drop_pending
 from firnline.staging.sink import StagedDeltaSink
+from firnline.storage import Storage
 from firnline.types import EntryRef, Receipt
 
 logger = logging.getLogger(__name__)
@@ -219,7 +222,7 @@ def settle_jumps(parts: Parts, sink: DeltaSink, tip: EntryRef | None) -> int:
             if epoch == before:
                 raise SinkError(f"{sink.name} waits for its committer, which has not committed epoch {epoch + 1} yet")
             before = epoch
-            check_staged(sink, entry)
+            bring_staged(parts, sink, entry)
             sink.commit(commit)
             continue
         onto = _find_held(parts, entry, epoch, digest)
@@ -249,9 +252,29 @@ def _check_return(parts: Parts, sink: DeltaSink, entry: LedgerEntry, holds: int)
     return plan.version_now
 
 
-def check_staged(sink: DeltaSink, entry: LedgerEntry) -> None:
-    """A sink that lags is given files that were staged long ago: delta-rs would commit missing ones too."""
-    missing = find_missing(sink.storage, [str(file["path"]) for file in entry.staged.get(sink.name, [])])
+def bring_staged(parts: Parts, sink: DeltaSink, entry: LedgerEntry) -> None:
+    """Bring what was staged for a sink into its table, and look that all of it is there: delta-rs would not.
+
+    Raises:
+        CheckpointError: a file is gone or damaged.
+        OSError: the sink's storage cannot be reached.
+    """
+    deliver(parts.storage, sink.storage, entry.staged.get(sink.name, []))
+    check_staged(sink, entry)
+
+
+def check_staged(sink: DeltaSink, entry: LedgerEntry, outbox: Storage | None = None) -> None:
+    """Look whether everything that was staged for a sink is there, in its table or in the outbox, where one is given.
+
+    Raises:
+        CheckpointError: a file is gone.
+    """
+    files = entry.staged.get(sink.name, [])
+    missing = find_missing(sink.storage, [str(file["path"]) for file in files])
+    if missing and outbox is not None:
+        waiting = {str(file["path"]): str(file[OUTBOX]) for file in files if OUTBOX in file and file["path"] in missing}
+        gone = find_missing(outbox, waiting.values())
+        missing = [path for path in missing if path not in waiting or waiting[path] in gone]
     if missing:
         raise CheckpointError(
             f"sink {sink.name!r} lacks epoch {entry.epoch}, and {missing[0]}, staged for it, is gone",

@@ -80,8 +80,8 @@ class Opening:
         for sink in self._others:
             try:
                 epochs[sink.name] = self._read_further(sink, held)
-            except (SinkError, SinkDivergedError) as error:  # left out: it counts as lagging until it can be joined
-                logger.warning("sink could not be read", extra={"sink": sink.name, "reason": error.message})
+            except (SinkError, SinkDivergedError, OSError) as error:  # left out: it lags until it can be joined
+                logger.warning("sink could not be read", extra={"sink": sink.name, "reason": str(error)})
         check_new_sinks(self._parts, held.entry, epochs)
         unknown = held.checkpoint is None and flight.baseline is None
         if unknown:
@@ -227,6 +227,6 @@ def _find_schema(sink: DeltaSink) -> pa.Schema | None:
     """The columns of a further sink; one that cannot be read tells nothing, and holds nobody up yet."""
     try:
         return sink.find_schema()
-    except SinkError as error:
-        logger.warning("sink could not be read", extra={"sink": sink.name, "reason": error.message})
+    except (SinkError, OSError) as error:
+        logger.warning("sink could not be read", extra={"sink": sink.name, "reason": str(error)})
         return None

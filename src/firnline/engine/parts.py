@@ -14,6 +14,7 @@ from firnline.graph import output_key, sink_input
 from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.sinks.base import Held
 from firnline.sinks.delta import DeltaSink
+from firnline.sinks.delta.outbox import outbox_folder
 from firnline.sinks.delta.upsert import UpsertSink
 from firnline.sources.base import Limits
 from firnline.sources.files.source import FileSource
@@ -136,6 +137,11 @@ def _open_sinks(
         _kind_of(s)(_with_key(options, s), options.name, ledger, clock, sources.replay) for s in options.ordered_sinks
     )
     sinks[0].copies = recorder.tiers
+    deciding = options.deciding
+    root, folder = normalise(deciding.table), outbox_folder(options.name)
+    for sink in sinks[1:]:
+        if not sink.required:
+            sink.outbox = {"root": root, "storage_options": dict(deciding.storage_options), "folder": folder}
     return sinks
 
 

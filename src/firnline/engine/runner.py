@@ -127,6 +127,7 @@ class Runner:
         self._totals = _Totals()
         self._backlog = BacklogMeter()
         self._error: FirnlineError | None = None
+        self._sinks_failing: dict[str, str] = {}  # why the last try to join or commit failed
         self._state = self._initial()
 
     def _initial(self) -> EpochState:
@@ -348,6 +349,8 @@ class Runner:
     def _failed(self, error: FirnlineError, action: m.Action) -> m.Event:
         logger.debug("step failed", exc_info=error, extra={"action": type(action).__name__})
         event = failure_event(error, action)
+        if isinstance(action, m.Join | m.Commit | m.FindReceipt):
+            self._sinks_failing[action.sink] = error.message
         self._tell_trouble(error)
         return event
 
@@ -357,6 +360,8 @@ class Runner:
 
         def tell() -> None:
             self._observer.trouble(error, self._state.failures + 1)
+            if self._sinks_failing:
+                self._aside("stage", lambda: self._log.note(now=True, sinks_failing=dict(self._sinks_failing)))
             if self._log.is_open and error.retryable:
                 self._aside("stage", lambda: self._log.restarted(error))
 
@@ -435,7 +440,8 @@ class Runner:
     def _record(self, epoch: int) -> m.Event:
         fault_point("epoch.record.before")
         self._steps.record(epoch)
-        self._log.note(epoch=epoch, generation=self._steps.held.generation, **self._lag())
+        facts = {"sinks_failing": dict(self._sinks_failing), **self._lag()}
+        self._log.note(epoch=epoch, generation=self._steps.held.generation, **facts)
         fault_point("epoch.record.after")
         return m.Recorded(epoch)
 
@@ -489,6 +495,8 @@ class Runner:
             recovery_path=resumed.path,
             state_recovery_path=self._steps.state.restored_path,
         )
+        if self._steps.held.exists:  # else another run may create the table under the same generation
+            self._inbox.put(_Note(lambda: self._aside("upkeep", self._steps.sweep_outbox)))
         return event
 
     def _sweep_state(self) -> None:
@@ -521,8 +529,8 @@ class Runner:
     def _maintain(self, sink: str) -> None:
         try:
             self._steps.maintain(sink)
-        except (SinkError, SourceError) as error:
-            logger.warning("housekeeping failed", extra={"sink": sink, "reason": error.message})
+        except (SinkError, SourceError, OSError) as error:
+            logger.warning("housekeeping failed", extra={"sink": sink, "reason": str(error)})
 
     # -- telling --------------------------------------------------------------------------------------
 
@@ -552,6 +560,8 @@ class Runner:
 
     def _tell(self, event: m.Event) -> None:
         match event:
+            case m.Joined(sink) | m.Committed(sink):
+                self._sinks_failing.pop(sink, None)
             case m.Claimed():
                 self._observer.claimed(self._steps.held.generation)
             case m.Ran(epoch, attempt):

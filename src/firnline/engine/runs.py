@@ -47,6 +47,7 @@ class RunHistory:
             "replication_lag_seconds": None,  # of the remote tier
             "replication_epochs_behind": None,
             "ledger_hole": None,  # why late files are not taken in
+            "sinks_failing": {},  # sink -> why it could not be joined or given an epoch
             "copies_failing": {},  # store, local or remote -> why it cannot be written
             "paused": False,
             "restarts": 0,

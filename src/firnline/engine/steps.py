@@ -21,7 +21,7 @@ from firnline.engine.credits import Credits
 from firnline.engine.engine import Engine
 from firnline.engine.flight import Base, EpochInFlight, Flight
 from firnline.engine.jump_entries import epoch_commit
-from firnline.engine.jumps import check_staged
+from firnline.engine.jumps import bring_staged
 from firnline.engine.marking import CheckpointMaker
 from firnline.engine.observer import EpochFacts
 from firnline.engine.opening import Opening
@@ -37,6 +37,7 @@ from firnline.errors import (
 from firnline.faults import fault_point
 from firnline.schema import merge, schema_from_json, schema_to_json
 from firnline.sinks.base import Held
+from firnline.sinks.delta.outbox import list_outbox, release, sweep_outbox
 from firnline.sources.group import EpochPlan, Positions
 from firnline.types import EntryRef, Receipt
 
@@ -239,7 +240,7 @@ class Steps:
         assert entry is not None
         assert ref is not None
         if made is None:
-            check_staged(sink, entry)
+            bring_staged(self._parts, sink, entry)
         try:
             schema = schema_from_json(entry.schema_of(name)) if made is None else self._schema(made, name)
             receipt = sink.commit(epoch_commit(self._parts, sink, entry, ref, schema))
@@ -255,6 +256,8 @@ class Steps:
         self.flight.receipts.append(receipt)
         self._parts.recorder.note_receipt(receipt)
         fault_point("epoch.commit.after")
+        if made is None and sink.settled_epoch() is None:
+            release(self._parts.storage, entry.staged.get(name, []))
         return self._committed(name, receipt)
 
     def _schema(self, made: EpochInFlight, sink: str) -> pa.Schema:
@@ -317,10 +320,37 @@ class Steps:
             try:
                 self._parts.ledger.fold(tip.entry, floor)
                 self._parts.ledger.sweep(floor, tip.entry)
+                self.sweep_outbox()
             except LedgerHoleError as error:
                 logger.error("ledger not folded", extra={"reason": error.message})
         fault_point("epoch.acknowledge.after")
         return m.Acknowledged(action.epoch)
+
+    def sweep_outbox(self) -> None:
+        """Delete what lies in the outbox and no sink needs: of lost attempts, and of epochs that every sink holds.
+
+        Listed first: an attempt that writes by then is in flight here, or the deciding table holds a newer generation,
+        and then nothing is deleted. In flight is read before the chain: an epoch that is decided meanwhile is in one of
+        the two.
+
+        Raises:
+            FencedError: another run owns the pipeline.
+        """
+        parts = self._parts
+        listed = list_outbox(parts.storage, parts.options.name)
+        if not listed:
+            return
+        parts.open_readers()[0].check_holder(self.flight.generation)
+        needed = set(self.flight.epochs)
+        settled = [sink.settled_epoch() for sink in parts.sinks[1:]]
+        held = min([self.maker.slowest, *(epoch for epoch in settled if epoch is not None)])
+        for entry in parts.entries(self.held.entry):
+            if entry.epoch <= held:
+                break
+            needed.add(entry.checkpoint.attempt)
+        gone = sweep_outbox(parts.storage, listed, needed)
+        if gone:
+            logger.info("outbox swept", extra={"files": gone})
 
     def finish_requests(self, made: EpochInFlight) -> None:
         """The epoch that took these requests up is committed."""

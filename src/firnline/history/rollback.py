@@ -290,7 +290,7 @@ class Rollback:
         if plan.version_now is not None and plan.epoch < self._to and not left:
             for entry, _ in ahead_of(self._parts, target, plan.epoch):
                 try:
-                    check_staged(sink, entry)
+                    check_staged(sink, entry, self._parts.storage)
                 except CheckpointError as error:
                     problems.append(RollbackRefusedError(error.message, hint=error.hint))
         return plan, problems

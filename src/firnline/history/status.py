@@ -74,7 +74,8 @@ def load_status(parts: Parts, control: dict[str, Json] | None = None) -> Pipelin
     backlog = _find_backlog(parts, positions)
     on_record = load_runs(parts.storage, parts.options.name)
     runs = [{**run, "status": "died"} if has_died(run) else run for run in on_record]
-    sinks = [_sink_row(sink) for sink in parts.sinks]
+    failing = runs[0].get("sinks_failing") or {} if runs else {}
+    sinks = [_sink_row(sink, held.epoch, failing.get(sink.name)) for sink in parts.sinks]
     snapshots = snapshots_of(held.checkpoint)
     return PipelineStatus(
         pipeline=parts.options.name,
@@ -235,11 +236,16 @@ def _lag_seconds(parts: Parts, held: Held, epoch: int) -> float | None:
     return round(max(0.0, (parts.clock.now() - datetime.fromisoformat(made)).total_seconds()), 3)
 
 
-def _sink_row(sink: DeltaSink) -> dict[str, Json]:
-    epoch = sink.load().epoch
+def _sink_row(sink: DeltaSink, decided: int, failing: Json) -> dict[str, Json]:
+    """What a sink holds; `failing` is why the newest run could not write there."""
+    row: dict[str, Json] = {"name": sink.name, "epoch": None, "required": sink.required, "epochs_pending": 0}
+    try:
+        epoch = sink.load().epoch
+    except (SinkError, OSError) as error:
+        return {**row, "epochs_behind": None, "error": str(error)}
     settled = sink.settled_epoch()
-    pending = 0 if settled is None else epoch - settled
-    return {"name": sink.name, "epoch": epoch, "required": sink.required, "epochs_pending": pending}
+    row |= {"epoch": epoch, "epochs_pending": 0 if settled is None else epoch - settled}
+    return {**row, "epochs_behind": max(0, decided - epoch), "error": failing if epoch < decided else None}
 
 
 def load_files(parts: Parts) -> Iterator[dict[str, Json]]:

@@ -194,7 +194,11 @@ class DeltaSinkConfig(Config):
     key: tuple[ColumnName, ...] = Field(
         default=(), description="Upsert: the columns that identify a row; by default those of the operator."
     )
-    required: Flag = Field(default=True, description="Whether commit_policy: required waits for this sink.")
+    required: Flag = Field(
+        default=True,
+        description="Whether commit_policy: required waits for this sink. Rows of one that is not required wait in the "
+        "deciding table's outbox, so that its outage stops nobody.",
+    )
     mode: Literal["direct", "staged"] = Field(
         default="direct", description="direct commits each epoch; staged leaves that to `firnline commit`."
     )

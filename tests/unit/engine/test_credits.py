@@ -12,6 +12,8 @@ from firnline.engine.runner import _Timers
 
 
 class Sink:
+    required = True
+
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
 
@@ -68,3 +70,9 @@ def test_a_timer_takes_the_place_of_the_one_that_runs() -> None:
     assert timers.next(7.0) == (None, 1.0), "the other two are gone"
     timers.drop("sink")
     assert timers.next(99.0) == (None, None)
+
+
+def test_an_optional_sink_that_cannot_be_asked_holds_up_nobody() -> None:
+    sink = Sink(OSError("away"))
+    sink.required = False
+    assert Credits([sink]).wait()  # type: ignore[list-item]

@@ -61,6 +61,7 @@ class DeltaSink(Sink):
         self._deferred = False
         self._generation = 0
         self._owned = 0  # the generation of our newest claim that the log is known to hold
+        self.outbox: dict[str, Json] | None = None  # where tasks stage its files; None: in the table itself
         self.copies = Tiers()  # of the checkpoint, outside the table; the deciding sink is given some
         self._checkpointed: int | None = None  # the version of Delta's newest checkpoint, once it is known
 
@@ -466,6 +467,7 @@ class DeltaSink(Sink):
             "write": self._options.write,
             "key": list(self._options.key),
             "pipeline": self._pipeline,
+            **({"outbox": self.outbox} if self.outbox is not None else {}),
         }
 
     def maintain(self) -> None:

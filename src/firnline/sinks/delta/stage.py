@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from isal import isal_zlib
 
 from firnline.faults import fault_point
+from firnline.sinks.delta.outbox import KEY as OUTBOX
 from firnline.sinks.delta.stats import file_stats
 from firnline.storage import Storage, Writable, open_storage
 from firnline.types import Json
@@ -52,10 +53,17 @@ class _OpenFile:
 
 
 class ParquetStager:
-    """Writes the rows of one task for one sink. `target` comes from `DeltaSink.stage_target`."""
+    """Writes the rows of one task for one sink. `target` comes from `DeltaSink.stage_target`.
+
+    With an `outbox` in it, the files lie there, each under its final path, until the sink's lane copies them.
+    """
 
     def __init__(self, target: dict[str, Json], attempt: str, storage: Storage | None = None) -> None:
+        outbox = target.get("outbox")
+        if storage is None and outbox:
+            storage = open_storage(outbox["root"], outbox["storage_options"])
         self._storage = storage or open_storage(target["table"], target["storage_options"])
+        self._prefix = f"{outbox['folder']}/{attempt}/" if outbox else ""  # of where files lie until they are copied
         self._partition_by = list(target["partition_by"])
         self._file_bytes = int(target["file_size_mb"]) * 1024 * 1024
         self._attempt = attempt
@@ -101,9 +109,9 @@ class ParquetStager:
             if partition.file is not None:
                 partition.file.writer.close()
                 partition.file.stream.close()
-                self._storage.delete(partition.file.key)
+                self._storage.delete(self._prefix + partition.file.key)
         for file in self._staged:
-            self._storage.delete(file["path"])
+            self._storage.delete(self._prefix + file["path"])
         self._partitions.clear()
         self._staged.clear()
 
@@ -150,7 +158,7 @@ class ParquetStager:
         name = f"{self._attempt}-{uuid.uuid4().hex}.parquet"
         key = "/".join(part for part in (self._home, partition.folder, name) if part)
         fault_point("stage.file.before")
-        stream = _Counted(self._storage.create(key))
+        stream = _Counted(self._storage.create(self._prefix + key))
         writer = pq.ParquetWriter(stream, table.schema, use_dictionary=repetitive_columns(table), **PARQUET)
         return _OpenFile(key, stream, writer, table.schema)
 
@@ -174,6 +182,7 @@ class ParquetStager:
                 "stats": file_stats(metadata, file.schema),
                 "footer_checksum": file.stream.footer_checksum(),
                 "crc32": file.stream.crc32,
+                **({OUTBOX: self._prefix + file.key} if self._prefix else {}),
             }
         )
         partition.file = None

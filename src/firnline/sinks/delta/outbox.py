@@ -1,0 +1,110 @@
+"""The outbox: where rows wait for an optional sink, beside the ledger that names them.
+
+Tasks stage the files of an optional sink here, in the deciding table's own storage, invisible to its readers. The
+sink's lane copies them to their final paths in the sink's table, then commits. So a sink that cannot be reached stops
+nobody, and what it gets later is exactly what was decided. A file is let go of once the sink holds its epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from isal import isal_zlib
+
+from firnline.errors import DamagedError
+from firnline.faults import fault_point
+from firnline.storage import Storage
+from firnline.types import Json
+
+CHUNK_BYTES = 4 * 1024 * 1024
+KEY = "outbox"  # of a staged file: its key in the deciding table's storage, until it is copied
+
+
+def outbox_folder(pipeline: str) -> str:
+    """Where the outbox of a pipeline lies, below the deciding table's root; one folder an attempt."""
+    return f"_firnline/{pipeline}/outbox"
+
+
+def without_outbox(files: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
+    """Staged files as a commit names them."""
+    return [{name: value for name, value in file.items() if name != KEY} for file in files]
+
+
+def deliver(outbox: Storage, table: Storage, files: Sequence[dict[str, Json]]) -> None:
+    """Copy files from the outbox to their final paths, complete and durable; what is there already stays.
+
+    Files that were staged in the table itself are left alone.
+
+    Raises:
+        DamagedError: a file is not what was staged, or is in neither place.
+        OSError: the table's storage cannot be written.
+    """
+    for file in files:
+        if KEY not in file or _is_there(table, file):
+            continue
+        try:
+            outbox.stat(str(file[KEY]))
+        except FileNotFoundError as error:
+            raise DamagedError(
+                f"{file['path']} is neither in {table.root} nor in the outbox of {outbox.root}",
+                hint="Bring the file back, or take the sink out of the spec.",
+            ) from error
+        fault_point("outbox.copy.before")
+        table.put_chunks(str(file["path"]), _checked(outbox, str(file[KEY]), file))
+        fault_point("outbox.copy.after")
+
+
+def release(outbox: Storage, files: Sequence[dict[str, Json]]) -> None:
+    """Delete what a sink holds durably."""
+    for file in files:
+        if KEY in file:
+            fault_point("outbox.release.before")
+            outbox.delete(str(file[KEY]))
+            fault_point("outbox.release.after")
+
+
+def list_outbox(outbox: Storage, pipeline: str) -> dict[str, list[str]]:
+    """The keys of every file in the outbox, by the attempt that wrote it."""
+    folder = f"{outbox.root}/{outbox_folder(pipeline)}/"
+    found: dict[str, list[str]] = {}
+    for stat in outbox.list(outbox_folder(pipeline)):
+        attempt = stat.name.removeprefix(folder).split("/")[0]
+        found.setdefault(attempt, []).append(stat.name.removeprefix(f"{outbox.root}/"))
+    return found
+
+
+def sweep_outbox(outbox: Storage, listed: dict[str, list[str]], needed: Collection[str]) -> int:
+    """Delete the listed files of attempts that nobody needs; returns how many."""
+    gone = [key for attempt, keys in listed.items() if attempt not in needed for key in keys]
+    for key in gone:
+        fault_point("outbox.release.before")
+        outbox.delete(key)
+        fault_point("outbox.release.after")
+    return len(gone)
+
+
+def _is_there(table: Storage, file: dict[str, Json]) -> bool:
+    """Whether a file lies at its final path, byte for byte: a copy is complete there, or not there at all."""
+    try:
+        if table.stat(str(file["path"])).size_bytes != int(file["size_bytes"]):
+            return False
+        for _ in _checked(table, str(file["path"]), file):
+            pass
+    except (FileNotFoundError, DamagedError):
+        return False
+    table.settle(str(file["path"]))  # whoever copied it may have been killed before it was durable
+    return True
+
+
+def _checked(storage: Storage, key: str, file: dict[str, Json]) -> Iterator[bytes]:
+    """The bytes of a file; DamagedError at their end when they are not those that were staged."""
+    stream = storage.open_read(key)
+    try:
+        crc32, size = 0, 0
+        while data := stream.read(CHUNK_BYTES):
+            crc32, size = isal_zlib.crc32(data, crc32), size + len(data)
+            yield data
+    finally:
+        stream.close()
+    if (size, crc32) != (int(file["size_bytes"]), int(file["crc32"])):
+        raise DamagedError(f"{storage.root}/{key} is not what was staged: {size} bytes, CRC {crc32:08x}")
