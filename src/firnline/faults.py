@@ -28,6 +28,7 @@ DURABLE_CALLS = (
     "delta.jump",
     "delta.sync",
     "delta.checkpoint",
+    "delta.checkpoint.sync",
     "delta.compact",
     "delta.sweep",
     "sweep.declare",
@@ -35,12 +36,16 @@ DURABLE_CALLS = (
     "staging.put",
     "staging.delete",
     "staging.reject",
+    "storage.folder",
     "storage.put",
+    "storage.publish",
     "storage.delete",
     "store.put",
+    "store.publish",
     "store.delete",
     "store.prune",
     "archive.write",
+    "archive.publish",
     "tier.local",
     "tier.remote",
     "lease.take",
@@ -68,6 +73,7 @@ DURABLE_CALLS = (
     "state.pin",
     "state.replicate",
     "state.export",
+    "state.export.publish",
 )
 # Steps of the epoch (DESIGN: plan -> run -> stage -> commit -> record -> acknowledge).
 STEPS = ("epoch.plan", "epoch.run", "epoch.stage", "epoch.commit", "epoch.record", "epoch.acknowledge")

@@ -167,8 +167,10 @@ def make_folders(folder: str) -> None:
         folder = os.path.dirname(folder)
     for path in reversed(pending):
         if _folder_identity(path) is None:
+            fault_point("storage.folder.before")
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path)
+            fault_point("storage.folder.after")
             fsync_path(os.path.dirname(path))
         else:
             with contextlib.suppress(PermissionError):  # far above there may be folders that only others may read
@@ -230,6 +232,7 @@ class LocalStorage:
                     stream.write(data)
                 stream.flush()
                 os.fsync(stream.fileno())
+            fault_point("storage.publish.before")
             publish(temporary, path)
         except Exception as error:
             with contextlib.suppress(OSError):  # a full disk must not fill up with what failed
@@ -237,6 +240,7 @@ class LocalStorage:
             if isinstance(error, FileExistsError):
                 self.settle(key)  # whoever learns that it exists builds on it
             raise
+        fault_point("storage.publish.after")
         fsync_path(folder)
         fault_point("storage.put.after")
 

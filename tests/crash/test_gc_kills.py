@@ -24,7 +24,7 @@ from firnline.staging.compact import compact
 from firnline.staging.gc import gc
 from firnline.staging.vacuum import vacuum
 from firnline.testing.ageing import DAY, age_table
-from firnline.testing.kills import count_points, kill, perform, spread
+from firnline.testing.kills import count_points, kill, perform, spread, steps
 from firnline.testing.pipelines import run_once
 from firnline.testing.samples import SampleInput, table_ids
 
@@ -113,7 +113,7 @@ def test_killed_at_every_point(name: str, options: PipelineOptions, sample: Samp
     assert wanted <= set(reached)
     assert min(reached["storage.delete.before"], reached["storage.put.before"]) >= 1
     check(root, options, sample, f"{name}, not killed")
-    for point, calls in sorted(reached.items()):
+    for point, calls in steps(reached, helpers=MOST_KILLS is None):
         for nth in spread(calls, MOST_KILLS):
             start_over(options, kept)
             kill(f"{point}:{nth}", operate, name, str(root))

@@ -40,12 +40,13 @@ from firnline.testing.proof import covered
 from firnline.testing.samples import SampleInput, newest_entry
 from firnline.testing.store_writers import sample_record
 
-pytestmark = pytest.mark.crash
-
 PROOF = bool(os.environ.get("FIRNLINE_PROOF"))
-CUTS = 100_000 if PROOF else 24  # of one recorded run
-KILLS = 100_000 if PROOF else 6  # moments of one recorded run at which it is killed first
+CUTS = 2000 if PROOF else 24  # of one recorded run
+KILLS = 200 if PROOF else 6  # moments of one recorded run at which it is killed first
 SUBSETS = 8 if PROOF else 1
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(7200 if PROOF else 300)]
+
 FILES = 3
 FINAL = FILES + 1
 NAME = "demo"

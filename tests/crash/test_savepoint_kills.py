@@ -28,7 +28,7 @@ from firnline.history.status import load_quarantine
 from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.staging.gc import gc
 from firnline.testing.ageing import DAY, age_files
-from firnline.testing.kills import count_points, kill, spread
+from firnline.testing.kills import count_points, kill, spread, steps
 from firnline.testing.pipelines import MakeOptions, run_once
 from firnline.testing.samples import SampleInput, table_ids
 
@@ -197,7 +197,7 @@ def test_killed_at_every_point(name: str, stage: Stage, sample: SampleInput) -> 
     reached = count_points(operate, name, stage)
     assert WANTED[name] <= set(reached)
     check(name, stage, sample, f"{name}, not killed")
-    for point, calls in sorted(reached.items()):
+    for point, calls in steps(reached, helpers=MOST_KILLS is None):
         for nth in spread(calls, MOST_KILLS):
             prepare(name, stage)
             kill(f"{point}:{nth}", operate, name, stage)

@@ -24,10 +24,10 @@ KINDS = ("file", "sqlite", "object", "postgres")
 KEY = "orders"
 # What a deletion and pruning do beside their own calls is done by the storage below them.
 POINTS = {
-    "open": ("store.put", "storage.put", "storage.delete"),
-    "put": ("store.put", "storage.put"),
+    "open": ("store.put", "storage.put", "storage.publish", "storage.delete"),
+    "put": ("store.put", "store.publish", "storage.put", "storage.publish"),
     "put_packed": ("store.put", "storage.put"),
-    "delete": ("store.delete", "store.put", "store.prune", "storage.put", "storage.delete"),
+    "delete": ("store.delete", "store.publish", "store.put", "store.prune", "storage.put", "storage.delete"),
     "prune": ("store.prune", "storage.put", "storage.delete"),
 }
 

@@ -29,7 +29,7 @@ WIDE = pa.schema([*SCHEMA, ("w", pa.int64())])
 MOST_KILLS = None if os.environ.get("FIRNLINE_PROOF") else 3  # per point; spread over its calls
 CALLS = (
     "delta.create", "delta.evolve", "delta.commit", "delta.sync",
-    "storage.put", "storage.delete", "stage.file", "upsert.rewrite",
+    "storage.folder", "storage.put", "storage.publish", "storage.delete", "stage.file", "upsert.rewrite",
 )  # fmt: skip
 POINTS = [f"{call}.{side}" for call in CALLS for side in ("before", "after")]
 

@@ -136,14 +136,14 @@ def test_an_import_that_is_killed_is_repeated(
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("side", ["before", "after"])
-def test_an_export_that_is_killed_leaves_the_old_file_or_the_new_one(folder: Path, side: str) -> None:
+@pytest.mark.parametrize("point", ["write.before", "publish.before", "publish.after", "write.after"])
+def test_an_export_that_is_killed_leaves_the_old_file_or_the_new_one(folder: Path, point: str) -> None:
     prepare(folder, "file")
     before = (folder / "x.tar").read_bytes()
-    code = Command(folder, ["export", "x.tar", "--yes"], f"archive.write.{side}:1:kill").wait()
+    code = Command(folder, ["export", "x.tar", "--yes"], f"archive.{point}:1:kill").wait()
     assert code == KILLED
     now = (folder / "x.tar").read_bytes()
-    assert (now == before) == (side == "before")
+    assert (now == before) == point.endswith("before")
     assert run_command(["checkpoints", "import", "x.tar"]) == 0
     assert len(payloads(folder)) == EPOCHS
 

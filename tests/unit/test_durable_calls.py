@@ -25,12 +25,10 @@ DURABLE_METHODS = {
 # Functions that are only called between the points of another one.
 BETWEEN_POINTS = {
     "storage.py:fsync_path": "a part of put, of a staged file's close and of a commit's sync",
-    "storage.py:make_folders": "an empty folder says nothing; made before put, create and a table's creation",
     "storage.py:_link_new": "called by LocalStorage._put between storage.put.before and .after",
     "storage.py:_DurableFile.__init__": "opened by LocalStorage.create, between stage.file.before and .after",
     "storage.py:_DurableFile.close": "closed by ParquetStager._finish, before stage.file.after",
     "storage.py:ObjectStorage.create": "called by ParquetStager._open, between stage.file.before and .after",
-    "checkpoint/stores/file.py:FileStore._link_new": "called by _publish and delete between store.put and store.delete",
     "checkpoint/stores/file.py:FileStore._write_temporary": "called by _link_new; a temporary file says nothing",
     "checkpoint/stores/file.py:FileStore._hint": "a hint, written after store.put.after: a kill there leaves it stale",
     "checkpoint/stores/file.py:FileStore._sweep": "temporary files of killed writers say nothing",
@@ -44,7 +42,7 @@ BETWEEN_POINTS = {
     "engine/exchange.py:open_volatile": "rows on their way: lost with the epoch's attempt, which runs again",
     "engine/opening.py:Opening.claim": "StateKeeper.restore reads; what it repairs has points of its own",
     "engine/pings.py:pinging": "a ping says nothing about the data",
-    "engine/pings.py:pinging.ping": "a ping says nothing about the data",
+    "engine/pings.py:pinging.beat": "a ping says nothing about the data",
     "sinks/delta/table.py:Table.create.write": "called by Table._write between delta.create.before and .after",
     "sinks/delta/table.py:Table.add_columns.write": "called by Table._write between delta.evolve.before and .after",
     "sinks/delta/table.py:Table.transact.write": "called by Table._write between the points that its caller names",

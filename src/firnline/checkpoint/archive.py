@@ -241,6 +241,7 @@ def write_archive(
                 found = writer.write(stream)
                 stream.flush()
                 os.fsync(stream.fileno())
+            fault_point("archive.publish.before")
             if replace:
                 os.replace(temporary, path)
             else:
@@ -251,6 +252,7 @@ def write_archive(
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
+        fault_point("archive.publish.after")
         fsync_path(folder)
         fault_point("archive.write.after")
     return found

@@ -265,11 +265,17 @@ def write_export(path: str, schema: pa.Schema, tables: Iterable[pa.Table], about
                 writer.write_table(table.replace_schema_metadata(facts))
                 rows += table.num_rows
         fsync_path(temporary)
-        os.replace(temporary, path)
+        fault_point("state.export.publish.before")
+        os.link(temporary, path)  # unlike rename, this refuses to replace
+        os.unlink(temporary)
+    except FileExistsError as error:
+        os.unlink(temporary)
+        raise ConfigError(f"{path} is there already", hint="Name another file in a folder that is there.") from error
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
+    fault_point("state.export.publish.after")
     fsync_path(folder)
     fault_point("state.export.after")
     return rows

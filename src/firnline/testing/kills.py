@@ -13,6 +13,8 @@ from firnline.testing.processes import KILLED, reached_points
 from firnline.testing.proof import covered
 
 PATIENCE_SECONDS = 60
+# A kill inside one of these leaves what a kill beside it leaves, and at most a temporary file or an empty folder more.
+_HELPERS = ("storage.folder.", "storage.publish.", "store.publish.")
 
 
 def perform(fault: str, work: Callable[..., object], *arguments: object) -> tuple[int, Counter[str]]:
@@ -48,6 +50,11 @@ def kill(fault: str, work: Callable[..., object], *arguments: object) -> None:
     """Do the work in a child that the fault kills; a point that is never reached is a failed test."""
     code, _ = perform(f"{fault}:kill", work, *arguments)
     assert code == KILLED, f"{work.__name__} was not killed at {fault}, but ended with {code}"
+
+
+def steps(reached: Counter[str], *, helpers: bool) -> list[tuple[str, int]]:
+    """The points to kill at, with how often each is reached; those inside storage helpers only if asked for."""
+    return sorted((point, calls) for point, calls in reached.items() if helpers or not point.startswith(_HELPERS))
 
 
 def spread(calls: int, most: int | None) -> list[int]:

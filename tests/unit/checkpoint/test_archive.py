@@ -208,7 +208,7 @@ def test_an_export_that_breaks_leaves_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("point", ["archive.write.before", "archive.write.after"])
+@pytest.mark.parametrize("point", [f"archive.{c}.{s}" for c in ("write", "publish") for s in ("before", "after")])
 def test_a_file_is_whole_or_not_there(point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from firnline import faults
 

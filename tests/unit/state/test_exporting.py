@@ -121,19 +121,19 @@ def test_a_file_that_is_there_is_not_replaced(tmp_path: Path) -> None:
         write_export(str(tmp_path / "nowhere" / "x.parquet"), flat_schema(LAYOUT), [], {})
 
 
-@pytest.mark.parametrize("side", ["before", "after"])
+@pytest.mark.parametrize("point", ["before", "publish.before", "publish.after", "after"])
 def test_an_export_that_breaks_leaves_a_whole_file_or_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     from firnline import faults
 
     monkeypatch.setattr(faults, "_seen", type(faults._seen)())
-    monkeypatch.setenv(faults.VARIABLE, f"state.export.{side}:1:raise")
+    monkeypatch.setenv(faults.VARIABLE, f"state.export.{point}:1:raise")
     path = tmp_path / "totals.parquet"
     with pytest.raises(InjectedFaultError):
         write_export(str(path), flat_schema(LAYOUT), [table_of([row("a", 1)])], {})
-    assert os.listdir(tmp_path) == ([] if side == "before" else ["totals.parquet"])
-    if side == "after":
+    assert os.listdir(tmp_path) == ([] if point.endswith("before") else ["totals.parquet"])
+    if point.endswith("after"):
         assert pq.read_table(path).num_rows == 1
 
 

@@ -249,9 +249,11 @@ class FileStore(CheckpointStore):
         """Give data a name that is not taken yet; the name is durable once its folder is fsynced."""
         temporary = self._write_temporary(data)
         try:
+            fault_point("store.publish.before")
             os.link(temporary, path)
         finally:
             os.unlink(temporary)
+        fault_point("store.publish.after")
 
     def _write_temporary(self, data: bytes) -> str:
         path = os.path.join(self._temporary, f"{uuid.uuid4().hex}.tmp")

@@ -291,7 +291,9 @@ class Table:
             self.make_durable()
             fault_point("delta.checkpoint.before")
             self.delta.create_checkpoint()
+            fault_point("delta.checkpoint.sync.before")
             self._durable.sync_checkpoint(self.version)
+            fault_point("delta.checkpoint.sync.after")
             if (self.setting("delta.enableExpiredLogCleanup") or "true").lower() != "false":
                 self.delta.cleanup_metadata()
             fault_point("delta.checkpoint.after")
