@@ -199,6 +199,10 @@ class Drill:
         )  # fmt: skip
         with _committing(options):
             ordeal = chaos.run(kills)
+        if options.deciding.mode == "staged" and len(options.sinks) > 1:
+            # The other sinks get the last epochs only now that the deciding table's log holds them.
+            with _committing(options):
+                chaos.run(0)
         return replace(ordeal, epochs=LogWatch(Path(options.deciding.table), options.name).look())
 
     def compare_files(self) -> list[dict[str, Any]]:

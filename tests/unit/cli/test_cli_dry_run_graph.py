@@ -59,7 +59,7 @@ def test_every_source_is_told(shop: Path, run_json: Any) -> None:
     ]
     assert found["first_epoch"]["files"] == 4
     assert found["epochs_about"] == 3
-    assert found["sample"] == {"files": 4, "records": 4, "bad": 0}
+    assert found["sample"] == {"files": 4, "records": 4, "bad": 0, "rescued": 0}
     assert found["warnings"] == []
 
 
