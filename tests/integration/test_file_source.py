@@ -138,14 +138,13 @@ def test_reconcile_while_an_epoch_settles(
     from firnline.testing.local import LocalEngine
     from firnline.testing.pipelines import Recorder
 
-    known_files = Parts.known_files
+    add_known = Parts.add_known
 
-    def slowly(self: Parts, *args: Any) -> dict[str, str]:
-        found = known_files(self, *args)
+    def slowly(self: Parts, *args: Any) -> None:
+        add_known(self, *args)
         time.sleep(0.15)  # epochs in flight commit meanwhile
-        return found
 
-    monkeypatch.setattr(Parts, "known_files", slowly)
+    monkeypatch.setattr(Parts, "add_known", slowly)
     options = make_options(max_files=1, reconcile_interval_secs=0.02, poll_interval_secs=0.01)
     for number in range(10):
         sample.add(f"a{number}.json", 3)

@@ -11,6 +11,7 @@ from deltalake import DeltaTable
 from firnline.options import DeltaSinkOptions
 from firnline.sources.base import Limits
 from firnline.sources.files import planning
+from firnline.sources.files.known import KnownFiles
 from firnline.sources.files.source import FileSource
 from firnline.sources.files.state import FileState
 from firnline.testing.pipelines import MakeOptions, run_once
@@ -61,7 +62,7 @@ def test_a_file_that_was_late_to_a_lost_epoch_waits_for_its_turn(tmp_path: Path,
         (folder / f"f{number:02}.json").write_text("{}\n")
     source = FileSource(make_options().sources[0], once=True)
     ahead = FileState(str(folder), mark=str(folder / "f05.json"))
-    known = {str(folder / f"f{n:02}.json"): "" for n in range(5)}
+    known = KnownFiles((str(folder / f"f{n:02}.json"), "") for n in range(5))
     assert [s.name for s in source.reconcile(ahead.to_json(), known).late] == [str(folder / "f05.json")]
     limits = Limits(3, 1 << 30, 1000, 60_000, 10, 1)
     behind = FileState(str(folder), mark=str(folder / "f00.json"))

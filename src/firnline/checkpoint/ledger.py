@@ -24,6 +24,7 @@ from firnline.types import EntryRef, Json
 
 FOLD_ENTRIES = 128  # entries per fold: a fold stays a few MB, and a year of minutes a few thousand files
 JUMPS = ("rollback", "fresh", "restore", "rescale", "import", "repair")
+FOLD_FILES = 20_000  # after so many a fold is complete, so that whoever reads it needs some tens of MB
 _READERS = 8
 _AHEAD = 16
 
@@ -166,6 +167,17 @@ def bridges_of(link: LedgerEntry | Fold) -> dict[EntryRef, EntryRef | None]:
         if kind == "repair"
         for bridge in jump["bridges"]
     }
+
+
+def _fold_ranges(entries: list[LedgerEntry]) -> list[tuple[int, int]]:
+    """Which of these entries, newest first, make one fold each; the oldest range first."""
+    found, end, files = [], len(entries), 0
+    for number in range(len(entries) - 1, -1, -1):
+        files += sum(len(records) for records in entries[number].inputs.values())
+        if number == 0 or files >= FOLD_FILES:
+            found.append((number, end))
+            end, files = number, 0
+    return found
 
 
 def _decode(ref: EntryRef, data: bytes) -> LedgerEntry:
@@ -411,6 +423,14 @@ class Ledger:
             ref = link.previous
         if len(entries) < FOLD_ENTRIES:
             return 0
+        for first, end in _fold_ranges(entries):  # oldest first: what a fold names as the one before is there
+            self._put_fold(entries[first:end], refs[first])
+            for done in refs[first:end]:
+                self._storage.delete(f"{self.folder}/{done.name}")
+        return len(refs)
+
+    def _put_fold(self, entries: list[LedgerEntry], last: EntryRef) -> None:
+        """Write entries, newest first, as one; `last` names the newest."""
         inputs: dict[str, list[dict[str, Json]]] = {}
         for entry in reversed(entries):
             for source, files in entry.inputs.items():
@@ -419,17 +439,13 @@ class Ledger:
         body = {
             "kind": "fold",
             "first_epoch": entries[-1].epoch,
-            "last": refs[0].to_json(),
+            "last": last.to_json(),
             "previous": previous.to_json() if previous else None,
             "inputs": inputs,
             "quarantine": [file for entry in entries for file in entry.quarantine],
             "jumps": [{"epoch": e.epoch, "kind": e.kind, "jump": e.jump} for e in entries if e.is_jump],
         }
-        data = zstandard.compress(canonical(seal(body)))
-        self._storage.put(f"{self.folder}/{fold_name(refs[0])}", data)
-        for done in refs:
-            self._storage.delete(f"{self.folder}/{done.name}")
-        return len(refs)
+        self._storage.put(f"{self.folder}/{fold_name(last)}", zstandard.compress(canonical(seal(body))))
 
     def sweep(self, floor: int, tip: EntryRef) -> int:
         """Delete entries below the floor that the true chain does not reach: attempts that never committed."""

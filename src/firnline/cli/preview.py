@@ -32,11 +32,10 @@ from firnline.options import DeltaSinkOptions
 from firnline.sinks.base import Held
 from firnline.sinks.delta.adopt import find_foreign
 from firnline.sources.base import SourcePlan
+from firnline.sources.files.known import KnownFiles
 from firnline.sources.files.source import FileSource
 from firnline.storage import is_remote
 from firnline.types import Json
-
-Known = dict[str, dict[str, str]]
 
 
 @dataclass(slots=True)
@@ -47,7 +46,9 @@ class _Reading:
     held: Held
     warnings: list[str] = field(default_factory=list)
     positions: dict[str, Json] = field(default_factory=dict)
-    known: Known | None = field(default_factory=dict)  # files that the ledger knows; None when that cannot be told
+    known: dict[str, KnownFiles] | None = field(
+        default_factory=dict
+    )  # files that the ledger knows; None when that cannot be told
 
 
 def preview(parts: Parts) -> dict[str, Any]:
@@ -126,7 +127,8 @@ def _resume(reading: _Reading) -> None:
     if held.checkpoint is not None:
         reading.positions = parts.sources.start(held.checkpoint.positions)
         try:
-            reading.known = parts.known_by_source(held.entry)
+            reading.known = {name: KnownFiles() for name in parts.sources.names}
+            parts.add_known(reading.known, held.entry)
         except LedgerHoleError as error:
             reading.warnings.append(f"late files cannot be told: {error.message}")
             reading.known = None
@@ -144,7 +146,8 @@ def _resume(reading: _Reading) -> None:
         )
     reading.warnings.append("the table holds another tool's progress; a run would take it over")
     reading.positions[source.name], baseline = source.adopt(foreign)
-    reading.known = {source.name: {str(record["path"]): str(record["etag"]) for record in baseline}}
+    known = KnownFiles((str(record["path"]), str(record["etag"])) for record in baseline)
+    reading.known = {source.name: known}
 
 
 def _source(reading: _Reading, source: FileSource) -> dict[str, Any]:
@@ -164,7 +167,7 @@ def _source(reading: _Reading, source: FileSource) -> dict[str, Any]:
 def _late(reading: _Reading, source: FileSource) -> int:
     if reading.known is None:
         return 0
-    found = source.compare(reading.positions[source.name], reading.known.get(source.name, {}))
+    found = source.compare(reading.positions[source.name], reading.known.get(source.name, KnownFiles()))
     if found.changed:
         reading.warnings.append(f"{len(found.changed)} processed file(s) changed later: {found.changed[0]}")
     options = next(o for o in reading.parts.options.sources if o.name == source.name)

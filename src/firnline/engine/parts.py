@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from firnline.checkpoint.ledger import Fold, Ledger, LedgerEntry
@@ -17,6 +17,7 @@ from firnline.sinks.delta import DeltaSink
 from firnline.sinks.delta.outbox import outbox_folder
 from firnline.sinks.delta.upsert import UpsertSink
 from firnline.sources.base import Limits
+from firnline.sources.files.known import KnownFiles
 from firnline.sources.files.source import FileSource
 from firnline.sources.group import Sources
 from firnline.staging.sink import StagedDeltaSink
@@ -77,17 +78,14 @@ class Parts:
 
     def known_files(self, tip: EntryRef | None) -> dict[str, str]:
         """Every file that the ledger knows, with its etag. LedgerHoleError when the chain is broken."""
-        found: dict[str, str] = {}
-        for of_source in self.known_by_source(tip).values():
-            found |= of_source
-        return found
+        known = {name: KnownFiles() for name in self.sources.names}
+        self.add_known(known, tip)
+        return {path: etag for of_source in known.values() for path, etag in of_source}
 
-    def known_by_source(self, tip: EntryRef | None) -> dict[str, dict[str, str]]:
-        """The same, told apart by source: two sources may read one file."""
-        found: dict[str, dict[str, str]] = {name: {} for name in self.sources.names}
+    def add_known(self, known: Mapping[str, KnownFiles], tip: EntryRef | None) -> None:
+        """Add the same to what is known of each source: two sources may read one file."""
         for name, file in self.ledger_files(tip):  # newest first: the last time a file was read is what counts
-            found[name].setdefault(str(file["path"]), str(file.get("etag", "")))
-        return found
+            known[name].add(str(file["path"]), str(file.get("etag", "")))
 
     def ledger_files(self, tip: EntryRef | None) -> Iterator[tuple[str, dict[str, Json]]]:
         """What the ledger says of every file of every source, newest epoch first."""

@@ -38,6 +38,7 @@ from firnline.faults import fault_point
 from firnline.schema import merge, schema_from_json, schema_to_json
 from firnline.sinks.base import Held
 from firnline.sinks.delta.outbox import list_outbox, release, sweep_outbox
+from firnline.sources.files.known import KnownFiles
 from firnline.sources.group import EpochPlan, Positions
 from firnline.types import EntryRef, Receipt
 
@@ -117,21 +118,26 @@ class Steps:
         # In flight first: what is settled in the meantime is in the ledger by then, so that neither misses it.
         flying = list(self.flight.epochs.values())
         positions = self.flight.bases[base].positions
+        known = {name: KnownFiles() for name in self._parts.sources.names}
         try:
-            known = self._parts.known_by_source(self.held.entry)
+            for name, task in (found for made in flying for found in made.plan.tasks):
+                for item in task.inputs:
+                    known[name].add(str(item["path"]), "")
+            for name, records in (self.flight.baseline.inputs if self.flight.baseline else {}).items():
+                for record in records:
+                    known[name].add(str(record["path"]), str(record["etag"]))
+            self._parts.add_known(known, self.held.entry)
+            found = self._parts.sources.reconcile(positions, known, due)
         except LedgerHoleError as error:
             self._note_reconciled(due)
             logger.error("reconcile stopped: the ledger has a hole", extra={"reason": error.message})
             if any(one.late_files != "ignore" for one in self._parts.options.sources if one.name in due):
                 self.hole = error
             return None
+        finally:
+            for of_source in known.values():
+                of_source.close()
         self.hole = None
-        if self.flight.baseline is not None:
-            for name, records in self.flight.baseline.inputs.items():
-                known[name] |= {str(record["path"]): str(record["etag"]) for record in records}
-        for name, task in (found for made in flying for found in made.plan.tasks):
-            known[name].update((str(item["path"]), "") for item in task.inputs)
-        found = self._parts.sources.reconcile(positions, known, due)
         with self._reconcile_lock:
             if dropped == self._dropped:  # else files of an epoch that is lost by now counted as known: due again
                 self._note_reconciled(due)

@@ -22,6 +22,7 @@ from firnline.history.auditing import on_record
 from firnline.history.ledger_holes import Hole, Survey, find_with_rows, survey
 from firnline.schema import schema_to_json
 from firnline.sinks.base import Held
+from firnline.sources.files.known import KnownFiles
 from firnline.sources.files.source import file_identity
 from firnline.sources.files.state import FileState
 from firnline.storage import FileStat
@@ -170,8 +171,9 @@ class LedgerRepair:
             position = held.checkpoint.positions.get(source.name)
             if position is None:
                 continue
-            known = dict.fromkeys(found.known.get(source.name, ()), "")
-            known |= {str(record["path"]): "" for record in found.salvaged.get(source.name, [])}
+            known = KnownFiles((path, "") for path in found.known.get(source.name, ()))
+            for record in found.salvaged.get(source.name, []):
+                known.add(str(record["path"]), "")
             late = source.compare(position, known).late
             with_rows = find_with_rows(self._parts, source.name, FileState.from_json(position)) if late else frozenset()
             for stat in late:

@@ -23,6 +23,7 @@ from firnline.history.state_look import OperatorSnapshot, snapshots_of
 from firnline.sinks.base import Held
 from firnline.sinks.delta import DeltaSink
 from firnline.sources.base import Backlog
+from firnline.sources.files.known import KnownFiles
 from firnline.sources.files.source import FileSource
 from firnline.sources.files.state import FileState
 from firnline.storage import is_remote
@@ -274,7 +275,7 @@ def load_files_by_source(parts: Parts) -> Iterator[tuple[str, dict[str, Json]]]:
 
 def _unread_files(source: FileSource, state: FileState, seen: dict[str, str]) -> Iterator[dict[str, Json]]:
     """What a source has and no epoch has read."""
-    late = {stat.name for stat in source.compare(state.to_json(), seen).late}
+    late = {stat.name for stat in source.compare(state.to_json(), KnownFiles(seen.items())).late}
     for stat in source.list_all():
         if stat.name in seen:
             continue

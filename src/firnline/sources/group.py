@@ -15,6 +15,7 @@ from typing import Any
 
 from firnline.clock import monotonic
 from firnline.sources.base import Backlog, Limits, SourcePlan, Task
+from firnline.sources.files.known import KnownFiles
 from firnline.sources.files.source import FileSource, Reconciled
 from firnline.types import Json
 
@@ -203,11 +204,11 @@ class Sources:
 
     # -- late files and retries -----------------------------------------------------------------------
 
-    def reconcile(self, positions: Positions, known: Mapping[str, Mapping[str, str]], due: Iterable[str]) -> Reconciled:
+    def reconcile(self, positions: Positions, known: Mapping[str, KnownFiles], due: Iterable[str]) -> Reconciled:
         """Compare full listings with every file that the ledger knows, for the sources whose turn it is."""
         found = Reconciled()
         for name in due:
-            one = self._sources[name].reconcile(positions[name], known.get(name, {}))
+            one = self._sources[name].reconcile(positions[name], known[name])
             found = Reconciled([*found.late, *one.late], [*found.changed, *one.changed], found.listed + one.listed)
         return found
 

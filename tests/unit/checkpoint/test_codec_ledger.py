@@ -152,6 +152,17 @@ def test_a_fold_tells_of_every_file_what_its_entry_told(ledger: Ledger) -> None:
     assert [file["rows"] for file in fold.quarantine] == list(range(7, 0, -1))
 
 
+def test_a_fold_has_a_bounded_number_of_files(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "FOLD_FILES", 3)
+    tip = fill(ledger, 12)
+    assert ledger.fold(tip, 11) == 10
+    assert paths(ledger, tip) == sorted(f"f{n}" for n in range(1, 13))
+    folds = [link for link in ledger.chain(tip) if isinstance(link, Fold)]
+    assert [len(fold.inputs["s"]) for fold in folds] == [1, 3, 3, 3]
+    ledger.sweep(11, tip)
+    assert paths(ledger, tip) == sorted(f"f{n}" for n in range(1, 13))
+
+
 @pytest.mark.parametrize("lost", [1, 4, 8])
 def test_hole_in_the_chain_is_told(ledger: Ledger, tmp_path: Path, lost: int) -> None:
     tip = fill(ledger, 8)

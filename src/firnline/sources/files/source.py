@@ -15,6 +15,7 @@ from firnline.errors import ConfigError, LateFileError, SourceError, SourceMoved
 from firnline.options import FileSourceOptions
 from firnline.sources.base import Backlog, Limits, Source, SourcePlan
 from firnline.sources.files import planning
+from firnline.sources.files.known import KnownFiles
 from firnline.sources.files.listing import Scope, list_files
 from firnline.sources.files.state import FileState, Progress
 from firnline.storage import FileStat, Storage, is_remote, normalise, open_storage
@@ -187,8 +188,8 @@ class FileSource(Source):
 
     # -- late files and retries -----------------------------------------------------------------------
 
-    def reconcile(self, position: Json, known: Mapping[str, str]) -> Reconciled:
-        """Compare a full listing with every file that the ledger knows (path -> etag); apply the late policy.
+    def reconcile(self, position: Json, known: KnownFiles) -> Reconciled:
+        """Compare a full listing with every file that the ledger knows; apply the late policy.
 
         Raises:
             LateFileError: a late file under `late_files: fail`.
@@ -201,16 +202,15 @@ class FileSource(Source):
             self._late = {stat.name: stat for stat in found.late}
         return found
 
-    def compare(self, position: Json, known: Mapping[str, str]) -> Reconciled:
-        """The same comparison, without consequences."""
+    def compare(self, position: Json, known: KnownFiles) -> Reconciled:
+        """The same comparison, without consequences: both sides are walked once, in the order of names."""
         state = FileState.from_json(position)
         if state.former_roots:
-            known = {state.current_name(path): etag for path, etag in known.items()}
+            known = known.renamed(state.current_name)
         found = Reconciled()
         listed = 0
-        for stat in self.list_all():
+        for stat, etag in _side_by_side(self.list_all(), known):
             listed += 1
-            etag = known.get(stat.name)
             if etag is not None:
                 in_progress = stat.name in state.files or stat.name in state.set_aside
                 if etag and etag != stat.etag and not in_progress:
@@ -309,6 +309,22 @@ class FileSource(Source):
         with self._retries_lock:
             for path in paths:
                 self._retries.pop(path, None)
+
+
+def _side_by_side(
+    listed: Iterable[FileStat], known: Iterable[tuple[str, str]]
+) -> Iterator[tuple[FileStat, str | None]]:
+    """Every listed file with its etag among the known ones, None where it is not among them; both in byte order."""
+    before, rest = b"", iter(known)
+    path, etag = next(rest, (None, ""))
+    for stat in listed:
+        name = stat.name.encode()
+        if name < before:
+            raise SourceError(f"{stat.name} is listed after a file of a later name", path=stat.name)
+        before = name
+        while path is not None and path.encode() < name:
+            path, etag = next(rest, (None, ""))
+        yield stat, etag if path == stat.name else None
 
 
 def file_identity(stat: FileStat) -> dict[str, Json]:
