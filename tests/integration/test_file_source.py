@@ -310,6 +310,43 @@ def test_retry_of_a_file_that_is_still_broken(sample: SampleInput, make_options:
     assert assemble(options).requests.load() == []
 
 
+@pytest.mark.parametrize("after", [None, "c.json.gz"], ids=["the-newest", "passed-by-the-mark"])
+def test_a_file_that_is_given_up_is_never_read_again(
+    sample: SampleInput, make_options: MakeOptions, monkeypatch: pytest.MonkeyPatch, after: str | None
+) -> None:
+    """Also when the epoch that gives it up is lost once, and the file is put right later."""
+    options = make_options(file_attempts=1)
+    sample.add("a.json.gz", 3)
+    whole = sample.add_truncated("b.json.gz", 300)
+    if after:
+        sample.add(after, 3)
+    done(options)
+    before = position(options)
+    assert list(before["set_aside"]) == [str(sample.path("b.json.gz"))]
+    parts = assemble(options)
+    parts.requests.ask_drop(str(sample.path("b.json.gz")), ids=parts.ids)
+    monkeypatch.setenv("FIRNLINE_FAULT", "epoch.stage.before:1:raise")
+    monkeypatch.setattr("firnline.faults._seen", Counter())
+    run = done(options)
+    assert run.told.troubles
+    assert run.result.epochs == 1
+    assert position(options)["set_aside"] == {}
+    assert (statuses(options)["b.json.gz"], reasons(options)["b.json.gz"]) == ("dropped", run_reason(before))
+    assert assemble(options).requests.load() == []
+    rebuilt = parts.sources["files"].replay(before, next(iter(parts.entries(parts.load().entry))).inputs["files"])
+    assert rebuilt == position(options)
+    sample.path("b.json.gz").write_bytes(whole)
+    again = done(options)
+    assert (again.result.epochs, again.told.late) == (0, 0)
+    assert ids(options) == sample.ids
+
+
+def run_reason(stored: dict[str, Any]) -> str:
+    """Why the one file of a position is set aside."""
+    (aside,) = stored["set_aside"].values()
+    return str(aside["reason"])
+
+
 def test_truncated_file_that_is_completed_in_time(
     sample: SampleInput, make_options: MakeOptions, launcher: Launcher
 ) -> None:

@@ -18,7 +18,7 @@ from deltalake import DeltaTable, write_deltalake
 from firnline.checkpoint import ledger
 from firnline.engine import state_keeper, steps
 from firnline.engine.parts import Parts, assemble
-from firnline.engine.requests import RetryRequest
+from firnline.engine.requests import FileRequest
 from firnline.engine.runner import Runner
 from firnline.errors import SchemaError, SourceError, WorkerLostError
 from firnline.history.operator_state import load_state_view
@@ -355,7 +355,7 @@ def test_a_retry_of_a_source_that_is_left_out_is_not_forgotten(world: World, mon
     run.parts.requests.ask_retry(str(path), changed=True, ids=run.parts.ids)
     world.add("a", "f2", row("x"))
     planned, listed = FileSource.plan, threading.Event()
-    taken: list[list[RetryRequest]] = []
+    taken: list[list[FileRequest]] = []
 
     def plan(self: FileSource, *args: Any) -> Any:
         if self.name == "b":

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 WHATS = (
     "rollback", "savepoint-create", "savepoint-dispose", "restore", "import", "delete", "fresh-start", "rescale",
-    "import-state", "ledger-repair", "gc", "compact", "discard", "state-sweep",
+    "import-state", "ledger-repair", "gc", "compact", "discard", "state-sweep", "files-drop",
 )  # fmt: skip
 TRIES = 1000  # each is another record that landed first
 _FAILURES = 3  # of the machine, in a row; the same put again is safe

@@ -1,7 +1,8 @@
-"""`firnline files`: every known file with its state; takes up again one that was set aside."""
+"""`firnline files`: every known file with its state; takes up again or gives up files that were set aside."""
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from firnline.engine.parts import Parts
     from firnline.types import Json
 
-Status = Literal["pending", "in_progress", "committed", "late", "set_aside", "ignored"]
+Status = Literal["pending", "in_progress", "committed", "late", "set_aside", "ignored", "dropped"]
 
 COLUMNS = (
     Column("path"),
@@ -27,16 +28,26 @@ COLUMNS = (
     Column("reason"),
 )
 
+DROP_COLUMNS = (Column("path"), Column("reason"))
+NAMED = 100  # paths in the audit record
+
 EPILOGUE = """\
 Reads the ledger in the table and a listing of the source; starts no Spark and
 changes no data. --retry leaves a request beside the table that the next epoch
 takes up, of a running pipeline or of the next run; asking twice does no harm.
 
+--drop gives files up that were set aside: they count as finished, are never
+read again, and what was read of them before stays in the table. It takes names
+as --retry does, or patterns of full names (`*` crosses folders), and may be
+repeated. Without --yes it only shows which they are; with it, it is put on
+record in the audit trail. A rollback to before that epoch undoes it.
+
 Output (JSON: pipeline, total, files [...] with these fields):
   path, size_bytes, create_time, discovery_time, processed_time, commit_time,
-  status (pending, in_progress, committed, late, set_aside, ignored), epoch,
-  table_version, records, reason
+  status (pending, in_progress, committed, late, set_aside, ignored, dropped),
+  epoch, table_version, records, reason
   With --retry: path, changed, status (asked, already_asked)
+  With --drop: pipeline, done, files [{path, reason}]
 
 Environment:
   FIRNLINE__A__B      overrides the key a.b of the spec
@@ -44,6 +55,7 @@ Environment:
 Examples:
   firnline files --status set_aside
   firnline files --retry /data/in/2026-11-01.json.gz --changed
+  firnline files --drop '/data/in/broken-*' --yes
 """
 
 app = App(name="files", help_epilogue=EPILOGUE)
@@ -58,12 +70,22 @@ def files(
     limit: Annotated[int, Parameter(help="How many to list; 0 lists all.", validator=Number(gte=0))] = 100,
     retry: Annotated[str | None, Parameter(help="Take this file up again: its path as listed.", negative="")] = None,
     changed: Annotated[bool, Flag, Parameter(help="With --retry: accept that the file was replaced.")] = False,
+    drop: Annotated[
+        list[str] | None, Parameter(help="Give these files up that were set aside: names or patterns.", negative="")
+    ] = None,
+    yes: Annotated[bool, Flag, Parameter(help="With --drop: really do it.")] = False,
     common: Common = Common(),
 ) -> int:
-    """List files with their state, or take up one that was set aside."""
+    """List files with their state, or take up or give up those that were set aside."""
     if changed and retry is None:
         raise ConfigError("--changed belongs to --retry", hint="firnline files --retry PATH --changed")
+    if yes and not drop:
+        raise ConfigError("--yes belongs to --drop", hint="firnline files --drop PATH --yes")
+    if drop and retry is not None:
+        raise ConfigError("--drop and --retry exclude each other", hint="Run the command once for each.")
     parts = load_parts(spec)
+    if drop:
+        return _drop(parts, drop, yes=yes, common=common)
     if retry is not None:
         return _retry(parts, retry, changed=changed, common=common)
     from firnline.history.status import load_files
@@ -98,14 +120,44 @@ def _retry(parts: Parts, path: str, *, changed: bool, common: Common) -> int:
     return 0
 
 
-def _find_set_aside(parts: Parts, path: str) -> str:
-    """The full name of a file that is set aside; the path may be relative to the source or to this folder."""
+def _drop(parts: Parts, wanted: list[str], *, yes: bool, common: Common) -> int:
+    from firnline.history.auditing import on_record
+
+    aside = _load_set_aside(parts)
+    chosen: dict[str, str] = {}
+    for one in wanted:
+        fits = [path for path in aside if fnmatchcase(path, one)] or [_find_set_aside(parts, one)]
+        chosen |= {path: aside[path] for path in sorted(fits)}
+    if yes:
+        run, asked = parts.ids.new(), {request.path for request in parts.requests.load() if request.drop}
+        facts = {"files": len(chosen), "patterns": wanted, "paths": list(chosen)[:NAMED]}
+        with on_record(parts, "files-drop", run, from_epoch=parts.load().epoch, to_epoch=None, **facts):
+            for path in chosen.keys() - asked:
+                parts.requests.ask_drop(path, ids=parts.ids)
+    rows = [{"path": path, "reason": reason} for path, reason in chosen.items()]
+    if common.json:
+        common.out.json({"pipeline": parts.options.name, "done": yes, "files": rows})
+        return 0
+    common.out.table(DROP_COLUMNS, rows)
+    common.out.line("the next epoch gives them up" if yes else "nothing was changed; add --yes to give them up")
+    return 0
+
+
+def _load_set_aside(parts: Parts) -> dict[str, str]:
+    """The files that are set aside, with their reasons."""
     from firnline.sources.files.state import FileState
-    from firnline.storage import is_remote, normalise
 
     held = parts.load()
     positions = held.checkpoint.positions if held.checkpoint else {}
-    aside = {name for stored in positions.values() for name in FileState.from_json(stored).set_aside}
+    states = [FileState.from_json(stored) for stored in positions.values()]
+    return {path: item.reason for state in states for path, item in state.set_aside.items()}
+
+
+def _find_set_aside(parts: Parts, path: str) -> str:
+    """The full name of a file that is set aside; the path may be relative to the source or to this folder."""
+    from firnline.storage import is_remote, normalise
+
+    aside = _load_set_aside(parts)
     names = [path, *(f"{source.root}/{path}" for source in parts.sources)]
     if not is_remote(path):
         names.append(normalise(path))

@@ -31,7 +31,7 @@ COMMANDS = (
     ("savepoint", "savepoint", "Make, list and dispose of savepoints."),
     ("state", "state", "Show what an operator remembers, now or after an earlier epoch; export it."),
     ("rescale", "rescale", "Give the state of operators another number of shards, without rewriting it."),
-    ("files", "files", "List files with their state, or take up one that was set aside."),
+    ("files", "files", "List files with their state; take up or give up those that were set aside."),
     ("ledger", "ledger", "Repair a ledger of which a file is missing or damaged."),
     ("quarantine", "quarantine", "Show records that could not be decoded."),
     ("commit", "commit", "Commit what writers of staged tables have staged."),

@@ -12,7 +12,7 @@ import pyarrow as pa
 from firnline.checkpoint.ledger import LedgerEntry
 from firnline.checkpoint.model import Checkpoint
 from firnline.engine.orders import Produced
-from firnline.engine.requests import RetryRequest
+from firnline.engine.requests import FileRequest
 from firnline.engine.watermarks import Watermarks
 from firnline.sinks.base import Held
 from firnline.sources.group import EpochPlan, Positions, Records, Sources
@@ -58,7 +58,7 @@ class EpochInFlight:
     base: str
     plan: EpochPlan
     epoch_time: str  # RFC 3339: what `epoch_time()` gives, on every replay
-    requests: list[RetryRequest]
+    requests: list[FileRequest]
     produced: Produced = field(default_factory=Produced)
     operators: dict[str, dict[str, Json]] = field(default_factory=dict)  # what each did, for people
     advanced: tuple[Positions, Records] | None = None  # see `advance`

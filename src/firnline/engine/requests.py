@@ -15,12 +15,13 @@ from firnline.types import Ids
 
 
 @dataclass(frozen=True, slots=True)
-class RetryRequest:
-    """Take a file that was set aside up again; `changed` accepts that it was replaced."""
+class FileRequest:
+    """Take a file that was set aside up again, or give it up; `changed` accepts that it was replaced."""
 
     path: str
-    changed: bool
+    changed: bool = False
     key: str = ""
+    drop: bool = False
 
 
 class Requests:
@@ -34,7 +35,11 @@ class Requests:
         body = {"kind": "retry", "path": path, "changed": changed}
         self._storage.put(f"{self._folder}/{ids.new()}.json", canonical(seal(body)))
 
-    def load(self) -> list[RetryRequest]:
+    def ask_drop(self, path: str, *, ids: Ids) -> None:
+        body = {"kind": "drop", "path": path, "changed": False}
+        self._storage.put(f"{self._folder}/{ids.new()}.json", canonical(seal(body)))
+
+    def load(self) -> list[FileRequest]:
         """What is asked for; an unreadable request is left alone."""
         found = []
         for stat in self._storage.list(self._folder):
@@ -46,9 +51,9 @@ class Requests:
                 body = unseal(parse(self._storage.get(key), name), name)
             except (DamagedError, FileNotFoundError):
                 continue
-            found.append(RetryRequest(str(body["path"]), bool(body["changed"]), key))
+            found.append(FileRequest(str(body["path"]), bool(body["changed"]), key, body["kind"] == "drop"))
         return found
 
-    def done(self, requests: list[RetryRequest]) -> None:
+    def done(self, requests: list[FileRequest]) -> None:
         for request in requests:
             self._storage.delete(request.key)

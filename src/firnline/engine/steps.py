@@ -26,7 +26,7 @@ from firnline.engine.marking import CheckpointMaker
 from firnline.engine.observer import EpochFacts
 from firnline.engine.opening import Opening
 from firnline.engine.parts import Parts
-from firnline.engine.requests import RetryRequest
+from firnline.engine.requests import FileRequest
 from firnline.engine.state_keeper import StateKeeper
 from firnline.errors import (
     FencedError,
@@ -81,7 +81,10 @@ class Steps:
             return m.NothingToPlan(), None
         requests = self._parts.requests.load()
         for request in requests:
-            self._parts.sources.retry(request.path, changed=request.changed)
+            if request.drop:
+                self._parts.sources.drop(request.path)
+            else:
+                self._parts.sources.retry(request.path, changed=request.changed)
         plan = self._parts.sources.plan(positions, self._parts.limits(self._engine.parallelism, self._files_per_task))
         if plan is None and self.state.asked.is_set() and self.state.is_behind(self.flight.bases[base]):
             plan = EpochPlan({})  # nothing to read, but state that no checkpoint holds yet
@@ -417,7 +420,7 @@ class Steps:
         return round((self._parts.clock.monotonic() - began) * 1000)
 
 
-def _is_taken_up(request: RetryRequest, positions: Positions, plan: EpochPlan) -> bool:
+def _is_taken_up(request: FileRequest, positions: Positions, plan: EpochPlan) -> bool:
     """Whether the source that set a file aside has answered the request in this plan, be it by refusing it."""
     owners = {name for name, position in positions.items() if request.path in position.get("set_aside", {})}
     return owners <= set(plan.plans) - plan.asked_before

@@ -268,7 +268,10 @@ def load_files_by_source(parts: Parts) -> Iterator[tuple[str, dict[str, Json]]]:
             continue
         seen[name][path] = str(record.get("etag", ""))
         commit = commits.get(record.get("epoch", -1))
-        yield name, _file_row({**record, "path": path}, _status_of(state, path), _reason_of(state, path), commit)
+        status, reason = _status_of(state, path), _reason_of(state, path)
+        if record["status"] == "dropped" and status == "committed":
+            status, reason = "dropped", str(record["reason"])
+        yield name, _file_row({**record, "path": path}, status, reason, commit)
     for source in parts.sources:
         yield from ((source.name, row) for row in _unread_files(source, states[source.name], seen[source.name]))
 

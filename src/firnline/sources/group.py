@@ -233,6 +233,11 @@ class Sources:
         for source in self:
             source.retry(path, changed=changed)
 
+    def drop(self, path: str) -> None:
+        """Give a file that was set aside up; the source that knows it does so with its next plan."""
+        for source in self:
+            source.drop(path)
+
     def forget_retries(self, paths: Iterable[str]) -> None:
         """The epoch that took these up is committed."""
         taken = list(paths)

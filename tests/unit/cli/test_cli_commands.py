@@ -113,6 +113,24 @@ def test_retry_is_asked_for_once(finished: Path, run_json: Any, sample: SampleIn
     assert sorted((r.path, r.changed) for r in load_parts(None).requests.load()) == [(path, False), (path, True)]
 
 
+def test_files_are_given_up_by_name_or_pattern_when_told_so_twice(
+    finished: Path, run_json: Any, sample: SampleInput, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from firnline.cli.common import load_parts
+
+    path = str(sample.path("b1.json.gz"))
+    found = run_json("files", "--drop", "*/b1*")
+    assert ([file["path"] for file in found["files"]], found["done"]) == ([path], False)
+    assert load_parts(None).requests.load() == []
+    for _ in range(2):
+        assert run_json("files", "--drop", "b1.json.gz", "--yes")["done"] is True
+    assert [(r.path, r.drop) for r in load_parts(None).requests.load()] == [(path, True)]
+    assert run_command(["files", "--drop", "*/nothing-*"]) == 2
+    assert "is not set aside" in capsys.readouterr().err
+    for wrong in (["--yes"], ["--drop", "b1.json.gz", "--retry", "b1.json.gz"]):
+        assert run_command(["files", *wrong]) == 2
+
+
 def test_retry_of_a_file_that_is_not_set_aside_is_refused(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["files", "--retry", "a1.json.gz"]) == 2
     assert capsys.readouterr().err == "Error: a1.json.gz is not set aside\nTry: firnline files --status set_aside\n"

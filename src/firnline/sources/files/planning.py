@@ -175,7 +175,7 @@ def replay(base: FileState, records: Sequence[dict[str, Json]]) -> FileState:
     files, aside = dict(base.files), dict(base.set_aside)
     for record in records:
         path, status = str(record["path"]), record["status"]
-        progress = DONE if status == "committed" else Progress(
+        progress = DONE if status in ("committed", "dropped") else Progress(
             records=int(record["to"]), size_bytes=int(record["size_bytes"]), etag=str(record["etag"])
         )  # fmt: skip
         if status == "set_aside":

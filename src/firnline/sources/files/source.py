@@ -59,6 +59,7 @@ class FileSource(Source):
         self._unsaved = False
         self._late: dict[str, FileStat] = {}
         self._retries: dict[str, bool] = {}  # asked for by one thread, planned by another, forgotten by a third
+        self._drops: set[str] = set()  # the same
         self._retries_lock = threading.Lock()
         self._retry_at: dict[str, float] = {}
 
@@ -109,7 +110,8 @@ class FileSource(Source):
     # -- planning -------------------------------------------------------------------------------------
 
     def plan(self, position: Json, limits: Limits) -> SourcePlan | None:
-        state = self._apply_retries(FileState.from_json(position))
+        state, dropped = self._apply_drops(FileState.from_json(position))
+        state = self._apply_retries(state)
         late = self._late
         chosen = planning.choose(state, self._in_progress(state), self._listed(state, limits), limits)
         if not chosen.files and chosen.base == FileState.from_json(position) and not self._unsaved:
@@ -125,7 +127,7 @@ class FileSource(Source):
             tasks=planning.deal(chosen, limits, datetime.now(UTC).isoformat(timespec="seconds")),
             files=len(chosen.files),
             size_bytes=chosen.size_bytes,
-            notes={"late": sum(1 for f in chosen.files if f.name in late), "moved": moved},
+            notes={"late": sum(1 for f in chosen.files if f.name in late), "moved": moved, "dropped": dropped},
         )
 
     def _listed(self, state: FileState, limits: Limits) -> Iterator[FileStat]:
@@ -165,8 +167,9 @@ class FileSource(Source):
     def advance(self, plan: SourcePlan, outcomes: Sequence[Json], epoch: int) -> tuple[Json, list[dict[str, Json]]]:
         base = FileState.from_json(plan.base)
         state, records = planning.advance(base, plan.tasks, outcomes, self._options.file_attempts, epoch)
+        records = [*plan.notes.get("dropped", []), *records]
         for record in records:
-            if "reason" in record:
+            if "reason" in record and record["status"] != "dropped":
                 self._retry_at[str(record["path"])] = monotonic() + self._options.poll_interval_secs
                 logger.warning("file failed", extra={"file": record["path"], "reason": record["reason"]})
         return state.to_json(), records
@@ -277,6 +280,35 @@ class FileSource(Source):
         with self._retries_lock:
             self._retries[path] = changed
 
+    def drop(self, path: str) -> None:
+        """Give a file that was set aside up with the next plan: it counts as finished, and is never read again."""
+        with self._retries_lock:
+            self._drops.add(path)
+
+    def _apply_drops(self, state: FileState) -> tuple[FileState, list[dict[str, Json]]]:
+        """The state without the files that are given up, and what the ledger says of them."""
+        with self._retries_lock:
+            drops = sorted(self._drops & state.set_aside.keys())
+        if not drops:
+            return state, []
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        given_up = [(path, state.set_aside[path]) for path in drops]
+        records: list[dict[str, Json]] = [
+            {
+                "path": path,
+                "size_bytes": item.size_bytes,
+                "etag": item.etag,
+                "create_time": None,
+                "discovery_time": now,
+                "from": item.records,
+                "to": item.records,
+                "status": "dropped",
+                "reason": item.reason,
+            }
+            for path, item in given_up
+        ]
+        return planning.replay(state, records), records
+
     def _apply_retries(self, state: FileState) -> FileState:
         files, aside = dict(state.files), dict(state.set_aside)
         with self._retries_lock:
@@ -309,6 +341,7 @@ class FileSource(Source):
         with self._retries_lock:
             for path in paths:
                 self._retries.pop(path, None)
+                self._drops.discard(path)
 
 
 def _side_by_side(
