@@ -32,6 +32,7 @@
        |- StoreReadOnlyError       the store is a view or a copy; what it shows lives elsewhere
        |- StoreAheadError          the store or a tier knows more than the sink
        |- SinkDivergedError        a sink holds an epoch that was never decided
+       |- DecidingSinkError        another table than before would decide
        |- StateIncompleteError     a checkpoint of state was never completed, or was aborted
        |- StateConflictError       a checkpoint of state was begun or decided otherwise
        |- StateLostError           no tier has an operator's state, and it cannot be made again
@@ -319,6 +320,13 @@ class SinkDivergedError(CheckpointError):
 
     code = "sink-diverged"
     default_hint = "Restore the sink from a savepoint, or take it out of the spec: the others go on."
+
+
+class DecidingSinkError(CheckpointError):
+    """Another table than before would decide what an epoch is."""
+
+    code = "deciding-sink"
+    default_hint = "List the table that decided so far first among the sinks, and keep it required."
 
 
 class StateIncompleteError(CheckpointError):

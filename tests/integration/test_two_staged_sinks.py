@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from firnline.checkpoint.model import Checkpoint
 from firnline.engine.parts import assemble
 from firnline.engine.runner import Runner
-from firnline.errors import FencedError
+from firnline.errors import ConfigError, FencedError
 from firnline.history.status import load_status
 from firnline.options import DeltaSinkOptions, PipelineOptions, StoreOptions
 from firnline.sinks.base import EpochCommit
@@ -260,3 +262,44 @@ def test_units_that_a_person_discards_while_they_are_validated_are_not_committed
     assert len(gone) == 2
     go_round(options, tmp_path)
     assert table_ids(tmp_path / "a") == sample.ids
+
+
+def as_an_older_version(patch: pytest.MonkeyPatch) -> None:
+    """Checkpoints name no deciding sink, and a further sink is given what was only put."""
+    write = Checkpoint.to_json
+    patch.setattr(Checkpoint, "to_json", lambda self: write(replace(self, deciding={})))
+    told = StagedDeltaSink.settled_epoch
+    patch.setattr(StagedDeltaSink, "settled_epoch", lambda sink: None if sink.decides else told(sink))
+
+
+def test_a_discard_refuses_what_another_sink_holds(
+    tmp_path: Path, sample: SampleInput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = two_sinks(tmp_path)
+    sample.add("f1.json", 3)
+    go_round(options, tmp_path)
+    sample.add("f2.json", 3)
+    with monkeypatch.context() as patch:
+        as_an_older_version(patch)
+        run_to_end(options)
+    commit_table(tmp_path / "b")
+    first, second = ((Table(str(tmp_path / name), {}), open_storage(str(tmp_path / name))) for name in "ab")
+    with pytest.raises(ConfigError, match="sinks a, b"):
+        discard(*first, "demo", 2, "person")
+    with pytest.raises(ConfigError, match="'b' holds epoch 2"):
+        discard(*first, "demo", 2, "person", {"b": second})
+    go_round(options, tmp_path)
+    assert table_ids(tmp_path / "a") == table_ids(tmp_path / "b") == sample.ids
+
+
+def test_units_discarded_in_a_further_table_are_put_again(tmp_path: Path, sample: SampleInput) -> None:
+    """However often: the run that follows is not fenced by them."""
+    options = two_sinks(tmp_path)
+    sample.add("f1.json", 3)
+    run_to_end(options)
+    commit_table(tmp_path / "a")
+    run_to_end(options)
+    for _ in range(3):
+        discard(Table(str(tmp_path / "b"), {}), open_storage(str(tmp_path / "b")), "demo", 1, "person")
+    go_round(options, tmp_path)
+    assert table_ids(tmp_path / "b") == sample.ids

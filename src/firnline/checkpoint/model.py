@@ -15,6 +15,7 @@ class Checkpoint:
 
     `floor` is an epoch no newer than any sink's: the oldest one that a pipeline may still go back to. `shards` is how
     many the next run deals the state out to, where a rescale went on from snapshots that lack epochs; 0: as they have.
+    `deciding` names the sink that decides (`sink`) and the id of its Delta table (`table`, left out before it exists).
     """
 
     pipeline: str
@@ -31,6 +32,7 @@ class Checkpoint:
     schema_version: int = 0
     floor: int = 0
     shards: int = 0
+    deciding: dict[str, Json] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Json]:
         """The sealed form: with format number and checksum."""
@@ -49,6 +51,7 @@ class Checkpoint:
                 "floor": self.floor,
                 **({"columns": self.columns} if self.columns else {}),
                 **({"shards": self.shards} if self.shards else {}),
+                **({"deciding": self.deciding} if self.deciding else {}),
             }
         )
 
@@ -84,6 +87,7 @@ class Checkpoint:
                 schema_version=int(body["schema"]["version"]),
                 floor=int(body["floor"]),
                 shards=int(body.get("shards", 0)),
+                deciding=body.get("deciding", {}),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"{what} lacks {error}", what=what) from error

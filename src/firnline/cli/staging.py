@@ -16,6 +16,7 @@ from firnline.errors import ConfigError
 if TYPE_CHECKING:
     from firnline.options import PipelineOptions
     from firnline.sinks.delta.table import Table as Handle
+    from firnline.staging.discard import Further
     from firnline.staging.overview import StagingOverview
     from firnline.storage import Storage
 
@@ -49,7 +50,8 @@ Output (JSON fields):
 
 --retry puts a unit that was set aside back among the pending ones.
 --discard-from drops the units of a pipeline from that epoch on; its writer then
-begins a new generation before it and reads that input again.
+begins a new generation before it and reads that input again. Name a spec, and
+its other sinks are looked at first: none may hold that epoch.
 
 Examples:
   firnline staging /lake/flights
@@ -90,7 +92,7 @@ def staging(
     if discard_from is not None:
         named = find_pipeline(table)
         whose = pipeline or _only_pipeline(found)
-        return _discard(common, handle, storage, whose, discard_from, named if yes else None, yes=yes)
+        return _discard(common, handle, storage, whose, discard_from, named, yes=yes)
     if common.json:
         common.out.json(asdict(found))
     else:
@@ -107,6 +109,17 @@ def _only_pipeline(found: StagingOverview) -> str:
     return names.pop()
 
 
+def _further_tables(options: PipelineOptions | None, uri: str) -> Further | None:
+    """The tables of the other sinks, where a spec was named and its deciding table is meant."""
+    from firnline.sinks.delta.table import Table as Handle
+    from firnline.storage import normalise, open_storage
+
+    if options is None or normalise(options.deciding.table) != uri:
+        return None
+    opened = {sink.name: (sink, open_storage(sink.table, sink.storage_options)) for sink in options.ordered_sinks[1:]}
+    return {name: (Handle(at.root, sink.storage_options), at) for name, (sink, at) in opened.items()}
+
+
 def _discard(
     common: Common,
     handle: Handle,
@@ -121,12 +134,13 @@ def _discard(
     from firnline.staging.discard import discard, plan_discard
     from firnline.types import RandomIds
 
+    further = _further_tables(spec, handle.uri)
     if yes:
         with deletion_on_record(spec, "discard", table=handle.uri, from_epoch_on=epoch) as record:
-            done = discard(handle, storage, pipeline, epoch, RandomIds().new())
+            done = discard(handle, storage, pipeline, epoch, RandomIds().new(), further)
             record["pending"], record["rejected"] = len(done.pending), len(done.rejected)
     else:
-        done = plan_discard(handle, storage, pipeline, epoch)
+        done = plan_discard(handle, storage, pipeline, epoch, further)
     if common.json:
         common.out.json({**asdict(done), "done": yes})
         return 0

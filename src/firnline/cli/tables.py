@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TABLES_HELP = "Tables (path or URI), or spec files whose staged tables are meant. [default: firnline.yml here or above]"
 Tables = Annotated[str, Parameter(help=TABLES_HELP, show_default=False)]
-Table = Annotated[str, Parameter(help="The table: a path or URI.")]
+Table = Annotated[str, Parameter(help="The table: a path or URI; or a spec, whose first staged table is meant.")]
 TableOrSpec = Annotated[str, Parameter(help="The table (path or URI), or a spec file: all its tables.")]
 
 

@@ -34,6 +34,7 @@ def jump_checkpoint(
         created_at=parts.clock.now().isoformat(),
         schema_version=version,
         floor=max(base.floor, held.floor if held else 0),
+        deciding=parts.deciding.identity,
     )
 
 

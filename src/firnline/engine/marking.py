@@ -76,6 +76,7 @@ class CheckpointMaker:
             schema_fingerprint=columns,
             schema_version=version,
             floor=max(floor, self._state.floor.below(oldest, epoch, after.snapshots)),
+            deciding=self._parts.deciding.identity,
         )
 
     def add(self, checkpoint: Checkpoint) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from firnline.checkpoint.ledger import LedgerEntry
+from firnline.checkpoint.ledger import Ledger, LedgerEntry
 from firnline.engine import messages as m
 from firnline.engine.flight import Base, Flight
 from firnline.engine.jumps import ahead_of, check_new_sinks, join_sink, prove_on_chain
@@ -20,6 +20,7 @@ from firnline.errors import (
     CheckpointLostError,
     CommitConflictError,
     ConfigError,
+    DecidingSinkError,
     SinkDivergedError,
     SinkError,
     StoreAheadError,
@@ -70,6 +71,7 @@ class Opening:
             self._parts.deciding.make_durable()
         if held.checkpoint is None and not held.generation:  # a log that knows our claim knows what it lacks
             self._check_no_history()
+        self._check_ledger_is_here(held)
         held = recorder.confirm(held, self._parts.deciding.load)
         self._state.check(held)
         if held.exists and held.checkpoint is None:
@@ -143,8 +145,27 @@ class Opening:
             name, epoch = ahead.popitem()
             raise StoreAheadError(
                 f"sink {name!r} holds epoch {epoch}, but {self._parts.storage.root}, which decides, knows nothing",
+                hint="Bring that table back. If the order of the sinks, `required` or a table in the spec was changed, "
+                "change it back: the sink that decided so far stays the first required one.",
                 epoch=epoch,
             )
+
+    def _check_ledger_is_here(self, held: Held) -> None:
+        """A checkpoint that names no table as the deciding one is judged by where the ledger lies.
+
+        Raises:
+            DecidingSinkError: it lies in another sink's table.
+        """
+        if held.checkpoint is None or held.checkpoint.deciding.get("table") or self._parts.ledger.newest_epoch():
+            return
+        for sink in self._others:
+            if Ledger(sink.storage, self._parts.options.name).newest_epoch():
+                raise DecidingSinkError(
+                    f"{self._parts.storage.root} would decide, but the ledger of {self._parts.options.name!r} lies in "
+                    f"the table of sink {sink.name!r}, which decided so far",
+                    hint=f"List the sink {sink.name!r} first, with required: true.",
+                    epoch=held.epoch,
+                )
 
     def claim(self, *, again: bool = False) -> m.Event:
         """Claim a generation and take up what stands under it; `again`: this run held the pipeline before."""

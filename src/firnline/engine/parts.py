@@ -135,6 +135,7 @@ def _open_sinks(
         _kind_of(s)(_with_key(options, s), options.name, ledger, clock, sources.replay) for s in options.ordered_sinks
     )
     sinks[0].copies = recorder.tiers
+    sinks[0].decides = True
     deciding = options.deciding
     root, folder = normalise(deciding.table), outbox_folder(options.name)
     for sink in sinks[1:]:

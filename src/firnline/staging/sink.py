@@ -61,6 +61,8 @@ class StagedDeltaSink(DeltaSink):
         if not arranged.ready:
             return held, arranged
         last = arranged.ready[-1]
+        if self.decides:
+            self.check_decides(last.checkpoint)
         # The unit tells all; a copy of the very same entry only says that the fast way back would have done.
         copy = self.copies.find(last.epoch, last.digest)
         path = copy[0] if copy else "sink"
@@ -115,6 +117,7 @@ class StagedDeltaSink(DeltaSink):
                 return replace(claimed, committed=0)
             held, arranged = self._chain_end()
             if generation is not None or held.epoch >= (self._table.txn(self._id("-tip-epoch")) or 0):
+                self._table.make_durable()
                 self._chain = {unit.epoch: unit.digest for unit in arranged.ready}
                 return replace(held, generation=claimed.generation)
         raise SinkError(
@@ -162,11 +165,15 @@ class StagedDeltaSink(DeltaSink):
         if self._chain.get(epoch, digest) != digest:
             raise FencedError(f"epoch {epoch} of {self.name} was committed from another unit than ours", epoch=epoch)
         self._chain = {known: found for known, found in self._chain.items() if known >= epoch}
+        if epoch > self._settled:
+            self._table.make_durable()  # further sinks are given what the committer wrote
         self._settled = epoch
 
     def find_receipt(self, epoch: int) -> Receipt | None:
         """The pending unit of an epoch, or what the log and the ledger say of it."""
         held, arranged = self._chain_end()
+        if held.exists:
+            self._table.make_durable()
         for unit in arranged.ready:
             if unit.epoch == epoch:
                 self.storage.settle(PENDING)  # whoever gets this receipt takes the epoch for staged

@@ -11,11 +11,13 @@ import pyarrow as pa
 
 from firnline.checkpoint.codec import short_number
 from firnline.checkpoint.ledger import Ledger
+from firnline.checkpoint.model import Checkpoint
 from firnline.checkpoint.tiers import Tiers
 from firnline.errors import (
     CommitConflictError,
     CommitUnknownError,
     ConfigError,
+    DecidingSinkError,
     FencedError,
     SchemaError,
     SinkError,
@@ -63,6 +65,8 @@ class DeltaSink(Sink):
         self._owned = 0  # the generation of our newest claim that the log is known to hold
         self.outbox: dict[str, Json] | None = None  # where tasks stage its files; None: in the table itself
         self.copies = Tiers()  # of the checkpoint, outside the table; the deciding sink is given some
+        self.decides = False  # set for the deciding sink
+        self._table_id = ""  # known once the table was read
         self._checkpointed: int | None = None  # the version of Delta's newest checkpoint, once it is known
 
     # -- what it holds --------------------------------------------------------------------------------
@@ -75,6 +79,7 @@ class DeltaSink(Sink):
     def _held(self, *, ask_copies: bool = True) -> Held:
         """What stands under the version that the table handle is at."""
         table = self._table
+        self._table_id = table.id
         epoch, generation = table.txn(self._id("")), table.txn(self._id("-gen"))
         if epoch is None:
             return Held(exists=True, version=table.version, generation=generation or 0)
@@ -89,6 +94,8 @@ class DeltaSink(Sink):
             self.copies,
             ask_copies=ask_copies,
         )
+        if self.decides:
+            self.check_decides(found.checkpoint)
         return Held(
             exists=True,
             version=table.version,
@@ -98,6 +105,28 @@ class DeltaSink(Sink):
             checkpoint=found.checkpoint,
             repairs=found.repairs,
             path=found.path,
+        )
+
+    @property
+    def identity(self) -> dict[str, Json]:
+        """How a checkpoint names this sink as the deciding one."""
+        return {"sink": self.name, **({"table": self._table_id} if self._table_id else {})}
+
+    def check_decides(self, checkpoint: Checkpoint) -> None:
+        """Refuse to decide where another table decided so far: this one may lag, and it has no ledger.
+
+        Raises:
+            DecidingSinkError: the checkpoint names another table.
+        """
+        sink, table = checkpoint.deciding.get("sink", self.name), checkpoint.deciding.get("table", "")
+        if table == self._table_id or (not table and (sink == self.name or self._ledger.newest_epoch())):
+            return  # before the table had an id, its name and the ledger tell
+        raise DecidingSinkError(
+            f"{self._table.uri} (sink {self.name!r}) would decide, but sink {sink!r}"
+            f"{f' with the table id {table}' if table else ''} decided epoch {checkpoint.epoch} of {self._pipeline!r}",
+            hint=f"List the sink {sink!r} first, with required: true and the table that it had. To let another table "
+            "decide, start a pipeline of another name with tables of its own.",
+            epoch=checkpoint.epoch,
         )
 
     def find_schema(self) -> pa.Schema | None:
@@ -286,6 +315,7 @@ class DeltaSink(Sink):
 
     def _claim_created(self) -> None:
         """The table appeared since it was claimed as missing: by our own create, or another run's."""
+        self._table_id = self._table.id
         if self._claimed_by(self._run):
             self._deferred = False
             self._owned = self._generation

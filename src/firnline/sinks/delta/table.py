@@ -105,6 +105,11 @@ class Table:
     def version(self) -> int:
         return int(self.delta.version())
 
+    @property
+    def id(self) -> str:
+        """Delta's own id of the table: another one when the table was deleted and created again."""
+        return str(self.delta.metadata().id)
+
     def txn(self, app_id: str) -> int | None:
         """The newest transaction version of an application; None when it has none."""
         try:
