@@ -37,6 +37,17 @@ class Job(NamedTuple):
     task: Task
 
 
+class Decision(NamedTuple):
+    """What the decisions say to an event: the next state, tasks and plans that begin, attempts that are dropped."""
+
+    state: int
+    tasks: list[int]
+    plans: list[m.Plan]
+    dropped: frozenset[str]
+    stops: bool
+    decided: int
+
+
 Outcomes: TypeAlias = Iterator[tuple[str, bool, World]]  # verb, whether it is a fault, and what the world is then
 
 
@@ -49,7 +60,7 @@ class Simulation(Rules):
         self.states: Table[Any] = Table()  # the EpochState of whichever module `core` is
         self.tasks: Table[Task] = Table()
         self.writes: Table[Write] = Table()
-        self._steps: dict[tuple[int, m.Event], tuple[int, tuple[m.Action, ...]]] = {}
+        self._steps: dict[tuple[int, m.Event], Decision] = {}
 
     def start(self) -> World:
         """The world as its first run begins."""
@@ -130,28 +141,39 @@ class Simulation(Rules):
         key = (actor.state, event)
         found = self._steps.get(key)
         if found is None:
-            state, actions = self.core.step(self.states[actor.state], event)
-            found = self._steps[key] = (self.states.number(state), tuple(actions))
-        number, todo = found
+            found = self._steps[key] = self._decide(*key)
         tasks = list(actor.tasks)
         if task:
             tasks.remove(task)
-        for action in todo:
-            if isinstance(action, m.Plan):
-                tasks.append(self.tasks.number(Task(action, start=self._end_of(world, actor, action.base))))
-            elif not isinstance(action, m.Drop | m.Stop):
-                tasks.append(self.tasks.number(Task(action)))
-        dropped = {action.attempt for action in todo if isinstance(action, m.Drop)}
-        decided = self.states[number].decided
-        plans = tuple(plan for plan in actor.plans if plan.epoch > decided and plan.attempt not in dropped)
-        for plan in actor.plans:
-            if isinstance(event, m.Committed) and plan.attempt == event.attempt and plan.epoch <= decided:
-                world = self.concluded(world, plan)
-        actor = actor._replace(state=number, tasks=tuple(sorted(tasks)), plans=plans)
+        tasks += found.tasks
+        for action in found.plans:
+            tasks.append(self.tasks.number(Task(action, start=self._end_of(world, actor, action.base))))
+        plans = actor.plans
+        if plans:
+            kept = tuple(plan for plan in plans if plan.epoch > found.decided and plan.attempt not in found.dropped)
+            if isinstance(event, m.Committed):
+                for plan in plans:
+                    if plan.attempt == event.attempt and plan.epoch <= found.decided:
+                        world = self.concluded(world, plan)
+            plans = kept
+        tasks.sort()
+        number, alive, generation, attempts = actor.number, actor.alive, actor.generation, actor.attempts
+        actor = Actor(number, found.state, alive, generation, attempts, plans, tuple(tasks))
         world = world.with_actor(index, actor)
-        if any(isinstance(action, m.Stop) for action in todo):
-            return self._end(world, index, actor._replace(tasks=(), plans=()))
-        return world
+        return self._end(world, index, actor._replace(tasks=(), plans=())) if found.stops else world
+
+    def _decide(self, state: int, event: m.Event) -> Decision:
+        """What the decisions say, as what it does to a run; asked once for each state and event."""
+        after, actions = self.core.step(self.states[state], event)
+        plain = [a for a in actions if not isinstance(a, m.Plan | m.Drop | m.Stop)]
+        return Decision(
+            self.states.number(after),
+            [self.tasks.number(Task(action)) for action in plain],
+            [action for action in actions if isinstance(action, m.Plan)],
+            frozenset(action.attempt for action in actions if isinstance(action, m.Drop)),
+            any(isinstance(action, m.Stop) for action in actions),
+            after.decided,
+        )
 
     def _hear(self, job: Job, event: m.Event, world: World | None = None) -> World:
         return self._tell(world or job.world, job.place, job.number, event)

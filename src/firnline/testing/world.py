@@ -153,7 +153,8 @@ class World(NamedTuple):
 
     def with_actor(self, index: int, actor: Actor) -> World:
         """This world with another state of one run."""
-        return self._replace(actors=(*self.actors[:index], actor, *self.actors[index + 1 :]))
+        actors = (*self.actors[:index], actor, *self.actors[index + 1 :])
+        return World(self.sinks, actors, *self[2:])
 
 
 @dataclass(frozen=True, slots=True)

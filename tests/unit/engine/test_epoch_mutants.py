@@ -178,8 +178,8 @@ MUTANTS = {
     "nothing to do, though an epoch is not recorded": Mutant(CRASH, "or state.recorded < state.settled or", "or"),
     "an answer is taken twice": Mutant(
         FAULT,
-        "case m.Committed(sink, epoch, attempt) if epoch == known.epoch + 1:",
-        "case m.Committed(sink, epoch, attempt):",
+        "case m.Committed(sink, epoch, attempt, committed) if epoch == known.epoch + 1:",
+        "case m.Committed(sink, epoch, attempt, committed):",
     ),
     # in sinks, ledger and source
     "a sink does not fence": Mutant(ZOMBIE, world=NoFence),

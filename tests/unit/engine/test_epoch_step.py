@@ -334,3 +334,27 @@ def test_a_stop_does_not_wait_for_a_sink_that_the_policy_can_do_without() -> Non
 def test_once_ends_when_everything_is_delivered_and_recorded() -> None:
     events = (*STAGED, m.NothingToPlan(), m.Committed("d", 1, "a"), m.Committed("f", 1, "a"), m.Recorded(1))
     assert fed(*events, settings=Settings(once=True))[1] == [m.Stop(0)]
+
+
+# -- a two-stage deciding table --------------------------------------------------------------------------
+
+
+def test_a_further_sink_is_served_once_the_log_holds_the_epoch() -> None:
+    put = (*STAGED, m.Committed("d", 1, "a", committed=0))
+    assert m.Commit("f", 1) not in fed(*put)[1]
+    assert m.WatchLog() in fed(*put)[1]
+    assert m.WatchLog() in fed(*put, m.LogRead(0))[1]
+    assert m.Commit("f", 1) in fed(*put, m.LogRead(1))[1]
+
+
+def test_a_log_tells_of_no_more_than_the_run_has_heard_to_be_put() -> None:
+    later = m.Committed("d", 1, "a", committed=5)  # others went on meanwhile, or answers are on their way
+    assert fed(*STAGED, later)[0].committed == 1
+    assert fed(*STAGED, m.Committed("d", 1, "a", committed=0), m.LogRead(5))[0].committed == 1
+
+
+def test_a_run_ends_without_waiting_for_the_committer() -> None:
+    once = Settings(once=True)
+    put = (*STAGED, m.Planned(2, "b", "a"), m.EpochLost(2, "b"), m.TimerFired(), m.NothingToPlan())
+    state, actions = fed(*put, m.Committed("d", 1, "a", committed=0), settings=once)
+    assert (state.exit_code, actions) == (0, [m.WatchLog(), m.Stop(0)])
