@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,24 +85,29 @@ def metrics_page() -> str:
     from firnline.checkpoint.replication import Replication
     from firnline.clock import monotonic
     from firnline.engine.observer import EpochFacts
+    from firnline.service.health import CommitterHealth
     from firnline.service.metrics import PipelineMetrics
     from firnline.service.staging_metrics import StagingMetrics
     from firnline.sources.base import Backlog
     from firnline.staging.serving import CommitterObserver
 
     running = PipelineMetrics("flights", monotonic)
-    running.committed(EpochFacts(1, "", "", 1, 1, 1, 1, {"not-json": 1}, 1, 1, 1, 1, 0, 1, 0, 0))
+    epoch = EpochFacts(1, "", "", 1, 1, 1, 1, {"not-json": 1}, 1, 1, 1, 1, 0, 1, 0, 0, durations_ms={"checkpoint": 1})
+    running.committed(epoch)
+    running.committed(replace(epoch, is_staged=True))
     running.backlog(Backlog(0, 0))
     running.replication(Replication("remote", "", 1))
     running.held_up((1, 1))
     lines = [NOTE, "# Metrics and health\n"]
     lines.append(
         "`firnline run --metrics-port N` and `firnline commit --metrics-port N` serve Prometheus metrics on "
-        "`127.0.0.1:N/metrics`. Every metric has the label `pipeline`; none has a path, a key or a run id.\n"
+        "`127.0.0.1:N/metrics`. Every metric has the label `pipeline`; none has a path, a key or a run id. Those "
+        "of a committer have the label `table`: the name of the table's folder. In a two-stage table an epoch counts as "
+        "staged until the committer has committed it.\n"
     )
     for title, collector in (
         ("A run", running),
-        ("A committer", StagingMetrics(CommitterObserver())),
+        ("A committer", StagingMetrics(CommitterObserver(), CommitterHealth(monotonic))),
     ):
         lines += [f"## {title}\n", "| metric | type | meaning |", "|---|---|---|"]
         for family in collector.collect():

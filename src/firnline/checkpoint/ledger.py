@@ -293,6 +293,14 @@ class Ledger:
         numbers = (name.removeprefix("fold-")[:20] for name in self._names())
         return max((int(number) for number in numbers if number.isdigit()), default=0)
 
+    def staged_after(self, epoch: int) -> Iterator[LedgerEntry]:
+        """Entries of later epochs, true or not: what runs have staged; those that cannot be read are left out."""
+        for name in sorted(self._names()):
+            if name.startswith("fold-") or not name[:20].isdigit() or int(name[:20]) <= epoch:
+                continue
+            with contextlib.suppress(DamagedError, FileNotFoundError):
+                yield LedgerEntry.from_bytes(self._storage.get(f"{self.folder}/{name}"), f"ledger entry {name}")
+
     def load(self, ref: EntryRef) -> LedgerEntry:
         """Read the entry that a commit or a later entry names.
 

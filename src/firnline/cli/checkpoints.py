@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 COLUMNS = (
     Column("epoch", right=True),
     Column("status"),
+    Column("reason"),
     Column("kind"),
     Column("trigger_timestamp"),
     Column("end_to_end_duration_ms", "ms", right=True),
@@ -54,13 +55,15 @@ restore left behind (undone) are listed with --all, where the store has them.
 
 Output (JSON: pipeline, more, damaged [{version, problem}] in store or ledger,
 and checkpoints [...] with these fields):
-  id, epoch, status (IN_PROGRESS, COMPLETED, FAILED), is_savepoint,
+  id, epoch, status (COMPLETED; IN_PROGRESS: staged, and not committed yet;
+  FAILED: came to nothing, and was made again or will be), is_savepoint,
   trigger_timestamp, latest_ack_timestamp, end_to_end_duration_ms,
   checkpointed_size_bytes, state_size_bytes (of the operators' state that it
   names), acknowledged (sinks that hold it / sinks), path (sink, local, remote
   or fresh, for restores), table_version, kind (epoch, baseline, rollback,
-  fresh, restore), generation, run, files, rows, quarantined,
-  last_committed_file, read_from (ledger, store), undone
+  fresh, restore, rescale, import, repair), generation, run, files, rows,
+  quarantined, last_committed_file, read_from (ledger, store; runs: an attempt
+  that the history of runs tells of), undone, reason (of IN_PROGRESS, FAILED)
 With --audit (JSON: pipeline, more, audit [...] with these fields):
   version, at, user, host, pid, run, what (rollback, savepoint-create,
   savepoint-dispose, restore, import, delete, fresh-start, rescale,
@@ -122,7 +125,10 @@ def checkpoints(
         return 0
     if found.checkpoints:
         stateful = any(row["state_size_bytes"] for row in found.checkpoints)
-        columns = [column for column in COLUMNS if stateful or column.field != "state_size_bytes"]
+        left_out = set() if stateful else {"state_size_bytes"}
+        if all(row["status"] == "COMPLETED" for row in found.checkpoints):
+            left_out.add("reason")
+        columns = [column for column in COLUMNS if column.field not in left_out]
         common.out.table(columns, [_shown(row) for row in found.checkpoints])
         if found.more:
             oldest = found.checkpoints[-1]["epoch"]

@@ -134,10 +134,10 @@ def _observer(port: int | None) -> Iterator[CommitterObserver]:
         yield Lines()
         return
     from firnline.service.endpoints import HOST, Endpoints
-    from firnline.service.health import Health
+    from firnline.service.health import CommitterHealth
     from firnline.service.staging_metrics import StagingMetrics
 
-    health = Health("committer", monotonic, poll_seconds=10)
+    health = CommitterHealth(monotonic, poll_seconds=10)
     metrics = StagingMetrics(Lines(), health)
     with Endpoints(metrics.registry(), health, port) as served:
         _say(f"metrics on http://{HOST}:{served.port}/metrics")

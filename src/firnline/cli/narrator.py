@@ -102,7 +102,7 @@ class Tally(Observer):
             self.state_bytes = _state_bytes(facts)
         self.quarantined.update(facts.bad)
         if self.doing == f"epoch {facts.epoch} commits":
-            self.doing = f"epoch {facts.epoch} is committed"
+            self.doing = f"epoch {facts.epoch} is {'staged' if facts.is_staged else 'committed'}"
         now = self.monotonic()
         self._recent.append((now, facts.bytes_read, facts.raw_bytes))
         while len(self._recent) > 2 and now - self._recent[0][0] > RATE_SECONDS:
@@ -208,10 +208,10 @@ class Narrator(Observer):
 
     def committed(self, facts: EpochFacts) -> None:
         parts = [
-            f"epoch {facts.epoch} committed",
+            f"epoch {facts.epoch} {'staged' if facts.is_staged else 'committed'}",
             count_text(facts.rows, "row"),
             count_text(facts.files, "file"),
-            f"version {facts.version}",
+            *([] if facts.is_staged else [f"version {facts.version}"]),
             time_text(took_ms(facts.durations_ms) / 1000),
             *_of_operators(facts),
         ]
@@ -224,6 +224,9 @@ class Narrator(Observer):
         if facts.set_aside > self._set_aside:
             self._say(f"{count_text(facts.set_aside, 'file')} set aside; see `firnline files --status set_aside`")
         self._set_aside = facts.set_aside
+
+    def log_committed(self, epoch: int) -> None:
+        self._say(f"the committer has committed up to epoch {epoch}")
 
     def worker_lost(self, facts: dict[str, Json]) -> None:
         shards = count_text(int(facts["shards"]), "shard")

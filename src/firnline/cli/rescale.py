@@ -22,8 +22,8 @@ table like any other, so it can be rolled back. An active run is fenced (exit
 code 5): stop it first. Without --yes only the plan is shown. Starts no Spark.
 
 Where the spec sets state.shards, change it there: the next run does the same by
-itself. Where the newest snapshots lack epochs (checkpoint.trigger), the next run
-deals the groups out while it folds these epochs again.
+itself. Where the newest snapshots lack epochs (checkpoint.trigger), the next
+run deals the groups out while it folds these epochs again.
 
 Output (JSON fields):
   pipeline, done, already, epoch, new_epoch, shards_now, shards, key_groups

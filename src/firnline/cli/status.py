@@ -42,7 +42,10 @@ Output (JSON fields):
                 running again is safe); of a live run starting, running,
                 pausing, paused or stopping
   epoch, generation
-                the newest committed epoch, and the number of its owner
+                the newest epoch that the deciding table holds, staged ones
+                included, and the number of its owner
+  committed_epoch
+                the newest epoch that readers of that table see
   files_outstanding, bytes_outstanding
                 the backlog: what is listed and not read yet; null when the
                 source cannot be listed
@@ -59,6 +62,10 @@ Output (JSON fields):
   restored_position
                 {epoch, positions {source: ...}} that it resumed after; null
                 when it began afresh
+  align_ms      how long sources waited for each other in the newest epoch
+  worker_losses, last_worker_loss {at, epoch, choice, shards, shards_before,
+                noticed_after_ms, reason, took_ms (null while not overcome)}
+                of the newest run
   operators     [{operator, epoch, checkpoint, shards, size_bytes, rows,
                 watermark, idle_inputs}]: the state that the newest checkpoint
                 names; epoch: after which the snapshot was made; rows: in its
@@ -133,6 +140,19 @@ def _backlog_text(found: PipelineStatus) -> str | None:
     return f"{count_text(found.files_outstanding, 'file')}, {size_text(found.bytes_outstanding)}"
 
 
+def _epoch_text(found: PipelineStatus) -> str:
+    if found.committed_epoch == found.epoch:
+        return f"{found.epoch:,} (generation {found.generation})"
+    return f"{found.committed_epoch:,} committed, {found.epoch:,} staged (generation {found.generation})"
+
+
+def _loss_text(found: PipelineStatus) -> str:
+    last = found.last_worker_loss or {}
+    took = last.get("took_ms")
+    ended = "not overcome yet" if took is None else f"overcome after {time_text(took / 1000)}"
+    return f"{found.worker_losses}; the last in epoch {last.get('epoch')}, {ended}: {last.get('reason')}"
+
+
 def _behind_text(found: PipelineStatus, sink: dict[str, Any]) -> str:
     """A sink gets an epoch once the deciding table's log holds it, which may be up to a committer."""
     error = f" ({sink['error']})" if sink["error"] else ""
@@ -149,7 +169,7 @@ def _show(out: Output, found: PipelineStatus) -> None:
     facts = {
         "pipeline": found.pipeline,
         "state": found.state,
-        "epoch": f"{found.epoch:,} (generation {found.generation})",
+        "epoch": _epoch_text(found),
         "table": found.table,
         "table version": found.table_version,
         "backlog": _backlog_text(found),
@@ -170,6 +190,10 @@ def _show(out: Output, found: PipelineStatus) -> None:
     if found.recovery_path:
         state = f", state from {found.state_recovery_path}" if found.state_recovery_path else ""
         facts["recovered from"] = f"{found.recovery_path}{state}"
+    if found.align_ms is not None:
+        facts["alignment"] = f"sources waited {time_text(found.align_ms / 1000)} for each other in the newest epoch"
+    if found.worker_losses:
+        facts["workers lost"] = _loss_text(found)
     if found.restored_position:
         facts["resumed after"] = f"epoch {found.restored_position['epoch']:,}"
     for copy in found.copies:

@@ -38,6 +38,7 @@ class EpochFacts:
     sources: dict[str, int] = field(default_factory=dict)  # records by source
     align_ms: int = 0  # from the first source's slice to the boundary
     operators: dict[str, dict[str, Json]] = field(default_factory=dict)  # what each stateful operator did
+    is_staged: bool = False  # in a two-stage table: a committer has yet to commit it
 
 
 def took_ms(durations_ms: Mapping[str, int]) -> int:
@@ -64,7 +65,10 @@ class Observer:
         """The Spark job of an epoch has ended."""
 
     def committed(self, facts: EpochFacts) -> None:
-        """An epoch is true in a sink."""
+        """The deciding sink holds an epoch; in a two-stage table it is staged."""
+
+    def log_committed(self, epoch: int) -> None:
+        """The committer has committed every epoch of a two-stage table up to this one."""
 
     def backlog(self, backlog: Backlog) -> None:
         """What waits to be read, counted now and then."""
@@ -138,6 +142,10 @@ class Observers(Observer):
     def committed(self, facts: EpochFacts) -> None:
         for o in self._observers:
             o.committed(facts)
+
+    def log_committed(self, epoch: int) -> None:
+        for o in self._observers:
+            o.log_committed(epoch)
 
     def backlog(self, backlog: Backlog) -> None:
         for o in self._observers:

@@ -112,7 +112,7 @@ class Runner:
         # SimpleQueue: a signal handler may put while this very thread is inside get.
         self._steps.credits.tell_waiting = self._waiting
         self._steps.tell_lost = self._tell_trouble
-        self._steps.state.tell_loss = lambda facts: self._inbox.put(_Note(lambda: self._observer.worker_lost(facts)))
+        self._steps.state.tell_loss = lambda facts: self._inbox.put(_Note(lambda: self._tell_loss(facts)))
         self._steps.credits.tell_still = lambda: self._inbox.put(_Note(lambda: None))  # watches are looked at after it
         parts.recorder.tell = lambda _: self._inbox.put(_Note(self._tell_replication))
         for sink in parts.sinks:
@@ -247,6 +247,8 @@ class Runner:
         self._steps.maker.slowest = min(s.epoch for s in self._state.sinks)
         if isinstance(event, m.Committed) and self._state.decided > before.decided:
             self._settled(event)
+        if isinstance(event, m.LogRead) and self._state.committed > before.committed:
+            self._observer.log_committed(self._state.committed)
         for action in actions:
             self._perform(action)
 
@@ -351,10 +353,10 @@ class Runner:
         event = failure_event(error, action)
         if isinstance(action, m.Join | m.Commit | m.FindReceipt):
             self._sinks_failing[action.sink] = error.message
-        self._tell_trouble(error)
+        self._tell_trouble(error, getattr(action, "epoch", None))
         return event
 
-    def _tell_trouble(self, error: FirnlineError) -> None:
+    def _tell_trouble(self, error: FirnlineError, epoch: int | None = None) -> None:
         """Keep an error as what the run may end with, and tell the observer. Called from any lane."""
         self._error = error
 
@@ -363,7 +365,7 @@ class Runner:
             if self._sinks_failing:
                 self._aside("stage", lambda: self._log.note(now=True, sinks_failing=dict(self._sinks_failing)))
             if self._log.is_open and error.retryable:
-                self._aside("stage", lambda: self._log.restarted(error))
+                self._aside("stage", lambda: self._log.restarted(error, epoch))
 
         self._inbox.put(_Note(tell))
 
@@ -540,6 +542,12 @@ class Runner:
             self._observer.replication(lag)
         self._observer.copies(self._parts.recorder.lags())
 
+    def _tell_loss(self, facts: dict[str, Json]) -> None:
+        """A worker was lost, or, with `took_ms`, the loss is overcome."""
+        if "took_ms" not in facts:
+            self._observer.worker_lost(facts)
+        self._aside("stage", lambda: self._log.lost_worker(facts))
+
     def _tell_hole(self, hole: LedgerHoleError | None) -> None:
         """A run that finds a hole is put on record, also when it finds nothing to read: `status` tells it."""
         self._observer.ledger_hole(hole)
@@ -579,6 +587,8 @@ class Runner:
         self._totals.rows += receipt.rows
         facts = self._steps.facts(made, receipt)
         self._observer.committed(facts)
+        if len(self._parts.options.sources) > 1:
+            self._aside("stage", lambda: self._log.note(align_ms=facts.align_ms))
         self._backlog.committed(facts.epoch, facts.files, facts.bytes_read)
         self._tell_backlog()
 

@@ -49,6 +49,9 @@ class RunHistory:
             "ledger_hole": None,  # why late files are not taken in
             "sinks_failing": {},  # sink -> why it could not be joined or given an epoch
             "copies_failing": {},  # store, local or remote -> why it cannot be written
+            "align_ms": None,  # of the newest epoch: from the first source's slice to the boundary
+            "worker_losses": 0,
+            "last_worker_loss": None,  # epoch, reason, shards; took_ms: until an epoch ran to its end again
             "paused": False,
             "restarts": 0,
             "last_restarts": [],
@@ -62,11 +65,20 @@ class RunHistory:
             self._body["updated_at"] = self._clock.now().isoformat()
             self._storage.put(f"{self._folder}/{self._name}", canonical(seal(self._body)))
 
-    def restarted(self, reason: str, code: str) -> None:
-        """Count a restart, durably."""
-        entry = {"at": self._clock.now().isoformat(), "code": code, "reason": reason}
+    def restarted(self, reason: str, code: str, epoch: int | None) -> None:
+        """Count a restart, durably; `epoch` is the one that failed, where one did."""
+        entry = {"at": self._clock.now().isoformat(), "code": code, "reason": reason, "epoch": epoch}
         kept = [*self._body["last_restarts"], entry][-KEPT_RESTARTS:]
         self.note(now=True, restarts=self._body["restarts"] + 1, last_restarts=kept)
+
+    def lost_worker(self, facts: dict[str, Json]) -> None:
+        """Count a lost worker, or note how long the loss took."""
+        if "took_ms" in facts:
+            last = self._body["last_worker_loss"] or {}
+            self.note(now=True, last_worker_loss={**last, "took_ms": facts["took_ms"]})
+        else:
+            told = {"at": self._clock.now().isoformat(), **facts}
+            self.note(now=True, worker_losses=self._body["worker_losses"] + 1, last_worker_loss=told)
 
     def prune(self) -> None:
         """Keep the newest runs."""
@@ -108,10 +120,15 @@ class RunLog:
             with _no_failure():
                 self._record.note(now=now, **facts)
 
-    def restarted(self, error: FirnlineError) -> None:
+    def restarted(self, error: FirnlineError, epoch: int | None) -> None:
         if self._record is not None:
             with _no_failure():
-                self._record.restarted(error.message, error.code)
+                self._record.restarted(error.message, error.code, epoch)
+
+    def lost_worker(self, facts: dict[str, Json]) -> None:
+        if self._record is not None:
+            with _no_failure():
+                self._record.lost_worker(facts)
 
     def close(self, exit_code: int) -> None:
         status = {0: "done", 5: "fenced"}.get(exit_code, "failed")

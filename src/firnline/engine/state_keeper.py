@@ -348,4 +348,5 @@ class StateKeeper:
         if self._lost_at is not None:
             took = round((self._parts.clock.monotonic() - self._lost_at) * 1000)
             logger.info("the loss of a worker is overcome", extra={"epoch": epoch, "took_ms": took})
+            self.tell_loss({"epoch": epoch, "took_ms": took})
             self._lost_at = None

@@ -406,6 +406,7 @@ class Steps:
             durations_ms=dict(made.durations_ms),
             sources=dict(made.produced.read),
             align_ms=made.plan.align_ms,
+            is_staged=self._parts.deciding.settled_epoch() is not None,
             operators=made.operators,
         )
 

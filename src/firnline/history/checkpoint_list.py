@@ -12,7 +12,7 @@ from firnline.checkpoint.store import CheckpointStore
 from firnline.checkpoint.transfer import Version, walk_versions
 from firnline.engine.observer import took_ms
 from firnline.engine.parts import Parts
-from firnline.engine.runs import load_runs
+from firnline.engine.runs import has_died, load_runs
 from firnline.errors import LedgerHoleError
 from firnline.history.left_behind import leaves_behind
 from firnline.history.lost_table import find_lost
@@ -60,6 +60,8 @@ def load_checkpoints(
         found_rows = _lost_rows(parts, store, before, damaged)
     else:
         found_rows = _rows(parts, held, limit, store, before, undone, damaged)
+    if before is None and lost is None:
+        found_rows = _with_unfinished(parts, held, found_rows)
     rows = ({**row, "is_savepoint": row["epoch"] in saved, "path": restored.get(row["epoch"])} for row in found_rows)
     if limit is None:
         return CheckpointList(list(rows), damaged=damaged, lost=lost)
@@ -71,6 +73,63 @@ def _restores(parts: Parts) -> dict[int, str]:
     """Epochs that a run resumed after, with where it read the checkpoint; the newest run counts."""
     runs = load_runs(parts.storage, parts.options.name)
     return {int(r["resumed_after"]): str(r["recovery_path"]) for r in reversed(runs) if r.get("recovery_path")}
+
+
+def _with_unfinished(parts: Parts, held: Held, rows: Iterator[dict[str, Json]]) -> Iterator[dict[str, Json]]:
+    """The checkpoints together with attempts that came to nothing, or to nothing yet, newest epoch first.
+
+    What a run staged and no commit names is in progress while that run lives, and failed when it is gone. Attempts that
+    failed in mid-run are told by the history of runs, with the reason.
+    """
+    runs = load_runs(parts.storage, parts.options.name)
+    alive = {str(run["run"]) for run in runs if run["status"] == "running" and not has_died(run)}
+    unfinished = []
+    for entry in parts.ledger.staged_after(held.epoch):
+        row = _entry_row(parts, entry, None, f"0/{len(parts.sinks)}", None)
+        if entry.checkpoint.run in alive:
+            unfinished.append({**row, "status": "IN_PROGRESS", "reason": "staged, not committed yet"})
+        else:
+            unfinished.append({**row, "status": "FAILED", "reason": "its run ended before the commit"})
+    for run in runs:
+        for failed in run["last_restarts"]:
+            if failed.get("epoch") is not None:
+                unfinished.append(_failed_row(parts, run, failed))
+    unfinished.sort(key=lambda row: (int(row["epoch"]), str(row["trigger_timestamp"])))
+    for row in rows:
+        while unfinished and unfinished[-1]["epoch"] > row["epoch"]:
+            yield unfinished.pop()
+        yield row
+        while unfinished and unfinished[-1]["epoch"] == row["epoch"]:
+            yield unfinished.pop()
+    yield from (row for row in reversed(unfinished) if held.epoch == 0)
+
+
+def _failed_row(parts: Parts, run: dict[str, Json], failed: dict[str, Json]) -> dict[str, Json]:
+    """An attempt at an epoch that failed and was made again."""
+    return {
+        "id": None,
+        "epoch": int(failed["epoch"]),
+        "status": "FAILED",
+        "is_savepoint": False,
+        "trigger_timestamp": str(failed["at"]),
+        "latest_ack_timestamp": None,
+        "end_to_end_duration_ms": None,
+        "checkpointed_size_bytes": None,
+        "state_size_bytes": 0,
+        "acknowledged": f"0/{len(parts.sinks)}",
+        "path": None,
+        "table_version": None,
+        "kind": "epoch",
+        "generation": run["generation"],
+        "run": run["run"],
+        "files": None,
+        "rows": None,
+        "quarantined": None,
+        "last_committed_file": None,
+        "read_from": "runs",
+        "undone": False,
+        "reason": str(failed["reason"]),
+    }
 
 
 def _lost_rows(
@@ -113,7 +172,7 @@ def _rows(
                 yield _undone_row(parts, waiting)
             waiting = next(stored, None)
         if wanted(entry.epoch):
-            yield _entry_row(parts, entry, commits.get(entry.epoch), acknowledged(entry.epoch))
+            yield _entry_row(parts, entry, commits.get(entry.epoch), acknowledged(entry.epoch), held.committed)
     for version in stored if waiting is None else chain([waiting], stored):
         epoch = _epoch(version)
         if not wanted(epoch) or epoch > held.epoch or (oldest is not None and epoch >= oldest):
@@ -162,13 +221,17 @@ def _epoch(version: Version) -> int:
     return version.record.epoch
 
 
-def _entry_row(parts: Parts, entry: LedgerEntry, commit: tuple[int, str] | None, acknowledged: str) -> dict[str, Json]:
+def _entry_row(
+    parts: Parts, entry: LedgerEntry, commit: tuple[int, str] | None, acknowledged: str, committed: int | None
+) -> dict[str, Json]:
+    """A checkpoint of the ledger; in a two-stage table it is in progress until the log has `committed` it."""
     checkpoint = entry.checkpoint
     staged = entry.staged.get(parts.deciding.name, [])
+    waits = committed is not None and entry.epoch > committed
     return {
         "id": checkpoint.attempt,
         "epoch": entry.epoch,
-        "status": "COMPLETED",
+        "status": "IN_PROGRESS" if waits else "COMPLETED",
         "is_savepoint": False,
         "trigger_timestamp": checkpoint.created_at,
         "latest_ack_timestamp": commit[1] if commit else None,
@@ -187,6 +250,7 @@ def _entry_row(parts: Parts, entry: LedgerEntry, commit: tuple[int, str] | None,
         "last_committed_file": _mark(parts, checkpoint.positions),
         "read_from": "ledger",
         "undone": False,
+        "reason": "staged, waits for the committer" if waits else None,
     }
 
 
@@ -216,6 +280,7 @@ def _stored_row(parts: Parts, version: Version, acknowledged: str) -> dict[str, 
         "last_committed_file": _mark(parts, checkpoint.positions),
         "read_from": "store",
         "undone": False,
+        "reason": None,
     }
 
 

@@ -40,7 +40,7 @@ class PipelineStatus:
 
     pipeline: str
     state: str  # new, starting, running, pausing, paused, stopping, done, failed, fenced, died (without a word)
-    epoch: int
+    epoch: int  # the newest that the deciding sink holds; in a two-stage table it may be staged
     generation: int
     table: str
     table_version: int | None
@@ -53,6 +53,10 @@ class PipelineStatus:
     checkpoint_bytes: int
     repairs: list[str]
     restarts: int
+    committed_epoch: int = 0  # the newest that readers of the deciding table see
+    align_ms: int | None = None  # of the newest run's newest epoch: how long sources waited for each other
+    worker_losses: int = 0  # of the newest run
+    last_worker_loss: dict[str, Json] | None = None
     ledger_hole: str | None = None  # why late files are not taken in
     runs: list[dict[str, Json]] = field(default_factory=list)
     recovery_path: str | None = None  # where the newest run read its checkpoint: local, remote, sink, fresh
@@ -94,6 +98,10 @@ def load_status(parts: Parts, control: dict[str, Json] | None = None) -> Pipelin
         checkpoint_bytes=len(canonical(held.checkpoint.to_json())) if held.checkpoint else 0,
         repairs=list(held.repairs),
         restarts=sum(int(r["restarts"]) for r in runs),
+        committed_epoch=held.epoch if held.committed is None else held.committed,
+        align_ms=runs[0].get("align_ms") if runs else None,
+        worker_losses=int(runs[0].get("worker_losses") or 0) if runs else 0,
+        last_worker_loss=runs[0].get("last_worker_loss") if runs else None,
         ledger_hole=_find_hole(parts, held, runs),
         runs=runs,
         recovery_path=str(runs[0]["recovery_path"]) if runs and runs[0].get("recovery_path") else None,

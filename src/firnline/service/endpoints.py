@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from firnline.errors import ConfigError
-from firnline.service.health import Health, Verdict
+from firnline.service.health import Judged, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ REQUEST_SECONDS = 10  # a client that sends nothing is let go
 class Endpoints:
     """An HTTP server in threads of its own; answers GET and nothing else."""
 
-    def __init__(self, registry: CollectorRegistry, health: Health, port: int) -> None:
+    def __init__(self, registry: CollectorRegistry, health: Judged, port: int) -> None:
         try:
             self._server = _Server((HOST, port), _Handler)
         except (OSError, OverflowError) as error:
@@ -51,7 +51,7 @@ class Endpoints:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     registry: CollectorRegistry
-    health: Health
+    health: Judged
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         logger.debug("request failed", exc_info=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from firnline.checkpoint.replication import Replication
 from firnline.engine.observer import EpochFacts, Observer
@@ -25,6 +25,18 @@ class Verdict:
     ok: bool
     reasons: list[str] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Judged(Protocol):
+    """Something whose health can be asked for, from any thread."""
+
+    def healthy(self) -> Verdict:
+        """Whether it can go on by itself."""
+        ...
+
+    def ready(self) -> Verdict:
+        """Whether it does its work now."""
+        ...
 
 
 class Health(Observer):
@@ -184,3 +196,41 @@ class Health(Observer):
         with self._lock:
             self._exit_code = exit_code
             self._since.clear()
+
+
+class CommitterHealth:
+    """Listens to a committer of one or several tables: it is healthy while every table is.
+
+    A table's health depends on its own rounds alone, so that one that fails is not hidden by others that succeed.
+    """
+
+    def __init__(self, monotonic: Callable[[], float], *, poll_seconds: float = 10.0) -> None:
+        self._monotonic = monotonic
+        self._poll_seconds = poll_seconds
+        self._lock = threading.Lock()
+        self._tables: dict[str, Health] = {}
+
+    def of(self, table: str) -> Health:
+        """The health of one table; a table that was never heard of is not ready."""
+        with self._lock:
+            if table not in self._tables:
+                self._tables[table] = Health("committer", self._monotonic, poll_seconds=self._poll_seconds)
+            return self._tables[table]
+
+    def healthy(self) -> Verdict:
+        return self._all(Health.healthy)
+
+    def ready(self) -> Verdict:
+        return self._all(Health.ready)
+
+    def _all(self, ask: Callable[[Health], Verdict]) -> Verdict:
+        with self._lock:
+            verdicts = {table: ask(health) for table, health in self._tables.items()}
+        reasons = [f"{table}: {reason}" for table, verdict in verdicts.items() for reason in verdict.reasons]
+        if not verdicts:
+            return Verdict(ask is Health.healthy, ["no table has been looked at yet"])
+        tables = {
+            table: {"ok": verdict.ok, "failures_in_a_row": verdict.facts["failures_in_a_row"]}
+            for table, verdict in verdicts.items()
+        }
+        return Verdict(not reasons, reasons, {"pipeline": "committer", "tables": tables})

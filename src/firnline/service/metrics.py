@@ -64,6 +64,7 @@ class PipelineMetrics(Observer, Collector):
         self._replication: Replication | None = None
         self._copies: tuple[Replication, ...] = ()
         self._committed_at = monotonic()
+        self._staged: dict[int, tuple[float, float]] = {}  # epochs that wait for a committer: their lag, and since when
 
     def registry(self) -> CollectorRegistry:
         """A registry with these metrics and nothing else."""
@@ -77,21 +78,18 @@ class PipelineMetrics(Observer, Collector):
         with self._lock:
             if not self._recovery:
                 self._recovery[held.path] += 1
-            self._gauges["epoch"] = held.epoch
+            self._gauges["epoch"] = held.epoch if held.committed is None else held.committed
 
     def committed(self, facts: EpochFacts) -> None:
         with self._lock:
             self._counts["records"] += facts.records
             self._counts["bytes_read"] += facts.bytes_read
-            self._counts["batch_commit"] += 1
             self._counts["late_files"] += facts.late_files
             self._quarantined.update(facts.bad)
             self._gauges |= {
-                "epoch": facts.epoch,
                 "checkpoint_bytes": facts.checkpoint_bytes,
                 "source_state_files": facts.state_files,
                 "set_aside_files": facts.set_aside,
-                "lag": facts.lag_seconds,
             }
             self._durations.add(took_ms(facts.durations_ms) / 1000)
             self._source_records.update(facts.sources)
@@ -100,7 +98,25 @@ class PipelineMetrics(Observer, Collector):
             if "checkpoint" in facts.durations_ms:
                 self._pauses = self._pauses or _Durations(PAUSE_SECONDS)
                 self._pauses.add(facts.durations_ms["checkpoint"] / 1000)
-            self._committed_at = self._monotonic()
+            if facts.is_staged:
+                self._counts["batch_staged"] += 1
+                self._gauges["staged_epoch"] = facts.epoch
+                self._staged[facts.epoch] = (facts.lag_seconds, self._monotonic())
+            else:
+                self._visible(facts.epoch, facts.lag_seconds, 1)
+
+    def log_committed(self, epoch: int) -> None:
+        with self._lock:
+            now = self._monotonic()
+            visible = {n: self._staged.pop(n) for n in sorted(self._staged) if n <= epoch}
+            lag, since = visible[max(visible)] if visible else (0.0, now)
+            self._visible(epoch, lag + now - since, len(visible))
+
+    def _visible(self, epoch: int, lag_seconds: float, epochs: int) -> None:
+        """Readers see everything up to an epoch."""
+        self._counts["batch_commit"] += epochs
+        self._gauges |= {"epoch": epoch, "lag": lag_seconds}
+        self._committed_at = self._monotonic()
 
     def _folded(self, operator: str, did: dict[str, Json]) -> None:
         self._late_rows[operator] += int(did.get("late", 0))
@@ -134,7 +150,8 @@ class PipelineMetrics(Observer, Collector):
 
     def idle(self) -> None:
         with self._lock:
-            self._committed_at = self._monotonic()  # nothing waits, so no checkpoint is behind
+            if not self._staged:
+                self._committed_at = self._monotonic()  # nothing waits, so no checkpoint is behind
 
     def trouble(self, error: FirnlineError, failures: int) -> None:
         with self._lock:
@@ -161,9 +178,10 @@ class PipelineMetrics(Observer, Collector):
 
     def _counters(self) -> Iterator[Metric]:
         for name, text in (
-            ("records", "Records read and committed, bad ones included."),
-            ("bytes_read", "Bytes read from the source, as stored, and committed."),
-            ("batch_commit", "Epochs committed."),
+            ("records", "Records of epochs that are committed or staged, bad ones included."),
+            ("bytes_read", "Bytes read from the source, as stored, for epochs that are committed or staged."),
+            ("batch_commit", "Epochs committed: readers see them."),
+            ("batch_staged", "Epochs staged in a two-stage table; its committer commits them."),
             ("batch_commit_failed", "Failures of a sink to take a commit or to answer."),
             ("late_files", "Late files taken in."),
             ("restarts", "Restarts after a failure."),
@@ -177,7 +195,12 @@ class PipelineMetrics(Observer, Collector):
         for name, label, text, counts in (
             ("quarantined_records", "reason", "Records put in quarantine.", self._quarantined),
             ("recovery_path", "path", "Where runs resumed from.", self._recovery),
-            ("source_records", "source", "Records read and committed, by source.", self._source_records),
+            (
+                "source_records",
+                "source",
+                "Records of committed or staged epochs, by source.",
+                self._source_records,
+            ),
             ("late_rows", "operator", "Rows that came after their window had closed.", self._late_rows),
             ("state_keys_changed", "operator", "Keys whose state was changed or removed.", self._keys_changed),
         ):
@@ -191,6 +214,7 @@ class PipelineMetrics(Observer, Collector):
         replication = self._replication.lag_seconds(self._monotonic()) if self._replication else None
         for name, text, value in (
             ("epoch", "The newest committed epoch.", self._gauges.get("epoch")),
+            ("staged_epoch", "The newest epoch that is staged in a two-stage table.", self._gauges.get("staged_epoch")),
             ("checkpoint_bytes", "Size of the newest checkpoint.", self._gauges.get("checkpoint_bytes")),
             ("checkpoint_lag_seconds", "Time since the last commit or empty poll.", lag),
             ("replication_lag_seconds", "Age of the oldest checkpoint that the remote tier lacks.", replication),

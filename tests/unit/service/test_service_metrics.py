@@ -10,9 +10,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from firnline.checkpoint.replication import Replication
 from firnline.engine.observer import EpochFacts
 from firnline.errors import SinkError, SourceError
+from firnline.service.health import CommitterHealth
 from firnline.service.metrics import PipelineMetrics
+from firnline.service.staging_metrics import StagingMetrics
 from firnline.sinks.base import Held
 from firnline.sources.base import Backlog
+from firnline.staging.committer import CycleReport
+from firnline.staging.serving import CommitterObserver
 
 NAMES = {
     "firnline_records_total", "firnline_bytes_read_total", "firnline_checkpoint_lag_seconds",
@@ -25,7 +29,8 @@ NAMES = {
     "firnline_staging_commit_duration_seconds", "firnline_set_aside_files", "firnline_ledger_hole",
     "firnline_restarts_total", "firnline_epoch",
     "firnline_build_info", "firnline_state_bytes", "firnline_state_keys_changed_total", "firnline_late_rows_total",
-    "firnline_source_records_total", "firnline_worker_loss_total",
+    "firnline_source_records_total", "firnline_worker_loss_total", "firnline_batch_staged_total",
+    "firnline_staged_epoch",
 }  # fmt: skip
 LABELS = {"pipeline", "reason", "path", "version", "le", "operator", "source"}
 PARTS = ("_bucket", "_count", "_sum")
@@ -173,3 +178,47 @@ def test_state_is_told_by_operator_and_records_by_source() -> None:
 
 def test_without_operators_there_is_no_pause() -> None:
     assert not [name for name, _ in samples(busy()) if "pause" in name or "state_bytes" in name]
+
+
+def value(metrics: PipelineMetrics, name: str) -> float | None:
+    return metrics.registry().get_sample_value(f"firnline_{name}", {"pipeline": "flights"})
+
+
+def test_a_staged_epoch_counts_as_committed_once_the_committer_has_committed_it() -> None:
+    now = [100.0]
+    metrics = PipelineMetrics("flights", lambda: now[0])
+    metrics.started("run-id", Held(exists=True, version=3, epoch=6, committed=5))
+    assert value(metrics, "epoch") == 5
+    for epoch in (7, 8):
+        metrics.committed(facts(epoch=epoch, is_staged=True, lag_seconds=2.0))
+    now[0] += 30
+    metrics.idle()
+    assert (value(metrics, "epoch"), value(metrics, "staged_epoch")) == (5, 8)
+    assert (value(metrics, "batch_commit_total"), value(metrics, "batch_staged_total")) == (0, 2)
+    assert value(metrics, "checkpoint_lag_seconds") == 30
+    metrics.log_committed(7)
+    assert (value(metrics, "epoch"), value(metrics, "batch_commit_total")) == (7, 1)
+    assert value(metrics, "source_lag_seconds") == 32
+    assert value(metrics, "checkpoint_lag_seconds") == 0
+
+
+def test_a_committer_is_unhealthy_while_one_of_its_tables_fails() -> None:
+    health = CommitterHealth(lambda: 0.0)
+    metrics = StagingMetrics(CommitterObserver(), health)
+    assert not health.ready().ok
+    for _ in range(5):
+        metrics.trouble("s3://a/orders", SinkError("storage failed"))
+        metrics.cycled("s3://b/orders", CycleReport())
+        metrics.cycled("s3://b/flights", CycleReport())
+    assert not health.healthy().ok
+    assert health.healthy().reasons == ["s3://a/orders: 5 failures in a row; the last: storage failed"]
+    failed = {
+        sample.labels["table"]: sample.value
+        for family in metrics.collect()
+        for sample in family.samples
+        if sample.name == "firnline_batch_commit_failed_total"
+    }
+    assert failed == {"orders": 5, "orders-2": 0, "flights": 0}
+    metrics.cycled("s3://a/orders", CycleReport())
+    assert health.healthy().ok
+    assert health.ready().ok
