@@ -153,15 +153,20 @@ def test_an_optional_sink_whose_storage_is_away_stops_nobody(
         assert not any(outbox.rglob("*.parquet"))
 
 
+@pytest.mark.parametrize("is_required", [False, True])
 @pytest.mark.parametrize("policy", ["all", "required"])
-def test_second_sink_is_down(sample: SampleInput, make_options: MakeOptions, sinks: Any, policy: str) -> None:
-    """Policy `all` stops, safe to run again; `required` goes on without, and the sink catches up later."""
+def test_second_sink_is_down(
+    sample: SampleInput, make_options: MakeOptions, sinks: Any, policy: str, is_required: bool
+) -> None:
+    """A run without a required sink stops, safe to run again; without an optional one it goes on."""
     options: PipelineOptions = make_options(max_files=1, commit_policy=policy, **sinks)
+    second = replace(options.sinks[1], required=is_required)
+    options = replace(options, sinks=(options.sinks[0], second))
     for number in range(5):
         sample.add(f"a{number}.json", 3)
     break_second(options)
     run = run_once(options)
-    if policy == "all":
+    if is_required:
         assert run.exit_code == 3, run.result
     else:
         assert run.exit_code == 0, run.result

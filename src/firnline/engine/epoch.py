@@ -230,13 +230,12 @@ def _fail_sink(turn: _Turn, name: str, *, retry: bool, exit_code: int) -> None:
 
 def _reached(state: EpochState, measure: Callable[[SinkState], int]) -> int:
     """What all those sinks have reached that the commit policy waits for."""
-    deciding, *others = (measure(s) for s in state.sinks)
-    match state.settings.policy:
-        case Policy.QUORUM:
-            others = sorted(others, reverse=True)[: state.settings.quorum - 1]
-        case Policy.REQUIRED:
-            others = [measure(s) for s in state.sinks[1:] if s.required]
-    return min([deciding, *others])
+    deciding, *others = state.sinks
+    if state.settings.policy is Policy.QUORUM:
+        reached = sorted((measure(s) for s in others), reverse=True)[: state.settings.quorum - 1]
+    else:
+        reached = [measure(s) for s in others if s.required]
+    return min([measure(deciding), *reached])
 
 
 def _stop(turn: _Turn, exit_code: int) -> None:

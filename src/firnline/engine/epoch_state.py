@@ -9,8 +9,8 @@ from enum import Enum
 class Policy(Enum):
     """Which sinks must hold an epoch before the checkpoint advances."""
 
-    ALL = "all"
-    REQUIRED = "required"
+    ALL = "all"  # every sink that is not optional
+    REQUIRED = "required"  # the same, by another word
     QUORUM = "quorum"  # the deciding sink and as many others as make up the number
 
 

@@ -196,8 +196,8 @@ class DeltaSinkConfig(Config):
     )
     required: Flag = Field(
         default=True,
-        description="Whether commit_policy: required waits for this sink. Rows of one that is not required wait in the "
-        "deciding table's outbox, so that its outage stops nobody.",
+        description="Whether the checkpoint waits for this sink. Rows of an optional one (false) wait in the deciding "
+        "table's outbox, so that its outage stops nobody.",
     )
     mode: Literal["direct", "staged"] = Field(
         default="direct", description="direct commits each epoch; staged leaves that to `firnline commit`."
@@ -262,7 +262,9 @@ class BatchConfig(Config):
         "of an operator that keeps state: checkpoint.timeout_ms.",
     )
     commit_policy: Literal["all", "required", "quorum"] = Field(
-        default="all", description="Which sinks must hold an epoch before the checkpoint advances."
+        default="all",
+        description="Which sinks must hold an epoch before the checkpoint advances: all and required mean every sink "
+        "that is not optional (required: false), quorum means that many.",
     )
     quorum: Count = Field(default=1, description="How many sinks, with commit_policy: quorum.")
 

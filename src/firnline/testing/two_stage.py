@@ -117,7 +117,7 @@ class TwoStage(Simulation):
             direct.sort(key=lambda n: len(world.sinks[n].chain), reverse=True)
             units = len(world.sinks) - 1 - len(direct)
             direct = direct[: max(0, self.scenario.quorum - 1 - units)]
-        elif self.scenario.policy == "required":
+        else:
             direct = [n for n in direct if self.scenario.sinks[n][1]]
         return [world.sinks[n] for n in (0, *direct)]
 

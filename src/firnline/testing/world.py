@@ -269,9 +269,8 @@ class Rules:
             deciding, *others = world.sinks
             others.sort(key=lambda sink: len(sink.chain), reverse=True)
             return [deciding, *others[: self.scenario.quorum - 1]]
-        everyone = self.scenario.policy == "all"
         sinks = zip(world.sinks, self.scenario.sinks, strict=True)
-        return [sink for n, (sink, (_, required)) in enumerate(sinks) if everyone or required or n == 0]
+        return [sink for n, (sink, (_, required)) in enumerate(sinks) if required or n == 0]
 
     def settled(self, world: World) -> int:
         """The newest epoch that satisfies the commit policy, in truth."""
