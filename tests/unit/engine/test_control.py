@@ -580,10 +580,10 @@ def test_a_pause_lets_what_is_in_flight_complete(
     begun, go_on = threading.Event(), threading.Event()
     work = LocalEngine.run
 
-    def hold(self: LocalEngine, tag: str, orders: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def hold(self: LocalEngine, *arguments: Any) -> list[dict[str, Any]]:
         begun.set()
         assert go_on.wait(WAIT)
-        return work(self, tag, orders)
+        return work(self, *arguments)
 
     monkeypatch.setattr(LocalEngine, "run", hold)
     with Running(options) as running:

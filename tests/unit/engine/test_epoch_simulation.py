@@ -45,6 +45,7 @@ def scenario(seed: int) -> tuple[Scenario, float]:
             zombies=pick.randint(0, 3),
             discards=pick.choice([0, 2]),
             rejects=pick.choice([0, 2]),
+            reshards=pick.choice([0, 2]),
         ),
     ), pick.choice([0.02, 0.1, 0.3])
 

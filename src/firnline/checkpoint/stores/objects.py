@@ -138,9 +138,9 @@ class ObjectStore(CheckpointStore):
                 raise self._conflict(key, expected, self._head(folder).latest)
             if version < self._head(folder).floor:
                 raise OSError(f"version {version} of {key} in {self.place} was pruned while it was put")
+            self._add_note(folder, version, note)
         elif not head.floor <= version <= head.latest or self._find(folder, version) != data:
             raise self._conflict(key, expected, head.latest)
-        self._add_note(folder, version, note)
         return version
 
     def get_version_raw(self, key: str, version: int) -> bytes | None:
