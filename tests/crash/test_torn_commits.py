@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from firnline.errors import FirnlineError, TornCommitError
-from firnline.options import PipelineOptions
+from firnline.options import PipelineOptions, StoreOptions
 from firnline.staging.compact import compact
 from firnline.testing.committers import bring_file, commit_table
 from firnline.testing.damage import commit_files
 from firnline.testing.pipelines import MakeOptions, make_epochs, run_once
+from firnline.testing.processes import KILLED, Launcher
 from firnline.testing.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
@@ -141,3 +142,23 @@ def test_a_torn_commit_that_others_built_on_is_not_taken_out(sample: SampleInput
     assert (run.exit_code, run.error_code) == (1, "torn-commit")
     assert run.result.error is not None
     assert f"Restore {commit} from a backup" in run.result.error.hint
+
+
+def test_a_torn_commit_is_found_before_any_copy_is_made_of_it(
+    launcher: Launcher, sample: SampleInput, make_options: MakeOptions, tmp_path: Path
+) -> None:
+    options = make_options(max_files=1, store=StoreOptions(path=str(tmp_path / "store")))
+    sample.add("a.json", 3)
+    assert run_once(options).exit_code == 0
+    sample.add("b.json", 3)
+    assert launcher.run(options, "delta.sync.before:3:kill").exit_code == KILLED
+    newest = commit_files(Path(options.deciding.table))[-1]
+    lines = newest.read_bytes().splitlines(keepends=True)
+    epoch = next(number for number, line in enumerate(lines) if f'"firnline:{options.name}"'.encode() in line)
+    newest.write_bytes(b"".join(lines[: epoch + 1]))  # of the transactions, the power cut left the first
+    run = run_once(options)  # there is nothing new to read
+    assert run.error_code == "torn-commit"
+    assert run.result.error is not None
+    mend(run.result.error)
+    assert run_once(options).exit_code == 0
+    assert table_ids(options.deciding.table) == sample.ids

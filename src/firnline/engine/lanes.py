@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import queue
 import threading
 from collections.abc import Callable
 
+from firnline.clock import monotonic
+
 logger = logging.getLogger(__name__)
 
+END_SECONDS = 10.0  # how long an exiting process waits for lanes that nobody waited for
+
 ASIDE = ("backlog", "upkeep", "flush")  # nothing waits for what is done here, not even a clean stop
+
+
+_left: list[threading.Thread] = []  # told to end, and not waited for
+
+
+@atexit.register
+def _await_left() -> None:
+    """Let lanes end before the interpreter does: a daemon thread that returns from native code then aborts the process.
+
+    One that hangs is given up.
+    """
+    until = monotonic() + END_SECONDS
+    for thread in _left:
+        thread.join(max(0.0, until - monotonic()))
 
 
 class Lane:
@@ -34,6 +53,8 @@ class Lane:
         self._queue.put(None)
         if wait:
             self._thread.join()
+        else:
+            _left.append(self._thread)
 
     def _work(self) -> None:
         while (work := self._queue.get()) is not None:

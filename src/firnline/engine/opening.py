@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TypeVar
 
 import pyarrow as pa
 
+from firnline.checkpoint.calls import Calls
 from firnline.checkpoint.ledger import Ledger, LedgerEntry
 from firnline.engine import messages as m
 from firnline.engine.flight import Base, Flight
@@ -35,6 +38,9 @@ from firnline.types import Json
 logger = logging.getLogger(__name__)
 
 CLAIM_TRIES = 20
+READ_SECONDS = 15.0  # an optional sink that does not answer for so long counts as lagging
+
+T = TypeVar("T")
 
 
 class Opening:
@@ -66,6 +72,7 @@ class Opening:
     def read_sinks(self) -> m.Event:
         recorder, flight = self._parts.recorder, self._flight
         recorder.look()
+        self._parts.deciding.check_whole()  # before a copy of it is made anywhere
         held = self._parts.deciding.load()
         if held.exists:
             self._parts.deciding.make_durable()
@@ -81,7 +88,7 @@ class Opening:
         epochs = {self._parts.deciding.name: held.epoch}
         for sink in self._others:
             try:
-                epochs[sink.name] = self._read_further(sink, held)
+                epochs[sink.name] = _ask(sink, partial(self._read_further, sink, held))
             except (SinkError, SinkDivergedError, OSError) as error:  # left out: it lags until it can be joined
                 logger.warning("sink could not be read", extra={"sink": sink.name, "reason": str(error)})
         check_new_sinks(self._parts, held.entry, epochs)
@@ -247,7 +254,12 @@ class Opening:
 def _find_schema(sink: DeltaSink) -> pa.Schema | None:
     """The columns of a further sink; one that cannot be read tells nothing, and holds nobody up yet."""
     try:
-        return sink.find_schema()
+        return _ask(sink, sink.find_schema)
     except (SinkError, OSError) as error:
         logger.warning("sink could not be read", extra={"sink": sink.name, "reason": str(error)})
         return None
+
+
+def _ask(sink: DeltaSink, work: Callable[[], T]) -> T:
+    """Read a further sink. One that is optional and hangs must hold up nobody: HungError, an OSError."""
+    return work() if sink.required else Calls(READ_SECONDS).call(work)

@@ -60,3 +60,16 @@ def test_a_lane_that_hangs_does_not_keep_the_process() -> None:
         "lanes.submit('sink a', threading.Event().wait); lanes.close(wait=False)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_a_process_that_exits_waits_for_a_lane_that_nobody_waited_for() -> None:
+    program = (
+        "import time\n"
+        "from firnline.engine.lanes import Lane\n"
+        "lane = Lane('upkeep')\n"
+        "lane.submit(lambda: (time.sleep(0.3), print('done', flush=True)))\n"
+        "time.sleep(0.1)\n"
+        "lane.close(wait=False)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout == "done\n"

@@ -71,6 +71,15 @@ class DeltaSink(Sink):
 
     # -- what it holds --------------------------------------------------------------------------------
 
+    def check_whole(self) -> None:
+        """Refuse a table whose newest commit is torn.
+
+        Raises:
+            TornCommitError: it names the file, and the command that mends it.
+        """
+        if self._table.refresh():
+            check_whole(self.storage, self._table.version)
+
     def load(self) -> Held:
         if not self._table.refresh():
             return Held(exists=False, version=-1)
