@@ -67,9 +67,9 @@ and checkpoints [...] with these fields):
 With --audit (JSON: pipeline, more, audit [...] with these fields):
   version, at, user, host, pid, run, what (rollback, savepoint-create,
   savepoint-dispose, restore, import, delete, fresh-start, rescale,
-  import-state, ledger-repair, gc, compact, discard, and state-sweep, a run's
-  own), from_epoch, to_epoch, details, outcome (begun, done, failed), id,
-  problem
+  import-state, ledger-repair, gc, compact, discard, files-drop, and
+  state-sweep, a run's own), from_epoch, to_epoch, details, outcome (begun,
+  done, failed), id, problem
 
 Environment:
   FIRNLINE__A__B      overrides the key a.b of the spec
@@ -176,6 +176,8 @@ def _audit(parts: Parts, limit: int | None, before: int | None, common: Common) 
         common.out.table(AUDIT_COLUMNS, [_shown_audit(row) for row in rows])
         if more:
             common.out.line(f"there are more: --before {rows[-1]['version']} lists the next, --all lists them all")
+    elif store is None:
+        common.out.line("no checkpoint store is there yet, so there is no audit trail to read; `firnline run` makes it")
     else:
         common.out.line("nobody rolled back, restored, imported or deleted anything")
     return 0

@@ -107,6 +107,8 @@ def _show(out: Output, found: dict[str, Any]) -> None:
         bad = f", {count_text(sample['bad'], 'bad one')}" if sample["bad"] else ""
         bad += f", {sample['rescued']:,} with rescued values" if sample["rescued"] else ""
         out.line(f"(from {count_text(sample['records'], 'record')} of {count_text(sample['files'], 'file')}{bad})")
+        if sample["files"] < first["files"]:
+            out.line("(the run looks at every value of its first epoch, and may find other types)")
     operators = [node for node in found["graph"]["nodes"] if node["kind"] == "operator"]
     if operators:
         schemas = {schema["name"]: schema["columns"] for schema in found["schemas"]}

@@ -22,10 +22,11 @@ from firnline.schema import RESCUED_COLUMN, is_json, json_field
 
 MAX_NESTING = 32  # objects and arrays nested deeper become json columns
 ODD_SHARE = 20  # one value in so many may be of another kind, and is rescued
+FEW_FRACTIONS = 1000  # one number in so many may have a fraction in a column of integers, and is rescued
 
 # What is counted. `large` are integers among `int64` that no double holds; `number` are values of a float64 column, of
-# which some may be integers.
-COUNTED = ("boolean", "int64", "large", "float64", "number", "string", "array", "object")
+# which those that are `whole` may be integers.
+COUNTED = ("boolean", "int64", "large", "float64", "number", "whole", "string", "array", "object")
 
 Counts = dict[str, Counter[str]]  # by path
 
@@ -88,7 +89,8 @@ def _count(field: pa.Field, values: pa.Array) -> Counter[str]:
     if pa.types.is_boolean(kind):
         return Counter(boolean=present)
     if pa.types.is_floating(kind):
-        return Counter(number=present)
+        found = values.drop_null().to_numpy(zero_copy_only=False)
+        return Counter(number=present, whole=int(np.count_nonzero(np.floor(found) == found)))
     if pa.types.is_integer(kind):
         return Counter(int64=present, large=_large(values.drop_null()))
     return Counter(string=present)
@@ -160,7 +162,7 @@ def add_counts(counts: Counts, more: Mapping[str, Mapping[str, int]]) -> None:
 class Choice:
     """The kind of a field, how many values it had, and how many of them are of another kind and will be rescued.
 
-    Without a kind, numbers must be counted again: integers that no double holds meet fractions.
+    Without a kind, numbers must be counted again: a float64 column does not tell its integers from its fractions.
     """
 
     kind: str | None
@@ -171,23 +173,24 @@ class Choice:
 def choose(path: str, counts: Mapping[str, int]) -> Choice:
     """Return the kind that a new field gets.
 
-    The first of these that all but one value in twenty fit: boolean, number, array, object, text. Numbers are int64, or
-    float64 as soon as one has a fraction, an exponent or more digits than int64 holds; where float64 would not hold
-    enough of them, int64. Text holds numbers and booleans as they are written in JSON. Failing all, json.
+    The first of these that all but one value in twenty fit: boolean, number, array, object, text. Numbers are int64
+    while at most one in a thousand has a fraction, an exponent or more digits than int64 holds; else float64, unless
+    more of them fit int64. Text holds numbers and booleans as they are written in JSON. Failing all, json.
     """
     counted = {kind: int(counts.get(kind, 0)) for kind in COUNTED}
-    total = sum(counted.values()) - counted["large"]
+    total = sum(counted.values()) - counted["large"] - counted["whole"]
     most = total // ODD_SHARE
     nested = counted["array"] + counted["object"]
-    unsplit, large = counted["number"], counted["large"]
-    floats = counted["float64"] + unsplit
-    numbers = counted["int64"] - large + floats if floats else counted["int64"]
-    if floats and large and total - numbers > most and unsplit and total - counted["int64"] - unsplit <= most:
+    integers, floats, whole = counted["int64"], counted["float64"] + counted["number"], counted["whole"]
+    few = (integers + floats) // FEW_FRACTIONS
+    if whole and (floats - whole <= few or counted["large"]):
         return Choice(None, total, 0)
+    as_floats = integers - counted["large"] + floats
+    is_integer = floats <= few or integers > as_floats
+    numbers = ("int64", integers) if is_integer else ("float64", as_floats)
     candidates = [
         ("boolean", counted["boolean"]),
-        ("float64" if floats else "int64", numbers),
-        ("int64", counted["int64"]),
+        numbers,
         ("array", counted["array"]),
         ("object", counted["object"]),
         ("string", total - nested),
