@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -44,8 +43,9 @@ spark: {spark.master: "local[1]"}
 
 
 def test_spark_tells_the_columns_of_queries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    tmp_path = tmp_path_factory.mktemp("spec")  # the JVM begins here, and lives on in other tests: the folder must, too
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.json").write_text('{"id": 1, "amount": 2.5, "at": "2026-11-16T12:00:00Z"}\n')
     (tmp_path / "firnline.yml").write_text(SPEC)
