@@ -50,6 +50,9 @@ Output (JSON fields):
   known  files that the intact part of the ledger tells
   files  [{source, path, size_bytes, create_time, taken_as (processed, new,
          unknown), how}]: all others at or below the high-water mark
+  sinks_behind  [{sink, epoch, required, reason, hint}]: sinks that lack epochs
+         which nothing tells any more; an optional one stays behind, and with a
+         required one nothing is done
 
 Environment:
   FIRNLINE__A__B      overrides the key a.b of the spec
@@ -126,12 +129,19 @@ def _show(common: Common, plan: RepairPlan) -> None:
         common.out.table(FILE_COLUMNS, [asdict(file) for file in undecided_first[:FILES_SHOWN]])
         if len(plan.files) > FILES_SHOWN:
             common.out.line(f"and {len(plan.files) - FILES_SHOWN:,} more; --json shows them all")
+    for behind in plan.sinks_behind:
+        common.out.line()
+        stays = "so nothing can be done yet" if behind.required else "and stays behind"
+        common.out.line(f"{behind.reason}; it is {'required' if behind.required else 'optional'}, {stays}")
+        common.out.line(behind.hint)
     common.out.line()
 
 
 def _last_line(plan: RepairPlan, *, done: bool) -> str:
     if not plan.holes:
         return "the ledger is whole; nothing to do"
+    if not done and any(behind.required for behind in plan.sinks_behind):
+        return "nothing was changed; a required sink cannot be left behind"
     if not done and plan.count("unknown"):
         return "nothing was changed; decide with --assume-processed and --assume-new, then add --yes"
     if not done:

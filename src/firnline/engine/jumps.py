@@ -58,7 +58,8 @@ def perform_jump(
     The claims come first: an active run is fenced before anything is checked. `look` is given the generation; it
     checks everything under the version that the deciding table is at, and returns the entry to commit and what that
     table's log holds. When the table moves before the commit, both are done again. Once it is decided nothing fails
-    any more: a sink that cannot follow now does so when the next run joins it.
+    any more: a sink that cannot follow now does so when the next run joins it. An optional sink whose missing epochs
+    the ledger does not tell any more holds up no jump.
 
     Args:
         generation: Only given for a deciding table that does not exist yet.
@@ -69,6 +70,7 @@ def perform_jump(
     Raises:
         FencedError: another run took over meanwhile.
         SinkError: a sink cannot be claimed; nothing is decided.
+        LedgerHoleError: the ledger does not tell what a required sink lacks; nothing is decided.
     """
     deciding = parts.deciding
     held = deciding.claim(run, generation=generation)
@@ -77,8 +79,9 @@ def perform_jump(
     for sink in parts.sinks[1:]:
         try:
             join_sink(parts, sink, run, generation, None if replaces else held.entry, goes_on_from)
-        except (SinkError, RollbackRefusedError, SinkDivergedError) as error:
-            if sink.name not in leave:
+        except (SinkError, RollbackRefusedError, SinkDivergedError, LedgerHoleError) as error:
+            is_untold = isinstance(error, LedgerHoleError) and not sink.required
+            if sink.name not in leave and not is_untold:
                 raise
             tell(f"{sink.name} is left as it is: {error.message}")
     ref, receipt = _decide(parts, look, generation)
@@ -88,6 +91,9 @@ def perform_jump(
     for sink in parts.sinks[1:]:
         try:
             tell(f"{sink.name} stands at epoch {settle_jumps(parts, sink, ref)}")
+        except LedgerHoleError as error:
+            logger.warning("sink stays behind", extra={"sink": sink.name, "reason": error.message})
+            tell(f"{sink.name} stays behind: {error.message}. {error.hint}")
         except (SinkError, CheckpointError, OSError) as error:
             logger.warning("sink follows later", extra={"sink": sink.name, "reason": str(error)})
             tell(f"{sink.name} follows when the next run joins it: {error}")
@@ -131,21 +137,33 @@ def _record(parts: Parts) -> None:
 def check_new_sinks(parts: Parts, tip: EntryRef | None, epochs: Mapping[str, int]) -> None:
     """Refuse a sink that was added to a pipeline with history: it would lack the rows made before it.
 
+    Where a hole of the ledger hides the beginning nobody can tell a new sink from one that lags; its join fails then.
+
     Raises:
         ConfigError: it names the sink.
     """
     for name, epoch in epochs.items():
         if tip is None or tip.epoch == 0 or epoch or name == parts.deciding.name:
             continue
-        first = None  # the oldest entry that gives a sink all its rows
-        for link in parts.ledger.chain(tip):
-            if isinstance(link, Fold):
-                break
-            if link.epoch == 1 or link.kind in ("restore", "fresh"):
-                first = link
-                break
+        try:
+            first = _find_first(parts, tip)
+        except LedgerHoleError as error:
+            logger.warning("sink may be new", extra={"sink": name, "reason": error.message})
+            continue
         if first is None or (first.kind != "fresh" and name not in first.staged):
             raise new_sink_error(name)
+
+
+def _find_first(parts: Parts, tip: EntryRef) -> LedgerEntry | None:
+    """The newest entry that gives a sink all its rows; None when it is folded. LedgerHoleError when a hole hides it."""
+    for link in parts.ledger.chain(tip):
+        if isinstance(link, Fold):
+            if link.is_bridge:
+                raise LedgerHoleError(f"ledger entry {link.last.name} is lost", epoch=link.last.epoch)
+            return None
+        if link.epoch == 1 or link.kind in ("restore", "fresh"):
+            return link
+    return None
 
 
 def join_sink(
@@ -162,9 +180,12 @@ def join_sink(
 
     Raises:
         SinkDivergedError: it holds an epoch that does not lie on the decided chain. Numbers prove nothing here.
+        LedgerHoleError: the ledger does not tell any more what it lacks.
     """
     if isinstance(sink, StagedDeltaSink):
-        sink.follow(lambda epoch: {short_number(ref.checksum) for _, ref in ahead_of(parts, goes_on_from, epoch)})
+        sink.follow(
+            lambda epoch: {short_number(ref.checksum) for _, ref in ahead_of(parts, goes_on_from, epoch, sink.name)}
+        )
     held = sink.claim(run, generation=generation)
     if tip is None:
         return held.epoch
@@ -180,12 +201,13 @@ def prove_on_chain(parts: Parts, name: str, held: Held, tip: EntryRef) -> None:
 
     Raises:
         SinkDivergedError: it is another one, or lies beyond the tip.
+        LedgerHoleError: the ledger does not tell what lies between the two.
     """
     if held.epoch == 0 or held.entry is None:
         return
     decided: EntryRef | None = tip
     if held.epoch < tip.epoch:
-        above = next(iter(ahead_of(parts, tip, held.epoch)))[0]
+        above = next(iter(ahead_of(parts, tip, held.epoch, name)))[0]
         decided = above.previous
     if decided is None or (decided.epoch, short_number(decided.checksum)) != (
         held.epoch,
@@ -207,11 +229,12 @@ def settle_jumps(parts: Parts, sink: DeltaSink, tip: EntryRef | None) -> int:
     Raises:
         RollbackRefusedError: it cannot go back to where the jump went; the message says why.
         SinkError: it waits for its committer.
+        LedgerHoleError: the ledger does not tell any more what it lacks.
     """
     before = -1
     for _ in range(TRIES * TRIES):
         epoch, digest, _ = sink.find_holder() if sink.table.refresh() else (0, None, 0)
-        ahead = _since_restore(list(ahead_of(parts, tip, epoch)))
+        ahead = _since_restore(list(ahead_of(parts, tip, epoch, sink.name)))
         at = next((n for n, (entry, _) in enumerate(ahead) if entry.is_jump), None)
         if at is None:
             return epoch
@@ -282,15 +305,46 @@ def check_staged(sink: DeltaSink, entry: LedgerEntry, outbox: Storage | None = N
         )
 
 
-def ahead_of(parts: Parts, tip: EntryRef | None, epoch: int) -> Iterator[tuple[LedgerEntry, EntryRef]]:
-    """The entries of the chain down from `tip` that lie above an epoch, oldest first; no other one is read."""
+def ahead_of(parts: Parts, tip: EntryRef | None, epoch: int, sink: str) -> Iterator[tuple[LedgerEntry, EntryRef]]:
+    """The entries of the chain down from `tip` that lie above the epoch of a sink, oldest first; no other one is read.
+
+    They follow on one another without a gap; only below a restore, which replaces all rows, some may be left out.
+
+    Raises:
+        LedgerHoleError: some of them are lost or folded; it names the sink and the epochs.
+    """
     found: list[tuple[LedgerEntry, EntryRef]] = []
-    ahead = tip is not None and tip.epoch > epoch
-    for entry, ref in parts.ledger.entries(tip) if ahead else ():
-        found.append((entry, ref))
-        if entry.previous is None or entry.previous.epoch <= epoch:
-            break
-    return reversed(found)
+    if tip is None or tip.epoch <= epoch:
+        return iter(found)
+    cause: LedgerHoleError | None = None
+    try:
+        for entry, ref in parts.ledger.entries(tip):
+            found.append((entry, ref))
+            if entry.previous is None or entry.previous.epoch <= epoch:
+                return reversed(found)
+    except LedgerHoleError as error:
+        cause = error
+    if any(entry.kind == "restore" for entry, _ in found):
+        return reversed(found)
+    untold = found[-1][0].previous if found else tip
+    assert untold is not None
+    raise _untold_error(parts, sink, epoch, untold, cause) from cause
+
+
+def _untold_error(
+    parts: Parts, sink: str, epoch: int, newest: EntryRef, cause: LedgerHoleError | None
+) -> LedgerHoleError:
+    """A sink that holds `epoch` lacks those up to the one that `newest` names, and the ledger does not tell them."""
+    lacks = f"epoch {newest.epoch}" if newest.epoch == epoch + 1 else f"epochs {epoch + 1} to {newest.epoch}"
+    reason = cause.message if cause else f"ledger entry {newest.name} is lost or folded"
+    return LedgerHoleError(
+        f"sink {sink!r} holds epoch {epoch} and cannot be given {lacks}: {reason}",
+        hint=f"Bring that entry back from a copy: firnline ledger repair --from COPY, or, if the ledger was repaired "
+        f"since, put the file into {parts.storage.root}/{parts.ledger.folder}. Without a copy set `required: false` "
+        f"for {sink!r}, or take it out of the spec: the others go on, and it stays behind.",
+        sink=sink,
+        epoch=newest.epoch,
+    )
 
 
 def _since_restore(ahead: list[tuple[LedgerEntry, EntryRef]]) -> list[tuple[LedgerEntry, EntryRef]]:

@@ -24,6 +24,7 @@ from firnline.errors import (
     CommitConflictError,
     ConfigError,
     DecidingSinkError,
+    LedgerHoleError,
     SinkDivergedError,
     SinkError,
     StoreAheadError,
@@ -89,7 +90,7 @@ class Opening:
         for sink in self._others:
             try:
                 epochs[sink.name] = _ask(sink, partial(self._read_further, sink, held))
-            except (SinkError, SinkDivergedError, OSError) as error:  # left out: it lags until it can be joined
+            except (SinkError, SinkDivergedError, LedgerHoleError, OSError) as error:  # it lags until it can be joined
                 logger.warning("sink could not be read", extra={"sink": sink.name, "reason": str(error)})
         check_new_sinks(self._parts, held.entry, epochs)
         unknown = held.checkpoint is None and flight.baseline is None
@@ -108,7 +109,9 @@ class Opening:
         if held.epoch > decided.epoch:  # another run goes on, and both moved since
             decided = self._parts.deciding.load()
         tip = decided.entry
-        if tip is not None and not any(entry.is_jump for entry, _ in ahead_of(self._parts, tip, held.epoch)):
+        if tip is None or held.epoch == 0:
+            return held.epoch
+        if not any(entry.is_jump for entry, _ in ahead_of(self._parts, tip, held.epoch, sink.name)):
             prove_on_chain(self._parts, sink.name, held, tip)
         return held.epoch
 

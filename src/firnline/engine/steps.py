@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 
 from firnline.checkpoint.codec import canonical
-from firnline.checkpoint.ledger import LedgerEntry
+from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.engine import messages as m
 from firnline.engine.credits import Credits
 from firnline.engine.engine import Engine
@@ -37,7 +37,7 @@ from firnline.errors import (
 from firnline.faults import fault_point
 from firnline.schema import merge, schema_from_json, schema_to_json
 from firnline.sinks.base import Held
-from firnline.sinks.delta.outbox import list_outbox, release, sweep_outbox
+from firnline.sinks.delta.outbox import list_outbox, release, sweep_outbox, waiting_for
 from firnline.sources.files.known import KnownFiles
 from firnline.sources.group import EpochPlan, Positions
 from firnline.types import EntryRef, Receipt
@@ -58,6 +58,7 @@ class Steps:
         self._files_per_task = 1  # that the last epoch staged for one table
         self.hole: LedgerHoleError | None = None  # why late files are not taken in
         self._dropped = 0  # epochs, so far
+        self._spared: set[str] = set()  # sinks that the spec does not have, and for which rows wait
         self._reconcile_lock = threading.Lock()  # epochs are dropped by another thread than the one that reconciles
         self.tell_lost: Callable[[FirnlineError], None] = lambda _: None  # why an epoch in flight was lost
         self.flight = Flight()
@@ -338,6 +339,9 @@ class Steps:
     def sweep_outbox(self) -> None:
         """Delete what lies in the outbox and no sink needs: of lost attempts, and of epochs that every sink holds.
 
+        What an entry names for a sink that the spec does not have stays, for the day that it has it again. Where a hole
+        hides part of the history nothing is taken for lost.
+
         Listed first: an attempt that writes by then is in flight here, or the deciding table holds a newer generation,
         and then nothing is deleted. In flight is read before the chain: an epoch that is decided meanwhile is in one of
         the two.
@@ -351,15 +355,47 @@ class Steps:
             return
         parts.open_readers()[0].check_holder(self.flight.generation)
         needed = set(self.flight.epochs)
-        settled = [sink.settled_epoch() for sink in parts.sinks[1:]]
-        held = min([self.maker.slowest, *(epoch for epoch in settled if epoch is not None)])
-        for entry in parts.entries(self.held.entry):
-            if entry.epoch <= held:
-                break
-            needed.add(entry.checkpoint.attempt)
+        needed |= self._needed_by_sinks({attempt: keys for attempt, keys in listed.items() if attempt not in needed})
         gone = sweep_outbox(parts.storage, listed, needed)
         if gone:
             logger.info("outbox swept", extra={"files": gone})
+
+    def _needed_by_sinks(self, listed: dict[str, list[str]]) -> set[str]:
+        """Those of the listed attempts that a sink lacks, in the spec or not, and those that nobody can judge.
+
+        Below a fold no sink can be given anything any more.
+        """
+        settled = [sink.settled_epoch() for sink in self._parts.sinks[1:]]
+        held = min([self.maker.slowest, *(epoch for epoch in settled if epoch is not None)])
+        names = {sink.name for sink in self._parts.sinks}
+        needed: set[str] = set()
+        unknown = set(listed)
+        try:
+            for link in self._parts.ledger.chain(self.held.entry) if self.held.entry else ():
+                if isinstance(link, Fold):
+                    if link.is_bridge:
+                        raise LedgerHoleError(f"ledger entry {link.last.name} is lost", epoch=link.last.epoch)
+                    break
+                attempt = link.checkpoint.attempt
+                if attempt in unknown:
+                    unknown.remove(attempt)
+                    absent = [sink for sink in sorted(waiting_for(link.staged, listed[attempt])) if sink not in names]
+                    self._tell_spared(absent)
+                    if link.epoch > held or absent:
+                        needed.add(attempt)
+                if not unknown:
+                    break
+        except LedgerHoleError as error:
+            logger.warning("outbox not swept behind a hole", extra={"reason": error.message, "attempts": len(unknown)})
+            needed |= unknown
+        return needed
+
+    def _tell_spared(self, sinks: Iterable[str]) -> None:
+        """Say, once a run, that rows wait for a sink that the spec does not have."""
+        for name in sinks:
+            if name not in self._spared:
+                self._spared.add(name)
+                logger.warning("rows wait in the outbox for a sink that the spec does not have", extra={"sink": name})
 
     def finish_requests(self, made: EpochInFlight) -> None:
         """The epoch that took these requests up is committed."""

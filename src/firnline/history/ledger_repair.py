@@ -15,9 +15,9 @@ from fnmatch import fnmatchcase
 
 from firnline.checkpoint.ledger import LedgerEntry
 from firnline.engine.jump_entries import jump_checkpoint
-from firnline.engine.jumps import perform_jump
+from firnline.engine.jumps import ahead_of, perform_jump
 from firnline.engine.parts import Parts
-from firnline.errors import CheckpointError, ConfigError
+from firnline.errors import CheckpointError, ConfigError, LedgerHoleError, SinkError
 from firnline.history.auditing import on_record
 from firnline.history.ledger_holes import Hole, Survey, find_with_rows, survey
 from firnline.schema import schema_to_json
@@ -26,7 +26,7 @@ from firnline.sources.files.known import KnownFiles
 from firnline.sources.files.source import file_identity
 from firnline.sources.files.state import FileState
 from firnline.storage import FileStat
-from firnline.types import Json, Receipt
+from firnline.types import EntryRef, Json, Receipt
 
 NAMED = 3  # examples in a message
 
@@ -44,6 +44,17 @@ class RepairFile:
 
 
 @dataclass(frozen=True, slots=True)
+class SinkBehind:
+    """A sink that lacks epochs which nothing tells any more: the repair leaves it as it is, and it stays behind."""
+
+    sink: str
+    epoch: int  # the newest one that it holds
+    required: bool
+    reason: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
 class RepairPlan:
     """What a repair would do, as it was found under one version of the deciding table."""
 
@@ -53,12 +64,22 @@ class RepairPlan:
     holes: list[Hole]
     known: int  # files that the intact part of the ledger tells
     files: list[RepairFile] = field(default_factory=list)
+    sinks_behind: list[SinkBehind] = field(default_factory=list)
 
     def count(self, taken_as: str) -> int:
         return sum(1 for file in self.files if file.taken_as == taken_as)
 
     def check(self) -> None:
-        """ConfigError while there are files that nobody has decided about."""
+        """Look whether it can be done.
+
+        Raises:
+            LedgerHoleError: a required sink would stay behind, and every later run would stop at it.
+            ConfigError: there are files that nobody has decided about.
+        """
+        for behind in self.sinks_behind:
+            if behind.required:
+                hint = f"{behind.hint} Then repair."
+                raise LedgerHoleError(behind.reason, hint=hint, sink=behind.sink, epoch=behind.epoch)
         unknown = [file.path for file in self.files if file.taken_as == "unknown"]
         if not unknown:
             return
@@ -105,6 +126,7 @@ class LedgerRepair:
 
         Raises:
             ConfigError: there are files that nobody has decided about; nothing was changed.
+            LedgerHoleError: a required sink lacks epochs that nothing tells any more; nothing was changed.
             CheckpointError: files came or went since the first look; nothing was changed but the generation.
             FencedError: another run took over meanwhile.
         """
@@ -127,6 +149,7 @@ class LedgerRepair:
             "assume_processed": self._processed,
             "assume_new": self._new,
             **{f"files_{word}": first.plan.count(word) for word in ("processed", "new")},
+            "sinks_behind": [behind.sink for behind in first.plan.sinks_behind],
         }
         with on_record(self._parts, "ledger-repair", run, from_epoch=first.plan.epoch, to_epoch=None, **facts):
             for copy in first.found.copies:
@@ -159,8 +182,25 @@ class LedgerRepair:
             holes=found.holes,
             known=sum(len(paths) for paths in found.known.values()),
             files=files,
+            sinks_behind=self._find_behind(held.entry, found),
         )
         return _Look(plan, held, found, records)
+
+    def _find_behind(self, tip: EntryRef, found: Survey) -> list[SinkBehind]:
+        """The further sinks that lack an epoch at or below a hole that no copy closes."""
+        behind = []
+        for sink in self._parts.sinks[1:]:
+            try:
+                epoch = sink.load().epoch
+            except (SinkError, OSError):
+                continue  # whether it can be done without it is found out under the claim
+            if not any(over.epoch > epoch for over in found.bridges):
+                continue
+            try:
+                ahead_of(self._parts, tip, epoch, sink.name)
+            except LedgerHoleError as error:
+                behind.append(SinkBehind(sink.name, epoch, sink.required, error.message, error.hint))
+        return behind
 
     def _sort_files(self, held: Held, found: Survey) -> tuple[list[RepairFile], dict[str, list[dict[str, Json]]]]:
         """What is made of every file that could be late, and what the repair's entry says."""

@@ -288,7 +288,12 @@ class Rollback:
         left = sink.name in self._leave
         plan, problems = plan_sink(sink, self._parts.options.name, self._to, left=left, accept=self._accept)
         if plan.version_now is not None and plan.epoch < self._to and not left:
-            for entry, _ in ahead_of(self._parts, target, plan.epoch):
+            try:
+                lacks = [entry for entry, _ in ahead_of(self._parts, target, plan.epoch, sink.name)]
+            except LedgerHoleError as error:
+                hint = f"Leave it as it is: --leave {sink.name}, or go back to epoch {plan.epoch} or before."
+                return plan, [*problems, RollbackRefusedError(error.message, hint=hint)]
+            for entry in lacks:
                 try:
                     check_staged(sink, entry, self._parts.storage)
                 except CheckpointError as error:

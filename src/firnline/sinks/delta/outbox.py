@@ -7,7 +7,7 @@ nobody, and what it gets later is exactly what was decided. A file is let go of 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from isal import isal_zlib
 
@@ -71,6 +71,11 @@ def list_outbox(outbox: Storage, pipeline: str) -> dict[str, list[str]]:
         attempt = stat.name.removeprefix(folder).split("/")[0]
         found.setdefault(attempt, []).append(stat.name.removeprefix(f"{outbox.root}/"))
     return found
+
+
+def waiting_for(staged: Mapping[str, Sequence[dict[str, Json]]], keys: Collection[str]) -> set[str]:
+    """The sinks for which an epoch staged one of these keys."""
+    return {sink for sink, files in staged.items() if any(file.get(KEY) in keys for file in files)}
 
 
 def sweep_outbox(outbox: Storage, listed: dict[str, list[str]], needed: Collection[str]) -> int:
