@@ -260,8 +260,9 @@ class Narrator(Observer):
                 self._say(f"the {name} is in sync again, at epoch {lag.epoch}")
 
     def left_staged(self, epochs: int, table: str, behind: list[str]) -> None:
-        what = f"{count_text(epochs, 'epoch')} staged; `firnline commit {table}` commits them"
-        self._say(f"{what}, then the next run gives them to {', '.join(behind)}" if behind else what)
+        it = "it" if epochs == 1 else "them"
+        what = f"{count_text(epochs, 'epoch')} staged; `firnline commit {table}` commits {it}"
+        self._say(f"{what}, then the next run gives {it} to {', '.join(behind)}" if behind else what)
 
     def draining(self, lag: Replication) -> None:
         self._say(f"waiting for the {lag.path} tier {lag.place}: {count_text(lag.epochs_behind, 'epoch')} behind")

@@ -97,8 +97,8 @@ def sample_source(
 def _odd_warning(path: str, choice: Choice) -> str:
     share = 100 * choice.odd / choice.values
     return (
-        f"{shown_path(path)}: {choice.odd:,} of {choice.values:,} sampled values ({share:.2g} %) are not {choice.kind} "
-        f"and would go to {RESCUED_COLUMN}; declare the column's type under schema.fields to have it otherwise"
+        f"{shown_path(path)}: of {choice.values:,} sampled values, {choice.odd:,} ({share:.2g} %) would not fit "
+        f"{choice.kind} and would go to {RESCUED_COLUMN}; to choose another type, declare it under schema.fields"
     )
 
 

@@ -340,7 +340,9 @@ class PipelineSpec(Config):
         for index, sink in enumerate(named):
             if deciding.mode == "staged" and sink.mode == "direct":
                 raise fail(
-                    "cannot be direct: the deciding sink is staged, and its epochs become true later", index, "mode"
+                    "cannot be direct behind a staged sink; set mode: staged here, or list this sink first",
+                    index,
+                    "mode",
                 )
         return named
 

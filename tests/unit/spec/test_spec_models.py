@@ -232,7 +232,7 @@ def test_local_paths_start_at_the_folder(written: str, resolved: str) -> None:
         ({"restart": {"backoff_secs": 90}}, "restart.max_backoff_secs: must be at least backoff_secs (90), not 60"),
         ({"restart": {"backoff_secs": "soon"}}, 'restart.backoff_secs: must be a number, not "soon"'),
         ({"sinks": [{"table": "a", "mode": "staged"}, {"table": "b"}]},
-         "sinks[1].mode: cannot be direct: the deciding sink is staged, and its epochs become true later"),
+         "sinks[1].mode: cannot be direct behind a staged sink; set mode: staged here, or list this sink first"),
         ({"checkpoint": {"rollback_window": "soon"}},
          'checkpoint.rollback_window: must be a number of epochs, or a time like 30m, 12h or 7d, not "soon"'),
         ({"checkpoint": {"store": {"type": "sqlite"}}}, "checkpoint.store.path: type: sqlite needs it"),
