@@ -14,7 +14,7 @@ from firnline.errors import FirnlineError, TornCommitError
 from firnline.options import PipelineOptions, StoreOptions
 from firnline.staging.compact import compact
 from firnline.testing.committers import bring_file, commit_table
-from firnline.testing.damage import commit_files
+from firnline.testing.damage import commit_files, commits_of
 from firnline.testing.pipelines import MakeOptions, make_epochs, run_once
 from firnline.testing.processes import KILLED, Launcher
 from firnline.testing.samples import SampleInput, table_ids
@@ -162,3 +162,15 @@ def test_a_torn_commit_is_found_before_any_copy_is_made_of_it(
     mend(run.result.error)
     assert run_once(options).exit_code == 0
     assert table_ids(options.deciding.table) == sample.ids
+
+
+def test_an_emptied_commit_that_others_built_on_is_told(sample: SampleInput, make_options: MakeOptions) -> None:
+    options = make_options(max_files=1)
+    make_epochs(sample, options, 3)
+    emptied = commits_of(options.deciding.table, options.name)[1]
+    emptied.write_bytes(b"")
+    sample.add("z.json", 3)
+    run = run_once(options)
+    assert (run.exit_code, run.error_code) == (1, "torn-commit")
+    assert run.result.error is not None
+    assert str(emptied) in run.result.error.message

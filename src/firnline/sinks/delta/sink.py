@@ -32,7 +32,7 @@ from firnline.sinks.delta.log import DeltaLog, encode_blizzard
 from firnline.sinks.delta.probe import check_put_if_absent
 from firnline.sinks.delta.recovery import Replay, find_checkpoint
 from firnline.sinks.delta.table import CREATED_WITH, Table
-from firnline.sinks.delta.torn import check_whole
+from firnline.sinks.delta.torn import check_epochs, check_whole
 from firnline.sinks.delta.upsert_stage import CHANGES
 from firnline.storage import Storage, open_storage
 from firnline.types import Clock, Delivery, EntryRef, Json, Receipt
@@ -72,13 +72,15 @@ class DeltaSink(Sink):
     # -- what it holds --------------------------------------------------------------------------------
 
     def check_whole(self) -> None:
-        """Refuse a table whose newest commit is torn.
+        """Refuse a table whose newest commit is torn, or that lost an epoch to an emptied commit file.
 
         Raises:
             TornCommitError: it names the file, and the command that mends it.
         """
         if self._table.refresh():
             check_whole(self.storage, self._table.version)
+            if self.settled_epoch() is None:  # a committer's commit may hold several epochs
+                check_epochs(self.storage, self._table.version, self._pipeline)
 
     def load(self) -> Held:
         if not self._table.refresh():

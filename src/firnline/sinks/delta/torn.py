@@ -57,6 +57,29 @@ def check_whole(storage: Storage, version: int) -> None:
         return
 
 
+def check_epochs(storage: Storage, version: int, pipeline: str) -> None:
+    """Look for an empty commit file in whose place an epoch of a pipeline is missing: the disk lost its content.
+
+    An empty file after which the same epoch was committed again is harmless: that commit never was.
+
+    Raises:
+        TornCommitError: rows of an epoch are gone, although later ones were built on it.
+    """
+    later: int | None = None
+    empty: int | None = None
+    for commit in DeltaLog(storage).backwards(version, _LOOKED_AT):
+        if not commit.actions:
+            empty = commit.version
+            continue
+        info = commit.find_info(pipeline)
+        if info is None or "checkpoint" not in info:
+            continue
+        epoch = int(info["epoch"])
+        if empty is not None and later is not None and later > epoch + 1:
+            raise _error(storage, empty, f"it is empty, and epoch {epoch + 1} is in no other", newest=False)
+        later, empty = epoch, None
+
+
 def find_unreadable(storage: Storage) -> TornCommitError | None:
     """Why a table cannot be read, if that is a torn commit: the newest one after Delta's own checkpoint."""
     log = DeltaLog(storage)
