@@ -69,6 +69,7 @@ class Opening:
         self._accept_duplicates = accept_duplicates
         self._baseline_version = -1
         self._others = parts.open_readers()[1:]
+        self.unread: dict[str, str] = {}  # further sinks that could not be read, with the reason
 
     def read_sinks(self) -> m.Event:
         recorder, flight = self._parts.recorder, self._flight
@@ -92,6 +93,7 @@ class Opening:
                 epochs[sink.name] = _ask(sink, partial(self._read_further, sink, held))
             except (SinkError, SinkDivergedError, LedgerHoleError, OSError) as error:  # it lags until it can be joined
                 logger.warning("sink could not be read", extra={"sink": sink.name, "reason": str(error)})
+                self.unread[sink.name] = str(error)
         check_new_sinks(self._parts, held.entry, epochs)
         unknown = held.checkpoint is None and flight.baseline is None
         if unknown:

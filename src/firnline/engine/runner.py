@@ -373,6 +373,7 @@ class Runner:
 
     def _read(self) -> m.Event:
         event = self._steps.opening.read_sinks()
+        self._sinks_failing |= self._steps.opening.unread
         held = self._steps.held
         if self._resumed is None:
             logger.info("recovered", extra={"path": held.path, "epoch": held.epoch})
@@ -496,6 +497,7 @@ class Runner:
             resumed_after=resumed.epoch,
             recovery_path=resumed.path,
             state_recovery_path=self._steps.state.restored_path,
+            sinks_failing=dict(self._sinks_failing),
         )
         if self._steps.held.exists:  # else another run may create the table under the same generation
             self._inbox.put(_Note(lambda: self._aside("upkeep", self._steps.sweep_outbox)))
