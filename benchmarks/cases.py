@@ -175,7 +175,7 @@ def commits(world: World) -> list[Row]:
 @contextmanager
 def _timed_commits(times: list[float]) -> Iterator[None]:
     """Note the milliseconds of every commit step; a run tells whole ones only."""
-    from firnline.engine.steps import Steps
+    from firnline.run.steps import Steps
 
     real = Steps.commit
 
@@ -200,7 +200,7 @@ def state(world: World) -> list[Row]:
     from firnline.checkpoint.model import Checkpoint
     from firnline.sources.base import Limits
     from firnline.sources.files import planning
-    from firnline.sources.files.state import FileState
+    from firnline.sources.files.position import FileState
     from firnline.storage import FileStat
 
     files = int(100_000 * max(world.scale, 0.05))

@@ -17,11 +17,11 @@ from typing import Any
 import firnline
 from benchmarks.cases import RUNS, Row, World
 from firnline.clock import SystemClock, monotonic
-from firnline.engine.parts import assemble
-from firnline.engine.runner import Runner
+from firnline.committer.committer import Committer
+from firnline.committer.service import CommitterService, TableRef
+from firnline.run.open_pipeline import assemble
+from firnline.run.runner import Runner
 from firnline.sinks.delta.table import Table
-from firnline.staging.committer import Committer
-from firnline.staging.serving import CommitterService, TableRef
 from firnline.storage import open_storage
 from firnline.testing.local import LocalEngine
 
@@ -77,7 +77,7 @@ _COMMIT_ALL = """
 import sys
 from firnline.clock import SystemClock, monotonic
 from firnline.sinks.delta.table import Table
-from firnline.staging.committer import Committer
+from firnline.committer.committer import Committer
 from firnline.storage import open_storage
 
 def resident():

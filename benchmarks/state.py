@@ -24,8 +24,8 @@ from benchmarks.cases import Row, World
 from benchmarks.state_peers import BuiltIn, Transform, can_transform
 from benchmarks.state_runs import OPERATOR, SHARDS, Keyed, Told, run_totals, totals_options
 from benchmarks.turns import p50, round_off
-from firnline.engine.observer import EpochFacts
 from firnline.options import PipelineOptions
+from firnline.run.observer import EpochFacts
 
 ROUNDS = 3
 EACH = 4  # epochs that are counted in a round; every fourth one merges runs of state

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from benchmarks.cases import Row, World
 from benchmarks.turns import in_turns, p50, round_off
-from firnline.engine.exchange import Edge
+from firnline.exchange import Edge
 from firnline.schema import schema_to_json
 from firnline.state.keys import shard_ranges
 from firnline.types import Json
@@ -94,7 +94,7 @@ def _dealer(paths: list[str], place: dict[str, Json]) -> Any:
     def deal(batches: Batches) -> Batches:
         import pyarrow
 
-        from firnline.engine.exchange import Edge, ExchangeWriter
+        from firnline.exchange import Edge, ExchangeWriter
 
         for batch in batches:
             for number in batch.column(0).to_pylist():
@@ -113,7 +113,7 @@ def _folder_of_files(files: list[dict[str, Json]], place: dict[str, Json]) -> An
         import pyarrow
         import pyarrow.compute
 
-        from firnline.engine.exchange import read_exchange
+        from firnline.exchange import read_exchange
 
         for batch in batches:
             for shard in batch.column(0).to_pylist():

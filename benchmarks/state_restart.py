@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.state_runs import run_totals, totals_options
-from firnline.engine.spark import SparkEngine
+from firnline.jobs.spark import SparkEngine
 
 
 def main(source: Path, work: Path, other_source: Path, other_work: Path) -> None:

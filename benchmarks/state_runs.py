@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from firnline.clock import monotonic
-from firnline.engine.observer import EpochFacts, Observer
-from firnline.engine.parts import assemble
-from firnline.engine.runner import Runner
 from firnline.options import (
     BatchOptions,
     CheckpointOptions,
@@ -23,6 +20,9 @@ from firnline.options import (
     StateOptions,
     StoreOptions,
 )
+from firnline.run.observer import EpochFacts, Observer
+from firnline.run.open_pipeline import assemble
+from firnline.run.runner import Runner
 from firnline.sources.group import EpochPlan
 
 OPERATOR = "totals"

@@ -15,11 +15,11 @@ from typing import Any, TypeAlias
 from benchmarks.cases import Row, World
 from benchmarks.servers import Bucket, running_s3
 from benchmarks.turns import in_turns, p50, p99, round_off
-from firnline.checkpoint.payload import decode, encode
-from firnline.checkpoint.store import PAGE, CheckpointStore
-from firnline.checkpoint.stores import open_store
 from firnline.options import StoreOptions
-from firnline.testing.postgres import find_program, running_postgres
+from firnline.stores import open_store
+from firnline.stores.base import PAGE, CheckpointStore
+from firnline.stores.payload import decode, encode
+from tests.support.postgres import find_program, running_postgres
 
 SIZES = {"500 B": 500, "20 KB": 20_000}
 ROUNDS, EACH = 12, 20
@@ -286,8 +286,8 @@ def _build(backend: Backend, store: CheckpointStore, count: int) -> None:
     data = next(_payloads(500))
     if backend.name == "sqlite":
         from firnline.checkpoint.codec import checksum
-        from firnline.checkpoint.stores.common import timestamp
-        from firnline.checkpoint.stores.sqlite import _sum
+        from firnline.stores.common import timestamp
+        from firnline.stores.sqlite import _sum
 
         at, digest = timestamp(), checksum(data)
         with closing(sqlite3.connect(backend.options.path)) as db, db:
@@ -304,7 +304,7 @@ def _build(backend: Backend, store: CheckpointStore, count: int) -> None:
             (place / f"{number:020d}.json").write_bytes(data)
         (place / "HEAD").write_bytes(b"%d\n" % count)
     elif backend.name == "object, folder":
-        from firnline.checkpoint.stores.objects import _name
+        from firnline.stores.objects import _name
 
         for number in range(1, count + 1):
             path = Path(backend.options.uri, _name("full/checkpoint", number))
@@ -324,7 +324,7 @@ def packing(world: World) -> list[Row]:
 
     from firnline.checkpoint.codec import canonical, seal
     from firnline.checkpoint.model import Checkpoint
-    from firnline.sources.files.state import FileState, Progress
+    from firnline.sources.files.position import FileState, Progress
 
     files = max(1000, int(20_000 * world.scale))
     progress = {

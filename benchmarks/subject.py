@@ -8,10 +8,10 @@ from typing import Any
 
 import firnline
 from firnline.clock import monotonic
-from firnline.engine.observer import EpochFacts, Observer
-from firnline.engine.parts import assemble
-from firnline.engine.runner import Runner
-from firnline.engine.spark import SparkEngine
+from firnline.jobs.spark import SparkEngine
+from firnline.run.observer import EpochFacts, Observer
+from firnline.run.open_pipeline import assemble
+from firnline.run.runner import Runner
 
 
 class Facts(Observer):

@@ -16,11 +16,7 @@ from benchmarks.cases import Row, World
 from benchmarks.servers import running_s3
 from benchmarks.turns import p50, round_off
 from firnline.clock import monotonic
-from firnline.engine.observer import EpochFacts, Observer
-from firnline.engine.parts import Parts, assemble
-from firnline.engine.runner import Runner
-from firnline.engine.steps import Steps
-from firnline.history.rollback import Rollback, RollbackPlan
+from firnline.history.edits.rollback import Rollback, RollbackPlan
 from firnline.options import (
     BatchOptions,
     CheckpointOptions,
@@ -31,6 +27,10 @@ from firnline.options import (
     RemoteTierOptions,
     StoreOptions,
 )
+from firnline.run.observer import EpochFacts, Observer
+from firnline.run.open_pipeline import Parts, assemble
+from firnline.run.runner import Runner
+from firnline.run.steps import Steps
 from firnline.testing.local import LocalEngine
 
 ROUNDS = 6

@@ -17,7 +17,7 @@ from deltalake import DeltaTable, write_deltalake
 from benchmarks.cases import Row, World
 from benchmarks.turns import round_off
 from firnline.clock import monotonic
-from firnline.testing.upserts import UpsertDriver
+from tests.support.upserts import UpsertDriver
 
 ROWS = 5_000_000
 KEYS = 10_000

@@ -82,14 +82,14 @@ def _about(prop: dict[str, Any], schema: dict[str, Any]) -> str:
 
 
 def metrics_page() -> str:
-    from firnline.checkpoint.replication import Replication
     from firnline.clock import monotonic
-    from firnline.engine.observer import EpochFacts
+    from firnline.committer.service import CommitterObserver
+    from firnline.run.observer import EpochFacts
+    from firnline.service.committer_metrics import StagingMetrics
     from firnline.service.health import CommitterHealth
     from firnline.service.metrics import PipelineMetrics
-    from firnline.service.staging_metrics import StagingMetrics
     from firnline.sources.base import Backlog
-    from firnline.staging.serving import CommitterObserver
+    from firnline.stores.replicator import Replication
 
     running = PipelineMetrics("flights", monotonic)
     epoch = EpochFacts(1, "", "", 1, 1, 1, 1, {"not-json": 1}, 1, 1, 1, 1, 0, 1, 0, 0, durations_ms={"checkpoint": 1})

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -12,10 +13,10 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from firnline.options import PipelineOptions
-    from firnline.testing.pipelines import MakeOptions
-    from firnline.testing.postgres import PostgresServer
-    from firnline.testing.processes import Launcher
-    from firnline.testing.samples import SampleInput
+    from tests.support.pipelines import MakeOptions
+    from tests.support.postgres import PostgresServer
+    from tests.support.processes import Launcher
+    from tests.support.samples import SampleInput
 
 # The machine is shared and noisy: how long one example takes says nothing.
 settings.register_profile("firnline", deadline=None)
@@ -23,17 +24,18 @@ settings.load_profile("firnline")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def runtime_folder() -> Iterator[None]:
-    """Control sockets of runs lie in a folder of their own; a short one, as sockets need."""
+def environment() -> Iterator[None]:
+    """Control sockets lie in a short folder of their own, as sockets need; children find `tests.support`."""
     with tempfile.TemporaryDirectory(prefix="fl-") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", folder)
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent.parent), prepend=os.pathsep)  # children use tests.support
         yield
 
 
 @pytest.fixture(autouse=True)
 def note_proof(request: pytest.FixtureRequest) -> Iterator[None]:
     """Note what a test has searched and killed in pytest's report, where `scripts/run_tests.py` finds it."""
-    from firnline.testing.proof import covered
+    from tests.support.proof import covered
 
     before = Counter(covered)
     yield
@@ -45,7 +47,7 @@ def note_proof(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def sample(tmp_path: Path) -> SampleInput:
     """An input folder whose records are counted."""
-    from firnline.testing.samples import SampleInput
+    from tests.support.samples import SampleInput
 
     return SampleInput(tmp_path / "in")
 
@@ -53,7 +55,7 @@ def sample(tmp_path: Path) -> SampleInput:
 @pytest.fixture
 def launcher(tmp_path: Path) -> Launcher:
     """Starts pipelines in processes of their own."""
-    from firnline.testing.processes import Launcher
+    from tests.support.processes import Launcher
 
     return Launcher(tmp_path / "children")
 
@@ -61,7 +63,7 @@ def launcher(tmp_path: Path) -> Launcher:
 @pytest.fixture
 def make_options(tmp_path: Path) -> MakeOptions:
     """Options of a pipeline from `in` to `out`; keyword arguments go to the part that has them."""
-    from firnline.testing.pipelines import pipeline_options
+    from tests.support.pipelines import pipeline_options
 
     def make(**settings: Any) -> PipelineOptions:
         settings = {"path": str(tmp_path / "in"), "table": str(tmp_path / "out"), **settings}
@@ -73,7 +75,7 @@ def make_options(tmp_path: Path) -> MakeOptions:
 @pytest.fixture(scope="session")
 def s3() -> Iterator[str]:
     """The address of an S3 server; a test makes a bucket of its own."""
-    from firnline.testing.s3 import running_s3
+    from tests.support.s3 import running_s3
 
     with running_s3() as url:
         yield url
@@ -81,7 +83,7 @@ def s3() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def started_postgres() -> Iterator[PostgresServer]:
-    from firnline.testing.postgres import running_postgres
+    from tests.support.postgres import running_postgres
 
     with running_postgres() as server:
         yield server

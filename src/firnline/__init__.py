@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from firnline.errors import FirnlineError
 
 if TYPE_CHECKING:
-    from firnline.spec.pipeline import Pipeline
+    from firnline.pipeline import Pipeline
 
 __version__ = "0.1.0"
 __all__ = ["FirnlineError", "Pipeline", "__version__"]
@@ -20,7 +20,7 @@ __all__ = ["FirnlineError", "Pipeline", "__version__"]
 def __getattr__(name: str) -> Any:
     """Load what needs Arrow and Delta only when it is used, so that `import firnline` stays cheap."""
     if name == "Pipeline":
-        from firnline.spec.pipeline import Pipeline
+        from firnline.pipeline import Pipeline
 
         return Pipeline
     raise AttributeError(f"module 'firnline' has no attribute {name!r}")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from firnline.options import PipelineOptions
-from firnline.testing.pipelines import MakeOptions, run_once
-from firnline.testing.samples import SampleInput, quarantined, table_ids
+from tests.support.pipelines import MakeOptions, run_once
+from tests.support.samples import SampleInput, quarantined, table_ids
 
 pytestmark = pytest.mark.crash
 

@@ -8,9 +8,9 @@ import pytest
 
 from firnline.faults import POINTS as ALL_POINTS
 from firnline.options import PipelineOptions
-from firnline.testing.pipelines import MakeOptions
-from firnline.testing.processes import KILLED, Launcher
-from firnline.testing.samples import SampleInput, quarantined, table_ids
+from tests.support.pipelines import MakeOptions
+from tests.support.processes import KILLED, Launcher
+from tests.support.samples import SampleInput, quarantined, table_ids
 
 pytestmark = pytest.mark.crash
 

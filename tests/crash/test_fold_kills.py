@@ -12,8 +12,8 @@ import pytest
 
 from firnline.faults import POINTS
 from firnline.options import LocalTierOptions, PipelineOptions, RemoteTierOptions, TriggerOptions
-from firnline.testing.counters import CounterInput, counter_options, read_counts
-from firnline.testing.processes import KILLED, Launcher
+from tests.support.counters import CounterInput, counter_options, read_counts
+from tests.support.processes import KILLED, Launcher
 
 pytestmark = pytest.mark.crash
 

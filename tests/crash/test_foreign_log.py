@@ -12,15 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, PostCommitHookProperties, write_deltalake
 
-from firnline.engine.parts import assemble
 from firnline.history.status import load_files
 from firnline.options import DeltaSinkOptions, PipelineOptions
+from firnline.run.open_pipeline import assemble
 from firnline.sinks.delta import DeltaSink
-from firnline.testing.damage import write_app_id, write_blizzard
-from firnline.testing.pipelines import MakeOptions, run_once
-from firnline.testing.processes import Launcher
-from firnline.testing.samples import SampleInput, table_ids
 from firnline.types import Json
+from tests.support.damage import write_app_id, write_blizzard
+from tests.support.pipelines import MakeOptions, run_once
+from tests.support.processes import Launcher
+from tests.support.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
 

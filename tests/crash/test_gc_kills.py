@@ -18,15 +18,15 @@ import pytest
 from deltalake import DeltaTable
 
 import firnline.checkpoint.ledger
-import firnline.staging.compact
+import firnline.maintenance.compact
+from firnline.maintenance.compact import compact
+from firnline.maintenance.gc import gc
+from firnline.maintenance.vacuum import vacuum
 from firnline.options import PipelineOptions
-from firnline.staging.compact import compact
-from firnline.staging.gc import gc
-from firnline.staging.vacuum import vacuum
-from firnline.testing.ageing import DAY, age_table
-from firnline.testing.kills import count_points, kill, perform, spread, steps
-from firnline.testing.pipelines import run_once
-from firnline.testing.samples import SampleInput, table_ids
+from tests.support.ageing import DAY, age_table
+from tests.support.kills import count_points, kill, perform, spread, steps
+from tests.support.pipelines import run_once
+from tests.support.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
 
@@ -66,7 +66,7 @@ def litter(root: Path) -> None:
 def operate(name: str, table: str) -> None:
     """In a process of its own: folds and compacts in small steps."""
     firnline.checkpoint.ledger.FOLD_ENTRIES = 3
-    firnline.staging.compact.BATCH_BINS = 1
+    firnline.maintenance.compact.BATCH_BINS = 1
     if name == "gc":
         gc(table)
     elif name == "vacuum":

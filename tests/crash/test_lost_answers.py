@@ -10,8 +10,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from firnline.options import PipelineOptions
-from firnline.testing.pipelines import MakeOptions, run_once
-from firnline.testing.samples import SampleInput, table_ids
+from tests.support.pipelines import MakeOptions, run_once
+from tests.support.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
 

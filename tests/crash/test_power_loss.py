@@ -23,22 +23,22 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from firnline.checkpoint.record import CheckpointRecord
-from firnline.checkpoint.stores import open_store
-from firnline.checkpoint.stores.sqlite import SqliteStore
-from firnline.engine import messages as m
-from firnline.engine.steps import Steps
+from firnline.epoch import messages as m
 from firnline.errors import FirnlineError, TornCommitError
 from firnline.options import DeltaSinkOptions, PipelineOptions, StoreOptions
+from firnline.run.steps import Steps
 from firnline.sinks.delta.durable import DurableLog
 from firnline.storage import fsync_path
-from firnline.testing.committers import commit_table
-from firnline.testing.keyed import KeyedInput, keyed_options
-from firnline.testing.pipelines import pipeline_options, run_once, run_to_end
-from firnline.testing.power import Cut, Disk, Drop, Moment, choose, volatile
-from firnline.testing.proof import covered
-from firnline.testing.samples import SampleInput, newest_entry
+from firnline.stores import open_store
+from firnline.stores.record import CheckpointRecord
+from firnline.stores.sqlite import SqliteStore
 from firnline.testing.store_writers import sample_record
+from tests.support.committers import commit_table
+from tests.support.keyed import KeyedInput, keyed_options
+from tests.support.pipelines import pipeline_options, run_once, run_to_end
+from tests.support.power import Cut, Disk, Drop, Moment, choose, volatile
+from tests.support.proof import covered
+from tests.support.samples import SampleInput, newest_entry
 
 PROOF = bool(os.environ.get("FIRNLINE_PROOF"))
 CUTS = 2000 if PROOF else 24  # of one recorded run
@@ -55,7 +55,7 @@ NAME = "demo"
 @pytest.fixture(autouse=True)
 def _started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes from before the cut are gone, though here this very process plays them."""
-    monkeypatch.setattr("firnline.staging.place.is_gone", lambda _: True)
+    monkeypatch.setattr("firnline.committer.lock.is_gone", lambda _: True)
 
 
 @dataclass

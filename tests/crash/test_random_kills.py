@@ -24,12 +24,12 @@ import pytest
 from deltalake import DeltaTable
 
 from firnline.options import DeltaSinkOptions, PipelineOptions
-from firnline.testing.committers import committer_launcher
-from firnline.testing.counters import CounterInput, counter_options, read_counts
-from firnline.testing.pipelines import pipeline_options
-from firnline.testing.processes import KILLED, Child, Launcher
-from firnline.testing.proof import covered
-from firnline.testing.samples import SampleInput, quarantined, table_ids
+from tests.support.committers import committer_launcher
+from tests.support.counters import CounterInput, counter_options, read_counts
+from tests.support.pipelines import pipeline_options
+from tests.support.processes import KILLED, Child, Launcher
+from tests.support.proof import covered
+from tests.support.samples import SampleInput, quarantined, table_ids
 
 pytestmark = pytest.mark.crash
 

@@ -12,13 +12,14 @@ from deltalake import DeltaTable
 
 from firnline.checkpoint.ledger import Ledger
 from firnline.checkpoint.model import Checkpoint
-from firnline.engine.parts import assemble
 from firnline.errors import CheckpointError, DamagedError, LedgerHoleError
 from firnline.options import PipelineOptions
+from firnline.run.open_pipeline import assemble
 from firnline.sinks.delta.log import DeltaLog, decode_blizzard
 from firnline.sinks.delta.recovery import find_checkpoint
 from firnline.storage import open_storage
-from firnline.testing.damage import (
+from firnline.types import Json
+from tests.support.damage import (
     break_info,
     change_info,
     commit_files,
@@ -28,9 +29,8 @@ from firnline.testing.damage import (
     flips,
     ledger_files,
 )
-from firnline.testing.pipelines import MakeOptions, run_once
-from firnline.testing.samples import SampleInput, table_ids
-from firnline.types import Json
+from tests.support.pipelines import MakeOptions, run_once
+from tests.support.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
 
@@ -166,7 +166,7 @@ def test_newer_format_is_refused_by_name(options: PipelineOptions, sample: Sampl
     entry.write_bytes(canonical(body))
     table = assemble(options).deciding._table
     number = short_number(checksum(entry.read_bytes()))
-    from firnline.testing.damage import write_app_id  # noqa: F401  # the entry Txn is changed below
+    from tests.support.damage import write_app_id  # noqa: F401  # the entry Txn is changed below
 
     assert table.refresh()
     table.append("delta.commit", [], "{}", {f"firnline-entry:{options.name}": number}, {}, onto=table.version)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from firnline.engine.parts import assemble
 from firnline.options import DeltaSinkOptions, PipelineOptions
-from firnline.testing.damage import ledger_files
-from firnline.testing.jumps import repair_launcher
-from firnline.testing.pipelines import MakeOptions, run_once, run_to_end
-from firnline.testing.processes import KILLED
-from firnline.testing.samples import SampleInput, table_ids
+from firnline.run.open_pipeline import assemble
+from tests.support.damage import ledger_files
+from tests.support.history_edits import repair_launcher
+from tests.support.pipelines import MakeOptions, run_once, run_to_end
+from tests.support.processes import KILLED
+from tests.support.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
 

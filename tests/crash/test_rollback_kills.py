@@ -10,11 +10,11 @@ import pytest
 from deltalake import DeltaTable
 
 from firnline.options import DeltaSinkOptions, PipelineOptions
-from firnline.testing.committers import commit_table
-from firnline.testing.jumps import fresh_launcher, rollback_launcher
-from firnline.testing.pipelines import MakeOptions
-from firnline.testing.processes import KILLED, Launcher
-from firnline.testing.samples import SampleInput, table_ids
+from tests.support.committers import commit_table
+from tests.support.history_edits import fresh_launcher, rollback_launcher
+from tests.support.pipelines import MakeOptions
+from tests.support.processes import KILLED, Launcher
+from tests.support.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
 

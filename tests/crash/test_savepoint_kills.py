@@ -18,19 +18,19 @@ import pytest
 from deltalake import DeltaTable
 
 from firnline import faults
-from firnline.engine.parts import assemble
 from firnline.errors import ConfigError, FirnlineError
 from firnline.faults import VARIABLE
-from firnline.history.restore import restore_savepoint
-from firnline.history.savepoint import create_savepoint
-from firnline.history.savepoint_list import dispose_savepoint, list_savepoints
+from firnline.history.edits.restore import restore_savepoint
+from firnline.history.savepoints.catalog import dispose_savepoint, list_savepoints
+from firnline.history.savepoints.create import create_savepoint
 from firnline.history.status import load_quarantine
+from firnline.maintenance.gc import gc
 from firnline.options import DeltaSinkOptions, PipelineOptions
-from firnline.staging.gc import gc
-from firnline.testing.ageing import DAY, age_files
-from firnline.testing.kills import count_points, kill, spread, steps
-from firnline.testing.pipelines import MakeOptions, run_once
-from firnline.testing.samples import SampleInput, table_ids
+from firnline.run.open_pipeline import assemble
+from tests.support.ageing import DAY, age_files
+from tests.support.kills import count_points, kill, spread, steps
+from tests.support.pipelines import MakeOptions, run_once
+from tests.support.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
 

@@ -13,19 +13,19 @@ import psutil
 import pytest
 
 from firnline.checkpoint.codec import canonical
-from firnline.engine.observer import EpochFacts
-from firnline.engine.parts import assemble
-from firnline.engine.runner import Runner
 from firnline.history.status import load_files
 from firnline.options import PipelineOptions
+from firnline.run.observer import EpochFacts
+from firnline.run.open_pipeline import assemble
+from firnline.run.runner import Runner
 from firnline.sources.base import Limits
 from firnline.sources.files import planning
-from firnline.sources.files.state import FileState
+from firnline.sources.files.position import FileState
 from firnline.storage import FileStat
 from firnline.testing.local import LocalEngine
-from firnline.testing.pipelines import MakeOptions, Recorder, run_once
-from firnline.testing.processes import KILLED, Launcher
-from firnline.testing.samples import SampleInput, table_ids
+from tests.support.pipelines import MakeOptions, Recorder, run_once
+from tests.support.processes import KILLED, Launcher
+from tests.support.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
 
@@ -106,7 +106,7 @@ def test_log_stays_bounded_over_many_short_runs(sample: SampleInput, make_option
 def test_killed_while_it_folds(
     launcher: Launcher, sample: SampleInput, make_options: MakeOptions, kill: str, side: str
 ) -> None:
-    patches = {"firnline.checkpoint.ledger:FOLD_ENTRIES": 4, "firnline.engine.steps:FOLD_EVERY": 2}
+    patches = {"firnline.checkpoint.ledger:FOLD_ENTRIES": 4, "firnline.run.steps:FOLD_EVERY": 2}
     options: PipelineOptions = make_options(max_files=1, rollback_window=3)
     for number in range(16):
         sample.add(f"{number:05d}.json", 2)

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from firnline.options import PipelineOptions
-from firnline.testing.pipelines import MakeOptions
-from firnline.testing.processes import KILLED, Child, Launcher
-from firnline.testing.samples import SampleInput, quarantined, table_ids
+from tests.support.pipelines import MakeOptions
+from tests.support.processes import KILLED, Child, Launcher
+from tests.support.samples import SampleInput, quarantined, table_ids
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(300)]
 

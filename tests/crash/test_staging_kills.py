@@ -18,9 +18,9 @@ from deltalake import DeltaTable
 from firnline.checkpoint.codec import canonical, checksum, seal, unseal
 from firnline.options import PipelineOptions
 from firnline.sinks.delta.table import Table
-from firnline.staging.discard import discard
+from firnline.sinks.staged.discard import discard
 from firnline.storage import open_storage
-from firnline.testing.committers import (
+from tests.support.committers import (
     PENDING,
     bring_file,
     commit_table,
@@ -29,14 +29,14 @@ from firnline.testing.committers import (
     put_unit,
     rejected_reasons,
 )
-from firnline.testing.pipelines import pipeline_options, run_once
-from firnline.testing.processes import KILLED, Child, Launcher, RunOrder
-from firnline.testing.samples import SampleInput, table_ids
+from tests.support.pipelines import pipeline_options, run_once
+from tests.support.processes import KILLED, Child, Launcher, RunOrder
+from tests.support.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
 
-FEW = {"firnline.staging.committer:UNITS_PER_COMMIT": 2}
-SOON = {"firnline.staging.serving:MIN_TAKEOVER_SECONDS": 0.3}
+FEW = {"firnline.committer.committer:UNITS_PER_COMMIT": 2}
+SOON = {"firnline.committer.service:MIN_TAKEOVER_SECONDS": 0.3}
 
 
 class World:
@@ -225,7 +225,7 @@ def test_the_ledger_is_not_folded_past_the_log_while_the_committer_is_down(
 ) -> None:
     """What is pending may still be discarded: its writer then needs the entry that the log stands at."""
     monkeypatch.setattr("firnline.checkpoint.ledger.FOLD_ENTRIES", 4)
-    monkeypatch.setattr("firnline.engine.steps.FOLD_EVERY", 2)
+    monkeypatch.setattr("firnline.run.steps.FOLD_EVERY", 2)
     world.options = world.pipeline(rollback_window=2)
     world.stage("a", "b")
     commit_table(world.table)
@@ -242,7 +242,7 @@ def test_the_ledger_is_not_folded_past_the_log_while_the_committer_is_down(
 def test_metadata_of_folded_epochs_is_deleted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The committer dies after its commit; the writer goes on and folds the entries of what was committed."""
     monkeypatch.setattr("firnline.checkpoint.ledger.FOLD_ENTRIES", 4)
-    monkeypatch.setattr("firnline.engine.steps.FOLD_EVERY", 2)
+    monkeypatch.setattr("firnline.run.steps.FOLD_EVERY", 2)
     world.options = world.pipeline(rollback_window=2)
     world.stage(*(f"a{number:02d}" for number in range(9)))
     commit_table(world.table)

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from firnline.checkpoint.lease_rules import LeaseRecord
-from firnline.checkpoint.stores import open_store
 from firnline.options import PipelineOptions, StoreOptions
-from firnline.testing.commands import JumpingClock, run_plainly, run_standby
-from firnline.testing.pipelines import MakeOptions
-from firnline.testing.processes import KILLED, Child, Launcher
-from firnline.testing.samples import SampleInput, table_ids
+from firnline.stores import open_store
+from firnline.stores.lease_rules import LeaseRecord
+from tests.support.commands import JumpingClock, run_plainly, run_standby
+from tests.support.pipelines import MakeOptions
+from tests.support.processes import KILLED, Child, Launcher
+from tests.support.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
 

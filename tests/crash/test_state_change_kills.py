@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from firnline.engine.parts import assemble
 from firnline.options import LocalTierOptions, PipelineOptions, RemoteTierOptions, TriggerOptions
-from firnline.testing.keyed import WINDOWS, KeyedInput, answers, answers_without_trouble, keyed_options
-from firnline.testing.processes import KILLED, Launcher
-from firnline.testing.state_changes import export_launcher, import_launcher, rescale_launcher, state_rows
+from firnline.run.open_pipeline import assemble
+from tests.support.keyed import WINDOWS, KeyedInput, answers, answers_without_trouble, keyed_options
+from tests.support.processes import KILLED, Launcher
+from tests.support.state_changes import export_launcher, import_launcher, rescale_launcher, state_rows
 
 pytestmark = pytest.mark.crash
 

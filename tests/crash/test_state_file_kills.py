@@ -8,15 +8,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from firnline.state.access import scan
 from firnline.state.columns import Layout
 from firnline.state.home import StateHome
 from firnline.state.keys import locate
-from firnline.state.merging import merge_runs
+from firnline.state.lookup import scan
+from firnline.state.merge import merge_runs
 from firnline.state.refs import RunRef
-from firnline.state.runs import open_runs, write_run
+from firnline.state.segments import open_runs, write_run
 from firnline.state.timers import due_slots, write_timers
-from firnline.testing.kills import kill
+from tests.support.kills import kill
 
 pytestmark = pytest.mark.crash
 

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from firnline.engine.parts import assemble
-from firnline.history.restore import restore_savepoint
-from firnline.history.rollback import Rollback
-from firnline.history.savepoint import create_savepoint
-from firnline.history.savepoint_list import dispose_savepoint, list_savepoints
+from firnline.history.edits.restore import restore_savepoint
+from firnline.history.edits.rollback import Rollback
+from firnline.history.savepoints.catalog import dispose_savepoint, list_savepoints
+from firnline.history.savepoints.create import create_savepoint
+from firnline.maintenance.state import sweep_state
 from firnline.options import PipelineOptions
-from firnline.staging.state_gc import sweep_state
-from firnline.testing.keyed import KeyedInput, answers, answers_without_trouble, keyed_options
-from firnline.testing.kills import count_points, kill, spread
-from firnline.testing.pipelines import run_to_end
+from firnline.run.open_pipeline import assemble
+from tests.support.keyed import KeyedInput, answers, answers_without_trouble, keyed_options
+from tests.support.kills import count_points, kill, spread
+from tests.support.pipelines import run_to_end
 
 pytestmark = pytest.mark.crash
 

@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 from firnline.errors import StateConflictError, StateIncompleteError
-from firnline.state.layout import abort, begin, commit, finish_shard, load, verify_files
 from firnline.state.listing import list_checkpoints
 from firnline.state.manifest import ShardContent
 from firnline.state.replica import Replica
-from firnline.state.sweeping import Marks, sweep
+from firnline.state.snapshot import abort, begin, commit, finish_shard, load, verify_files
+from firnline.state.sweep import Marks, sweep
 from firnline.storage import LocalStorage, Storage
-from firnline.testing.kills import count_points, kill, perform, spread
-from firnline.testing.processes import KILLED
-from firnline.testing.states import StateHistory, finish_all, make_checkpoint, new_states, sample_plan
+from tests.support.kills import count_points, kill, perform, spread
+from tests.support.processes import KILLED
+from tests.support.states import StateHistory, finish_all, make_checkpoint, new_states, sample_plan
 
 pytestmark = pytest.mark.crash
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from firnline.options import PipelineOptions
-from firnline.testing.faulty import ERRORS, Faults, faulty_storage
-from firnline.testing.pipelines import LocalRun, MakeOptions, run_once
-from firnline.testing.samples import SampleInput, quarantined, table_ids
+from firnline.testing.faults import ERRORS, Faults, faulty_storage
+from tests.support.pipelines import LocalRun, MakeOptions, run_once
+from tests.support.samples import SampleInput, quarantined, table_ids
 
 pytestmark = pytest.mark.crash
 
@@ -22,7 +22,7 @@ STRIDE = 1 if os.environ.get("FIRNLINE_PROOF") else 5
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("firnline.engine.task.READ_BACKOFF_SECS", 0.001)
+    monkeypatch.setattr("firnline.jobs.read_task.READ_BACKOFF_SECS", 0.001)
 
 
 @pytest.fixture

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from firnline.checkpoint.record import CheckpointRecord
-from firnline.checkpoint.store import CheckpointStore
-from firnline.checkpoint.stores import open_store
 from firnline.errors import VersionConflictError
 from firnline.faults import VARIABLE
 from firnline.options import StoreOptions
-from firnline.testing.kills import count_points, kill
-from firnline.testing.postgres import PostgresServer
+from firnline.stores import open_store
+from firnline.stores.base import CheckpointStore
+from firnline.stores.record import CheckpointRecord
 from firnline.testing.store_writers import sample_record
+from tests.support.kills import count_points, kill
+from tests.support.postgres import PostgresServer
 
 pytestmark = [pytest.mark.crash, pytest.mark.postgres]
 

@@ -16,25 +16,25 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from firnline.checkpoint.record import CheckpointRecord
-from firnline.checkpoint.stores import open_store
-from firnline.engine.observer import EpochFacts
-from firnline.engine.parts import assemble
-from firnline.engine.runner import Runner
 from firnline.errors import StoreUnsafeError
-from firnline.history.checkpoint_list import load_checkpoints
+from firnline.history.checkpoints import load_checkpoints
 from firnline.history.status import load_status
 from firnline.options import CheckpointOptions, LocalTierOptions, PipelineOptions, RemoteTierOptions, StoreOptions
+from firnline.run.observer import EpochFacts
+from firnline.run.open_pipeline import assemble
+from firnline.run.runner import Runner
 from firnline.sinks.delta.log import DeltaLog
 from firnline.storage import LocalStorage, open_storage
-from firnline.testing.committers import commit_table
-from firnline.testing.damage import break_info, commits_of, flips, ledger_files
+from firnline.stores import open_store
+from firnline.stores.record import CheckpointRecord
 from firnline.testing.local import LocalEngine
-from firnline.testing.pipelines import MakeOptions, Recorder, run_once
-from firnline.testing.processes import KILLED, Launcher
-from firnline.testing.s3 import running_s3
-from firnline.testing.samples import SampleInput, table_ids
 from firnline.types import Json
+from tests.support.committers import commit_table
+from tests.support.damage import break_info, commits_of, flips, ledger_files
+from tests.support.pipelines import MakeOptions, Recorder, run_once
+from tests.support.processes import KILLED, Launcher
+from tests.support.s3 import running_s3
+from tests.support.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
 
@@ -351,7 +351,7 @@ def test_an_unsafe_place_is_refused_at_the_start(
             raise StoreUnsafeError(f"{storage.root} replaces what exists")
 
     for module in ("file", "objects"):
-        monkeypatch.setattr(f"firnline.checkpoint.stores.{module}.prove_put_if_absent", prove)
+        monkeypatch.setattr(f"firnline.stores.{module}.prove_put_if_absent", prove)
     assert str(places[unsafe]) in refuse(options, "store-unsafe")
     assert not (table_of(options) / "_delta_log").exists()
 
@@ -633,7 +633,7 @@ def test_a_store_that_fails_once(
     options: PipelineOptions, sample: SampleInput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Recording is tried again; no epoch is missing from the store, none from the table."""
-    from firnline.checkpoint.stores.file import FileStore
+    from firnline.stores.file import FileStore
 
     original = FileStore.put_raw_versioned
     left = {"failures": 1}
@@ -656,7 +656,7 @@ def test_a_store_that_is_away_for_good_loses_nothing(
     options: PipelineOptions, sample: SampleInput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run goes on; strictly, it ends with exit code 3 once nothing but recording is left to do."""
-    from firnline.checkpoint.stores.file import FileStore
+    from firnline.stores.file import FileStore
 
     original = FileStore.put_raw_versioned
 
@@ -834,7 +834,7 @@ def test_a_staged_table_recovers_to_its_newest_unit(options: PipelineOptions, sa
 
 def test_units_that_were_discarded_do_not_stop_their_writer(options: PipelineOptions, sample: SampleInput) -> None:
     from firnline.sinks.delta.table import Table
-    from firnline.staging.discard import discard
+    from firnline.sinks.staged.discard import discard
 
     options = staged(options)
     start(options)

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from firnline.errors import FirnlineError, TornCommitError
+from firnline.maintenance.compact import compact
 from firnline.options import PipelineOptions, StoreOptions
-from firnline.staging.compact import compact
-from firnline.testing.committers import bring_file, commit_table
-from firnline.testing.damage import commit_files, commits_of
-from firnline.testing.pipelines import MakeOptions, make_epochs, run_once
-from firnline.testing.processes import KILLED, Launcher
-from firnline.testing.samples import SampleInput, table_ids
+from tests.support.committers import bring_file, commit_table
+from tests.support.damage import commit_files, commits_of
+from tests.support.pipelines import MakeOptions, make_epochs, run_once
+from tests.support.processes import KILLED, Launcher
+from tests.support.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
 

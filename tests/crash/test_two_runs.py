@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from firnline.engine.parts import assemble
 from firnline.options import PipelineOptions
-from firnline.testing.pipelines import MakeOptions, run_once
-from firnline.testing.processes import Launcher
-from firnline.testing.samples import SampleInput, quarantined, table_ids
+from firnline.run.open_pipeline import assemble
+from tests.support.pipelines import MakeOptions, run_once
+from tests.support.processes import Launcher
+from tests.support.samples import SampleInput, quarantined, table_ids
 
 pytestmark = pytest.mark.crash
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from firnline.cli.preview import preview
-from firnline.engine.parts import assemble
 from firnline.history.status import load_status
 from firnline.options import DeltaSinkOptions, OperatorOptions, PipelineOptions
-from firnline.testing.committers import commit_table
-from firnline.testing.pipelines import MakeOptions, run_once
-from firnline.testing.processes import KILLED, Launcher
-from firnline.testing.samples import SampleInput, table_ids, table_rows
+from firnline.run.open_pipeline import assemble
+from tests.support.committers import commit_table
+from tests.support.pipelines import MakeOptions, run_once
+from tests.support.processes import KILLED, Launcher
+from tests.support.samples import SampleInput, table_ids, table_rows
 
 pytestmark = pytest.mark.crash
 
@@ -190,7 +190,7 @@ def test_lagging_sink_keeps_the_floor(
 ) -> None:
     """Entries that a lagging sink still needs are neither folded nor swept."""
     monkeypatch.setattr("firnline.checkpoint.ledger.FOLD_ENTRIES", 4)
-    monkeypatch.setattr("firnline.engine.steps.FOLD_EVERY", 2)
+    monkeypatch.setattr("firnline.run.steps.FOLD_EVERY", 2)
     options: PipelineOptions = make_options(max_files=1, commit_policy="required", rollback_window=2, **sinks)
     sample.add("a0.json", 3)
     assert run_once(options).exit_code == 0

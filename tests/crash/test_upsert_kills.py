@@ -16,11 +16,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from firnline.staging.gc import gc
-from firnline.testing.ageing import DAY, age_table
-from firnline.testing.kills import count_points, kill, perform, spread
-from firnline.testing.processes import KILLED
-from firnline.testing.upserts import UpsertDriver, changes, read_by_delta, read_by_duckdb
+from firnline.maintenance.gc import gc
+from tests.support.ageing import DAY, age_table
+from tests.support.kills import count_points, kill, perform, spread
+from tests.support.processes import KILLED
+from tests.support.upserts import UpsertDriver, changes, read_by_delta, read_by_duckdb
 
 pytestmark = pytest.mark.crash
 

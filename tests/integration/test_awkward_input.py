@@ -11,8 +11,8 @@ import pytest
 from deltalake import DeltaTable
 
 from firnline.options import DeltaSinkOptions, SchemaOptions
-from firnline.testing.keyed import keyed_options
-from firnline.testing.pipelines import LocalRun, MakeOptions, run_once
+from tests.support.keyed import keyed_options
+from tests.support.pipelines import LocalRun, MakeOptions, run_once
 
 
 @pytest.fixture

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from firnline.checkpoint.model import Checkpoint
-from firnline.checkpoint.store import CheckpointStore
-from firnline.checkpoint.stores import open_store
 from firnline.cli.main import run_command
 from firnline.faults import VARIABLE
 from firnline.options import StoreOptions
 from firnline.spec.build import load_options
-from firnline.testing.pipelines import run_once
-from firnline.testing.processes import KILLED
-from firnline.testing.samples import SampleInput
+from firnline.stores import open_store
+from firnline.stores.base import CheckpointStore
+from tests.support.pipelines import run_once
+from tests.support.processes import KILLED
+from tests.support.samples import SampleInput
 
 SPEC = """\
 name: flights
@@ -87,7 +87,7 @@ class Command:
 
     def __init__(self, folder: Path, tokens: list[str], fault: str = "", name: str = "told") -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["firnline.testing.warm"])
+        context.set_forkserver_preload(["tests.support.warm"])
         self._told = folder / f"{name}.txt"
         arguments = (str(folder), tokens, fault, str(self._told))
         self._process: Any = context.Process(target=child, args=arguments, daemon=True)
@@ -210,7 +210,7 @@ def test_epochs_of_a_staged_table_are_shown_before_and_after_they_are_committed(
 
 def test_an_epoch_that_a_savepoint_holds_is_marked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from firnline.cli.common import load_parts
-    from firnline.history.savepoint_pins import Pin, put_pin
+    from firnline.history.savepoints.pins import Pin, put_pin
 
     prepare(folder, "file")
     parts = load_parts(None)

@@ -17,17 +17,17 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.transaction import AddAction, RemoveAction
 
-import firnline.staging.compact
+import firnline.maintenance.compact
 from firnline import faults
 from firnline.errors import CommitConflictError, CommitUnknownError, ConfigError, SinkError
+from firnline.maintenance.compact import CompactTable, compact
+from firnline.maintenance.gc import gc
+from firnline.maintenance.vacuum import vacuum
 from firnline.options import PipelineOptions
 from firnline.sinks.delta.contents import find_removable
-from firnline.staging.compact import CompactTable, compact
-from firnline.staging.gc import gc
-from firnline.staging.vacuum import vacuum
-from firnline.testing.ageing import DAY, age_table
-from firnline.testing.pipelines import run_once
-from firnline.testing.samples import SampleInput, quarantined, table_ids
+from tests.support.ageing import DAY, age_table
+from tests.support.pipelines import run_once
+from tests.support.samples import SampleInput, quarantined, table_ids
 
 MakeOptions = Callable[..., PipelineOptions]
 
@@ -240,7 +240,7 @@ def test_a_file_that_lacks_rows_stops_it_and_nothing_changes(table: Path) -> Non
 
 
 def test_it_stops_between_commits(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(firnline.staging.compact, "BATCH_BINS", 1)
+    monkeypatch.setattr(firnline.maintenance.compact, "BATCH_BINS", 1)
     before, asked = rows(table), iter([False, True])
     report = compact(str(table), stop=lambda: next(asked))
     assert (report.stopped, report.commits) == (True, 1)
@@ -306,7 +306,7 @@ def test_columns_that_come_in_between_are_kept(
 
 
 def test_it_gives_way_when_others_always_commit_first(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(firnline.staging.compact, "COMMIT_TRIES", 3)
+    monkeypatch.setattr(firnline.maintenance.compact, "COMMIT_TRIES", 3)
     before, files = rows(table), data_files(table)
 
     def interfere() -> None:
@@ -326,7 +326,7 @@ def test_it_gives_way_when_others_always_commit_first(table: Path, monkeypatch: 
 def test_ingestion_never_fails_because_of_it(
     table: Path, options: PipelineOptions, sample: SampleInput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(firnline.staging.compact, "BATCH_BINS", 1)
+    monkeypatch.setattr(firnline.maintenance.compact, "BATCH_BINS", 1)
     done, problems, compactions = threading.Event(), [], []
 
     def work() -> None:
@@ -377,7 +377,7 @@ def test_a_lost_answer_is_looked_up(table: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_answer_that_stays_lost_deletes_nothing(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(firnline.staging.compact, "COMMIT_TRIES", 2)
+    monkeypatch.setattr(firnline.maintenance.compact, "COMMIT_TRIES", 2)
     before, count = rows(table), len(data_files(table))
 
     def swap(self: CompactTable, *args: Any, **named: Any) -> int:

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from firnline.checkpoint.model import Checkpoint
-from firnline.engine.parts import assemble
 from firnline.errors import DecidingSinkError
 from firnline.history.status import load_status
 from firnline.options import DeltaSinkOptions, PipelineOptions
-from firnline.testing.pipelines import pipeline_options, run_once, run_to_end
-from firnline.testing.samples import SampleInput, table_ids
+from firnline.run.open_pipeline import assemble
+from tests.support.pipelines import pipeline_options, run_once, run_to_end
+from tests.support.samples import SampleInput, table_ids
 
 
 @pytest.fixture

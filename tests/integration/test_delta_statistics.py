@@ -13,8 +13,8 @@ import pytest
 from deltalake import DeltaTable
 
 from firnline.options import FieldOptions, PipelineOptions, SchemaOptions
-from firnline.testing.damage import commit_files
-from firnline.testing.pipelines import MakeOptions, run_once
+from tests.support.damage import commit_files
+from tests.support.pipelines import MakeOptions, run_once
 
 FIELDS = SchemaOptions(
     fields=(

@@ -11,13 +11,13 @@ import pytest
 from deltalake import DeltaTable
 
 from firnline.errors import NotDurableError
+from firnline.maintenance.vacuum import vacuum
 from firnline.sinks.delta.table import Table
-from firnline.staging.vacuum import vacuum
 from firnline.storage import LocalStorage, fsync_path
-from firnline.testing.committers import bring_file, commit_table, pending_units
-from firnline.testing.pipelines import MakeOptions, make_epochs, run_once, run_to_end
-from firnline.testing.processes import KILLED, Launcher
-from firnline.testing.samples import SampleInput, table_ids
+from tests.support.committers import bring_file, commit_table, pending_units
+from tests.support.pipelines import MakeOptions, make_epochs, run_once, run_to_end
+from tests.support.processes import KILLED, Launcher
+from tests.support.samples import SampleInput, table_ids
 
 Fsyncs = list[tuple[str, frozenset[str]]]
 

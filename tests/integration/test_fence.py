@@ -13,19 +13,19 @@ import pytest
 from deltalake import DeltaTable
 
 from firnline.clock import SystemClock
-from firnline.engine.parts import assemble
+from firnline.committer.committer import Committer
 from firnline.errors import ConfigError, FencedError, SchemaError
-from firnline.history.rollback import Rollback
+from firnline.history.edits.rollback import Rollback
+from firnline.maintenance.compact import compact
 from firnline.options import DeltaSinkOptions, FileSourceOptions
+from firnline.run.open_pipeline import assemble
 from firnline.sinks.delta.sink import DeltaSink
 from firnline.sinks.delta.table import Table
-from firnline.staging.committer import Committer
-from firnline.staging.compact import compact
-from firnline.staging.discard import discard
+from firnline.sinks.staged.discard import discard
 from firnline.storage import open_storage
-from firnline.testing.committers import commit_table
-from firnline.testing.pipelines import MakeOptions, make_epochs, pipeline_options, run_once, run_to_end
-from firnline.testing.samples import SampleInput, table_ids, table_rows
+from tests.support.committers import commit_table
+from tests.support.pipelines import MakeOptions, make_epochs, pipeline_options, run_once, run_to_end
+from tests.support.samples import SampleInput, table_ids, table_rows
 
 
 def interrupt(patch: pytest.MonkeyPatch, method: str, point: str, meanwhile: Callable[[], object]) -> list[str]:

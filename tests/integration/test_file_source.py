@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from firnline.engine.parts import assemble
 from firnline.history.status import load_files
 from firnline.options import PipelineOptions
-from firnline.testing.pipelines import LocalRun, MakeOptions, run_once
-from firnline.testing.processes import Launcher
-from firnline.testing.samples import SampleInput, pack, quarantined, table_ids, unpack_lines
+from firnline.run.open_pipeline import assemble
 from firnline.types import RandomIds
+from tests.support.pipelines import LocalRun, MakeOptions, run_once
+from tests.support.processes import Launcher
+from tests.support.samples import SampleInput, pack, quarantined, table_ids, unpack_lines
 
 
 def done(options: PipelineOptions, **settings: Any) -> LocalRun:
@@ -133,10 +133,10 @@ def test_reconcile_while_an_epoch_settles(
     sample: SampleInput, make_options: MakeOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What commits while the ledger is being read is neither lost nor taken for late."""
-    from firnline.engine.parts import Parts
-    from firnline.engine.runner import Runner
+    from firnline.run.open_pipeline import Parts
+    from firnline.run.runner import Runner
     from firnline.testing.local import LocalEngine
-    from firnline.testing.pipelines import Recorder
+    from tests.support.pipelines import Recorder
 
     add_known = Parts.add_known
 
@@ -189,10 +189,10 @@ def test_half_read_file_that_changes_is_set_aside(sample: SampleInput, make_opti
 
 def run_until_epoch(options: PipelineOptions, epoch: int) -> None:
     """Run, and stop hard right after an epoch was committed."""
-    from firnline.engine.observer import EpochFacts
-    from firnline.engine.runner import Runner
+    from firnline.run.observer import EpochFacts
+    from firnline.run.runner import Runner
     from firnline.testing.local import LocalEngine
-    from firnline.testing.pipelines import Recorder
+    from tests.support.pipelines import Recorder
 
     class Stopper(Recorder):
         def committed(self, facts: EpochFacts) -> None:
@@ -369,7 +369,7 @@ def test_broken_large_file_leaves_no_rows(
     sample: SampleInput, make_options: MakeOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of a file too large to hold are written before its end is seen; when it is broken, none may stay."""
-    monkeypatch.setattr("firnline.engine.task.HOLD_BYTES", 1000)
+    monkeypatch.setattr("firnline.jobs.read_task.HOLD_BYTES", 1000)
     monkeypatch.setattr("firnline.ndjson.reader.BLOCK_BYTES", 4000)
     options = make_options(file_attempts=1)
     sample.add("a.json.gz", 50, bad=2)

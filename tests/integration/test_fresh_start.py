@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from firnline.engine.parts import assemble
 from firnline.errors import RollbackRefusedError
-from firnline.history.fresh import FreshStart, start_over
+from firnline.history.edits.fresh_start import FreshStart, start_over
 from firnline.options import DeltaSinkOptions, PipelineOptions
-from firnline.testing.committers import commit_table
-from firnline.testing.pipelines import MakeOptions, run_to_end
-from firnline.testing.samples import SampleInput, table_ids
+from firnline.run.open_pipeline import assemble
+from tests.support.committers import commit_table
+from tests.support.pipelines import MakeOptions, run_to_end
+from tests.support.samples import SampleInput, table_ids
 
 
 def fresh(options: PipelineOptions, after: int, *, truncate: bool = False) -> FreshStart:
@@ -100,7 +100,7 @@ def test_a_staged_table_drops_what_is_pending(sample: SampleInput, make_options:
 
 
 def test_one_cannot_go_back_behind_it(sample: SampleInput, make_options: MakeOptions) -> None:
-    from firnline.history.rollback import Rollback
+    from firnline.history.edits.rollback import Rollback
 
     options = make_options(max_files=1)
     sample.add("a.json", 3)

@@ -20,28 +20,28 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
 
 import firnline.checkpoint.ledger
-import firnline.staging.gc
-import firnline.staging.lognames
-import firnline.staging.survey
+import firnline.maintenance.gc
+import firnline.maintenance.log_names
+import firnline.maintenance.survey
 from firnline.checkpoint.codec import canonical, seal
 from firnline.cli.main import run_command
 from firnline.cli.output import size_text
 from firnline.clock import SystemClock
-from firnline.engine.parts import assemble
+from firnline.committer.committer import Committer
 from firnline.errors import CheckpointError, ConfigError, SinkError
-from firnline.history.savepoint import create_savepoint
+from firnline.history.savepoints.create import create_savepoint
+from firnline.maintenance.compact import compact
+from firnline.maintenance.gc import gc
+from firnline.maintenance.references import References
+from firnline.maintenance.survey import Survey
 from firnline.options import DeltaSinkOptions, PipelineOptions
+from firnline.run.open_pipeline import assemble
 from firnline.sinks.delta.table import Table
 from firnline.spec.build import load_options
-from firnline.staging.committer import Committer
-from firnline.staging.compact import compact
-from firnline.staging.gc import gc
-from firnline.staging.references import References
-from firnline.staging.survey import Survey
 from firnline.storage import open_storage
-from firnline.testing.ageing import DAY, age_files, age_log
-from firnline.testing.pipelines import run_once
-from firnline.testing.samples import SampleInput, quarantined, table_ids
+from tests.support.ageing import DAY, age_files, age_log
+from tests.support.pipelines import run_once
+from tests.support.samples import SampleInput, quarantined, table_ids
 
 OWN = "0123456789abcdef-0000.parquet"
 
@@ -186,7 +186,7 @@ def test_a_storage_whose_clock_jumped_a_year_ahead_loses_only_orphans(table: Pat
 
 def test_a_file_that_is_committed_after_the_listing_stays(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     orphan(table, f"month=2026-01/{OWN}")
-    original = firnline.staging.survey.survey
+    original = firnline.maintenance.survey.survey
 
     def survey(*args: object) -> Survey:
         found = original(*args)  # type: ignore[arg-type]
@@ -194,7 +194,7 @@ def test_a_file_that_is_committed_after_the_listing_stays(table: Path, monkeypat
         commit(table, f"month=2026-01/{OWN}")
         return found
 
-    monkeypatch.setattr(firnline.staging.gc, "survey", survey)
+    monkeypatch.setattr(firnline.maintenance.gc, "survey", survey)
     assert gc(str(table)).files == 0
     assert -1 in table_ids(table)
 
@@ -231,7 +231,7 @@ def test_a_unit_that_is_put_right_before_the_deletion_keeps_its_file(
 
 
 def test_it_stops_between_batches(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(firnline.staging.gc, "BATCH_FILES", 1)
+    monkeypatch.setattr(firnline.maintenance.gc, "BATCH_FILES", 1)
     for number in range(4):
         orphan(table, f"{number}.parquet")
     asked = iter([False, False, True])
@@ -540,7 +540,7 @@ def test_no_probe_is_left_behind(table: Path) -> None:
 
 def test_a_listing_without_any_file_of_the_log_stops_it(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = files(table)
-    monkeypatch.setattr(firnline.staging.lognames.LogNames, "keys", lambda self, path: [f"elsewhere/{path}"])
+    monkeypatch.setattr(firnline.maintenance.log_names.LogNames, "keys", lambda self, path: [f"elsewhere/{path}"])
     with pytest.raises(SinkError, match="not one file"):
         gc(str(table))
     assert files(table) == kept
@@ -549,7 +549,7 @@ def test_a_listing_without_any_file_of_the_log_stops_it(table: Path, monkeypatch
 def test_young_files_do_not_make_such_a_listing_plausible(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     orphan(table, f"young-{OWN}", 0)
     kept = files(table)
-    monkeypatch.setattr(firnline.staging.lognames.LogNames, "keys", lambda self, path: [f"elsewhere/{path}"])
+    monkeypatch.setattr(firnline.maintenance.log_names.LogNames, "keys", lambda self, path: [f"elsewhere/{path}"])
     with pytest.raises(SinkError, match="not one file"):
         gc(str(table))
     assert files(table) == kept

@@ -13,16 +13,16 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from firnline.engine.parts import assemble
 from firnline.errors import CommitConflictError, FencedError
 from firnline.options import PipelineOptions
+from firnline.run.open_pipeline import assemble
 from firnline.sinks.delta.sink import DeltaSink
 from firnline.sinks.delta.table import Table
-from firnline.staging.sink import StagedDeltaSink
+from firnline.sinks.staged.sink import StagedDeltaSink
 from firnline.storage import LocalStorage
-from firnline.testing.committers import commit_table, pending_units
-from firnline.testing.pipelines import LocalRun, MakeOptions, make_epochs, run_once, run_to_end
-from firnline.testing.samples import SampleInput, table_ids
+from tests.support.committers import commit_table, pending_units
+from tests.support.pipelines import LocalRun, MakeOptions, make_epochs, run_once, run_to_end
+from tests.support.samples import SampleInput, table_ids
 
 
 def before(patch: pytest.MonkeyPatch, cls: type, method: str, act: Callable[[Any], object]) -> list[str]:
@@ -182,7 +182,7 @@ def test_a_repeated_commit_is_recognised_by_its_checkpoint(sample: SampleInput, 
     assert held.checkpoint is not None
     assert held.entry is not None
     parts.deciding.claim("test")
-    from firnline.engine.jump_entries import epoch_commit
+    from firnline.run.edit_entries import epoch_commit
 
     entry = next(parts.entries(held.entry))
     commit = epoch_commit(parts, parts.deciding, entry, held.entry, pa.schema([]))

@@ -12,8 +12,8 @@ from deltalake import DeltaTable, Field, Schema, write_deltalake
 from deltalake.schema import PrimitiveType
 
 from firnline.options import FieldOptions, PipelineOptions, SchemaOptions
-from firnline.testing.pipelines import MakeOptions, run_once
-from firnline.testing.samples import SampleInput, quarantined, table_ids
+from tests.support.pipelines import MakeOptions, run_once
+from tests.support.samples import SampleInput, quarantined, table_ids
 
 
 @pytest.fixture

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from firnline.engine.parts import assemble
 from firnline.errors import LedgerHoleError
-from firnline.history.ledger_repair import LedgerRepair
-from firnline.history.rollback import Rollback
+from firnline.history.edits.ledger_repair import LedgerRepair
+from firnline.history.edits.rollback import Rollback
 from firnline.history.status import load_status
 from firnline.options import DeltaSinkOptions, PipelineOptions
-from firnline.testing.committers import commit_table
-from firnline.testing.damage import ledger_files
-from firnline.testing.pipelines import MakeOptions, run_once, run_to_end
-from firnline.testing.samples import SampleInput, table_ids
+from firnline.run.open_pipeline import assemble
+from tests.support.committers import commit_table
+from tests.support.damage import ledger_files
+from tests.support.pipelines import MakeOptions, run_once, run_to_end
+from tests.support.samples import SampleInput, table_ids
 
 UNTOLD = "sink 'copy' holds epoch 1 and cannot be given epochs 2 to 3"
 

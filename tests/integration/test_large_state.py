@@ -21,8 +21,8 @@ from firnline.options import (
     PipelineOptions,
     SchemaOptions,
 )
-from firnline.testing.pipelines import pipeline_options, run_once, run_to_end
-from firnline.testing.processes import Launcher, RunOrder
+from tests.support.pipelines import pipeline_options, run_once, run_to_end
+from tests.support.processes import Launcher, RunOrder
 
 KEYS = 1_000_000
 NOTE = "x" * 120  # what every key drags along

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from firnline.checkpoint.ledger import Fold
-from firnline.engine.parts import assemble
 from firnline.errors import CheckpointError, ConfigError
-from firnline.history.ledger_repair import LedgerRepair, RepairPlan
-from firnline.history.savepoint import create_savepoint
+from firnline.history.edits.ledger_repair import LedgerRepair, RepairPlan
+from firnline.history.savepoints.create import create_savepoint
 from firnline.history.status import load_status
 from firnline.options import PipelineOptions, StoreOptions
-from firnline.testing.damage import break_info, commits_of, ledger_files
-from firnline.testing.pipelines import LocalRun, MakeOptions, run_once, run_to_end
-from firnline.testing.samples import SampleInput, table_ids
+from firnline.run.open_pipeline import assemble
 from firnline.types import Json, RandomIds
+from tests.support.damage import break_info, commits_of, ledger_files
+from tests.support.pipelines import LocalRun, MakeOptions, run_once, run_to_end
+from tests.support.samples import SampleInput, table_ids
 
 
 @pytest.fixture
@@ -227,8 +227,8 @@ def test_files_that_come_while_it_is_decided_are_not_swallowed(
 
 
 def test_it_is_put_on_record(sample: SampleInput, make_options: MakeOptions, tmp_path: Path) -> None:
-    from firnline.checkpoint.audit import walk_audit
-    from firnline.checkpoint.stores import open_store
+    from firnline.stores import open_store
+    from firnline.stores.audit import walk_audit
 
     store = StoreOptions(type="file", path=str(tmp_path / "store"))
     options = make_options(max_files=1, store=store)
@@ -244,7 +244,7 @@ def test_it_is_put_on_record(sample: SampleInput, make_options: MakeOptions, tmp
 
 
 def test_rolled_back_to_before_the_repair_the_hole_is_told_again(options: PipelineOptions, sample: SampleInput) -> None:
-    from firnline.history.rollback import Rollback
+    from firnline.history.edits.rollback import Rollback
 
     entry_of(options, 1).unlink()
     repair(options, processed=["*"])

@@ -14,14 +14,13 @@ import pyarrow as pa
 import pytest
 
 from firnline.checkpoint.model import Checkpoint
-from firnline.engine.parts import assemble
-from firnline.history.ledger_repair import LedgerRepair
-from firnline.history.operator_state import load_state_view
-from firnline.history.restore import restore_savepoint
-from firnline.history.rollback import Rollback
-from firnline.history.savepoint import create_savepoint
-from firnline.history.state_import import import_state
-from firnline.history.state_jumps import Rescale
+from firnline.history.edits.ledger_repair import LedgerRepair
+from firnline.history.edits.rescale import Rescale
+from firnline.history.edits.restore import restore_savepoint
+from firnline.history.edits.rollback import Rollback
+from firnline.history.edits.state_import import import_state
+from firnline.history.savepoints.create import create_savepoint
+from firnline.history.state import load_state_view
 from firnline.options import (
     CheckpointOptions,
     DeltaSinkOptions,
@@ -32,10 +31,11 @@ from firnline.options import (
     StoreOptions,
     TriggerOptions,
 )
-from firnline.state.exporting import write_export
-from firnline.testing.damage import break_info, commits_of, ledger_files
-from firnline.testing.keyed import FIRSTS, TOTALS, WINDOWS, KeyedInput, answers, answers_without_trouble, keyed_options
-from firnline.testing.pipelines import run_once, run_to_end
+from firnline.run.open_pipeline import assemble
+from firnline.state.export import write_export
+from tests.support.damage import break_info, commits_of, ledger_files
+from tests.support.keyed import FIRSTS, TOTALS, WINDOWS, KeyedInput, answers, answers_without_trouble, keyed_options
+from tests.support.pipelines import run_once, run_to_end
 
 ADDED = OperatorOptions("second", "deduplicate", ("files",), {"keys": ["k"]}, initial_state="empty")
 EVERY_TWO = CheckpointOptions(trigger=TriggerOptions(every_epochs=2))

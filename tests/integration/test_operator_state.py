@@ -14,15 +14,16 @@ import pytest
 from deltalake import DeltaTable
 
 import firnline
-from firnline.engine.observer import EpochFacts, Observer
-from firnline.engine.parts import assemble
 from firnline.errors import CheckpointError, ConfigError, FencedError, NotRunningError, StateLostError
-from firnline.history.epoch_diff import load_between
-from firnline.history.inspect import load_epoch
-from firnline.history.operator_state import load_state_view
-from firnline.history.rollback import Rollback
+from firnline.history.diff import load_between
+from firnline.history.edits.rollback import Rollback
+from firnline.history.epoch import load_epoch
+from firnline.history.state import load_state_view
 from firnline.options import LocalTierOptions, PipelineOptions, RemoteTierOptions, TriggerOptions
-from firnline.testing.keyed import (
+from firnline.run.observer import EpochFacts, Observer
+from firnline.run.open_pipeline import assemble
+from firnline.testing.local import LocalEngine
+from tests.support.keyed import (
     FIRST_TOTALS,
     FIRSTS,
     TOTALS,
@@ -32,9 +33,8 @@ from firnline.testing.keyed import (
     answers_without_trouble,
     keyed_options,
 )
-from firnline.testing.local import LocalEngine
-from firnline.testing.pipelines import run_once, run_to_end
-from firnline.testing.state_changes import import_rows_of, rescale_to, state_rows
+from tests.support.pipelines import run_once, run_to_end
+from tests.support.state_changes import import_rows_of, rescale_to, state_rows
 
 
 @pytest.fixture
@@ -348,7 +348,7 @@ Started = Callable[[PipelineOptions], tuple[firnline.Pipeline, Followed]]
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Starts pipelines in threads of their own, without Spark, and stops them at the end."""
-    monkeypatch.setattr("firnline.spec.pipeline.SparkEngine", lambda *_, **__: LocalEngine())
+    monkeypatch.setattr("firnline.pipeline.SparkEngine", lambda *_, **__: LocalEngine())
     running: list[tuple[firnline.Pipeline, threading.Thread]] = []
 
     def start(options: PipelineOptions) -> tuple[firnline.Pipeline, Followed]:
@@ -391,7 +391,7 @@ def test_a_checkpoint_needs_a_run_state_and_sources(tmp_path: Path, keyed: Keyed
 
 def test_a_run_is_fenced_by_an_import(tmp_path: Path, keyed: KeyedInput, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a run does after somebody changed its state never lands on top of it."""
-    monkeypatch.setattr("firnline.spec.pipeline.SparkEngine", lambda *_, **__: LocalEngine())
+    monkeypatch.setattr("firnline.pipeline.SparkEngine", lambda *_, **__: LocalEngine())
     options = keyed_options(tmp_path, poll_interval_secs=3600.0)
     keyed.add()
     pipeline, followed = pipeline_of(options), Followed()

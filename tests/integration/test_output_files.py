@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from firnline.options import PipelineOptions
-from firnline.testing.damage import commits_of
-from firnline.testing.pipelines import LocalRun, MakeOptions, run_once
-from firnline.testing.samples import table_ids
+from tests.support.damage import commits_of
+from tests.support.pipelines import LocalRun, MakeOptions, run_once
+from tests.support.samples import table_ids
 
 
 def write(folder: Path, files: int, days: list[list[int]]) -> Counter[int]:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from firnline.engine.parts import assemble
 from firnline.options import OperatorOptions, StateOptions, TriggerOptions
-from firnline.testing.counters import CounterInput, counter_options, read_counts
-from firnline.testing.keyed import (
+from firnline.run.open_pipeline import assemble
+from tests.support.counters import CounterInput, counter_options, read_counts
+from tests.support.keyed import (
     FIRST_TOTALS,
     FIRSTS,
     TOTALS,
@@ -22,8 +22,8 @@ from firnline.testing.keyed import (
     answers_without_trouble,
     keyed_options,
 )
-from firnline.testing.pipelines import run_once, run_to_end
-from firnline.testing.replays import Life, run_at
+from tests.support.pipelines import run_once, run_to_end
+from tests.support.replays import Life, run_at
 
 SEEDS = range(200) if os.environ.get("FIRNLINE_PROOF") else range(3)
 

@@ -13,11 +13,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from firnline.checkpoint.model import Checkpoint
-from firnline.engine.parts import assemble
 from firnline.errors import CheckpointError, CommitConflictError, ConfigError
-from firnline.history.checkpoint_list import load_checkpoints
-from firnline.history.rollback import Rollback
-from firnline.history.state_jumps import Rescale
+from firnline.history.checkpoints import load_checkpoints
+from firnline.history.edits.rescale import Rescale
+from firnline.history.edits.rollback import Rollback
 from firnline.history.status import load_status
 from firnline.options import (
     DeltaSinkOptions,
@@ -28,9 +27,10 @@ from firnline.options import (
     RemoteTierOptions,
     TriggerOptions,
 )
+from firnline.run.open_pipeline import assemble
 from firnline.sinks.delta import DeltaSink
-from firnline.testing.committers import commit_table
-from firnline.testing.keyed import (
+from tests.support.committers import commit_table
+from tests.support.keyed import (
     FIRST_TOTALS,
     FIRSTS,
     TOTALS,
@@ -40,9 +40,9 @@ from firnline.testing.keyed import (
     answers_without_trouble,
     keyed_options,
 )
-from firnline.testing.pipelines import pipeline_options, run_once, run_to_end
-from firnline.testing.samples import SampleInput
-from firnline.testing.state_changes import rescale_to, state_rows
+from tests.support.pipelines import pipeline_options, run_once, run_to_end
+from tests.support.samples import SampleInput
+from tests.support.state_changes import rescale_to, state_rows
 
 
 def checkpoint_of(options: PipelineOptions) -> Checkpoint:

@@ -14,19 +14,19 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-import firnline.engine.jumps as jumps
-import firnline.history.restore as restoring
-from firnline.engine.parts import assemble
+import firnline.history.edits.restore as restoring
+import firnline.run.joining as jumps
 from firnline.errors import RollbackRefusedError
-from firnline.history.restore import Restored, restore_savepoint
-from firnline.history.restore_copy import copy_ledger
-from firnline.history.rollback import Rollback
-from firnline.history.savepoint import create_savepoint
+from firnline.history.edits.restore import Restored, restore_savepoint
+from firnline.history.edits.restore_copy import copy_ledger
+from firnline.history.edits.rollback import Rollback
+from firnline.history.savepoints.create import create_savepoint
 from firnline.options import DeltaSinkOptions, PipelineOptions
-from firnline.sinks.delta.jump import find_owners
+from firnline.run.open_pipeline import assemble
+from firnline.sinks.delta.history_edit import find_owners
 from firnline.sinks.delta.log import encode_blizzard
-from firnline.testing.pipelines import MakeOptions, make_epochs, run_once, run_to_end
-from firnline.testing.samples import SampleInput, table_ids
+from tests.support.pipelines import MakeOptions, make_epochs, run_once, run_to_end
+from tests.support.samples import SampleInput, table_ids
 
 STATE: dict[str, Any] = {"files": {}, "last_committed_file": None}
 

@@ -16,14 +16,14 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from firnline.engine.jump_entries import epoch_commit
-from firnline.engine.parts import assemble
 from firnline.errors import FencedError, RollbackRefusedError
-from firnline.history.rollback import Rollback, RollbackPlan, find_epoch_at
+from firnline.history.edits.rollback import Rollback, RollbackPlan, find_epoch_at
 from firnline.options import DeltaSinkOptions, PipelineOptions
-from firnline.testing.committers import commit_table
-from firnline.testing.pipelines import MakeOptions, make_epochs, pipeline_options, run_once, run_to_end
-from firnline.testing.samples import SampleInput, table_ids
+from firnline.run.edit_entries import epoch_commit
+from firnline.run.open_pipeline import assemble
+from tests.support.committers import commit_table
+from tests.support.pipelines import MakeOptions, make_epochs, pipeline_options, run_once, run_to_end
+from tests.support.samples import SampleInput, table_ids
 
 
 def roll_back(options: PipelineOptions, to: int, **settings: Any) -> RollbackPlan:

@@ -11,16 +11,16 @@ import pytest
 from deltalake import DeltaTable
 
 import firnline.checkpoint.ledger as ledger
-import firnline.engine.jumps as jumps
-import firnline.engine.steps as steps
-from firnline.engine.parts import assemble
+import firnline.run.joining as jumps
+import firnline.run.steps as steps
 from firnline.errors import RollbackRefusedError, SinkError
-from firnline.history.fresh import start_over
-from firnline.history.rollback import Rollback
+from firnline.history.edits.fresh_start import start_over
+from firnline.history.edits.rollback import Rollback
 from firnline.options import DeltaSinkOptions, PipelineOptions
-from firnline.testing.committers import commit_table, pending_units
-from firnline.testing.pipelines import pipeline_options, run_once
-from firnline.testing.samples import SampleInput, table_ids
+from firnline.run.open_pipeline import assemble
+from tests.support.committers import commit_table, pending_units
+from tests.support.pipelines import pipeline_options, run_once
+from tests.support.samples import SampleInput, table_ids
 
 LONG = bool(os.environ.get("FIRNLINE_PROOF"))
 

@@ -12,16 +12,16 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-import firnline.engine.jumps as jumps
-from firnline.engine.parts import assemble
+import firnline.run.joining as jumps
+from firnline.committer.committer import CycleReport
 from firnline.errors import ConfigError, RollbackRefusedError
-from firnline.history.fresh import start_over
-from firnline.history.rollback import Rollback, RollbackPlan
+from firnline.history.edits.fresh_start import start_over
+from firnline.history.edits.rollback import Rollback, RollbackPlan
 from firnline.options import DeltaSinkOptions, PipelineOptions
-from firnline.staging.committer import CycleReport
-from firnline.testing.committers import commit_table, pending_units, rejected_reasons
-from firnline.testing.pipelines import MakeOptions, make_epochs, run_once, run_to_end
-from firnline.testing.samples import SampleInput, table_ids
+from firnline.run.open_pipeline import assemble
+from tests.support.committers import commit_table, pending_units, rejected_reasons
+from tests.support.pipelines import MakeOptions, make_epochs, run_once, run_to_end
+from tests.support.samples import SampleInput, table_ids
 
 
 def roll_back(options: PipelineOptions, to: int, **settings: Any) -> RollbackPlan:

@@ -17,16 +17,16 @@ import obstore.store
 import pytest
 from deltalake import DeltaTable
 
-from firnline.engine.parts import assemble
 from firnline.errors import ConfigError, DamagedError
-from firnline.history.restore import restore_savepoint
-from firnline.history.savepoint import create_savepoint
-from firnline.history.savepoint_list import dispose_savepoint, list_savepoints
+from firnline.history.edits.restore import restore_savepoint
+from firnline.history.savepoints.catalog import dispose_savepoint, list_savepoints
+from firnline.history.savepoints.create import create_savepoint
 from firnline.options import DeltaSinkOptions, PipelineOptions
+from firnline.run.open_pipeline import assemble
 from firnline.storage import Storage, open_storage
-from firnline.testing.pipelines import MakeOptions, run_once
-from firnline.testing.processes import KILLED, Launcher, RunOrder
-from firnline.testing.samples import pack
+from tests.support.pipelines import MakeOptions, run_once
+from tests.support.processes import KILLED, Launcher, RunOrder
+from tests.support.samples import pack
 
 pytestmark = [pytest.mark.s3, pytest.mark.crash]
 

@@ -18,14 +18,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 import firnline.checkpoint.ledger
-from firnline.checkpoint.audit import load_audit
 from firnline.checkpoint.codec import canonical, checksum
-from firnline.checkpoint.savepoint import Savepoint
-from firnline.checkpoint.stores import open_store
-from firnline.cli.beginning import Beginning, CopyProgress, begin
 from firnline.cli.output import size_text
-from firnline.engine.jump_entries import epoch_commit
-from firnline.engine.parts import assemble
+from firnline.cli.start_over import Beginning, CopyProgress, begin
 from firnline.errors import (
     CheckpointError,
     ConfigError,
@@ -37,12 +32,16 @@ from firnline.errors import (
     SinkError,
     SourceMovedError,
 )
-from firnline.history.copying import COPIERS, each
-from firnline.history.restore import Restored, restore_savepoint
-from firnline.history.rollback import Rollback
-from firnline.history.savepoint import create_savepoint
-from firnline.history.savepoint_list import dispose_savepoint, list_savepoints
+from firnline.history.edits.restore import Restored, restore_savepoint
+from firnline.history.edits.rollback import Rollback
+from firnline.history.savepoints.catalog import dispose_savepoint, list_savepoints
+from firnline.history.savepoints.create import create_savepoint
+from firnline.history.savepoints.files import COPIERS, each
+from firnline.history.savepoints.format import Savepoint
 from firnline.history.status import load_quarantine
+from firnline.maintenance.compact import compact
+from firnline.maintenance.gc import gc
+from firnline.maintenance.vacuum import vacuum
 from firnline.options import (
     DeltaSinkOptions,
     LocalTierOptions,
@@ -50,13 +49,14 @@ from firnline.options import (
     RemoteTierOptions,
     StoreOptions,
 )
-from firnline.staging.compact import compact
-from firnline.staging.gc import gc
-from firnline.staging.vacuum import vacuum
+from firnline.run.edit_entries import epoch_commit
+from firnline.run.open_pipeline import assemble
 from firnline.storage import LocalStorage
-from firnline.testing.committers import commit_table
-from firnline.testing.pipelines import MakeOptions, run_once
-from firnline.testing.samples import SampleInput, table_ids, table_rows
+from firnline.stores import open_store
+from firnline.stores.audit import load_audit
+from tests.support.committers import commit_table
+from tests.support.pipelines import MakeOptions, run_once
+from tests.support.samples import SampleInput, table_ids, table_rows
 
 SAMPLES = Path(__file__).parent.parent / "data" / "formats" / "v1"
 
@@ -474,7 +474,7 @@ def test_a_sink_that_was_not_reached_is_brought_through_by_the_next_run(
     _, path = save(options, copy=True)
     epochs(sample, options, 1, first=3)
     target = dataclasses.replace(options, sinks=two(tmp_path / "new"))
-    import firnline.engine.jumps as jumps
+    import firnline.run.joining as jumps
 
     def lost(*_: Any) -> int:
         raise SinkError("the network is gone")
@@ -512,7 +512,7 @@ def test_a_sink_that_lags_is_named(
     options = make_options(max_files=1, sinks=two(tmp_path))
     epochs(sample, options, 2)
     Rollback(assemble(dataclasses.replace(options, sinks=options.sinks[:1])), 1).perform("test")
-    monkeypatch.setattr("firnline.history.savepoint.LOOKS", 2)
+    monkeypatch.setattr("firnline.history.savepoints.create.LOOKS", 2)
     with pytest.raises(SinkError, match="copy at epoch 2"):
         save(options)
 

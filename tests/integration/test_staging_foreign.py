@@ -16,13 +16,13 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from firnline.clock import SystemClock
+from firnline.committer import committer as committer_module
+from firnline.committer.committed import CommittedUnits
+from firnline.committer.committer import Committer
 from firnline.sinks.delta.table import Table
-from firnline.staging import committer as committer_module
-from firnline.staging.committed import CommittedUnits
-from firnline.staging.committer import Committer
-from firnline.staging.rejected import retry
+from firnline.sinks.staged.set_aside import retry
 from firnline.storage import open_storage
-from firnline.testing.committers import (
+from tests.support.committers import (
     PENDING,
     REJECTED,
     bring_file,
@@ -32,9 +32,9 @@ from firnline.testing.committers import (
     put_unit,
     rejected_reasons,
 )
-from firnline.testing.pipelines import pipeline_options, run_to_end
-from firnline.testing.processes import KILLED
-from firnline.testing.samples import SampleInput, table_ids
+from tests.support.pipelines import pipeline_options, run_to_end
+from tests.support.processes import KILLED
+from tests.support.samples import SampleInput, table_ids
 
 WEEK = {"delta.setTransactionRetentionDuration": "interval 7 days"}
 

@@ -19,19 +19,20 @@ from deltalake import DeltaTable
 
 from firnline.checkpoint.codec import canonical, seal, unseal
 from firnline.clock import SystemClock
-from firnline.engine.parts import assemble
-from firnline.engine.runs import load_runs
+from firnline.committer import committer as committer_module
+from firnline.committer.committer import Committer
+from firnline.committer.lock import Place, find_holder
+from firnline.committer.service import CommitterService, TableRef
 from firnline.errors import CommitUnknownError, FencedError, SinkError
 from firnline.options import DeltaSinkOptions, PipelineOptions
+from firnline.run.log import load_runs
+from firnline.run.open_pipeline import assemble
+from firnline.sinks.delta.intervals import parse_interval
 from firnline.sinks.delta.table import Table
-from firnline.staging import committer as committer_module
-from firnline.staging.committer import Committer
-from firnline.staging.intervals import parse_interval
-from firnline.staging.place import Place, find_holder
-from firnline.staging.rejected import retry
-from firnline.staging.serving import CommitterService, TableRef
+from firnline.sinks.staged.set_aside import retry
 from firnline.storage import LocalStorage, open_storage
-from firnline.testing.committers import (
+from firnline.testing.faults import Faults, faulty_storage
+from tests.support.committers import (
     PENDING,
     bring_file,
     commit_table,
@@ -39,10 +40,9 @@ from firnline.testing.committers import (
     put_unit,
     rejected_reasons,
 )
-from firnline.testing.faulty import Faults, faulty_storage
-from firnline.testing.pipelines import pipeline_options, run_once
-from firnline.testing.processes import Launcher
-from firnline.testing.samples import SampleInput, table_ids
+from tests.support.pipelines import pipeline_options, run_once
+from tests.support.processes import Launcher
+from tests.support.samples import SampleInput, table_ids
 
 
 @pytest.fixture

@@ -15,10 +15,11 @@ import pytest
 
 from firnline.checkpoint.codec import canonical, seal
 from firnline.cli.main import run_command
-from firnline.engine.parts import assemble
 from firnline.errors import CheckpointError, LedgerHoleError, StateIncompleteError
 from firnline.faults import InjectedFaultError
-from firnline.history.rollback import Rollback
+from firnline.history.edits.rollback import Rollback
+from firnline.maintenance.gc import gc
+from firnline.maintenance.state import StateSwept, find_needed, sweep_state
 from firnline.options import (
     DeltaSinkOptions,
     LocalTierOptions,
@@ -27,12 +28,11 @@ from firnline.options import (
     StoreOptions,
     TriggerOptions,
 )
+from firnline.run.open_pipeline import assemble
 from firnline.spec.build import load_options
-from firnline.staging.gc import gc
-from firnline.staging.state_gc import StateSwept, find_needed, sweep_state
 from firnline.state.replica import Replica
-from firnline.testing.keyed import KeyedInput, answers, answers_without_trouble, keyed_options
-from firnline.testing.pipelines import run_to_end
+from tests.support.keyed import KeyedInput, answers, answers_without_trouble, keyed_options
+from tests.support.pipelines import run_to_end
 
 SPEC = """\
 name: demo

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 import firnline.checkpoint.ledger as ledger
-import firnline.engine.jumps as jumps
-import firnline.engine.steps as steps
-from firnline.engine.parts import assemble
-from firnline.history.fresh import start_over
-from firnline.history.rollback import Rollback
+import firnline.run.joining as jumps
+import firnline.run.steps as steps
+from firnline.history.edits.fresh_start import start_over
+from firnline.history.edits.rollback import Rollback
+from firnline.maintenance.gc import gc
+from firnline.maintenance.state import sweep_state
 from firnline.options import OperatorOptions, StateOptions, TriggerOptions
-from firnline.staging.gc import gc
-from firnline.staging.state_gc import sweep_state
-from firnline.testing.keyed import GRAPHS, KeyedInput, answers, answers_without_trouble, keyed_options
-from firnline.testing.pipelines import run_once
+from firnline.run.open_pipeline import assemble
+from tests.support.keyed import GRAPHS, KeyedInput, answers, answers_without_trouble, keyed_options
+from tests.support.pipelines import run_once
 
 LONG = bool(os.environ.get("FIRNLINE_PROOF"))
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from firnline.checkpoint.model import Checkpoint
-from firnline.engine.parts import assemble
 from firnline.errors import RollbackRefusedError
-from firnline.history.fresh import start_over
-from firnline.history.rollback import Rollback, RollbackPlan
+from firnline.history.edits.fresh_start import start_over
+from firnline.history.edits.rollback import Rollback, RollbackPlan
 from firnline.options import LocalTierOptions, PipelineOptions, RemoteTierOptions, StateOptions, TriggerOptions
-from firnline.testing.keyed import GRAPHS, KeyedInput, answers, answers_without_trouble, keyed_options
-from firnline.testing.pipelines import run_once, run_to_end
+from firnline.run.open_pipeline import assemble
+from tests.support.keyed import GRAPHS, KeyedInput, answers, answers_without_trouble, keyed_options
+from tests.support.pipelines import run_once, run_to_end
 
 
 @pytest.fixture

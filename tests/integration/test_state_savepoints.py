@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from firnline.checkpoint.savepoint import Savepoint
-from firnline.engine.parts import assemble
 from firnline.errors import CheckpointError, DamagedError, FirnlineError, RollbackRefusedError
-from firnline.history.restore import Restored, restore_savepoint
-from firnline.history.savepoint import create_savepoint
-from firnline.history.savepoint_list import dispose_savepoint, list_savepoints
-from firnline.history.savepoint_state import is_behind
+from firnline.history.edits.restore import Restored, restore_savepoint
+from firnline.history.savepoints.catalog import dispose_savepoint, list_savepoints
+from firnline.history.savepoints.create import create_savepoint
+from firnline.history.savepoints.format import Savepoint
+from firnline.history.savepoints.state import is_behind
+from firnline.maintenance.gc import gc
+from firnline.maintenance.state import sweep_state
 from firnline.options import LocalTierOptions, PipelineOptions, RemoteTierOptions, TriggerOptions
-from firnline.staging.gc import gc
-from firnline.staging.state_gc import sweep_state
-from firnline.testing.keyed import GRAPHS, KeyedInput, answers, answers_without_trouble, keyed_options
-from firnline.testing.pipelines import run_once, run_to_end
+from firnline.run.open_pipeline import assemble
+from tests.support.keyed import GRAPHS, KeyedInput, answers, answers_without_trouble, keyed_options
+from tests.support.pipelines import run_once, run_to_end
 
 
 @pytest.fixture

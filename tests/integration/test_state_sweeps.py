@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 
 import firnline.sinks.delta.table
-from firnline.engine.flight import Base
-from firnline.engine.parts import assemble
-from firnline.engine.state_keeper import StateKeeper
 from firnline.errors import RollbackRefusedError
-from firnline.history.restore import restore_savepoint
-from firnline.history.savepoint import create_savepoint
-from firnline.history.savepoint_list import dispose_savepoint
+from firnline.history.edits.restore import restore_savepoint
+from firnline.history.savepoints.catalog import dispose_savepoint
+from firnline.history.savepoints.create import create_savepoint
+from firnline.maintenance.state import sweep_state
 from firnline.options import PipelineOptions, TriggerOptions
-from firnline.staging.state_gc import sweep_state
+from firnline.run.flight import Base
+from firnline.run.open_pipeline import assemble
+from firnline.run.operator_state import StateKeeper
 from firnline.state.manifest import SnapshotRef
-from firnline.testing.ageing import age_files
-from firnline.testing.keyed import KeyedInput, answers, answers_without_trouble, keyed_options
-from firnline.testing.kills import kill
-from firnline.testing.pipelines import run_to_end
+from tests.support.ageing import age_files
+from tests.support.keyed import KeyedInput, answers, answers_without_trouble, keyed_options
+from tests.support.kills import kill
+from tests.support.pipelines import run_to_end
 
 
 def home_of(options: PipelineOptions) -> Path:

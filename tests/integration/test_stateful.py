@@ -16,11 +16,9 @@ import pytest
 from deltalake import DeltaTable
 
 from firnline.clock import SystemClock
-from firnline.engine.engine import Engine
-from firnline.engine.parts import assemble
-from firnline.engine.runner import Runner
-from firnline.history.operator_state import load_state_view
+from firnline.history.state import load_state_view
 from firnline.history.status import load_status
+from firnline.jobs.engine import Engine
 from firnline.options import (
     DeltaSinkOptions,
     FieldOptions,
@@ -32,12 +30,14 @@ from firnline.options import (
     SchemaOptions,
     TriggerOptions,
 )
+from firnline.run.open_pipeline import assemble
+from firnline.run.runner import Runner
 from firnline.sources.files.source import FileSource
-from firnline.state.exporting import write_export
-from firnline.testing.counters import CounterInput, counter_options, read_counts
+from firnline.state.export import write_export
 from firnline.testing.local import LocalEngine
-from firnline.testing.pipelines import Recorder, pipeline_options, run_once, run_to_end
-from firnline.testing.samples import SampleInput, table_ids
+from tests.support.counters import CounterInput, counter_options, read_counts
+from tests.support.pipelines import Recorder, pipeline_options, run_once, run_to_end
+from tests.support.samples import SampleInput, table_ids
 
 MINUTE_US = 60_000_000
 FIELDS = (FieldOptions("k", "string"), FieldOptions("v", "int64"), FieldOptions("at", "timestamp"))
@@ -503,8 +503,8 @@ def run_with(options: PipelineOptions, engine: Engine) -> Recorder:
 def test_a_lost_worker_is_replaced_or_absorbed(
     tmp_path: Path, counted: CounterInput, policy: str, shards: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from firnline.engine import tasks
     from firnline.errors import WorkerLostError
+    from firnline.jobs import worker as tasks
 
     def lose(order: Mapping[str, Any]) -> dict[str, Any]:
         raise WorkerLostError("the worker is gone")
@@ -524,8 +524,8 @@ def test_a_lost_worker_is_replaced_or_absorbed(
 def test_absorbed_shards_are_given_back_when_workers_return(
     tmp_path: Path, counted: CounterInput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from firnline.engine import tasks
     from firnline.errors import WorkerLostError
+    from firnline.jobs import worker as tasks
 
     def lose(order: Mapping[str, Any]) -> dict[str, Any]:
         raise WorkerLostError("the worker is gone")
@@ -553,7 +553,8 @@ def test_absorbed_shards_are_given_back_when_workers_return(
 
 
 def test_a_task_that_hangs_while_it_reads_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from firnline.engine import task, tasks
+    from firnline.jobs import read_task as task
+    from firnline.jobs import worker as tasks
 
     wake, hung = threading.Event(), threading.Event()
 
@@ -577,7 +578,8 @@ def test_a_task_that_hangs_while_it_reads_is_given_up(tmp_path: Path, monkeypatc
 def test_a_shard_that_hangs_is_given_up_and_does_no_harm_when_it_wakes(
     tmp_path: Path, counted: CounterInput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from firnline.engine import fold_task, tasks
+    from firnline.jobs import fold_task
+    from firnline.jobs import worker as tasks
 
     wake, hung = threading.Event(), threading.Event()
     real = fold_task.run_fold

@@ -16,12 +16,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from firnline.checkpoint import ledger
-from firnline.engine import state_keeper, steps
-from firnline.engine.parts import Parts, assemble
-from firnline.engine.requests import FileRequest
-from firnline.engine.runner import Runner
 from firnline.errors import SchemaError, SourceError, WorkerLostError
-from firnline.history.operator_state import load_state_view
+from firnline.history.state import load_state_view
 from firnline.options import (
     DeltaSinkOptions,
     FieldOptions,
@@ -31,13 +27,18 @@ from firnline.options import (
     SchemaOptions,
     TriggerOptions,
 )
+from firnline.run import operator_state as state_keeper
+from firnline.run import steps
+from firnline.run.open_pipeline import Parts, assemble
+from firnline.run.requests import FileRequest
+from firnline.run.runner import Runner
 from firnline.sinks.base import EpochCommit
 from firnline.sources.files.source import FileSource
 from firnline.sources.group import EpochPlan
-from firnline.testing.keyed import FIRST_TOTALS, FIRSTS, KeyedInput, keyed_options
 from firnline.testing.local import LocalEngine
-from firnline.testing.pipelines import LocalRun, Recorder, pipeline_options, run_once, run_to_end
 from firnline.types import Json, Receipt
+from tests.support.keyed import FIRST_TOTALS, FIRSTS, KeyedInput, keyed_options
+from tests.support.pipelines import LocalRun, Recorder, pipeline_options, run_once, run_to_end
 
 MINUTE_US = 60_000_000
 FIELDS = SchemaOptions((FieldOptions("k", "string"), FieldOptions("v", "int64"), FieldOptions("at", "timestamp")))

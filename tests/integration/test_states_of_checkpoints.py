@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from firnline.engine.parts import assemble
 from firnline.errors import EngineError
-from firnline.history.checkpoint_list import load_checkpoints
+from firnline.history.checkpoints import load_checkpoints
 from firnline.history.status import load_status
-from firnline.testing.committers import commit_table
+from firnline.run.open_pipeline import assemble
 from firnline.testing.local import LocalEngine
-from firnline.testing.pipelines import Recorder, pipeline_options, run_once
-from firnline.testing.processes import KILLED, Launcher
-from firnline.testing.samples import SampleInput
 from firnline.types import Json
+from tests.support.committers import commit_table
+from tests.support.pipelines import Recorder, pipeline_options, run_once
+from tests.support.processes import KILLED, Launcher
+from tests.support.samples import SampleInput
 
 
 def _states(options: Any) -> list[tuple[int, str, str | None]]:
@@ -63,7 +63,7 @@ class _FailsOnce(LocalEngine):
 
 
 def test_an_attempt_that_failed_is_listed_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from firnline.engine.runner import Runner
+    from firnline.run.runner import Runner
 
     sample = SampleInput(tmp_path / "in")
     sample.add("a.json", 3)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from firnline.engine.parts import assemble
-from firnline.engine.runner import Runner
+from firnline.run.open_pipeline import assemble
+from firnline.run.runner import Runner
 from firnline.testing.local import LocalEngine
-from firnline.testing.pipelines import Recorder, pipeline_options, run_to_end
-from firnline.testing.samples import SampleInput, table_ids
+from tests.support.pipelines import Recorder, pipeline_options, run_to_end
+from tests.support.samples import SampleInput, table_ids
 
 
 class StopsEarly(Recorder):

@@ -11,12 +11,12 @@ from typing import Any
 import obstore
 import pytest
 
-from firnline.checkpoint.store import CheckpointStore
-from firnline.checkpoint.stores import open_store
-from firnline.checkpoint.stores.objects import ObjectStore
 from firnline.errors import StoreUnsafeError
 from firnline.options import StoreOptions
 from firnline.storage import ObjectStorage
+from firnline.stores import open_store
+from firnline.stores.base import CheckpointStore
+from firnline.stores.objects import ObjectStore
 from firnline.testing.stores import StoreConformance
 
 pytestmark = pytest.mark.s3

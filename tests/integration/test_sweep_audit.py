@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-import firnline.engine.runner
-import firnline.staging.state_gc
-from firnline.checkpoint.audit import load_audit
+import firnline.maintenance.state
+import firnline.run.runner
 from firnline.cli.main import run_command
-from firnline.engine.parts import assemble
-from firnline.history.recorded import open_for_writing
+from firnline.history.store import open_for_writing
 from firnline.options import StoreOptions
+from firnline.run.open_pipeline import assemble
 from firnline.spec.build import load_options
-from firnline.testing.ageing import age_files
-from firnline.testing.keyed import KeyedInput, keyed_options
-from firnline.testing.pipelines import run_to_end
-from firnline.testing.samples import SampleInput
+from firnline.stores.audit import load_audit
+from tests.support.ageing import age_files
+from tests.support.keyed import KeyedInput, keyed_options
+from tests.support.pipelines import run_to_end
+from tests.support.samples import SampleInput
 
 DAY = 86_400
 
@@ -74,8 +74,8 @@ def test_a_deletion_that_cannot_be_put_on_record_is_not_made(spec: Path, tmp_pat
 
 
 def test_what_a_run_sweeps_of_its_state_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(firnline.engine.runner, "SWEEP_EVERY", 4)
-    monkeypatch.setattr(firnline.engine.runner, "RUN_GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(firnline.run.runner, "SWEEP_EVERY", 4)
+    monkeypatch.setattr(firnline.run.runner, "RUN_GRACE_SECONDS", 0.0)
     keyed = KeyedInput(tmp_path / "in")
     store = StoreOptions(path=str(tmp_path / "store"))
     options = keyed_options(tmp_path, rollback_window=1, keep_checkpoints=0, store=store)

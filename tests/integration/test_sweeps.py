@@ -9,30 +9,30 @@ import duckdb
 import pytest
 from deltalake import DeltaTable
 
+import firnline.maintenance.log_names
+import firnline.maintenance.references
+import firnline.sinks.delta.sweeps
 import firnline.sinks.delta.table
-import firnline.staging.lognames
-import firnline.staging.references
-import firnline.staging.sweeps
 import firnline.storage
-from firnline.engine.parts import assemble
 from firnline.errors import CheckpointError, RollbackRefusedError, SinkError
-from firnline.history.restore import restore_savepoint
-from firnline.history.rollback import Rollback
-from firnline.history.savepoint import create_savepoint
-from firnline.history.savepoint_list import dispose_savepoint
+from firnline.history.edits.restore import restore_savepoint
+from firnline.history.edits.rollback import Rollback
+from firnline.history.savepoints.catalog import dispose_savepoint
+from firnline.history.savepoints.create import create_savepoint
+from firnline.maintenance import compact as compacting
+from firnline.maintenance.compact import compact
+from firnline.maintenance.gc import gc
+from firnline.maintenance.vacuum import vacuum
 from firnline.options import PipelineOptions
+from firnline.run.open_pipeline import assemble
 from firnline.sinks.delta.sink import DeltaSink
+from firnline.sinks.delta.sweeps import SweepLog
 from firnline.sinks.delta.table import Table
-from firnline.staging import compact as compacting
-from firnline.staging.compact import compact
-from firnline.staging.gc import gc
-from firnline.staging.rejected import reject, retry
-from firnline.staging.sweeps import SweepLog
-from firnline.staging.vacuum import vacuum
+from firnline.sinks.staged.set_aside import reject, retry
 from firnline.storage import open_storage
-from firnline.testing.committers import commit_table
-from firnline.testing.pipelines import MakeOptions, make_epochs, run_to_end
-from firnline.testing.samples import SampleInput, table_ids
+from tests.support.committers import commit_table
+from tests.support.pipelines import MakeOptions, make_epochs, run_to_end
+from tests.support.samples import SampleInput, table_ids
 
 Sweep = Callable[[Path], object]
 
@@ -53,7 +53,7 @@ class At:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._actions: dict[str, Callable[[], None]] = {}
-        for module in (firnline.staging.sweeps, firnline.sinks.delta.table, firnline.storage):
+        for module in (firnline.sinks.delta.sweeps, firnline.sinks.delta.table, firnline.storage):
             monkeypatch.setattr(module, "fault_point", self._reached)
 
     def do(self, point: str, action: Callable[[], object]) -> list[object]:
@@ -78,7 +78,9 @@ class At:
 @pytest.fixture
 def at(monkeypatch: pytest.MonkeyPatch) -> At:
     # Stands for tombstones that are older than the table's retention.
-    monkeypatch.setattr(firnline.staging.lognames, "DEFAULT_RETENTION", -firnline.staging.lognames.DEFAULT_RETENTION)
+    monkeypatch.setattr(
+        firnline.maintenance.log_names, "DEFAULT_RETENTION", -firnline.maintenance.log_names.DEFAULT_RETENTION
+    )
     return At(monkeypatch)
 
 
@@ -154,7 +156,7 @@ def test_a_rollback_without_pins_is_refused_rather_than_wrong(
     at: At, options: PipelineOptions, root: Path, sample: SampleInput, monkeypatch: pytest.MonkeyPatch, sweep: Sweep
 ) -> None:
     """As if its pin had been taken for abandoned: it looked, stood still for days, and commits."""
-    monkeypatch.setattr("firnline.history.savepoint_pins.RestorePins.keep", lambda *_: False)
+    monkeypatch.setattr("firnline.history.savepoints.pins.RestorePins.keep", lambda *_: False)
     at.do("delta.jump.before", lambda: sweep(root))
     with pytest.raises(RollbackRefusedError, match="vacuumed"):
         Rollback(assemble(options), 2).perform("f" * 16)
@@ -249,7 +251,9 @@ def test_a_compaction_whose_pin_was_given_up_commits_no_file_that_is_gone(
     make_epochs(sample, options, 4)
     root = Path(options.sinks[0].table)
     monkeypatch.setattr(compacting, "this_process", lambda: {"host": "elsewhere", "pid": 1})
-    monkeypatch.setattr(firnline.staging.references, "COMPACTION_KEPT", -firnline.staging.references.COMPACTION_KEPT)
+    monkeypatch.setattr(
+        firnline.maintenance.references, "COMPACTION_KEPT", -firnline.maintenance.references.COMPACTION_KEPT
+    )
     at.do("delta.compact.before", lambda: gc(str(root), grace_seconds=0))
     report = compact(str(root))
     assert report.commits == 1
@@ -267,7 +271,9 @@ def test_a_unit_that_is_taken_up_again_is_not_committed_while_a_sweep_deletes_it
     units = sorted(p.name.removesuffix(".meta.json") for p in (root / "_staging/pending").glob("*.meta.json"))
     for name in units:
         reject(storage, name, "for a test", assemble(options).clock)
-    monkeypatch.setattr(firnline.staging.references, "REJECTED_KEPT", -firnline.staging.references.REJECTED_KEPT)
+    monkeypatch.setattr(
+        firnline.maintenance.references, "REJECTED_KEPT", -firnline.maintenance.references.REJECTED_KEPT
+    )
 
     def take_up() -> None:
         for name in units:
@@ -276,7 +282,7 @@ def test_a_unit_that_is_taken_up_again_is_not_committed_while_a_sweep_deletes_it
 
     at.do("delta.sweep.after", take_up)
     # The metadata is deleted first; a person keeps it from that.
-    monkeypatch.setattr("firnline.staging.gc.Sweep.delete", lambda *_: None)
+    monkeypatch.setattr("firnline.maintenance.gc.Sweep.delete", lambda *_: None)
     gc(str(root), grace_seconds=0)
     assert table_ids(root) == {}
     assert DeltaTable(root).file_uris() == []

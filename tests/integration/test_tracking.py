@@ -17,7 +17,6 @@ import duckdb
 import pytest
 from deltalake import DeltaTable
 
-from firnline.engine.parts import assemble
 from firnline.faults import POINTS
 from firnline.options import (
     DeltaSinkOptions,
@@ -28,8 +27,9 @@ from firnline.options import (
     SchemaOptions,
     TriggerOptions,
 )
-from firnline.testing.pipelines import pipeline_options, run_to_end
-from firnline.testing.processes import KILLED, Launcher
+from firnline.run.open_pipeline import assemble
+from tests.support.pipelines import pipeline_options, run_to_end
+from tests.support.processes import KILLED, Launcher
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tracking"
 GAPS = {"radar": 12, "link": 25, "optical": 40}  # seconds between two rows of an object, on average

@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 
 from firnline.checkpoint.model import Checkpoint
-from firnline.engine.parts import assemble
-from firnline.engine.runner import Runner
+from firnline.committer.committer import Committer
 from firnline.errors import ConfigError, FencedError
 from firnline.history.status import load_status
 from firnline.options import DeltaSinkOptions, PipelineOptions, StoreOptions
+from firnline.run.open_pipeline import assemble
+from firnline.run.runner import Runner
 from firnline.sinks.base import EpochCommit
 from firnline.sinks.delta.table import Table
-from firnline.staging.committer import Committer
-from firnline.staging.discard import discard
-from firnline.staging.sink import StagedDeltaSink
+from firnline.sinks.staged.discard import discard
+from firnline.sinks.staged.sink import StagedDeltaSink
 from firnline.storage import open_storage
-from firnline.testing.committers import commit_table, pending_units
 from firnline.testing.local import LocalEngine
-from firnline.testing.pipelines import Recorder, pipeline_options, run_once, run_to_end
-from firnline.testing.samples import SampleInput, table_ids
+from tests.support.committers import commit_table, pending_units
+from tests.support.pipelines import Recorder, pipeline_options, run_once, run_to_end
+from tests.support.samples import SampleInput, table_ids
 
 SECONDS = 60  # for a thread that hangs; nobody waits so long
 

@@ -19,8 +19,6 @@ from hypothesis import strategies as st
 
 from firnline.checkpoint.ledger import Ledger, LedgerEntry
 from firnline.clock import SystemClock
-from firnline.engine.jumps import check_staged
-from firnline.engine.rollback_sinks import plan_sink
 from firnline.errors import (
     CheckpointError,
     CommitConflictError,
@@ -31,21 +29,23 @@ from firnline.errors import (
     SinkError,
 )
 from firnline.faults import VARIABLE, _seen
+from firnline.maintenance.compact import compact
+from firnline.maintenance.gc import gc
 from firnline.options import DeltaSinkOptions, FileSourceOptions
+from firnline.run.joining import check_staged
+from firnline.run.rollback_sinks import plan_sink
 from firnline.sinks.base import EpochCommit
 from firnline.sinks.delta import DeltaSink, UpsertSink
-from firnline.sinks.delta import rewrite as rewriting
-from firnline.sinks.delta import upsert_work as working
-from firnline.sinks.delta.jump import RestoreVersion
-from firnline.sinks.delta.rewrite import run_in_threads
-from firnline.staging.compact import compact
-from firnline.staging.gc import gc
+from firnline.sinks.delta.history_edit import RestoreVersion
+from firnline.sinks.delta.upsert import rewrite as rewriting
+from firnline.sinks.delta.upsert import rewrite_plan as working
+from firnline.sinks.delta.upsert.rewrite import run_in_threads
 from firnline.storage import open_storage
-from firnline.testing.ageing import DAY, age_files
-from firnline.testing.pipelines import pipeline_options, run_once, run_to_end
-from firnline.testing.samples import table_rows
-from firnline.testing.upserts import UpsertDriver, changes, read_by_delta, read_by_duckdb, tip_of
 from firnline.types import Json
+from tests.support.ageing import DAY, age_files
+from tests.support.pipelines import pipeline_options, run_once, run_to_end
+from tests.support.samples import table_rows
+from tests.support.upserts import UpsertDriver, changes, read_by_delta, read_by_duckdb, tip_of
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 EXAMPLES = 200 if os.environ.get("FIRNLINE_PROOF") else 25
@@ -682,7 +682,7 @@ def test_why_an_epoch_is_lost_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     put_change(tmp_path / "in", 1)
     run_to_end(options)
     put_change(tmp_path / "in", 2)
-    monkeypatch.setattr("firnline.sinks.delta.upsert_work.find_removable", lambda _: None)
+    monkeypatch.setattr("firnline.sinks.delta.upsert.rewrite_plan.find_removable", lambda _: None)
     run = run_once(options)
     assert (run.exit_code, run.error_code) == (3, "schema")
     assert run.result.error is not None

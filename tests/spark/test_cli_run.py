@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from firnline.testing.samples import SampleInput, table_ids
+from tests.support.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.spark
 

@@ -17,12 +17,12 @@ import psutil
 import pytest
 from deltalake import DeltaTable
 
-from firnline.engine.parts import assemble
-from firnline.engine.runner import Runner
-from firnline.engine.spark import SparkEngine
+from firnline.jobs.spark import SparkEngine
 from firnline.options import DeltaSinkOptions, FileSourceOptions, OperatorOptions, PipelineOptions, TriggerOptions
-from firnline.testing.counters import CounterInput, counter_options, read_counts
-from firnline.testing.pipelines import Recorder, pipeline_options
+from firnline.run.open_pipeline import assemble
+from firnline.run.runner import Runner
+from tests.support.counters import CounterInput, counter_options, read_counts
+from tests.support.pipelines import Recorder, pipeline_options
 
 pytestmark = pytest.mark.spark
 
@@ -249,7 +249,7 @@ def test_a_task_that_hangs_past_its_time_is_given_up(
 @pytest.mark.parametrize("policy", ["replace", "absorb"])
 def test_a_killed_executor_is_replaced_or_absorbed(tmp_path: Path, counted: CounterInput, policy: str) -> None:
     """In a process of its own: one session per process, and this one is a little cluster."""
-    from firnline.testing.processes import Launcher
+    from tests.support.processes import Launcher
 
     options = counter_options(counted.folder, tmp_path / "table", on_worker_loss=policy, attempts=20)
     options = dataclasses.replace(options, spark={"spark.master": "local-cluster[2,1,1024]"})

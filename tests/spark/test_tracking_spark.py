@@ -14,7 +14,7 @@ import pytest
 
 from firnline.options import PipelineOptions
 from firnline.spec.build import load_options
-from firnline.testing.processes import KILLED, Launcher
+from tests.support.processes import KILLED, Launcher
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(600)]
 

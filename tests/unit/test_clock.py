@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from firnline.clock import RESTART_SECONDS, SteadySeconds, SystemClock, monotonic
-from firnline.testing.pipelines import MakeOptions, run_once
-from firnline.testing.samples import SampleInput
+from tests.support.pipelines import MakeOptions, run_once
+from tests.support.samples import SampleInput
 
 
 def scripted(*readings: float) -> Callable[[], float]:

@@ -10,7 +10,7 @@ import pytest
 
 from firnline.cli.main import run_command
 from firnline.testing.local import LocalEngine
-from firnline.testing.samples import SampleInput, table_ids
+from tests.support.samples import SampleInput, table_ids
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "rollback.md"
 SPEC = """\
@@ -23,7 +23,7 @@ batch: {max_files: 1}
 
 @pytest.fixture(autouse=True)
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("firnline.engine.spark.SparkEngine", lambda *_, **__: LocalEngine())
+    monkeypatch.setattr("firnline.jobs.spark.SparkEngine", lambda *_, **__: LocalEngine())
 
 
 def blocks() -> list[tuple[list[str], list[str]]]:

@@ -66,7 +66,7 @@ class TestTheExampleOperator(OperatorConformance):
 def test_the_commands_on_the_pages_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("firnline.engine.spark.SparkEngine", lambda *_, **__: LocalEngine())
+    monkeypatch.setattr("firnline.jobs.spark.SparkEngine", lambda *_, **__: LocalEngine())
     monkeypatch.chdir(tmp_path)
     write_example(tmp_path)
     (tmp_path / "in").mkdir()

@@ -9,12 +9,12 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from firnline.cli.common import Common, Flag, Spec, load_parts
-from firnline.cli.looking import look
 from firnline.cli.output import Column, say, short_time
+from firnline.cli.read_only import look
 from firnline.errors import SinkError
 
 if TYPE_CHECKING:
-    from firnline.engine.parts import Parts
+    from firnline.run.open_pipeline import Parts
     from firnline.types import Json
 
 COLUMNS = (
@@ -111,7 +111,7 @@ def checkpoints(
     parts = load_parts(spec)
     if audit:
         return _audit(parts, None if every else limit, before, common)
-    from firnline.history.checkpoint_list import load_checkpoints
+    from firnline.history.checkpoints import load_checkpoints
 
     found = look(
         parts, lambda store: load_checkpoints(parts, None if every else limit, store, before=before, undone=every)
@@ -149,8 +149,8 @@ def _shown(row: dict[str, Json]) -> dict[str, Json]:
 
 
 def _audit(parts: Parts, limit: int | None, before: int | None, common: Common) -> int:
-    from firnline.checkpoint.audit import load_audit
-    from firnline.history.recorded import check_store, find_store
+    from firnline.history.store import check_store, find_store
+    from firnline.stores.audit import load_audit
 
     check_store(parts)
     name = parts.options.name

@@ -44,9 +44,9 @@ def delete(
 ) -> int:
     """Delete the checkpoint store's copies; the table keeps its own."""
     parts = load_parts(spec)
-    from firnline.checkpoint.audit import audited, make_record
-    from firnline.checkpoint.transfer import count_versions
-    from firnline.history.recorded import open_for_writing
+    from firnline.history.store import open_for_writing
+    from firnline.stores.audit import audited, make_record
+    from firnline.stores.transfer import count_versions
 
     name = parts.options.name
     really = yes and not dry_run

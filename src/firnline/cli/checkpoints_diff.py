@@ -9,8 +9,8 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from firnline.cli.common import Common, Spec, load_parts
-from firnline.cli.looking import look
 from firnline.cli.output import count_text, size_text
+from firnline.cli.read_only import look
 
 if TYPE_CHECKING:
     from firnline.types import Json
@@ -57,7 +57,7 @@ def diff(
 ) -> int:
     """Tell what moved between two epochs."""
     parts = load_parts(spec)
-    from firnline.history.epoch_diff import diff_epochs
+    from firnline.history.diff import diff_epochs
 
     found = look(parts, lambda store: diff_epochs(parts, store, one, other))
     if common.json:

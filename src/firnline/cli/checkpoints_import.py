@@ -44,10 +44,10 @@ def import_(
 ) -> int:
     """Put the checkpoints of an exported file into the checkpoint store."""
     parts = load_parts(spec)
-    from firnline.checkpoint.archive_reader import open_archive
-    from firnline.checkpoint.audit import make_record
-    from firnline.checkpoint.transfer import perform_import, plan_import
-    from firnline.history.recorded import load_truth, open_for_writing
+    from firnline.history.store import load_truth, open_for_writing
+    from firnline.stores.archive_reader import open_archive
+    from firnline.stores.audit import make_record
+    from firnline.stores.transfer import perform_import, plan_import
 
     with open_archive(file) as archive, closing(open_for_writing(parts)) as store:
         plan = plan_import(store, archive, parts.options.name, load_truth(parts))

@@ -10,12 +10,12 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from firnline.cli.common import Common, Spec, load_parts
-from firnline.cli.looking import look
 from firnline.cli.output import Column, Output, count_text, size_text
+from firnline.cli.read_only import look
 
 if TYPE_CHECKING:
-    from firnline.history.inspect import EpochView
-    from firnline.history.state_look import OperatorSnapshot
+    from firnline.history.epoch import EpochView
+    from firnline.history.snapshots import OperatorSnapshot
     from firnline.types import Json
 
 EPOCH_HELP = "The epoch, as `firnline checkpoints` lists it."
@@ -74,7 +74,7 @@ def show(
 ) -> int:
     """Show one checkpoint, and which of its copies are intact."""
     parts = load_parts(spec)
-    from firnline.history.inspect import load_epoch
+    from firnline.history.epoch import load_epoch
 
     found = look(parts, lambda store: load_epoch(parts, store, epoch))
     if common.json:
@@ -86,7 +86,7 @@ def show(
 
 def _facts(pipeline: str, view: EpochView) -> dict[str, Json]:
     from firnline.checkpoint.codec import canonical
-    from firnline.history.state_look import snapshots_of
+    from firnline.history.snapshots import snapshots_of
 
     entry = view.ledger_entry
     sealed = view.checkpoint.to_json()
@@ -117,7 +117,7 @@ def _facts(pipeline: str, view: EpochView) -> dict[str, Json]:
 def position_facts(position: Json) -> dict[str, Json]:
     """A position in short; one that is not of files is shown as it is."""
     from firnline.errors import DamagedError
-    from firnline.sources.files.state import FileState
+    from firnline.sources.files.position import FileState
 
     try:
         state = FileState.from_json(position)
@@ -143,7 +143,7 @@ def state_facts(snapshots: Sequence[OperatorSnapshot]) -> dict[str, str]:
 
 
 def _show(out: Output, view: EpochView) -> None:
-    from firnline.history.state_look import snapshots_of
+    from firnline.history.snapshots import snapshots_of
 
     checkpoint = view.checkpoint
     facts: dict[str, Json] = {

@@ -12,8 +12,8 @@ from cyclopts.validators import Number
 from firnline.cli.output import Output
 
 if TYPE_CHECKING:
-    from firnline.engine.parts import Parts
     from firnline.options import PipelineOptions
+    from firnline.run.open_pipeline import Parts
 
 SPEC_HELP = "The pipeline file, or its folder. [default: firnline.yml here or in a folder above]"
 Spec = Annotated[str | None, Parameter(help=SPEC_HELP, show_default=False)]
@@ -51,6 +51,6 @@ def load_options(spec: str | None) -> PipelineOptions:
 def load_parts(spec: str | None) -> Parts:
     """The parts that commands work with that only look; nothing is read yet."""
     options = load_options(spec)
-    from firnline.engine.parts import assemble
+    from firnline.run.open_pipeline import assemble
 
     return assemble(options)

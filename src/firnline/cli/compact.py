@@ -15,8 +15,8 @@ from firnline.cli.tables import TableOrSpec, find_pipeline, find_targets
 from firnline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from firnline.staging.compact import CompactReport
-    from firnline.staging.vacuum import VacuumReport
+    from firnline.maintenance.compact import CompactReport
+    from firnline.maintenance.vacuum import VacuumReport
 
 _FILTER = re.compile(r"([^<>=!]+?)\s*(<=|>=|!=|=|<|>)\s*(.*)")
 
@@ -55,10 +55,10 @@ def compact(
     """Turn small files into large ones, without disturbing ingestion."""
     filters = [_filter(text) for text in partition]
     targets, pipeline = find_targets(table), find_pipeline(table)
-    from firnline.cli.working import working
+    from firnline.cli.long_task import working
     from firnline.history.auditing import deletion_on_record
-    from firnline.staging.compact import compact as rewrite
-    from firnline.staging.vacuum import vacuum as sweep
+    from firnline.maintenance.compact import compact as rewrite
+    from firnline.maintenance.vacuum import vacuum as sweep
 
     bodies: list[dict[str, Any]] = []
     tables = [target.uri for target in targets]

@@ -14,7 +14,7 @@ from cyclopts.validators import Number
 
 from firnline.cli.common import Common, Flag
 from firnline.cli.output import count_text, print_failure, say, size_text
-from firnline.cli.warming import COLD_MESSAGE
+from firnline.cli.warm_up import COLD_MESSAGE
 from firnline.clock import monotonic
 from firnline.errors import ConfigError, FirnlineError
 

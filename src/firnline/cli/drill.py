@@ -20,7 +20,7 @@ from cyclopts.validators import Number
 
 from firnline.cli.chaos import LogWatch
 from firnline.cli.common import Common, Spec
-from firnline.cli.drilling import DrillPlan, drill_options, drill_parts
+from firnline.cli.drill_child import DrillPlan, drill_options, drill_parts
 from firnline.cli.output import Column, count_text, print_failure, say
 from firnline.errors import ConfigError, FirnlineError
 
@@ -160,8 +160,8 @@ def _check_scratch(options: PipelineOptions, scratch: Path) -> None:
 
 def _plan(options: PipelineOptions, kills: int) -> DrillPlan:
     """The files that lie there now, in epochs that are small enough for every kill to meet one."""
-    from firnline.cli.drilling import DrillPlan
-    from firnline.engine.parts import assemble
+    from firnline.cli.drill_child import DrillPlan
+    from firnline.run.open_pipeline import assemble
 
     files = {source.name: [stat.name for stat in source.list_all()] for source in assemble(options).sources}
     count = sum(len(names) for names in files.values())
@@ -173,7 +173,7 @@ def _plan(options: PipelineOptions, kills: int) -> DrillPlan:
 
 def child_command(spec: str, plan: Path, folder: Path) -> list[str]:
     """What starts the process that is killed."""
-    return [sys.executable, "-m", "firnline.cli.drilling", spec, str(plan), str(folder)]
+    return [sys.executable, "-m", "firnline.cli.drill_child", spec, str(plan), str(folder)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +255,7 @@ def _no_rows(path: str, status: str, quarantined: int) -> dict[str, Any]:
 def _committing(options: PipelineOptions) -> Iterator[None]:
     """Commit what is staged in the drill's tables while runs go on, and what is left at the end."""
     from firnline.clock import SystemClock
-    from firnline.staging.serving import CommitterService, TableRef
+    from firnline.committer.service import CommitterService, TableRef
     from firnline.types import RandomIds
 
     tables = [TableRef(sink.table) for sink in options.sinks if sink.mode == "staged"]

@@ -13,7 +13,7 @@ from firnline.cli.output import Column
 from firnline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from firnline.engine.parts import Parts
+    from firnline.run.open_pipeline import Parts
     from firnline.types import Json
 
 Status = Literal["pending", "in_progress", "committed", "late", "set_aside", "ignored", "dropped"]
@@ -145,7 +145,7 @@ def _drop(parts: Parts, wanted: list[str], *, yes: bool, common: Common) -> int:
 
 def _load_set_aside(parts: Parts) -> dict[str, str]:
     """The files that are set aside, with their reasons."""
-    from firnline.sources.files.state import FileState
+    from firnline.sources.files.position import FileState
 
     held = parts.load()
     positions = held.checkpoint.positions if held.checkpoint else {}

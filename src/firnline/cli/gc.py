@@ -14,9 +14,9 @@ from firnline.cli.tables import TableOrSpec, find_pipeline, find_targets
 from firnline.errors import CheckpointError, ConfigError, SinkError
 
 if TYPE_CHECKING:
+    from firnline.maintenance.gc import GcReport
+    from firnline.maintenance.state import StateSwept
     from firnline.options import PipelineOptions
-    from firnline.staging.gc import GcReport
-    from firnline.staging.state_gc import StateSwept
 
 _DURATION = re.compile(r"(\d+)\s*(s|m|h|d)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, None: 1}
@@ -69,9 +69,9 @@ def gc(
     seconds = _seconds(grace)
     targets = find_targets(table)
     options = find_pipeline(table)
-    from firnline.cli.working import working
+    from firnline.cli.long_task import working
     from firnline.history.auditing import deletion_on_record
-    from firnline.staging.gc import gc as sweep
+    from firnline.maintenance.gc import gc as sweep
 
     reports: list[GcReport] = []
     deleting = yes and not dry_run
@@ -119,8 +119,8 @@ def gc(
 
 def _sweep_state(options: PipelineOptions, seconds: float, *, dry_run: bool) -> list[StateSwept]:
     """Sweep the operators' state; what stands in the way is told, and leaves it alone."""
-    from firnline.engine.parts import assemble
-    from firnline.staging.state_gc import StateSwept, sweep_state
+    from firnline.maintenance.state import StateSwept, sweep_state
+    from firnline.run.open_pipeline import assemble
 
     parts = assemble(options)
     try:

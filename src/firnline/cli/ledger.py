@@ -11,7 +11,7 @@ from firnline.cli.common import Common, Flag, Spec, load_parts
 from firnline.cli.output import Column, count_text, say
 
 if TYPE_CHECKING:
-    from firnline.history.ledger_repair import RepairPlan
+    from firnline.history.edits.ledger_repair import RepairPlan
 
 FILES_SHOWN = 20
 
@@ -91,7 +91,7 @@ def repair(
 ) -> int:
     """Put back what copies have of the ledger, and decide about the files that nothing tells."""
     parts = load_parts(spec)
-    from firnline.history.ledger_repair import LedgerRepair
+    from firnline.history.edits.ledger_repair import LedgerRepair
 
     work = LedgerRepair(parts, copies=from_ or [], processed=assume_processed or [], new=assume_new or [])
     plan = work.plan()

@@ -34,13 +34,13 @@ COMMANDS = (
     ("files", "files", "List files with their state; take up or give up those that were set aside."),
     ("ledger", "ledger", "Repair a ledger of which a file is missing or damaged."),
     ("quarantine", "quarantine", "Show records that could not be decoded."),
-    ("commit", "commit", "Commit what writers of staged tables have staged."),
+    ("commit", "committer", "Commit what writers of staged tables have staged."),
     ("staging", "staging", "Show what is staged and not committed; retry or discard what was set aside."),
     ("gc", "gc", "Delete files of a table that nobody needs any more."),
     ("compact", "compact", "Turn small files into large ones, without disturbing ingestion."),
     ("demo", "demo", "Kill a pipeline in mid-run and count what arrives."),
     ("drill", "drill", "Do the same with your own spec, in a scratch folder."),
-    ("schema", "schema", "Print the JSON Schema of firnline.yml, for editors."),
+    ("schema", "spec_schema", "Print the JSON Schema of firnline.yml, for editors."),
 )
 
 app = App(

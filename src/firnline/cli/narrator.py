@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from firnline.checkpoint.replication import Replication
 from firnline.cli.output import count_text, size_text, time_text
-from firnline.engine.observer import EpochFacts, Observer, took_ms
 from firnline.errors import FirnlineError, LedgerHoleError
+from firnline.run.observer import EpochFacts, Observer, took_ms
 from firnline.sinks.base import Held
 from firnline.sources.base import Backlog
 from firnline.sources.group import EpochPlan
+from firnline.stores.replicator import Replication
 from firnline.types import Json
 
 RATE_SECONDS = 30.0  # speed is told over so long

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cyclopts import App
 
 from firnline.cli.common import Common, Spec
-from firnline.cli.control import RunningPipeline, Timeout
+from firnline.cli.run_control import RunningPipeline, Timeout
 
 EPILOGUE = """\
 The run plans nothing more; what is in flight is committed. The command waits

@@ -11,9 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from firnline.cli.graph import draw_graph, graph_json
-from firnline.cli.sampling import Sample, Sampled, sample_source
-from firnline.cli.schemas import (
+from firnline.cli.columns import (
     check_tables,
     known_columns,
     operator_schemas,
@@ -22,13 +20,15 @@ from firnline.cli.schemas import (
     source_schemas,
     type_words,
 )
-from firnline.engine.parts import Parts
-from firnline.engine.spark import SparkEngine, find_java
-from firnline.engine.standby import is_gone
+from firnline.cli.graph import draw_graph, graph_json
+from firnline.cli.sampling import Sample, Sampled, sample_source
 from firnline.errors import ConfigError, LedgerHoleError, SinkError, SourceError
 from firnline.graph import sink_input, stateful
 from firnline.history.status import load_lease
+from firnline.jobs.spark import SparkEngine, find_java
 from firnline.options import DeltaSinkOptions
+from firnline.run.open_pipeline import Parts
+from firnline.run.standby import is_gone
 from firnline.sinks.base import Held
 from firnline.sinks.delta.adopt import find_foreign
 from firnline.sources.base import SourcePlan

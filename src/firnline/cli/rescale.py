@@ -12,7 +12,7 @@ from firnline.cli.common import Common, Flag, Spec, load_parts
 from firnline.cli.output import Column, count_text, say
 
 if TYPE_CHECKING:
-    from firnline.history.state_jumps import RescalePlan
+    from firnline.history.edits.rescale import RescalePlan
 
 EPILOGUE = """\
 Keys keep their key group; the groups are dealt out to so many shards, each of
@@ -55,7 +55,7 @@ def rescale(
 ) -> int:
     """Give the state of operators another number of shards."""
     parts = load_parts(spec)
-    from firnline.history.state_jumps import Rescale
+    from firnline.history.edits.rescale import Rescale
 
     work = Rescale(parts, shards)
     plan = work.plan()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cyclopts import App
 
 from firnline.cli.common import Common, Spec
-from firnline.cli.control import RunningPipeline
+from firnline.cli.run_control import RunningPipeline
 
 EPILOGUE = """\
 Resuming a run that is not paused changes nothing. Only runs of the same user

@@ -15,7 +15,7 @@ from firnline.cli.output import Column, Output, count_text, say, size_text
 from firnline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from firnline.history.rollback import RollbackPlan
+    from firnline.history.edits.rollback import RollbackPlan
 
 EPILOGUE = """\
 Table, columns, operators' state and checkpoint go back together, in one Delta
@@ -96,7 +96,7 @@ def rollback(
         raise ConfigError("say where to go back to, by epoch or by time", hint="firnline rollback --to 41")
     moment = _moment(to_time) if to_time is not None else None
     parts = load_parts(spec)
-    from firnline.history.rollback import Rollback, find_epoch_at
+    from firnline.history.edits.rollback import Rollback, find_epoch_at
 
     epoch = to if to is not None else find_epoch_at(parts, moment or datetime.now(UTC))
     work = Rollback(parts, epoch, accept=accept, leave=leave)

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from firnline.cli.beginning import Beginning, begin
 from firnline.cli.common import Common, Flag, MetricsPort, Spec, load_options
 from firnline.cli.output import count_text, print_failure, time_text
+from firnline.cli.start_over import Beginning, begin
 from firnline.clock import monotonic
-from firnline.engine.standby import check_standby, holding_lease
 from firnline.errors import ConfigError, FirnlineError
+from firnline.run.standby import check_standby, holding_lease
 
 if TYPE_CHECKING:
     from firnline.cli.narrator import Tally
     from firnline.cli.progress import Display
-    from firnline.engine.observer import Observer
-    from firnline.engine.runner import Runner, RunResult
     from firnline.options import PipelineOptions
+    from firnline.run.observer import Observer
+    from firnline.run.runner import Runner, RunResult
 
 EPILOGUE = """\
 Progress goes to stderr: a live display on a terminal, dated lines otherwise.
@@ -147,11 +147,11 @@ def _run(
     from firnline.cli.narrator import Narrator, Tally
     from firnline.cli.progress import logging_to, open_display
     from firnline.cli.signals import StopFlag, stop_on_signals
-    from firnline.cli.warming import warm_decoder
-    from firnline.engine.observer import Observers
-    from firnline.engine.parts import assemble
-    from firnline.engine.runner import Runner, RunResult
-    from firnline.engine.spark import SparkEngine
+    from firnline.cli.warm_up import warm_decoder
+    from firnline.jobs.spark import SparkEngine
+    from firnline.run.observer import Observers
+    from firnline.run.open_pipeline import assemble
+    from firnline.run.runner import Runner, RunResult
 
     tally = Tally(monotonic)
     with contextlib.ExitStack() as stack:
@@ -189,7 +189,7 @@ def _run(
 @contextlib.contextmanager
 def _control(options: PipelineOptions, runner: Runner, display: Display) -> Iterator[None]:
     """The control channel, while the run lasts."""
-    from firnline.engine.late_control import serving_control
+    from firnline.run.control_retry import serving_control
 
     class Told:
         """The run, with a display that shows the stop."""

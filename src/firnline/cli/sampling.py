@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from firnline.engine.orders import Columns, Context, agree, columns_of, staged_schema
 from firnline.errors import SchemaError
+from firnline.jobs.read_orders import Columns, Context, agree, columns_of, staged_schema
 from firnline.ndjson import (
     BrokenFileError,
     Choice,

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from firnline.cli.common import Common, Flag, Spec, load_parts
-from firnline.cli.control import RunningPipeline
 from firnline.cli.output import Column, count_text, safe, short_time, size_text
+from firnline.cli.run_control import RunningPipeline
 from firnline.errors import ControlError
 
 if TYPE_CHECKING:
-    from firnline.engine.parts import Parts
+    from firnline.run.open_pipeline import Parts
 
 CHECKPOINTS_ASKED = 3  # of a busy run, which may be an epoch further each time
 CHECKPOINT_SECONDS = 60.0
@@ -107,9 +107,9 @@ def create(
 ) -> int:
     """Save the newest epoch."""
     parts = load_parts(spec)
-    from firnline.cli.beginning import CopyProgress
-    from firnline.cli.working import working
-    from firnline.history.savepoint import create_savepoint
+    from firnline.cli.long_task import working
+    from firnline.cli.start_over import CopyProgress
+    from firnline.history.savepoints.create import create_savepoint
 
     _ask_for_checkpoint(parts, spec)
     options = dict(parts.options.deciding.storage_options)
@@ -158,7 +158,7 @@ def create(
 
 def _ask_for_checkpoint(parts: Parts, spec: str | None) -> None:
     """Have a run on this machine make a checkpoint of state, if the newest one is older than the newest epoch."""
-    from firnline.history.savepoint_state import is_behind
+    from firnline.history.savepoints.state import is_behind
 
     for _ in range(CHECKPOINTS_ASKED):
         if not is_behind(parts):
@@ -175,7 +175,7 @@ def _ask_for_checkpoint(parts: Parts, spec: str | None) -> None:
 def list_(spec: Spec = None, /, *, common: Common = Common()) -> int:
     """List the savepoints of the pipeline."""
     parts = load_parts(spec)
-    from firnline.history.savepoint_list import list_savepoints
+    from firnline.history.savepoints.catalog import list_savepoints
 
     found = list_savepoints(parts, dict(parts.options.deciding.storage_options))
     if common.json:
@@ -203,7 +203,7 @@ def dispose(
 ) -> int:
     """Delete a savepoint."""
     parts = load_parts(spec)
-    from firnline.history.savepoint_list import dispose_savepoint
+    from firnline.history.savepoints.catalog import dispose_savepoint
 
     options = dict(parts.options.deciding.storage_options)
     only_look = dry_run or not yes

@@ -14,10 +14,10 @@ from firnline.cli.tables import Table, find_pipeline, named_tables
 from firnline.errors import ConfigError
 
 if TYPE_CHECKING:
+    from firnline.committer.overview import StagingOverview
     from firnline.options import PipelineOptions
     from firnline.sinks.delta.table import Table as Handle
-    from firnline.staging.discard import Further
-    from firnline.staging.overview import StagingOverview
+    from firnline.sinks.staged.discard import Further
     from firnline.storage import Storage
 
 PIPELINE_COLUMNS = (
@@ -77,9 +77,9 @@ def staging(
     """Show what is staged and not committed; retry or discard what was set aside."""
     uri, options = next(iter(named_tables([table]).tables.items()))
     from firnline.clock import SystemClock
+    from firnline.committer.overview import load_overview
     from firnline.sinks.delta.table import Table as Handle
-    from firnline.staging.overview import load_overview
-    from firnline.staging.rejected import retry as retry_unit
+    from firnline.sinks.staged.set_aside import retry as retry_unit
     from firnline.storage import open_storage
 
     storage = open_storage(uri, options)
@@ -131,7 +131,7 @@ def _discard(
     yes: bool,
 ) -> int:
     from firnline.history.auditing import deletion_on_record
-    from firnline.staging.discard import discard, plan_discard
+    from firnline.sinks.staged.discard import discard, plan_discard
     from firnline.types import RandomIds
 
     further = _further_tables(spec, handle.uri)

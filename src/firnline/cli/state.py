@@ -17,8 +17,8 @@ from firnline.errors import ConfigError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from firnline.engine.parts import Parts
-    from firnline.history.operator_state import StateView
+    from firnline.history.state import StateView
+    from firnline.run.open_pipeline import Parts
 
 EPILOGUE = """\
 Reads the files that the checkpoint in the table names; starts no Spark, writes
@@ -82,7 +82,7 @@ def state(
     parts = load_parts(spec)
     if operator is None:
         raise _no_operator(parts)
-    from firnline.history.operator_state import load_state_view
+    from firnline.history.state import load_state_view
 
     view = load_state_view(parts, operator, at)
     if view.note and not common.json:
@@ -159,7 +159,7 @@ def _find(common: Common, view: StateView, key: Sequence[str], limit: int) -> No
 
 
 def _query(common: Common, view: StateView, sql: str, limit: int) -> None:
-    from firnline.state.querying import query_state
+    from firnline.state.query import query_state
 
     answer = query_state(view.reader, sql, limit)
     rows = [{name: _plain(v) for name, v in zip(answer.columns, row, strict=True)} for row in answer.rows]
@@ -171,7 +171,7 @@ def _query(common: Common, view: StateView, sql: str, limit: int) -> None:
 
 
 def _export(common: Common, view: StateView, key: Sequence[str], path: str) -> None:
-    from firnline.state.exporting import write_export
+    from firnline.state.export import write_export
 
     reader = view.reader
     tables = [reader.find(_keys(view, key))] if key else reader.scan()

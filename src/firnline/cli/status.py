@@ -114,7 +114,7 @@ def status(spec: Spec = None, /, *, common: Common = Common()) -> int:
 
 def _ask(options: PipelineOptions) -> dict[str, Any] | None:
     """What the run on this machine says of itself, if there is one."""
-    from firnline.engine.control import ask
+    from firnline.run.control import ask
 
     try:
         found = ask(options, {"command": "status"}, os.environ)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cyclopts import App
 
 from firnline.cli.common import Common, Spec
-from firnline.cli.control import RunningPipeline, Timeout
+from firnline.cli.run_control import RunningPipeline, Timeout
 
 EPILOGUE = """\
 Like the first SIGTERM: the run commits the epochs in flight and ends with exit
@@ -32,7 +32,7 @@ def stop(spec: Spec = None, /, *, timeout: Timeout = 300.0, common: Common = Com
     running = RunningPipeline(spec)
     found = running.ask("status")
     running.wait_for_end(found["pid"], lambda: running.ask("stop"), timeout)
-    from firnline.engine.parts import assemble
+    from firnline.run.open_pipeline import assemble
 
     held = assemble(running.options).load()
     if common.json:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from firnline.checkpoint.audit import audited, make_record
-from firnline.engine.parts import Parts, assemble
 from firnline.errors import SinkError
-from firnline.history.recorded import open_for_writing
+from firnline.history.store import open_for_writing
 from firnline.options import PipelineOptions
+from firnline.run.open_pipeline import Parts, assemble
+from firnline.stores.audit import audited, make_record
 from firnline.types import Json
 
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from itertools import chain
 
-from firnline.checkpoint.archive import Manifest, Stored, write_archive
-from firnline.checkpoint.payload import encode
-from firnline.checkpoint.record import CheckpointRecord
-from firnline.checkpoint.store import CheckpointStore
-from firnline.checkpoint.transfer import stored_versions
-from firnline.engine.parts import Parts
-from firnline.history.recorded import find_store, records_from_ledger
+from firnline.history.store import find_store, records_from_ledger
+from firnline.run.open_pipeline import Parts
+from firnline.stores.archive import Manifest, Stored, write_archive
+from firnline.stores.base import CheckpointStore
+from firnline.stores.payload import encode
+from firnline.stores.record import CheckpointRecord
+from firnline.stores.transfer import stored_versions
 
 
 def export_checkpoints(parts: Parts, path: str, *, replace: bool = False) -> Manifest:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from contextlib import closing
 
-from firnline.checkpoint.store import CheckpointStore
-from firnline.checkpoint.transfer import walk_versions
-from firnline.engine.parts import Parts
 from firnline.errors import FirnlineError, RollbackRefusedError
-from firnline.history.recorded import find_store
+from firnline.history.store import find_store
+from firnline.run.open_pipeline import Parts
 from firnline.sinks.base import Held
+from firnline.stores.base import CheckpointStore
+from firnline.stores.transfer import walk_versions
 
 
 def find_lost(parts: Parts, held: Held, store: CheckpointStore | None) -> str | None:

@@ -12,21 +12,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from firnline.checkpoint.codec import canonical
-from firnline.checkpoint.lease_rules import LeaseRecord
 from firnline.checkpoint.ledger import Fold
-from firnline.checkpoint.tiers import Look
-from firnline.engine.parts import Parts
-from firnline.engine.runs import has_died, load_runs
 from firnline.errors import CheckpointError, FirnlineError, LedgerHoleError, SinkError, SourceError
-from firnline.history.recorded import find_store
-from firnline.history.state_look import OperatorSnapshot, snapshots_of
+from firnline.history.snapshots import OperatorSnapshot, snapshots_of
+from firnline.history.store import find_store
+from firnline.run.log import has_died, load_runs
+from firnline.run.open_pipeline import Parts
 from firnline.sinks.base import Held
 from firnline.sinks.delta import DeltaSink
 from firnline.sources.base import Backlog
 from firnline.sources.files.known import KnownFiles
+from firnline.sources.files.position import FileState
 from firnline.sources.files.source import FileSource
-from firnline.sources.files.state import FileState
 from firnline.storage import is_remote
+from firnline.stores.lease_rules import LeaseRecord
+from firnline.stores.tiers import Look
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from firnline.checkpoint.replication import Replication
-from firnline.engine.observer import EpochFacts, Observer
 from firnline.errors import FirnlineError, LedgerHoleError
+from firnline.run.observer import EpochFacts, Observer
 from firnline.sinks.base import Held
 from firnline.sources.base import Backlog
 from firnline.sources.group import EpochPlan
+from firnline.stores.replicator import Replication
 
 STUCK_SECONDS = 900.0  # an epoch takes seconds; one that takes this long needs a look
 FAILURES_IN_A_ROW = 3

@@ -12,11 +12,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from firnline import __version__
-from firnline.checkpoint.replication import Replication
-from firnline.engine.observer import EpochFacts, Observer, took_ms
 from firnline.errors import FirnlineError, LedgerHoleError, SinkError
+from firnline.run.observer import EpochFacts, Observer, took_ms
 from firnline.sinks.base import Held
 from firnline.sources.base import Backlog
+from firnline.stores.replicator import Replication
 from firnline.types import Json
 
 BUCKETS_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)

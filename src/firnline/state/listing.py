@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Literal, TypeAlias
 
 from firnline.errors import CheckpointError
-from firnline.state.layout import ABORTED, COMMITTED, METADATA, load, verify_files
 from firnline.state.manifest import CompleteCheckpoint, find_epoch
+from firnline.state.snapshot import ABORTED, COMMITTED, METADATA, load, verify_files
 from firnline.storage import FileStat, Storage
 
 Status: TypeAlias = Literal["IN_PROGRESS", "COMPLETED", "FAILED"]

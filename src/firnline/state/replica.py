@@ -19,10 +19,10 @@ from isal import isal_zlib
 
 from firnline.errors import CheckpointError, StateConflictError, StateDamagedError
 from firnline.faults import fault_point
-from firnline.state.layout import file_crc32, load, load_with_texts
 from firnline.state.listing import list_folders
 from firnline.state.refs import RunRef
-from firnline.state.sweeping import Marks, Swept, sweep
+from firnline.state.snapshot import file_crc32, load, load_with_texts
+from firnline.state.sweep import Marks, Swept, sweep
 from firnline.storage import Storage
 
 ATOMIC_BYTES = 64 * 1024 * 1024  # a file up to this size is put in one piece: there wholly or not at all

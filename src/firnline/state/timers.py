@@ -21,9 +21,9 @@ from firnline.errors import DamagedError
 from firnline.faults import fault_point
 from firnline.state.home import StateHome, load_file
 from firnline.state.keys import SLOT_BITS, Slots, slot_bounds
-from firnline.state.merging import plan_merge
+from firnline.state.merge import plan_merge
 from firnline.state.refs import RunRef, TimerRef
-from firnline.state.runs import BATCH_ROWS, OPEN, map_batches
+from firnline.state.segments import BATCH_ROWS, OPEN, map_batches
 from firnline.state.writing import ArrowFile
 from firnline.storage import Storage
 

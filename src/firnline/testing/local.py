@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import pyarrow as pa
 
-from firnline.engine.engine import SqlJob
-from firnline.engine.tasks import run_order
 from firnline.errors import EngineError, FirnlineError, WorkerLostError
+from firnline.jobs.engine import SqlJob
+from firnline.jobs.worker import run_order
 from firnline.types import Json
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from firnline.checkpoint.codec import canonical
 from firnline.checkpoint.model import Checkpoint
-from firnline.checkpoint.record import CheckpointRecord
-from firnline.checkpoint.store import CheckpointStore
-from firnline.checkpoint.stores import open_store
 from firnline.errors import VersionConflictError
 from firnline.options import StoreOptions
+from firnline.stores import open_store
+from firnline.stores.base import CheckpointStore
+from firnline.stores.record import CheckpointRecord
 from firnline.types import EntryRef, Json
 
 PROCESSES = 8
@@ -33,7 +33,7 @@ class Lsn:
         return {"segment": self.segment, "offset": self.offset}
 
     @classmethod
-    def from_json(cls, value: Json, what: str = "lsn") -> Lsn:  # noqa: ARG003  # the contract's
+    def from_json(cls, value: Json, what: str = "lsn") -> Lsn:  # the contract's
         return cls(int(value["segment"]), int(value["offset"]))
 
 
@@ -109,7 +109,7 @@ def in_processes(
 ) -> dict[str, list[int]]:
     """Do `work` in several processes at once; returns what each told."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["firnline.testing.warm"])
+    context.set_forkserver_preload(["firnline.stores"])
     names = [f"process {n}" for n in range(PROCESSES)]
     children = [
         context.Process(target=_tell, args=(work, options, name, times, str(folder / name)), daemon=True)

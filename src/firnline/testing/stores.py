@@ -16,10 +16,6 @@ from typing import Any
 import pytest
 
 from firnline.checkpoint.codec import canonical, checksum
-from firnline.checkpoint.payload import encode, is_compressed
-from firnline.checkpoint.record import CheckpointRecord
-from firnline.checkpoint.store import MAX_NOTE, CheckpointStore
-from firnline.checkpoint.stores import open_store
 from firnline.errors import (
     ConfigError,
     DamagedError,
@@ -28,6 +24,10 @@ from firnline.errors import (
     VersionConflictError,
 )
 from firnline.options import StoreOptions
+from firnline.stores import open_store
+from firnline.stores.base import MAX_NOTE, CheckpointStore
+from firnline.stores.payload import encode, is_compressed
+from firnline.stores.record import CheckpointRecord
 from firnline.testing.store_writers import (
     PROCESSES,
     Lsn,

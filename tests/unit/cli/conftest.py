@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from firnline.cli.main import run_command
-from firnline.testing.samples import SampleInput
+from tests.support.samples import SampleInput
 
 SPEC = """\
 name: flights
@@ -40,7 +40,7 @@ def spec(tmp_path: Path, sample: SampleInput, monkeypatch: pytest.MonkeyPatch) -
 def finished(spec: Path) -> Path:
     """The same pipeline after a run."""
     from firnline.spec.build import load_options
-    from firnline.testing.pipelines import run_once
+    from tests.support.pipelines import run_once
 
     assert run_once(load_options(spec, environ={})).exit_code == 0
     return spec

@@ -14,7 +14,7 @@ import pytest
 
 from firnline.checkpoint.model import Checkpoint
 from firnline.cli.main import run_command
-from firnline.testing.samples import SampleInput
+from tests.support.samples import SampleInput
 
 VERBS = ("show", "diff", "export", "import", "delete")
 FREE = {"file", "pipeline", "flights", "delta-1"}
@@ -39,7 +39,7 @@ def storeless(spec: Path) -> Path:
 
 def run(spec: Path) -> None:
     from firnline.spec.build import load_options
-    from firnline.testing.pipelines import run_once
+    from tests.support.pipelines import run_once
 
     assert run_once(load_options(spec, environ={})).exit_code == 0
 
@@ -176,7 +176,7 @@ def damage_store(spec: Path, version: int) -> None:
 
 def test_epochs_that_a_rollback_left_behind_are_listed_when_all_are(stored: Path, run_json: Any) -> None:
     from firnline.cli.common import load_parts
-    from firnline.history.rollback import Rollback
+    from firnline.history.edits.rollback import Rollback
 
     Rollback(load_parts(None), 2).perform("r" * 16)
     run(stored)
@@ -197,7 +197,7 @@ def test_epochs_before_a_fresh_start_are_undone_in_the_list_and_in_show(
     stored: Path, run_json: Any, monkeypatch: pytest.MonkeyPatch, folded: bool
 ) -> None:
     from firnline.cli.common import load_parts
-    from firnline.history.fresh import start_over
+    from firnline.history.edits.fresh_start import start_over
 
     start_over(load_parts(None), 3, "r" * 16)
     run(stored)
@@ -222,7 +222,7 @@ def test_epochs_that_a_folded_rollback_left_behind_are_undone(
     stored: Path, run_json: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from firnline.cli.common import load_parts
-    from firnline.history.rollback import Rollback
+    from firnline.history.edits.rollback import Rollback
 
     Rollback(load_parts(None), 2).perform("r" * 16)
     run(stored)
@@ -417,7 +417,7 @@ def test_the_baseline_of_another_tools_table_is_shown(spec: Path, run_json: Any,
     import pyarrow as pa
     from deltalake import write_deltalake
 
-    from firnline.testing.damage import write_blizzard
+    from tests.support.damage import write_blizzard
 
     table = spec.parent / "out"
     write_deltalake(str(table), pa.table({"id": [1], "month": ["2026-01"], "v": [0.5]}))
@@ -433,8 +433,8 @@ def test_the_baseline_of_another_tools_table_is_shown(spec: Path, run_json: Any,
 def test_a_copy_that_says_something_else_is_told(stored: Path, run_json: Any) -> None:
     from dataclasses import replace
 
-    from firnline.checkpoint.record import CheckpointRecord
-    from firnline.checkpoint.stores.file import FileStore
+    from firnline.stores.file import FileStore
+    from firnline.stores.record import CheckpointRecord
 
     store = FileStore(str(stored.parent / "store"))
     record = store.get("flights", CheckpointRecord)
@@ -492,7 +492,7 @@ def test_diff_inside_a_fold_stops_at_the_newer_epoch(
 
 def test_diff_with_an_epoch_that_was_left_behind_says_so(stored: Path, run_json: Any, sample: SampleInput) -> None:
     from firnline.cli.common import load_parts
-    from firnline.history.rollback import Rollback
+    from firnline.history.edits.rollback import Rollback
 
     Rollback(load_parts(None), 2).perform("r" * 16)
     run(stored)
@@ -557,7 +557,7 @@ def test_diff_tells_of_a_hole(stored: Path, run_json: Any) -> None:
 
 
 def test_positions_that_are_not_of_files_are_compared_by_key() -> None:
-    from firnline.history.epoch_diff import diff_position
+    from firnline.history.diff import diff_position
 
     assert diff_position({"lsn": 5, "slot": "x"}, {"lsn": 9, "slot": "x"}) == {"changed": {"lsn": {"from": 5, "to": 9}}}
 
@@ -566,7 +566,7 @@ def test_positions_that_are_not_of_files_are_compared_by_key() -> None:
 
 
 def test_export_delete_import_brings_everything_back(stored: Path, run_json: Any) -> None:
-    from firnline.checkpoint.stores.file import FileStore
+    from firnline.stores.file import FileStore
 
     store = FileStore(str(stored.parent / "store"))
     before = [store.get_version_raw("flights", n) for n in (1, 2, 3)]

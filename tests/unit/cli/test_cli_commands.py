@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from firnline.cli.main import COMMANDS, run_command
-from firnline.testing.samples import SampleInput
+from tests.support.samples import SampleInput
 
 CHECKPOINT_FIELDS = [
     "id", "epoch", "status", "is_savepoint", "trigger_timestamp", "latest_ack_timestamp", "end_to_end_duration_ms",

@@ -16,22 +16,22 @@ from typing import Any
 
 import pytest
 
-from firnline.checkpoint.lease_rules import LeaseRecord
-from firnline.checkpoint.stores import open_store
 from firnline.cli.main import run_command
 from firnline.cli.narrator import Narrator, Tally
 from firnline.cli.signals import StopFlag
-from firnline.engine.parts import assemble
-from firnline.engine.standby import check_standby, holding_lease
 from firnline.errors import ConfigError
 from firnline.history.status import load_status
 from firnline.options import PipelineOptions, StoreOptions
+from firnline.run.open_pipeline import assemble
+from firnline.run.standby import check_standby, holding_lease
 from firnline.service.health import Health
 from firnline.sinks.base import Held
 from firnline.spec.build import load_options
-from firnline.testing.commands import run_plainly, run_standby
-from firnline.testing.processes import Child, Launcher
-from firnline.testing.samples import SampleInput, table_ids
+from firnline.stores import open_store
+from firnline.stores.lease_rules import LeaseRecord
+from tests.support.commands import run_plainly, run_standby
+from tests.support.processes import Child, Launcher
+from tests.support.samples import SampleInput, table_ids
 
 VERBS = ["pause", "resume", "stop", "checkpoint"]
 
@@ -156,7 +156,7 @@ def test_waiting_has_an_end(
 def test_a_checkpoint_of_a_run_that_ends_is_told_apart(
     launcher: Launcher, options: PipelineOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from firnline.cli.control import RunningPipeline
+    from firnline.cli.run_control import RunningPipeline
 
     ask: Callable[..., dict[str, Any]] = RunningPipeline.ask
     with ending(launcher.start(options, "epoch.run.before:1:hang", once=False)) as child:
@@ -318,7 +318,7 @@ def test_a_run_whose_store_is_out_of_reach_runs_without_a_lease_but_a_standby_wa
     with holding_lease(away, FakeRunner(), fail, standby=False, stop=StopFlag()) as go:  # type: ignore[arg-type]
         assert go
     assert "running without a lease" in caplog.text
-    monkeypatch.setattr("firnline.engine.standby.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("firnline.run.standby.RETRY_SECONDS", 0.01)
     told: list[str] = []
     stop = StopFlag()
 

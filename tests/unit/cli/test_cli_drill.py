@@ -18,10 +18,10 @@ from firnline.cli.demo_data import write_flights
 from firnline.cli.main import run_command
 from firnline.spec.build import load_options
 from firnline.storage import open_storage
-from firnline.testing.commands import run_plainly
-from firnline.testing.pipelines import run_once
-from firnline.testing.processes import Launcher
-from firnline.testing.samples import SampleInput, pack
+from tests.support.commands import run_plainly
+from tests.support.pipelines import run_once
+from tests.support.processes import Launcher
+from tests.support.samples import SampleInput, pack
 
 COPIES = """\
 checkpoint:
@@ -127,7 +127,7 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """The drill's processes work without Spark, and the first one hangs until it is killed."""
 
     def command(*arguments: object) -> list[str]:
-        code = "from firnline.testing.commands import drill_child; drill_child()"
+        code = "from tests.support.commands import drill_child; drill_child()"
         return [sys.executable, "-c", code, *map(str, arguments)]
 
     monkeypatch.setattr("firnline.cli.drill.child_command", command)

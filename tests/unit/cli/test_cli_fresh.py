@@ -8,12 +8,12 @@ import pytest
 
 from firnline.cli.main import run_command
 from firnline.testing.local import LocalEngine
-from firnline.testing.samples import SampleInput, table_ids
+from tests.support.samples import SampleInput, table_ids
 
 
 @pytest.fixture(autouse=True)
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("firnline.engine.spark.SparkEngine", lambda *_, **__: LocalEngine())
+    monkeypatch.setattr("firnline.jobs.spark.SparkEngine", lambda *_, **__: LocalEngine())
 
 
 def test_truncated_and_read_again_once(finished: Path, sample: SampleInput, capfd: pytest.CaptureFixture[str]) -> None:

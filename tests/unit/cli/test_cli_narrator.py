@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from firnline.cli.narrator import Narrator, Tally
-from firnline.engine.observer import EpochFacts, Observers
 from firnline.errors import FencedError, SinkError
+from firnline.run.observer import EpochFacts, Observers
 from firnline.sinks.base import Held
 from firnline.sources.base import Backlog
 

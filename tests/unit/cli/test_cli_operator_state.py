@@ -13,8 +13,8 @@ from deltalake import DeltaTable
 
 from firnline.cli.main import run_command
 from firnline.spec.build import load_options
-from firnline.testing.keyed import KeyedInput
-from firnline.testing.pipelines import run_to_end
+from tests.support.keyed import KeyedInput
+from tests.support.pipelines import run_to_end
 
 RunJson = Callable[..., Any]
 

@@ -15,8 +15,8 @@ from deltalake import DeltaTable
 
 from firnline.cli.main import run_command
 from firnline.spec.build import load_options
-from firnline.testing.pipelines import run_once
-from firnline.testing.samples import SampleInput, table_ids
+from tests.support.pipelines import run_once
+from tests.support.samples import SampleInput, table_ids
 
 RunJson = Callable[..., Any]
 

@@ -16,25 +16,25 @@ from typing import Any
 
 import pytest
 
-from firnline.checkpoint.lease import Lease
-from firnline.checkpoint.stores import open_store
 from firnline.cli import signals
 from firnline.cli.main import run_command
 from firnline.cli.narrator import Tally
 from firnline.cli.progress import Lines, LiveDisplay, logging_to
 from firnline.clock import SystemClock
-from firnline.engine.observer import EpochFacts
 from firnline.options import StoreOptions
+from firnline.run.observer import EpochFacts
 from firnline.sources.base import Backlog
+from firnline.stores import open_store
+from firnline.stores.lease import Lease
 from firnline.testing.local import LocalEngine
-from firnline.testing.samples import SampleInput
+from tests.support.samples import SampleInput
 
 DATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ")
 
 
 @pytest.fixture(autouse=True)
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("firnline.engine.spark.SparkEngine", lambda *_, **__: LocalEngine())
+    monkeypatch.setattr("firnline.jobs.spark.SparkEngine", lambda *_, **__: LocalEngine())
 
 
 def test_a_run_logs_dated_lines_and_ends_with_one_result(spec: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -11,12 +11,12 @@ import pytest
 from firnline.cli.main import run_command
 from firnline.cli.savepoint import CREATE_EPILOGUE, DISPOSE_EPILOGUE, LIST_EPILOGUE
 from firnline.testing.local import LocalEngine
-from firnline.testing.samples import SampleInput, table_ids
+from tests.support.samples import SampleInput, table_ids
 
 
 @pytest.fixture(autouse=True)
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("firnline.engine.spark.SparkEngine", lambda *_, **__: LocalEngine())
+    monkeypatch.setattr("firnline.jobs.spark.SparkEngine", lambda *_, **__: LocalEngine())
 
 
 @pytest.mark.parametrize("verb", ["create", "list", "dispose"])

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from firnline.cli.main import run_command
+from firnline.committer.service import CommitterService
 from firnline.spec.build import load_options
-from firnline.staging.serving import CommitterService
-from firnline.testing.committers import PENDING, bring_file, commit_table, pending_units, put_unit
-from firnline.testing.pipelines import run_once
-from firnline.testing.samples import SampleInput, table_ids
+from tests.support.committers import PENDING, bring_file, commit_table, pending_units, put_unit
+from tests.support.pipelines import run_once
+from tests.support.samples import SampleInput, table_ids
 
 SPEC = """\
 name: flights
@@ -93,7 +93,7 @@ def test_status_tells_what_is_staged_from_what_is_committed(table: Path, capsys:
 
 def test_a_dead_committer_is_not_shown_as_active(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = (
-        "import os, sys\nfrom firnline.clock import SystemClock\nfrom firnline.staging.place import Place\n"
+        "import os, sys\nfrom firnline.clock import SystemClock\nfrom firnline.committer.lock import Place\n"
         f"from firnline.storage import open_storage\nPlace(open_storage({str(table)!r}), 'x', SystemClock(), 30).take()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -152,7 +152,7 @@ def test_a_spec_without_a_staged_sink_is_refused(table: Path, capsys: pytest.Cap
 
 def test_another_active_committer_is_told(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from firnline.clock import SystemClock
-    from firnline.staging.serving import TableRef
+    from firnline.committer.service import TableRef
 
     service = CommitterService([TableRef(str(table))], "other", SystemClock())
     assert service._served[0].place.take()

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from firnline.cli.main import run_command
-from firnline.engine.parts import assemble
 from firnline.options import PipelineOptions
+from firnline.run.open_pipeline import assemble
 from firnline.spec.build import load_options
-from firnline.testing.commands import run_plainly
-from firnline.testing.keyed import KeyedInput, answers, answers_without_trouble
-from firnline.testing.pipelines import run_to_end
-from firnline.testing.processes import Child, Launcher
+from tests.support.commands import run_plainly
+from tests.support.keyed import KeyedInput, answers, answers_without_trouble
+from tests.support.pipelines import run_to_end
+from tests.support.processes import Child, Launcher
 
 SPEC = """\
 name: demo

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from firnline.engine.observer import EpochFacts
 from firnline.errors import ConfigError, SinkError
+from firnline.run.observer import EpochFacts
 from firnline.service.endpoints import Endpoints
 from firnline.service.health import Health
 from firnline.sinks.base import Held

@@ -7,16 +7,16 @@ from typing import Any
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from firnline.checkpoint.replication import Replication
-from firnline.engine.observer import EpochFacts
+from firnline.committer.committer import CycleReport
+from firnline.committer.service import CommitterObserver
 from firnline.errors import SinkError, SourceError
+from firnline.run.observer import EpochFacts
+from firnline.service.committer_metrics import StagingMetrics
 from firnline.service.health import CommitterHealth
 from firnline.service.metrics import PipelineMetrics
-from firnline.service.staging_metrics import StagingMetrics
 from firnline.sinks.base import Held
 from firnline.sources.base import Backlog
-from firnline.staging.committer import CycleReport
-from firnline.staging.serving import CommitterObserver
+from firnline.stores.replicator import Replication
 
 NAMES = {
     "firnline_records_total", "firnline_bytes_read_total", "firnline_checkpoint_lag_seconds",

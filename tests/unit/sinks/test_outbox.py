@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from firnline.engine.parts import assemble
-from firnline.engine.steps import Steps
 from firnline.errors import CheckpointError, DamagedError, FencedError
 from firnline.options import DeltaSinkOptions, PipelineOptions
+from firnline.run.open_pipeline import assemble
+from firnline.run.steps import Steps
 from firnline.sinks.delta.outbox import deliver, release
 from firnline.storage import LocalStorage
 from firnline.testing.local import LocalEngine
-from firnline.testing.pipelines import MakeOptions, run_once, run_to_end
-from firnline.testing.samples import SampleInput, table_ids
 from firnline.types import Json
+from tests.support.pipelines import MakeOptions, run_once, run_to_end
+from tests.support.samples import SampleInput, table_ids
 
 DATA = b"rows" * 1000
 FILE: dict[str, Json] = {

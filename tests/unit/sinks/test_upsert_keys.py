@@ -20,15 +20,15 @@ from hypothesis import strategies as st
 
 import firnline.operators.base as operators
 from firnline.errors import DamagedError, SchemaError, SinkError
-from firnline.sinks.delta import upsert_changes
-from firnline.sinks.delta.rewrite import pack_indices, unpack_indices
 from firnline.sinks.delta.stage import ParquetStager
-from firnline.sinks.delta.upsert_changes import Changes, KeyIndex, comparable, load_changes
-from firnline.sinks.delta.upsert_prune import KeyRanges, after_prefix
-from firnline.sinks.delta.upsert_stage import ChangeStager, open_stager
+from firnline.sinks.delta.upsert import changes as upsert_changes
+from firnline.sinks.delta.upsert.changes import Changes, KeyIndex, comparable, load_changes
+from firnline.sinks.delta.upsert.prune import KeyRanges, after_prefix
+from firnline.sinks.delta.upsert.rewrite import pack_indices, unpack_indices
+from firnline.sinks.delta.upsert.stage import ChangeStager, open_stager
 from firnline.storage import open_storage
-from firnline.testing.upserts import changes
 from firnline.types import Json
+from tests.support.upserts import changes
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 DAY = datetime(2026, 3, 1, tzinfo=UTC)

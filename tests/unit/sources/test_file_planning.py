@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from firnline.sources.base import Limits, Task
 from firnline.sources.files import planning
-from firnline.sources.files.state import FileState, Progress, SetAside
+from firnline.sources.files.position import FileState, Progress, SetAside
 from firnline.storage import FileStat
 from firnline.types import Json
 

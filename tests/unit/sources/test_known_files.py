@@ -15,8 +15,8 @@ from firnline.errors import SourceError
 from firnline.options import FileSourceOptions
 from firnline.sources.files import known as module
 from firnline.sources.files.known import KnownFiles
+from firnline.sources.files.position import FileState
 from firnline.sources.files.source import FileSource
-from firnline.sources.files.state import FileState
 from firnline.storage import FileStat, LocalStorage
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)

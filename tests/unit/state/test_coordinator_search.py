@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from firnline.state import coordinator
-from firnline.testing.proof import covered
+from tests.support.proof import covered
 
 Id = str
 

@@ -14,14 +14,14 @@ import pytest
 
 from firnline.errors import StateDamagedError
 from firnline.state import home as module
-from firnline.state.access import scan
 from firnline.state.columns import Layout
 from firnline.state.home import StateHome
 from firnline.state.keys import locate
-from firnline.state.merging import merge_runs
+from firnline.state.lookup import scan
+from firnline.state.merge import merge_runs
 from firnline.state.refs import RunRef
-from firnline.state.runs import OPEN, open_run, write_run
-from firnline.testing.damage import cuts, flips
+from firnline.state.segments import OPEN, open_run, write_run
+from tests.support.damage import cuts, flips
 
 LAYOUT = Layout(pa.schema([("id", pa.int64())]), pa.schema([("n", pa.int64())]))
 

@@ -14,14 +14,14 @@ import pytest
 
 from firnline.errors import CheckpointError, StateConflictError, StateDamagedError, StateIncompleteError
 from firnline.state import replica as replicas
-from firnline.state.layout import COMMITTED, abort, begin, load, verify_files
 from firnline.state.listing import find_newest_complete, list_checkpoints
 from firnline.state.manifest import CompleteCheckpoint
 from firnline.state.replica import Replica
-from firnline.state.sweeping import Marks
+from firnline.state.snapshot import COMMITTED, abort, begin, load, verify_files
+from firnline.state.sweep import Marks
 from firnline.storage import Storage, open_storage
-from firnline.testing.faulty import Faults, FaultyStorage
-from firnline.testing.states import StateHistory, make_checkpoint, sample_plan
+from firnline.testing.faults import Faults, FaultyStorage
+from tests.support.states import StateHistory, make_checkpoint, sample_plan
 
 NOW = datetime(2040, 1, 1, tzinfo=UTC)
 

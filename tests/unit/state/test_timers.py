@@ -18,7 +18,7 @@ from firnline.state.home import StateHome
 from firnline.state.keys import SLOT_BITS, shard_ranges
 from firnline.state.refs import OperatorState, ShardState, TimerRef
 from firnline.state.rescale import rescale
-from firnline.state.runs import OPEN
+from firnline.state.segments import OPEN
 from firnline.state.timers import after_firing, due_slots, merge_timers, open_timers, write_timers
 
 GROUPS = 4
@@ -204,7 +204,7 @@ def test_a_run_of_state_is_not_taken_for_timers(home: StateHome) -> None:
     import pyarrow as pa
 
     from firnline.state.columns import Layout
-    from firnline.state.runs import write_run
+    from firnline.state.segments import write_run
 
     layout = Layout(pa.schema([]), pa.schema([("n", pa.int64())]))
     table = layout.table(np.array([0], np.uint64), pa.table({}), pa.table({"n": [1]}))

@@ -20,9 +20,9 @@ from typing import TypeAlias
 from firnline.checkpoint.codec import parse, short_number, unseal
 from firnline.checkpoint.ledger import JUMPS, Ledger, LedgerEntry, entry_name
 from firnline.checkpoint.model import Checkpoint
-from firnline.checkpoint.tiers import Tiers
 from firnline.errors import CheckpointLostError, DamagedError
 from firnline.sinks.delta.log import DeltaLog
+from firnline.stores.tiers import Tiers
 from firnline.types import EntryRef, Json
 
 # Positions and a ledger entry's inputs, both per source -> positions after that epoch.

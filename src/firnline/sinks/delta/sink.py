@@ -12,7 +12,6 @@ import pyarrow as pa
 from firnline.checkpoint.codec import short_number
 from firnline.checkpoint.ledger import Ledger
 from firnline.checkpoint.model import Checkpoint
-from firnline.checkpoint.tiers import Tiers
 from firnline.errors import (
     CommitConflictError,
     CommitUnknownError,
@@ -27,14 +26,15 @@ from firnline.options import DeltaSinkOptions
 from firnline.schema import RESCUED_COLUMN
 from firnline.sinks.base import EpochCommit, Held, Sink
 from firnline.sinks.delta.columns import missing_fields
-from firnline.sinks.delta.jump import Effect, ReplaceRows, apply_effect
+from firnline.sinks.delta.history_edit import Effect, ReplaceRows, apply_effect
 from firnline.sinks.delta.log import DeltaLog, encode_blizzard
 from firnline.sinks.delta.probe import check_put_if_absent
 from firnline.sinks.delta.recovery import Replay, find_checkpoint
 from firnline.sinks.delta.table import CREATED_WITH, Table
 from firnline.sinks.delta.torn import check_epochs, check_whole
-from firnline.sinks.delta.upsert_stage import CHANGES
+from firnline.sinks.delta.upsert.stage import CHANGES
 from firnline.storage import Storage, open_storage
+from firnline.stores.tiers import Tiers
 from firnline.types import Clock, Delivery, EntryRef, Json, Receipt
 
 logger = logging.getLogger(__name__)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, NoReturn
 
-from firnline.checkpoint.payload import encode
-from firnline.checkpoint.record import CheckpointRecord
-from firnline.checkpoint.store import PAGE, CheckpointStore, VersionInfo, check_key
 from firnline.errors import StoreReadOnlyError
 from firnline.sinks.delta.log import DeltaLog, LogCommit
 from firnline.storage import Storage
+from firnline.stores.base import PAGE, CheckpointStore, VersionInfo, check_key
+from firnline.stores.payload import encode
+from firnline.stores.record import CheckpointRecord
 from firnline.types import Json
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from firnline.sources.base import Limits, Task
-from firnline.sources.files.state import FileState, Progress, SetAside
+from firnline.sources.files.position import FileState, Progress, SetAside
 from firnline.storage import FileStat
 from firnline.types import Json
 

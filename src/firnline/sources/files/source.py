@@ -17,7 +17,7 @@ from firnline.sources.base import Backlog, Limits, Source, SourcePlan
 from firnline.sources.files import planning
 from firnline.sources.files.known import KnownFiles
 from firnline.sources.files.listing import Scope, list_files
-from firnline.sources.files.state import FileState, Progress
+from firnline.sources.files.position import FileState, Progress
 from firnline.storage import FileStat, Storage, is_remote, normalise, open_storage
 from firnline.types import Json
 

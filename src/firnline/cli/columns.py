@@ -1,0 +1,151 @@
+"""Which columns sources, operators and tables have or would get, found out without running anything."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from firnline.cli.sampling import Sampled
+from firnline.errors import ConfigError, SinkError
+from firnline.graph import sink_input, topological
+from firnline.jobs.read_orders import columns_from_json, declared
+from firnline.jobs.spark import SparkEngine
+from firnline.operators.base import MAIN
+from firnline.options import OperatorOptions, PipelineOptions
+from firnline.run.open_pipeline import Parts
+from firnline.schema import type_to_text
+from firnline.sinks.base import Held
+from firnline.sinks.delta import DeltaSink
+from firnline.sinks.delta.columns import missing_fields
+from firnline.sinks.delta.upsert.changes import table_columns
+
+ANY_TIME = "2000-01-01T00:00:00+00:00"  # columns do not depend on the epoch's time
+
+
+def sinks_of(parts: Parts, port: str) -> list[DeltaSink]:
+    """The sinks that take what comes out of a source, an operator or a port."""
+    return [parts.sink(s.name) for s in parts.options.sinks if sink_input(parts.options, s) == port]
+
+
+def known_columns(parts: Parts, held: Held, source: str) -> pa.Schema | None:
+    """The columns that a source is known to have: the checkpoint's, or those of a table that takes its rows."""
+    stored = columns_from_json(held.checkpoint.columns) if held.checkpoint else {}
+    if source in stored:
+        return stored[source]
+    return next((table for sink in sinks_of(parts, source) if (table := _find_table(sink)) is not None), None)
+
+
+def source_schemas(parts: Parts, held: Held, sampled: Mapping[str, Sampled]) -> dict[str, pa.Schema]:
+    """The columns of every source of which something is known: read, stored or declared."""
+    found: dict[str, pa.Schema] = {}
+    for options in parts.options.sources:
+        schema = sampled[options.name].schema if options.name in sampled else known_columns(parts, held, options.name)
+        if schema is None and options.schema.fields:
+            schema = declared(options)
+        if schema is not None:
+            found[options.name] = schema
+    return found
+
+
+def operator_schemas(options: PipelineOptions, known: Mapping[str, pa.Schema]) -> dict[str, pa.Schema]:
+    """The columns of every operator and port whose inputs are known. Only a query starts Spark.
+
+    Args:
+        options: The pipeline.
+        known: The columns of its sources.
+
+    Raises:
+        ConfigError: an operator does not fit what it reads.
+    """
+    from firnline.operators.loading import build_operator
+
+    found = dict(known)
+    with contextlib.closing(_Queries(options)) as queries:
+        for operator in topological(options):
+            if any(text not in found for text in operator.inputs):
+                continue
+            inputs = {text: found[text] for text in operator.inputs}
+            if operator.is_sql:
+                found[operator.name] = queries.schema_of(operator, inputs)
+                continue
+            built = build_operator(operator, inputs, options.operator_paths)
+            for port in built.ports:
+                found[operator.name if port == MAIN else f"{operator.name}.{port}"] = built.output_schema(port)
+    return {name: schema for name, schema in found.items() if name not in known}
+
+
+class _Queries:
+    """Asks Spark which columns queries give; the session starts with the first one."""
+
+    def __init__(self, options: PipelineOptions) -> None:
+        self._engine = SparkEngine(options.name, options.spark)
+
+    def schema_of(self, operator: OperatorOptions, inputs: Mapping[str, pa.Schema]) -> pa.Schema:
+        from firnline.jobs.spark_sql import query_schema
+        from firnline.sql import bind_epoch_time, bind_tables
+
+        views = {text: f"firnline_input_{number}" for number, text in enumerate(inputs)}
+        query = bind_tables(bind_epoch_time(str(operator.settings["query"]), ANY_TIME), views)
+        tables = {views[text]: schema for text, schema in inputs.items()}
+        session = self._engine.session
+        try:
+            return query_schema(session, tables, {}, query)
+        except ConfigError as error:
+            raise ConfigError(f'operator "{operator.name}": {error.message}', hint=error.hint) from error
+
+    def close(self) -> None:
+        self._engine.stop()
+
+
+def _find_table(sink: DeltaSink) -> pa.Schema | None:
+    """The columns of a sink's table; nothing is known of an optional one that cannot be read."""
+    try:
+        return sink.find_schema()
+    except (SinkError, OSError):
+        if sink.required:
+            raise
+        return None
+
+
+def check_tables(parts: Parts, schemas: Mapping[str, pa.Schema]) -> None:
+    """Raise SchemaError when a table that is there cannot take the rows that would be written to it."""
+    for options in parts.options.sinks:
+        table, rows = _find_table(parts.sink(options.name)), schemas.get(sink_input(parts.options, options))
+        if table is not None and rows is not None:
+            missing_fields(table, table_columns(rows) if options.write == "upsert" else rows)
+
+
+def schema_rows(
+    parts: Parts, sampled: Mapping[str, Sampled], schemas: Mapping[str, pa.Schema]
+) -> list[dict[str, str | float]]:
+    """The columns of the deciding table, where each comes from, and what share of sampled values does not fit."""
+    deciding = parts.options.deciding
+    port = sink_input(parts.options, deciding)
+    table = parts.deciding.find_schema()
+    rows = schemas.get(port)
+    schema = table if rows is None else table_columns(rows) if deciding.write == "upsert" else rows
+    if schema is None:
+        return []
+    held = set(table.names) if table is not None else set()
+    spec = {name for source in parts.options.sources if source.name == port for name in declared(source).names}
+    folders = set(sampled[port].columns.folder) if port in sampled else set()
+    choices = sampled[port].choices if port in sampled else {}
+    found: list[dict[str, str | float]] = []
+    for field in schema:
+        choice = choices.get(field.name)
+        odd = choice.odd / choice.values if choice else 0.0
+        origin = "table" if field.name in held else "declared" if field.name in spec else "new"
+        if origin == "new" and field.name in folders:
+            origin = "new, from a folder name"
+        found.append({"name": field.name, "type": type_words(field), "origin": origin, "odd_share": odd})
+    return found
+
+
+def type_words(field: pa.Field) -> str:
+    """A column's type as a spec writes it."""
+    try:
+        return type_to_text(field)
+    except ValueError:  # a type that only another writer makes
+        return str(field.type)

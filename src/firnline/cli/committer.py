@@ -1,0 +1,149 @@
+"""`firnline commit`: the committer of staged tables."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+from cyclopts.validators import Number
+
+from firnline.cli.common import Common, Flag, MetricsPort
+from firnline.cli.output import count_text, safe
+from firnline.cli.tables import Tables, named_tables
+from firnline.clock import monotonic
+
+if TYPE_CHECKING:
+    from firnline.committer.committer import CycleReport
+    from firnline.committer.service import CommitterObserver
+    from firnline.errors import FirnlineError
+
+EPILOGUE = """\
+Polls <table>/_staging/pending/, validates each unit right before its commit,
+and commits it onto exactly its predecessor; several units per commit when it
+is behind. Needs no Spark and no JVM. One committer per table is active; a
+second waits and takes over when the first dies.
+
+Output:
+  one line a commit round; with --once --json: {tables: [{table, commits, units,
+  files, rows, rejected [[unit, reason]], waiting {pipeline: [first, last]},
+  pending, pending_bytes, oldest_pending_seconds, alarms}]}
+
+Environment:
+  FIRNLINE_METRICS_PORT   as --metrics-port
+  FIRNLINE__A__B          overrides the key a.b of the spec
+
+Examples:
+  firnline commit /lake/flights --once
+  firnline commit flights/firnline.yml --metrics-port 9464
+"""
+
+app = App(name="commit", help_epilogue=EPILOGUE)
+
+
+@app.default
+def commit(
+    *tables: Tables,
+    once: Annotated[bool, Flag, Parameter(help="Commit what is pending now, then end.")] = False,
+    poll_interval_secs: Annotated[
+        float | None, Parameter(help="Seconds between two looks. [default: 10, or the spec's]", validator=Number(gt=0))
+    ] = None,
+    whole_files: Annotated[bool, Flag, Parameter(help="Check the sum of whole files, not of footers alone.")] = False,
+    metrics_port: MetricsPort = None,
+    common: Common = Common(),
+) -> int:
+    """Commit what writers of staged tables have staged."""
+    named = named_tables(tables)
+    from firnline.cli.signals import stop_on_signals
+    from firnline.clock import SystemClock
+    from firnline.committer.service import CommitterService, TableRef
+    from firnline.types import RandomIds
+
+    with _observer(metrics_port) as observer:
+        service = CommitterService(
+            [TableRef(uri, options) for uri, options in named.tables.items()],
+            RandomIds().new(),
+            SystemClock(),
+            observer,
+            poll_interval_secs=poll_interval_secs or named.poll_interval_secs or 10.0,
+            whole_file_checksums=whole_files,
+        )
+        if once:
+            reports = dict(zip(named.tables, service.run_once(), strict=True))
+            if common.json:
+                common.out.json({"tables": [_as_json(uri, report) for uri, report in reports.items()]})
+            else:
+                for uri, report in reports.items():
+                    common.out.line(f"{uri}: {_summary(report)}")
+            return 0
+        with stop_on_signals(service.stop, lambda: _say("stopping after this round"), lambda: None):
+            service.run()
+    common.out.line("stopped cleanly")
+    return 0
+
+
+def _as_json(uri: str, report: CycleReport) -> dict[str, Any]:
+    return {"table": uri, **{k: v for k, v in asdict(report).items() if k != "commit_seconds"}}
+
+
+def _summary(report: CycleReport) -> str:
+    parts = [f"{count_text(report.units, 'unit')} in {count_text(report.commits, 'commit')}, {report.rows:,} rows"]
+    if report.rejected:
+        parts.append(f"{count_text(len(report.rejected), 'unit')} set aside")
+    for pipeline, (first, last) in report.waiting.items():
+        epochs = f"epoch {first}" if first == last else f"epochs {first} to {last}"
+        parts.append(f"{pipeline} waits for {epochs}")
+    if report.pending:
+        parts.append(f"{report.pending:,} still pending")
+    return ", ".join(parts)
+
+
+@contextlib.contextmanager
+def _observer(port: int | None) -> Iterator[CommitterObserver]:
+    """Lines on stderr and, with a port, metrics."""
+    from firnline.committer.service import CommitterObserver
+
+    class Lines(CommitterObserver):
+        def __init__(self) -> None:
+            self._standing: set[str] = set()
+
+        def cycled(self, table: str, report: CycleReport) -> None:
+            if table in self._standing:
+                self._standing.discard(table)
+                _say(f"{table}: took over")
+            if report.units or report.rejected:
+                _say(f"{table}: {_summary(report)}")
+            for name, reason in report.rejected:
+                _say(f"{table}: set aside {name}: {reason}")
+            for alarm in report.alarms:
+                _say(f"{table}: ALARM: {alarm}")
+
+        def standing_by(self, table: str, holder: str) -> None:
+            if table not in self._standing:
+                self._standing.add(table)
+                _say(f"{table}: another committer is active ({holder}); standing by")
+
+        def trouble(self, table: str, error: FirnlineError) -> None:
+            _say(f"{table}: {error.message}; trying again")
+
+    if port is None:
+        yield Lines()
+        return
+    from firnline.service.committer_metrics import StagingMetrics
+    from firnline.service.endpoints import HOST, Endpoints
+    from firnline.service.health import CommitterHealth
+
+    health = CommitterHealth(monotonic, poll_seconds=10)
+    metrics = StagingMetrics(Lines(), health)
+    with Endpoints(metrics.registry(), health, port) as served:
+        _say(f"metrics on http://{HOST}:{served.port}/metrics")
+        yield metrics
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {safe(text)}\n")
+    sys.stderr.flush()

@@ -1,0 +1,112 @@
+"""Where a run begins when it does not simply go on: over again, or from a savepoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from firnline.clock import monotonic
+from firnline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from firnline.options import PipelineOptions
+
+TELL_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What the command line says about it; by default nothing."""
+
+    fresh_after: int | None = None
+    truncate: bool = False
+    from_savepoint: str | None = None
+    accept: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Refuse words that make no sense together."""
+        if self.truncate and self.fresh_after is None:
+            raise ConfigError("--truncate is a part of --fresh-after", hint="firnline run --fresh-after 41 --truncate")
+        if self.from_savepoint is not None and self.fresh_after is not None:
+            raise ConfigError("--from-savepoint and --fresh-after exclude each other", hint="Ask for one of them.")
+        if self.accept and self.from_savepoint is None:
+            raise ConfigError("--accept is a part of --from-savepoint", hint="firnline run --from-savepoint PATH")
+
+
+def begin(
+    options: PipelineOptions,
+    beginning: Beginning,
+    run: str,
+    say: Callable[[str], None],
+    *,
+    moved: tuple[str, str] | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> None:
+    """Do what is asked before the run goes on from there; what is done already is not repeated.
+
+    Args:
+        moved: Where the source's files lay, and where they lie now.
+        stopping: Whether the run was asked to stop; the copying of files then ends with KeyboardInterrupt.
+    """
+    if beginning.from_savepoint is not None:
+        _restore(options, beginning, run, say, moved, stopping)
+    if beginning.fresh_after is None:
+        return
+    from firnline.history.edits.fresh_start import start_over
+    from firnline.run.open_pipeline import assemble
+
+    done = start_over(assemble(options), beginning.fresh_after, run, truncate=beginning.truncate)
+    rows = "rows removed" if done.truncated else "rows stay"
+    if done.already:
+        say(f"started over after epoch {done.after_epoch} already, as epoch {done.epoch}; going on")
+    else:
+        say(f"started over after epoch {done.after_epoch} as epoch {done.epoch}; {rows}")
+
+
+def _restore(
+    options: PipelineOptions,
+    beginning: Beginning,
+    run: str,
+    say: Callable[[str], None],
+    moved: tuple[str, str] | None,
+    stopping: Callable[[], bool],
+) -> None:
+    from firnline.cli.output import count_text, size_text
+    from firnline.history.edits.restore import restore_savepoint
+    from firnline.run.open_pipeline import assemble
+
+    assert beginning.from_savepoint is not None
+    done = restore_savepoint(
+        assemble(options, moved=moved),
+        beginning.from_savepoint,
+        run,
+        dict(options.deciding.storage_options),
+        accept=beginning.accept,
+        tell=say,
+        progress=CopyProgress(say),
+        stopping=stopping,
+    )
+    if not done.already:
+        held = f"{count_text(done.rows, 'row')} in {count_text(done.files, 'file')}"
+        copied = f", {size_text(done.copied_bytes)} copied" if done.copied_bytes else ""
+        say(f"restored savepoint {done.savepoint} of epoch {done.to_epoch} as epoch {done.epoch}: {held}{copied}")
+
+
+class CopyProgress:
+    """Says every few seconds how much is copied; what was said of once ends at its total."""
+
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = monotonic) -> None:
+        self._say = say
+        self._clock = clock
+        self._told_at = clock()
+        self._told: set[str] = set()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        from firnline.cli.output import size_text
+
+        is_due = self._clock() - self._told_at >= TELL_SECONDS
+        if is_due or (done >= total and what in self._told):
+            self._told_at = self._clock()
+            self._told.add(what)
+            self._say(f"{what}: {size_text(done)} of {size_text(total)}")

@@ -1,0 +1,1 @@
+"""Two-stage Delta tables: the committer."""

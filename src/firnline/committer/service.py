@@ -1,0 +1,150 @@
+"""Runs committers: one process serves one table or many, polls, steps back when fenced, stops cleanly."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from firnline.committer.committer import Committer, CycleReport
+from firnline.committer.lock import Place, find_holder
+from firnline.errors import FencedError, FirnlineError, SinkError
+from firnline.sinks.delta.table import Table
+from firnline.storage import normalise, open_storage
+from firnline.types import Clock
+
+logger = logging.getLogger(__name__)
+
+MIN_TAKEOVER_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class TableRef:
+    """A table to commit for."""
+
+    uri: str
+    storage_options: Mapping[str, str] = field(default_factory=dict)
+
+
+class CommitterObserver:
+    """Override what you want to hear of."""
+
+    def cycled(self, table: str, report: CycleReport) -> None:
+        """A cycle ended."""
+
+    def standing_by(self, table: str, holder: str) -> None:
+        """Another committer is active."""
+
+    def trouble(self, table: str, error: FirnlineError) -> None:
+        """A cycle failed; it is tried again at the next poll."""
+
+
+@dataclass(slots=True)
+class _Served:
+    ref: TableRef
+    committer: Committer
+    place: Place
+
+    def beat(self, _: int) -> None:
+        self.place.beat()
+
+
+class CommitterService:
+    """Serves tables until stopped, or once."""
+
+    def __init__(
+        self,
+        tables: list[TableRef],
+        run: str,
+        clock: Clock,
+        observer: CommitterObserver | None = None,
+        *,
+        poll_interval_secs: float = 10.0,
+        takeover_seconds: float | None = None,
+        whole_file_checksums: bool = False,
+    ) -> None:
+        self._observer = observer or CommitterObserver()
+        self._poll = poll_interval_secs
+        self._stop = threading.Event()
+        takeover = takeover_seconds or max(MIN_TAKEOVER_SECONDS, 3 * poll_interval_secs)
+        self._served = []
+        for ref in tables:
+            storage = open_storage(ref.uri, ref.storage_options)
+            table = Table(normalise(ref.uri), ref.storage_options)
+            committer = Committer(table, storage, run, clock, whole_file_checksums=whole_file_checksums)
+            self._served.append(_Served(ref, committer, Place(storage, run, clock, takeover)))
+
+    def stop(self) -> None:
+        """End after the current cycle. May be called from a signal handler."""
+        self._stop.set()
+
+    def run_once(self) -> list[CycleReport]:
+        """Commit what is pending in every table now.
+
+        Raises:
+            FencedError: another committer is active on a table.
+        """
+        reports: list[CycleReport] = []
+        failures: list[FirnlineError] = []
+        try:
+            for served in self._served:
+                try:
+                    if not served.place.take():
+                        raise FencedError(f"another committer is active on {served.ref.uri} ({_who(served)})")
+                    report = served.committer.cycle(served.beat)
+                except (FirnlineError, OSError) as error:  # told once the other tables had their turn
+                    failures.append(error if isinstance(error, FirnlineError) else _storage_failed(error))
+                    continue
+                self._observer.cycled(served.ref.uri, report)
+                reports.append(report)
+        finally:
+            self._release()
+        if failures:
+            raise failures[0]
+        return reports
+
+    def run(self) -> None:
+        """Poll until stopped. A table that fails holds up no other."""
+        try:
+            while not self._stop.is_set():
+                for served in self._served:
+                    self._cycle(served)
+                self._stop.wait(self._poll)
+        finally:
+            self._release()
+
+    def _cycle(self, served: _Served) -> None:
+        try:
+            if not served.place.take():
+                self._observer.standing_by(served.ref.uri, _who(served))
+                return
+            self._observer.cycled(served.ref.uri, served.committer.cycle(served.beat))
+        except FirnlineError as error:
+            if isinstance(error, FencedError):
+                served.place.held = False
+            self._observer.trouble(served.ref.uri, error)
+        except OSError as error:
+            self._observer.trouble(served.ref.uri, _storage_failed(error))
+
+    def _release(self) -> None:
+        for served in self._served:
+            _quietly(served.place.release)
+
+
+def _who(served: _Served) -> str:
+    holder = find_holder(open_storage(served.ref.uri, served.ref.storage_options)) or {}
+    return f"host {holder.get('host', '?')}, process {holder.get('pid', '?')}"
+
+
+def _storage_failed(error: OSError) -> SinkError:
+    failed = SinkError(f"storage failed: {error}")
+    failed.__cause__ = error
+    return failed
+
+
+def _quietly(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except OSError as error:
+        logger.warning("committer's place not released", extra={"reason": str(error)})

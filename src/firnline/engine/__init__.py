@@ -1,1 +1,0 @@
-"""Decides (`epoch`) and acts (`runner`)."""

@@ -1,0 +1,381 @@
+"""The epoch's decisions: a pure state machine, `step(state, event) -> (state, actions)`.
+
+Nothing here does I/O or reads a clock. The runner performs the actions and feeds back what happened: one event
+for every action except Drop and Stop (a dropped epoch's job may stay silent). The search under `tests/`
+explores every interleaving of the same function with crashes, zombies and lost answers.
+
+The order that `step` keeps, per epoch:
+
+    plan -> claim (once a run) -> run -> stage -> commit deciding sink -> commit others -> record -> acknowledge
+
+1. Plan before claim: a run that finds nothing to do writes nothing to a sink, not even a claim. What was planned
+   counts only if the claim stands on the very entry that it was planned on; else it is planned again.
+2. Epoch n+1 is planned when n's job has ended and runs while n commits; commits are in order.
+3. After any error of a commit the sink is asked for a receipt before anything else. In the deciding
+   sink only a receipt with our attempt id is ours; in the others one that names the decided entry.
+4. When an epoch is lost, every later one that was planned on it is dropped and planned again, and a plan
+   that was under way on it counts for nothing, not even for "nothing left".
+5. The commit policy says when an epoch is settled; only then is it recorded and the next one committed.
+6. Acknowledge last: epoch n-1 is acknowledged after epoch n is recorded, and only what every sink holds.
+7. A unit that was put into a two-stage deciding table can still be set aside, discarded or turn out to be a fork.
+   Only what the table's log holds is given to further sinks, recorded and acknowledged. Putting units does not wait
+   for the committer, and no run waits for it before it ends: the next one gives further sinks what they lack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from firnline.epoch import messages as m
+from firnline.epoch.messages import Action, Event
+from firnline.epoch.state import EpochState, Phase, Policy, Settings, SinkState, Slot, Stage, initial
+
+__all__ = ["EpochState", "Phase", "Policy", "Settings", "SinkState", "Slot", "Stage", "initial", "step"]
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One call of `step`: the state as it changes, and the actions it gives rise to."""
+
+    state: EpochState
+    actions: list[Action] = field(default_factory=list)
+
+    def set(self, **changes: object) -> None:
+        self.state = replace(self.state, **changes)  # type: ignore[arg-type]  # names are checked by replace
+
+    def sink(self, name: str, **changes: object) -> None:
+        self.set(
+            sinks=tuple(
+                replace(s, **changes) if s.name == name else s  # type: ignore[arg-type]  # as above
+                for s in self.state.sinks
+            )
+        )
+
+    def slot(self, epoch: int, stage: Stage) -> None:
+        self.set(slots=tuple(replace(s, stage=stage) if s.epoch == epoch else s for s in self.state.slots))
+
+    def do(self, action: Action) -> None:
+        self.actions.append(action)
+
+
+def step(state: EpochState, event: Event) -> tuple[EpochState, list[Action]]:
+    """Decide. The same state and event always give the same result; stale events change nothing."""
+    turn = _Turn(state)
+    if state.phase is not Phase.STOPPED:
+        _take(turn, event)
+        if turn.state.phase is not Phase.STOPPED:
+            _advance(turn)
+    return turn.state, turn.actions
+
+
+# -- what happened ------------------------------------------------------------------------------------
+
+
+def _take(turn: _Turn, event: Event) -> None:
+    """Note what happened."""
+    state = turn.state
+    match event:
+        case m.Started():
+            turn.do(m.ReadSinks())
+        case m.SinksRead():
+            if state.phase is Phase.READING:
+                _take_reading(turn, event)
+        case m.Claimed(epoch, tip, committed):
+            if state.phase is Phase.CLAIMING:
+                if (epoch, tip) != (state.decided, state.tip):
+                    _drop_from(turn, 0)
+                turn.set(decided=epoch, tip=tip, phase=Phase.LEVELLING, claimed=True)
+                turn.set(committed=epoch if committed is None else min(epoch, committed))
+                if committed is not None:  # nobody acknowledged what was committed while no run went on
+                    turn.set(acknowledged=0)
+                turn.sink(state.deciding.name, joined=True, epoch=epoch)
+        case m.LogRead(epoch):
+            turn.set(watching=False, committed=max(state.committed, min(epoch, state.decided)))
+        case m.Fenced():
+            _stop(turn, 5)
+        case m.Failed(retry, exit_code, sink) if sink:
+            _fail_sink(turn, sink, retry=retry, exit_code=exit_code)
+        case m.Failed(retry, exit_code):
+            turn.set(planning=None, phase=Phase.OPEN if state.phase is Phase.CLAIMING else state.phase)
+            _fail(turn, retry=retry, exit_code=exit_code)
+        case m.RecordFailed(retry, exit_code):
+            turn.set(recording=False, acknowledging=False)
+            _fail(turn, retry=retry, exit_code=exit_code)
+        case m.Recorded(epoch):
+            turn.set(recording=False, recorded=max(state.recorded, epoch))
+        case m.Acknowledged(epoch):
+            turn.set(acknowledging=False, acknowledged=max(state.acknowledged, epoch))
+        case m.TimerFired(sink) if sink:
+            turn.sink(sink, resting=False)
+        case m.TimerFired():
+            if state.phase is Phase.READING and state.resting:
+                turn.do(m.ReadSinks())
+            turn.set(polling=False, resting=False)
+        case m.StopRequested():
+            turn.set(stopping=True)
+        case m.ShardsChanged():
+            turn.set(reclaiming=state.phase in (Phase.LEVELLING, Phase.RUNNING))
+        case m.Joined() | m.Committed() | m.CommitUnclear() | m.ReceiptAbsent():
+            _take_answer(turn, event)
+        case _:
+            _take_work(turn, event)
+
+
+def _take_reading(turn: _Turn, read: m.SinksRead) -> None:
+    """Start from what the sinks hold, and from what is recorded and acknowledged where that is known."""
+    held = dict(read.epochs)  # without a sink that could not be read: it counts as lagging
+    turn.set(sinks=tuple(replace(s, epoch=held.get(s.name, 0)) for s in turn.state.sinks))
+    decided = held[turn.state.deciding.name]
+    committed = decided if read.committed is None else min(decided, read.committed)
+    turn.set(decided=decided, committed=committed, tip=read.tip, phase=Phase.OPEN)
+    _settle(turn)
+    settled = turn.state.settled  # while another run goes on, more may be recorded than was read before
+    turn.set(recorded=settled if read.recorded is None else min(settled, read.recorded))
+    turn.set(acknowledged=_safe(turn.state) if read.acknowledged is None else read.acknowledged)
+
+
+def _take_answer(turn: _Turn, event: m.Joined | m.Committed | m.CommitUnclear | m.ReceiptAbsent) -> None:
+    """Note what a sink answered."""
+    state = turn.state
+    known = next(s for s in state.sinks if s.name == event.sink)
+    ours = event.sink == state.deciding.name
+    match event:
+        case m.Joined(sink, epoch) if known.busy and not known.joined:
+            turn.sink(sink, joined=True, busy=False, epoch=epoch, failures=0)
+        case m.CommitUnclear(sink, epoch):
+            if known.asking:
+                _fail_sink(turn, sink, retry=True, exit_code=4)  # the question failed too
+            else:
+                turn.sink(sink, busy=False, asking=epoch)
+        case m.ReceiptAbsent(sink, epoch) if known.asking == epoch:
+            turn.sink(sink, asking=0)
+            if ours:
+                turn.slot(epoch, Stage.STAGED)
+            _fail_sink(turn, sink, retry=True, exit_code=3)
+        case m.Committed(sink, epoch, attempt, committed) if epoch == known.epoch + 1:
+            turn.sink(sink, busy=False, asking=0, failures=0, epoch=epoch)
+            if ours and _stage_of(state, epoch, attempt) is None:
+                _stop(turn, 5)  # somebody else authored our epoch
+            elif ours:
+                turn.set(slots=state.slots[1:], decided=epoch, tip=attempt, failures=0)
+                turn.set(committed=max(state.committed, epoch if committed is None else min(epoch, committed)))
+
+
+def _take_work(turn: _Turn, event: Event) -> None:
+    """Note what became of a plan, a job or a ledger entry; what was dropped meanwhile counts no more."""
+    state = turn.state
+    match event:
+        case m.Planned(epoch, attempt, base):
+            turn.set(planning=None)
+            if (epoch - 1, base) == state.planned_on and not state.stopping:
+                turn.set(slots=(*state.slots, Slot(epoch, attempt, base)))
+            else:
+                turn.do(m.Drop(epoch, attempt))
+        case m.NothingToPlan():
+            turn.set(planning=None)
+            if state.planning != state.planned_on:
+                return
+            if not state.slots:
+                turn.set(failures=0)
+            if state.settings.once:
+                turn.set(exhausted=True)
+            elif not (state.polling or state.resting):
+                turn.set(polling=True)
+                turn.do(m.Wait())
+        case m.Ran(epoch, attempt) if _stage_of(state, epoch, attempt) is Stage.RUNNING:
+            turn.slot(epoch, Stage.RAN)
+            turn.do(m.StageEntry(epoch, attempt))
+        case m.Staged(epoch, attempt) if _stage_of(state, epoch, attempt) is Stage.RAN:
+            turn.slot(epoch, Stage.STAGED)
+        case m.EpochLost(epoch, attempt) if (stage := _stage_of(state, epoch, attempt)) is not None:
+            if stage is Stage.COMMITTING:
+                turn.sink(state.deciding.name, busy=False, asking=0)
+            _drop_from(turn, epoch)
+            _fail(turn, retry=True, exit_code=3)
+
+
+def _stage_of(state: EpochState, epoch: int, attempt: str) -> Stage | None:
+    return next((s.stage for s in state.slots if (s.epoch, s.attempt) == (epoch, attempt)), None)
+
+
+def _drop_from(turn: _Turn, epoch: int) -> None:
+    """An epoch is lost: drop it and every later one in flight, since they were planned on it."""
+    for slot in turn.state.slots:
+        if slot.epoch >= epoch:
+            turn.do(m.Drop(slot.epoch, slot.attempt))
+    turn.set(slots=tuple(s for s in turn.state.slots if s.epoch < epoch), exhausted=False, polling=False)
+
+
+def _fail(turn: _Turn, *, retry: bool, exit_code: int) -> None:
+    failures = turn.state.failures + 1
+    turn.set(failures=failures)
+    if not retry or failures > turn.state.settings.restart_attempts:
+        _stop(turn, exit_code)
+    elif not turn.state.resting:
+        turn.set(resting=True)
+        turn.do(m.Wait(failures))
+
+
+def _fail_sink(turn: _Turn, name: str, *, retry: bool, exit_code: int) -> None:
+    """A sink failed: it rests alone, unless the commit policy cannot do without it any more."""
+    most = turn.state.settings.restart_attempts + 1
+    failures = next(min(s.failures + 1, most) if retry else most for s in turn.state.sinks if s.name == name)
+    turn.sink(name, busy=False, resting=True, failures=failures)
+    if _reached(turn.state, lambda s: int(s.failures < most)):
+        turn.do(m.Wait(failures, name))
+    else:
+        _stop(turn, exit_code)
+
+
+def _reached(state: EpochState, measure: Callable[[SinkState], int]) -> int:
+    """What all those sinks have reached that the commit policy waits for."""
+    deciding, *others = state.sinks
+    if state.settings.policy is Policy.QUORUM:
+        reached = sorted((measure(s) for s in others), reverse=True)[: state.settings.quorum - 1]
+    else:
+        reached = [measure(s) for s in others if s.required]
+    return min([measure(deciding), *reached])
+
+
+def _stop(turn: _Turn, exit_code: int) -> None:
+    turn.set(phase=Phase.STOPPED, exit_code=exit_code)
+    turn.do(m.Stop(exit_code))
+
+
+# -- what begins now ----------------------------------------------------------------------------------
+
+
+def _advance(turn: _Turn) -> None:
+    """Begin whatever may begin now."""
+    _settle(turn)
+    phase = turn.state.phase
+    if turn.state.stopping and phase in (Phase.READING, Phase.OPEN):
+        _stop(turn, 0)
+    elif turn.state.resting or phase in (Phase.READING, Phase.CLAIMING):
+        return
+    elif phase is Phase.OPEN and _has_work(turn.state):
+        turn.set(phase=Phase.CLAIMING)
+        turn.do(m.Claim(again=turn.state.claimed))
+    elif turn.state.reclaiming:
+        _reclaim(turn)
+    else:
+        if phase is not Phase.OPEN:
+            _run(turn)
+            _serve_sinks(turn)
+            _record(turn)
+            _watch(turn)
+        _plan(turn)
+        _finish(turn)
+
+
+def _reclaim(turn: _Turn) -> None:
+    """Commit what has begun, then claim another generation. What only was planned stands on the same epoch still."""
+    _serve_sinks(turn)
+    _record(turn)
+    is_busy = any(sink.busy or sink.asking for sink in turn.state.sinks)
+    if _is_under_way(turn.state) or turn.state.planning is not None or is_busy:
+        return
+    sinks = tuple(replace(sink, joined=False) for sink in turn.state.sinks)
+    turn.set(reclaiming=False, phase=Phase.CLAIMING, sinks=sinks)
+    turn.do(m.Claim(again=True))
+
+
+def _is_under_way(state: EpochState) -> bool:
+    return any(slot.stage is not Stage.PLANNED for slot in state.slots)
+
+
+def _settle(turn: _Turn) -> None:
+    """Work out the newest epoch that satisfies the commit policy."""
+    committed = turn.state.committed
+    turn.set(settled=max(turn.state.settled, _reached(turn.state, lambda s: min(s.epoch, committed))))
+
+
+def _safe(state: EpochState) -> int:
+    """What sources may forget: not the newest epoch, which a recovery may need, and nothing that a sink lacks."""
+    return max(0, min(state.recorded - 1, *(s.epoch for s in state.sinks)))
+
+
+def _has_work(state: EpochState) -> bool:
+    lags = any(s.epoch < state.committed for s in state.sinks)
+    return bool(state.slots) or lags or state.recorded < state.settled or state.acknowledged < _safe(state)
+
+
+def _run(turn: _Turn) -> None:
+    """Start the first planned epoch when the sinks are joined and no other job runs."""
+    if turn.state.phase is Phase.LEVELLING and _reached(turn.state, lambda s: int(s.joined)):
+        turn.set(phase=Phase.RUNNING)
+    slot = next((s for s in turn.state.slots if s.stage in (Stage.PLANNED, Stage.RUNNING)), None)
+    if turn.state.phase is Phase.RUNNING and slot is not None and slot.stage is Stage.PLANNED:
+        turn.slot(slot.epoch, Stage.RUNNING)
+        turn.do(m.Run(slot.epoch, slot.attempt))
+
+
+def _serve_sinks(turn: _Turn) -> None:
+    """Give each idle sink the one thing that is due there; a slow one holds up no other."""
+    for sink in turn.state.sinks:
+        action = None if sink.busy or sink.resting else _due(turn.state, sink)
+        if action is not None:
+            turn.sink(sink.name, busy=True)
+            turn.do(action)
+            if sink.name == turn.state.deciding.name and isinstance(action, m.Commit):
+                turn.slot(action.epoch, Stage.COMMITTING)
+
+
+def _due(state: EpochState, sink: SinkState) -> Action | None:
+    if sink.asking:
+        return m.FindReceipt(sink.name, sink.asking)
+    if state.reclaiming and not _is_under_way(state):
+        return None  # else a sink that catches up would keep the claim away
+    if not sink.joined:  # before anything is written there
+        return m.Join(sink.name)
+    level = state.settled == state.committed
+    if sink.epoch < state.committed:  # a stop does not wait for one that the commit policy can do without
+        return None if state.stopping and level else m.Commit(sink.name, sink.epoch + 1)
+    if sink.name == state.deciding.name and level and state.slots and state.slots[0].stage is Stage.STAGED:
+        return m.Commit(sink.name, state.slots[0].epoch)
+    return None
+
+
+def _record(turn: _Turn) -> None:
+    """Record what is settled, acknowledge what is safe; each of them once at a time, and both repeatable."""
+    state = turn.state
+    if state.recorded < state.settled and not state.recording:
+        turn.set(recording=True)
+        turn.do(m.Record(state.settled))
+    if state.acknowledged < _safe(state) and not state.acknowledging:
+        turn.set(acknowledging=True)
+        turn.do(m.Acknowledge(_safe(state), state.acknowledged))
+
+
+def _watch(turn: _Turn) -> None:
+    """Look how far the committer is while it has not committed everything."""
+    if turn.state.committed < turn.state.decided and not turn.state.watching:
+        turn.set(watching=True)
+        turn.do(m.WatchLog())
+
+
+def _plan(turn: _Turn) -> None:
+    """Plan the next epoch once the job of the one before has ended."""
+    state = turn.state
+    if state.stopping or state.exhausted or state.polling or state.planning is not None:
+        return
+    jobs = any(s.stage in (Stage.PLANNED, Stage.RUNNING) for s in state.slots)
+    if not jobs and len(state.slots) < state.settings.max_inflight:
+        epoch, base = state.planned_on
+        turn.set(planning=(epoch, base))
+        turn.do(m.Plan(epoch + 1, base))
+
+
+def _finish(turn: _Turn) -> None:
+    """Stop once told to, when nothing is in flight and no sink lags but one that rests after a failure.
+
+    What waits for a committer holds up no end: further sinks are given it by the next run.
+    """
+    state = turn.state
+    if not (state.stopping or state.exhausted) or state.slots or state.planning is not None:
+        return
+    if state.recorded < state.settled or state.settled < state.committed or state.acknowledging:
+        return
+    if not any(s.busy for s in state.sinks):
+        _stop(turn, 0)

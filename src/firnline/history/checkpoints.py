@@ -1,0 +1,295 @@
+"""The checkpoints of a pipeline, newest first: from the ledger, and from the store where the ledger is folded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain, islice
+
+from firnline.checkpoint.codec import canonical
+from firnline.checkpoint.ledger import Fold, LedgerEntry
+from firnline.errors import LedgerHoleError
+from firnline.history.left_behind import leaves_behind
+from firnline.history.lost_table import find_lost
+from firnline.history.snapshots import state_bytes
+from firnline.history.store import savepoint_epochs
+from firnline.run.log import has_died, load_runs
+from firnline.run.observer import took_ms
+from firnline.run.open_pipeline import Parts
+from firnline.sinks.base import Held
+from firnline.stores.base import CheckpointStore
+from firnline.stores.transfer import Version, walk_versions
+from firnline.types import Json
+
+COMMITS_BETWEEN = 100  # commits of others, claims and column changes among the newest epochs
+ALL_COMMITS = 10_000  # older commits keep their epoch, but table version and commit time are not looked up
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointList:
+    """A page of checkpoints.
+
+    `damaged` tells what was met and could not be read: versions, or a hole in the ledger. `lost` is told when the table
+    knows nothing, and all that is listed comes from the store.
+    """
+
+    checkpoints: list[dict[str, Json]] = field(default_factory=list)
+    more: bool = False
+    damaged: list[dict[str, Json]] = field(default_factory=list)
+    lost: str | None = None
+
+
+def load_checkpoints(
+    parts: Parts,
+    limit: int | None,
+    store: CheckpointStore | None = None,
+    *,
+    before: int | None = None,
+    undone: bool = False,
+) -> CheckpointList:
+    """The newest checkpoints, in the order and words of CONVENTIONS; at most `limit`, those before an epoch.
+
+    With `undone`, also those that the store still has although a later rollback, fresh start or restore left them
+    behind.
+    """
+    damaged: list[dict[str, Json]] = []
+    held = parts.load()
+    lost = find_lost(parts, held, store)
+    restored, saved = _restores(parts), savepoint_epochs(parts)
+    if lost is not None and store is not None:
+        found_rows = _lost_rows(parts, store, before, damaged)
+    else:
+        found_rows = _rows(parts, held, limit, store, before, undone, damaged)
+    if before is None and lost is None:
+        found_rows = _with_unfinished(parts, held, found_rows)
+    rows = ({**row, "is_savepoint": row["epoch"] in saved, "path": restored.get(row["epoch"])} for row in found_rows)
+    if limit is None:
+        return CheckpointList(list(rows), damaged=damaged, lost=lost)
+    found = list(islice(rows, limit + 1))
+    return CheckpointList(found[:limit], len(found) > limit, damaged, lost)
+
+
+def _restores(parts: Parts) -> dict[int, str]:
+    """Epochs that a run resumed after, with where it read the checkpoint; the newest run counts."""
+    runs = load_runs(parts.storage, parts.options.name)
+    return {int(r["resumed_after"]): str(r["recovery_path"]) for r in reversed(runs) if r.get("recovery_path")}
+
+
+def _with_unfinished(parts: Parts, held: Held, rows: Iterator[dict[str, Json]]) -> Iterator[dict[str, Json]]:
+    """The checkpoints together with attempts that came to nothing, or to nothing yet, newest epoch first.
+
+    What a run staged and no commit names is in progress while that run lives, and failed when it is gone. Attempts that
+    failed in mid-run are told by the history of runs, with the reason.
+    """
+    runs = load_runs(parts.storage, parts.options.name)
+    alive = {str(run["run"]) for run in runs if run["status"] == "running" and not has_died(run)}
+    unfinished = []
+    for entry in parts.ledger.staged_after(held.epoch):
+        row = _entry_row(parts, entry, None, f"0/{len(parts.sinks)}", None)
+        if entry.checkpoint.run in alive:
+            unfinished.append({**row, "status": "IN_PROGRESS", "reason": "staged, not committed yet"})
+        else:
+            unfinished.append({**row, "status": "FAILED", "reason": "its run ended before the commit"})
+    for run in runs:
+        for failed in run["last_restarts"]:
+            if failed.get("epoch") is not None:
+                unfinished.append(_failed_row(parts, run, failed))
+    unfinished.sort(key=lambda row: (int(row["epoch"]), str(row["trigger_timestamp"])))
+    for row in rows:
+        while unfinished and unfinished[-1]["epoch"] > row["epoch"]:
+            yield unfinished.pop()
+        yield row
+        while unfinished and unfinished[-1]["epoch"] == row["epoch"]:
+            yield unfinished.pop()
+    yield from (row for row in reversed(unfinished) if held.epoch == 0)
+
+
+def _failed_row(parts: Parts, run: dict[str, Json], failed: dict[str, Json]) -> dict[str, Json]:
+    """An attempt at an epoch that failed and was made again."""
+    return {
+        "id": None,
+        "epoch": int(failed["epoch"]),
+        "status": "FAILED",
+        "is_savepoint": False,
+        "trigger_timestamp": str(failed["at"]),
+        "latest_ack_timestamp": None,
+        "end_to_end_duration_ms": None,
+        "checkpointed_size_bytes": None,
+        "state_size_bytes": 0,
+        "acknowledged": f"0/{len(parts.sinks)}",
+        "path": None,
+        "table_version": None,
+        "kind": "epoch",
+        "generation": run["generation"],
+        "run": run["run"],
+        "files": None,
+        "rows": None,
+        "quarantined": None,
+        "last_committed_file": None,
+        "read_from": "runs",
+        "undone": False,
+        "reason": str(failed["reason"]),
+    }
+
+
+def _lost_rows(
+    parts: Parts, store: CheckpointStore, before: int | None, damaged: list[dict[str, Json]]
+) -> Iterator[dict[str, Json]]:
+    """What the store has of a pipeline whose table is gone: no sink holds any of it."""
+    for version in _stored(store, parts.options.name, damaged):
+        if before is None or _epoch(version) < before:
+            yield _stored_row(parts, version, f"0/{len(parts.sinks)}")
+
+
+def _rows(
+    parts: Parts,
+    held: Held,
+    limit: int | None,
+    store: CheckpointStore | None,
+    before: int | None,
+    undone: bool,
+    damaged: list[dict[str, Json]],
+) -> Iterator[dict[str, Json]]:
+    reached = [held.epoch, *(sink.load().epoch for sink in parts.sinks[1:])]
+    scanned = ALL_COMMITS if limit is None or before is not None else limit + COMMITS_BETWEEN
+    commits = parts.deciding.commit_times(held.version, scanned) if held.exists else {}
+
+    def acknowledged(epoch: int) -> str:
+        return f"{sum(1 for e in reached if e >= epoch)}/{len(reached)}"
+
+    def wanted(epoch: int) -> bool:
+        return before is None or epoch < before
+
+    stored = _stored(store, parts.options.name, damaged) if store is not None else iter(())
+    waiting: Version | None = None
+    oldest: int | None = None
+    jumps: list[LedgerEntry | Fold] = []
+    for entry in _entries(parts, held, damaged, jumps, go_on=store is not None):
+        oldest = entry.epoch
+        waiting = waiting or (next(stored, None) if undone else None)
+        while waiting is not None and _epoch(waiting) >= entry.epoch:
+            if wanted(_epoch(waiting)) and held.epoch >= _epoch(waiting) > entry.epoch:
+                yield _undone_row(parts, waiting)
+            waiting = next(stored, None)
+        if wanted(entry.epoch):
+            yield _entry_row(parts, entry, commits.get(entry.epoch), acknowledged(entry.epoch), held.committed)
+    for version in stored if waiting is None else chain([waiting], stored):
+        epoch = _epoch(version)
+        if not wanted(epoch) or epoch > held.epoch or (oldest is not None and epoch >= oldest):
+            continue
+        if not any(leaves_behind(link, epoch) for link in jumps):
+            yield _stored_row(parts, version, acknowledged(epoch))
+        elif undone:
+            yield _undone_row(parts, version)
+
+
+def _entries(
+    parts: Parts, held: Held, damaged: list[dict[str, Json]], jumps: list[LedgerEntry | Fold], *, go_on: bool
+) -> Iterator[LedgerEntry]:
+    """The entries that are not folded yet; behind a hole the store goes on, where there is one.
+
+    Links with jumps in them are put into `jumps`, folded or not.
+    """
+    try:
+        for link in parts.ledger.chain(held.entry):
+            if isinstance(link, Fold):
+                if link.jumps:
+                    jumps.append(link)
+                continue
+            if link.is_jump:
+                jumps.append(link)
+            yield link
+    except LedgerHoleError as error:
+        if not go_on:
+            raise
+        damaged.append({"version": None, "problem": error.message})
+
+
+def _stored(store: CheckpointStore, pipeline: str, damaged: list[dict[str, Json]]) -> Iterator[Version]:
+    """Versions that still count, newest first: of an epoch that was put again, only the newest."""
+    lowest: int | None = None
+    for version in walk_versions(store, pipeline):
+        if version.record is None:
+            damaged.append({"version": version.version, "problem": version.problem})
+        elif lowest is None or version.record.epoch < lowest:
+            lowest = version.record.epoch
+            yield version
+
+
+def _epoch(version: Version) -> int:
+    assert version.record is not None
+    return version.record.epoch
+
+
+def _entry_row(
+    parts: Parts, entry: LedgerEntry, commit: tuple[int, str] | None, acknowledged: str, committed: int | None
+) -> dict[str, Json]:
+    """A checkpoint of the ledger; in a two-stage table it is in progress until the log has `committed` it."""
+    checkpoint = entry.checkpoint
+    staged = entry.staged.get(parts.deciding.name, [])
+    waits = committed is not None and entry.epoch > committed
+    return {
+        "id": checkpoint.attempt,
+        "epoch": entry.epoch,
+        "status": "IN_PROGRESS" if waits else "COMPLETED",
+        "is_savepoint": False,
+        "trigger_timestamp": checkpoint.created_at,
+        "latest_ack_timestamp": commit[1] if commit else None,
+        "end_to_end_duration_ms": took_ms(entry.durations_ms),
+        "checkpointed_size_bytes": len(canonical(checkpoint.to_json())),
+        "state_size_bytes": state_bytes(checkpoint),
+        "acknowledged": acknowledged,
+        "path": None,  # where a restore came from; an epoch that no run resumed after has none
+        "table_version": commit[0] if commit else None,
+        "kind": entry.kind,
+        "generation": checkpoint.generation,
+        "run": checkpoint.run,
+        "files": sum(len(files) for files in entry.inputs.values()),
+        "rows": sum(int(f["rows"]) for f in staged),
+        "quarantined": sum(int(q["rows"]) for q in entry.quarantine),
+        "last_committed_file": _mark(parts, checkpoint.positions),
+        "read_from": "ledger",
+        "undone": False,
+        "reason": "staged, waits for the committer" if waits else None,
+    }
+
+
+def _stored_row(parts: Parts, version: Version, acknowledged: str) -> dict[str, Json]:
+    assert version.record is not None
+    record, checkpoint = version.record, version.record.checkpoint
+    sink = record.sinks.get(parts.deciding.name, {})
+    return {
+        "id": checkpoint.attempt,
+        "epoch": record.epoch,
+        "status": "COMPLETED",
+        "is_savepoint": False,
+        "trigger_timestamp": checkpoint.created_at,
+        "latest_ack_timestamp": version.created_at,
+        "end_to_end_duration_ms": took_ms(record.durations_ms),
+        "checkpointed_size_bytes": len(canonical(checkpoint.to_json())),
+        "state_size_bytes": state_bytes(checkpoint),
+        "acknowledged": acknowledged,
+        "path": None,
+        "table_version": sink.get("version"),
+        "kind": record.kind,
+        "generation": checkpoint.generation,
+        "run": checkpoint.run,
+        "files": None,  # not recorded
+        "rows": sink.get("rows"),
+        "quarantined": None,
+        "last_committed_file": _mark(parts, checkpoint.positions),
+        "read_from": "store",
+        "undone": False,
+        "reason": None,
+    }
+
+
+def _undone_row(parts: Parts, version: Version) -> dict[str, Json]:
+    return {**_stored_row(parts, version, f"0/{len(parts.sinks)}"), "undone": True}
+
+
+def _mark(parts: Parts, positions: dict[str, Json]) -> str | None:
+    source = parts.sources.only
+    position = positions.get(source.name) if source is not None else None
+    mark = position.get("last_committed_file") if isinstance(position, dict) else None
+    return None if mark is None else str(mark)

@@ -1,0 +1,1 @@
+"""Epochs that read nothing: rollback, fresh start, restore, rescale, import."""

@@ -1,0 +1,248 @@
+"""Finds what is damaged in a ledger, what copies have of it, and where the history goes on behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow.compute as pc
+from deltalake.exceptions import DeltaError
+
+from firnline.checkpoint.codec import checksum, parse, unseal
+from firnline.checkpoint.ledger import (
+    Fold,
+    LedgerCopy,
+    LedgerEntry,
+    bridges_of,
+    entry_name,
+    find_copy,
+)
+from firnline.errors import DamagedError, LedgerHoleError, SinkError
+from firnline.graph import sink_input
+from firnline.history.savepoints.pins import load_pins
+from firnline.jobs.read_task import LINEAGE
+from firnline.run.open_pipeline import Parts
+from firnline.sinks.delta import DeltaSink
+from firnline.sources.files.position import FileState
+from firnline.storage import Storage, open_storage
+from firnline.types import EntryRef, Json
+
+CREATED = -1  # the creation of the table by this pipeline, in place of an epoch: nothing came before it
+GOES_ON = ("epoch", "rescale", "import", "repair")  # kinds whose entry stands on that of the epoch before
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """A link of the ledger that does not hold, and what there is instead."""
+
+    entry: EntryRef
+    problem: str
+    copy: str | None  # where an intact copy lies
+    goes_on_at: int | None  # the newest epoch below that can be proven, 0 where the history begins; None: nothing can
+    files_known: bool  # whether the files that it told are known all the same
+    how: str
+
+
+@dataclass(slots=True)
+class Survey:
+    """What the ledger tells in spite of its holes."""
+
+    known: dict[str, set[str]] = field(default_factory=dict)  # by source: files that an intact link tells
+    salvaged: dict[str, list[dict[str, Json]]] = field(default_factory=dict)  # what a damaged entry still tells
+    named: dict[str, dict[str, str]] = field(default_factory=dict)  # files that an intact, unproven file names
+    holes: list[Hole] = field(default_factory=list)
+    copies: list[LedgerCopy] = field(default_factory=list)
+    bridges: dict[EntryRef, EntryRef | None] = field(default_factory=dict)  # those that no copy closes
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every file that was ever processed is known: then all others are late."""
+        return all(hole.files_known and hole.goes_on_at is not None for hole in self.holes)
+
+
+def survey(parts: Parts, tip: EntryRef, copies: Sequence[str]) -> Survey:
+    """Walk the whole history, over every hole."""
+    return _Surveyor(parts, copies).walk(tip)
+
+
+@dataclass(frozen=True, slots=True)
+class _Logged:
+    """What the log says of an epoch: its kind, and the name of its entry."""
+
+    kind: str
+    name: str
+    checksum: str  # empty where it was committed together with later ones
+    to_epoch: int
+    previous: EntryRef | None = None  # the entry before it, where the commit names one
+
+
+class _Surveyor:
+    def __init__(self, parts: Parts, copies: Sequence[str]) -> None:
+        self._parts = parts
+        self._ledger = parts.ledger
+        self._places = list(_places(parts, copies))
+        self._found = Survey(known={name: set() for name in parts.sources.names})
+        self._timeline: dict[int, _Logged] | None = None
+        self._saved: set[EntryRef] = set()  # damaged entries whose list of files is intact
+
+    def walk(self, tip: EntryRef) -> Survey:
+        ref: EntryRef | None = tip
+        bridged: dict[EntryRef, EntryRef | None] = {}
+        while ref is not None:
+            at: EntryRef | None = ref
+            try:
+                for link in self._ledger.chain(ref, bridged):
+                    self._take(link)
+                    bridged |= bridges_of(link)
+                    at = link.previous
+                return self._found
+            except LedgerHoleError as error:
+                assert at is not None
+                ref = self._over(at, error.message)
+        return self._found
+
+    def _take(self, link: LedgerEntry | Fold) -> None:
+        for source, records in link.inputs.items():
+            self._found.known.setdefault(source, set()).update(str(record["path"]) for record in records)
+
+    def _over(self, ref: EntryRef, problem: str) -> EntryRef | None:
+        """Note a hole; returns the link that the history goes on at."""
+        found = self._found
+        for storage, folders in self._places:
+            copy = find_copy(ref, storage, folders)
+            if copy is not None:
+                found.copies.append(copy)
+                self._take(copy.link)
+                before = copy.link.previous
+                below = before.epoch if before else 0
+                found.holes.append(Hole(ref, problem, copy.place, below, files_known=True, how="a copy is intact"))
+                return before
+        to, begins, how = self._find_next(ref)
+        found.bridges[ref] = to
+        at = to.epoch if to else 0 if begins else None
+        found.holes.append(Hole(ref, problem, None, at, ref in self._saved, how))
+        if to is None and not begins:
+            for name, link in self._ledger.readable_before(ref.epoch + 1):
+                for source, records in link.inputs.items():
+                    named = found.named.setdefault(source, {})
+                    for record in records:
+                        named.setdefault(str(record["path"]), name)
+        return to
+
+    def _find_next(self, ref: EntryRef) -> tuple[EntryRef | None, bool, str]:
+        """Where the history goes on behind a damaged link, whether it begins there, and how that is known."""
+        previous, begins = self._salvage(ref)
+        if begins:
+            return None, True, "what is left of the entry says that it is the first"
+        if previous is not None and self._ledger.find(previous) is not None:
+            return previous, False, "what is left of the entry names the one before"
+        at: EntryRef | None = ref
+        while at is not None:
+            at, begins = self._logged_before(at)
+            if begins:
+                return None, True, "the table's log names everything down to the beginning"
+            if at is not None and self._ledger.find(at) is not None:
+                return at, False, "the table's log names the entry before"
+        return None, False, "neither the entry nor the table's log tells what came before"
+
+    def _salvage(self, ref: EntryRef) -> tuple[EntryRef | None, bool]:
+        """Keep the inputs of a damaged entry, which have a checksum of their own.
+
+        Returns the entry that it names as the one before, and whether it says that there is none.
+        """
+        data = self._ledger.read_raw(ref.name)
+        if data is None:
+            return None, False
+        what = f"ledger entry {ref.name}"
+        try:
+            body = parse(data, what)
+            inputs = unseal(body["inputs"], what)["sources"]
+            previous = EntryRef.from_json(body["previous"]) if body["previous"] is not None else None
+        except (DamagedError, KeyError, TypeError, ValueError):
+            return None, False
+        for source, records in inputs.items():
+            self._found.salvaged.setdefault(source, []).extend(records)
+        self._saved.add(ref)
+        return previous, previous is None
+
+    def _logged_before(self, ref: EntryRef) -> tuple[EntryRef | None, bool]:
+        """The entry before one, as the log tells it; and whether there is none because the history begins."""
+        if self._timeline is None:
+            self._timeline = dict(_read_timeline(self._parts))
+        logged = self._timeline.get(ref.epoch)
+        if logged is None or logged.name != ref.name:
+            return None, False
+        if logged.previous is not None:
+            return logged.previous, False
+        if logged.kind == "fresh" or ((ref.epoch, logged.kind) == (1, "epoch") and CREATED in self._timeline):
+            return None, True
+        epoch = ref.epoch - 1 if logged.kind in GOES_ON else logged.to_epoch
+        before = self._timeline.get(epoch)
+        if before is None or not 0 < epoch < ref.epoch:
+            return None, False
+        digest = before.checksum
+        if not digest:
+            data = self._ledger.read_raw(before.name)
+            digest = checksum(data) if data is not None else ""
+        return EntryRef(epoch, before.name, digest), False
+
+
+def _read_timeline(parts: Parts) -> Iterator[tuple[int, _Logged]]:
+    """The epochs that the log of the deciding table tells, newest first, and `CREATED` if it tells that, too."""
+    seen: set[int] = set()
+    sink = parts.deciding
+    if not sink.table.refresh():
+        return
+    for commit in sink.log.backwards(sink.table.version):
+        info = commit.find_info(parts.options.name)
+        if info is not None and info.get("kind") == "create":
+            yield CREATED, _Logged("create", "", "", -1)
+        if info is None or "checkpoint" not in info:
+            continue
+        try:
+            entry = EntryRef.from_json(info["entry"])
+            previous = EntryRef.from_json(info["previous"]) if info.get("previous") else None
+            told = {entry.epoch: _Logged(str(info["kind"]), entry.name, entry.checksum, _to_epoch(info), previous)}
+            for unit in info.get("units") or []:
+                epoch = int(unit["epoch"])
+                told.setdefault(epoch, _Logged("epoch", entry_name(epoch, str(unit["attempt"])), "", -1))
+        except (KeyError, TypeError, ValueError):
+            continue
+        for epoch, logged in told.items():
+            if epoch not in seen:
+                seen.add(epoch)
+                yield epoch, logged
+
+
+def _to_epoch(info: dict[str, Json]) -> int:
+    return int((info.get("jump") or {}).get("to_epoch", -1)) if info["kind"] == "rollback" else -1
+
+
+def _places(parts: Parts, copies: Sequence[str]) -> Iterator[tuple[Storage, list[str]]]:
+    """Where copies of the ledger's files may lie: the pipeline's savepoints, and what a person names."""
+    name = parts.options.name
+    roots = [*copies, *(pin.path for pin in reversed(load_pins(parts.storage, name)))]
+    for root in dict.fromkeys(roots):
+        yield open_storage(root, parts.options.deciding.storage_options), ["ledger", "", f"_firnline/{name}/ledger"]
+
+
+def find_with_rows(parts: Parts, source: str, state: FileState) -> frozenset[str]:
+    """The files of a source whose rows a table shows, where rows tell their file (`lineage: true`)."""
+    found: set[str] = set()
+    for sink, options in zip(parts.sinks, parts.options.ordered_sinks, strict=True):
+        if sink_input(parts.options, options) == source:
+            found |= _files_of(sink)
+    return frozenset(state.current_name(path) for path in found)
+
+
+def _files_of(sink: DeltaSink) -> set[str]:
+    column = LINEAGE[0]
+    found: set[str] = set()
+    try:
+        if not sink.table.refresh() or column not in sink.table.schema().names:
+            return found
+        for batch in sink.table.delta.to_pyarrow_dataset().to_batches(columns=[column]):
+            found.update(str(path) for path in pc.unique(batch.column(0)).to_pylist() if path is not None)
+    except (DeltaError, OSError) as error:
+        raise SinkError(f"cannot read the rows of {sink.name}: {error}") from error
+    return found

@@ -1,0 +1,275 @@
+"""Repairs a ledger of which a file is missing or damaged, so that late files can be told from processed ones again.
+
+What a copy proves is put back byte for byte. For the rest, a repair is an epoch of its own, in a new generation, that
+reads nothing: it names the damaged link, where the history goes on behind it, and which files count as processed. All
+of that is found out under the claim, from what is intact: the ledger, the table's log, the rows' own lineage, and a
+full listing of the sources. What nothing tells, a person decides, by name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+
+from firnline.checkpoint.ledger import LedgerEntry
+from firnline.errors import CheckpointError, ConfigError, LedgerHoleError, SinkError
+from firnline.history.auditing import on_record
+from firnline.history.edits.ledger_holes import Hole, Survey, find_with_rows, survey
+from firnline.run.edit_entries import jump_checkpoint
+from firnline.run.joining import ahead_of, perform_jump
+from firnline.run.open_pipeline import Parts
+from firnline.schema import schema_to_json
+from firnline.sinks.base import Held
+from firnline.sources.files.known import KnownFiles
+from firnline.sources.files.position import FileState
+from firnline.sources.files.source import file_identity
+from firnline.storage import FileStat
+from firnline.types import EntryRef, Json, Receipt
+
+NAMED = 3  # examples in a message
+
+
+@dataclass(frozen=True, slots=True)
+class RepairFile:
+    """A file at or below the high-water mark that no intact part of the ledger knows, and what is made of it."""
+
+    source: str
+    path: str
+    size_bytes: int
+    create_time: str
+    taken_as: str  # processed, new, or unknown: then somebody has to say
+    how: str  # how that is known, or what speaks for it
+
+
+@dataclass(frozen=True, slots=True)
+class SinkBehind:
+    """A sink that lacks epochs which nothing tells any more: the repair leaves it as it is, and it stays behind."""
+
+    sink: str
+    epoch: int  # the newest one that it holds
+    required: bool
+    reason: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class RepairPlan:
+    """What a repair would do, as it was found under one version of the deciding table."""
+
+    pipeline: str
+    epoch: int
+    new_epoch: int | None  # None when copies suffice, or nothing is damaged
+    holes: list[Hole]
+    known: int  # files that the intact part of the ledger tells
+    files: list[RepairFile] = field(default_factory=list)
+    sinks_behind: list[SinkBehind] = field(default_factory=list)
+
+    def count(self, taken_as: str) -> int:
+        return sum(1 for file in self.files if file.taken_as == taken_as)
+
+    def check(self) -> None:
+        """Look whether it can be done.
+
+        Raises:
+            LedgerHoleError: a required sink would stay behind, and every later run would stop at it.
+            ConfigError: there are files that nobody has decided about.
+        """
+        for behind in self.sinks_behind:
+            if behind.required:
+                hint = f"{behind.hint} Then repair."
+                raise LedgerHoleError(behind.reason, hint=hint, sink=behind.sink, epoch=behind.epoch)
+        unknown = [file.path for file in self.files if file.taken_as == "unknown"]
+        if not unknown:
+            return
+        more = f" and {len(unknown) - NAMED:,} more" if len(unknown) > NAMED else ""
+        raise ConfigError(
+            f"nothing tells whether these were processed: {', '.join(unknown[:NAMED])}{more}",
+            hint="Decide by name or pattern: --assume-processed PATTERN for those whose rows are in the table, "
+            "--assume-new PATTERN for those to be read; '*' means all that are left.",
+            files=len(unknown),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    plan: RepairPlan
+    held: Held
+    found: Survey
+    records: dict[str, list[dict[str, Json]]]  # what the repair's entry says of files, by source
+
+
+class LedgerRepair:
+    """One repair: `plan` looks, `perform` does it.
+
+    Args:
+        copies: Folders or URIs that may have copies of the ledger's files, beside the pipeline's savepoints.
+        processed: Patterns of files that count as processed although nothing tells.
+        new: Patterns of files that are to be read although nothing tells; where both fit, this one counts.
+    """
+
+    def __init__(
+        self, parts: Parts, *, copies: Sequence[str] = (), processed: Sequence[str] = (), new: Sequence[str] = ()
+    ) -> None:
+        self._parts = parts
+        self._copies = list(copies)
+        self._processed = list(processed)
+        self._new = list(new)
+
+    def plan(self) -> RepairPlan:
+        """Look and say what would be done; claims and writes nothing."""
+        return self._look().plan
+
+    def perform(self, run: str, tell: Callable[[str], None] = lambda _: None) -> tuple[RepairPlan, Receipt | None]:
+        """Do it; returns the plan as it was carried out, and a receipt unless copies sufficed.
+
+        Raises:
+            ConfigError: there are files that nobody has decided about; nothing was changed.
+            LedgerHoleError: a required sink lacks epochs that nothing tells any more; nothing was changed.
+            CheckpointError: files came or went since the first look; nothing was changed but the generation.
+            FencedError: another run took over meanwhile.
+        """
+        first = self._look()
+        first.plan.check()
+        looks = [first]
+
+        def look(generation: int) -> tuple[LedgerEntry, Held]:
+            found = self._look()
+            if found.plan.files != first.plan.files:
+                raise CheckpointError(
+                    "files came or went since they were decided about",
+                    hint="Look at the plan again: firnline ledger repair",
+                )
+            looks.append(found)
+            return self._entry(found, run, generation), found.held
+
+        facts = {
+            "holes": [hole.entry.name for hole in first.plan.holes],
+            "assume_processed": self._processed,
+            "assume_new": self._new,
+            **{f"files_{word}": first.plan.count(word) for word in ("processed", "new")},
+            "sinks_behind": [behind.sink for behind in first.plan.sinks_behind],
+        }
+        with on_record(self._parts, "ledger-repair", run, from_epoch=first.plan.epoch, to_epoch=None, **facts):
+            for copy in first.found.copies:
+                self._parts.ledger.put_back(copy)
+                tell(f"{copy.name} put back from {copy.place}")
+            if first.plan.new_epoch is None:
+                return first.plan, None
+            receipt = perform_jump(self._parts, run, look, tell, goes_on_from=first.held.entry)
+        return replace(looks[-1].plan, holes=first.plan.holes), receipt
+
+    # -- looking --------------------------------------------------------------------------------------
+
+    def _look(self) -> _Look:
+        parts = self._parts
+        held, committed = parts.deciding.load(), parts.deciding.load_committed()
+        if held.checkpoint is None or held.entry is None:
+            raise ConfigError(f"pipeline {parts.options.name!r} has no ledger yet", hint="`firnline run` makes it.")
+        if committed.epoch != held.epoch:
+            raise CheckpointError(
+                f"{parts.deciding.name} stands at epoch {committed.epoch}; those up to {held.epoch} wait for a "
+                "committer",
+                hint="Commit them first: firnline commit --once",
+            )
+        found = survey(parts, held.entry, self._copies)
+        files, records = self._sort_files(held, found) if found.bridges else ([], {})
+        plan = RepairPlan(
+            pipeline=parts.options.name,
+            epoch=held.epoch,
+            new_epoch=held.epoch + 1 if found.bridges else None,
+            holes=found.holes,
+            known=sum(len(paths) for paths in found.known.values()),
+            files=files,
+            sinks_behind=self._find_behind(held.entry, found),
+        )
+        return _Look(plan, held, found, records)
+
+    def _find_behind(self, tip: EntryRef, found: Survey) -> list[SinkBehind]:
+        """The further sinks that lack an epoch at or below a hole that no copy closes."""
+        behind = []
+        for sink in self._parts.sinks[1:]:
+            try:
+                epoch = sink.load().epoch
+            except (SinkError, OSError):
+                continue  # whether it can be done without it is found out under the claim
+            if not any(over.epoch > epoch for over in found.bridges):
+                continue
+            try:
+                ahead_of(self._parts, tip, epoch, sink.name)
+            except LedgerHoleError as error:
+                behind.append(SinkBehind(sink.name, epoch, sink.required, error.message, error.hint))
+        return behind
+
+    def _sort_files(self, held: Held, found: Survey) -> tuple[list[RepairFile], dict[str, list[dict[str, Json]]]]:
+        """What is made of every file that could be late, and what the repair's entry says."""
+        assert held.checkpoint is not None
+        files: list[RepairFile] = []
+        records = {name: list(salvaged) for name, salvaged in found.salvaged.items()}
+        for source in self._parts.sources:
+            position = held.checkpoint.positions.get(source.name)
+            if position is None:
+                continue
+            known = KnownFiles((path, "") for path in found.known.get(source.name, ()))
+            for record in found.salvaged.get(source.name, []):
+                known.add(str(record["path"]), "")
+            late = source.compare(position, known).late
+            with_rows = find_with_rows(self._parts, source.name, FileState.from_json(position)) if late else frozenset()
+            for stat in late:
+                taken_as, how = self._judge(stat, source.name, found, with_rows, held.checkpoint.created_at)
+                files.append(
+                    RepairFile(source.name, stat.name, stat.size_bytes, stat.modified_at.isoformat(), taken_as, how)
+                )
+                if taken_as == "processed":
+                    identity = {**file_identity(stat), "from": 0, "to": 0, "status": "committed", "baseline": True}
+                    records.setdefault(source.name, []).append({**identity, "how": how})
+        return files, records
+
+    def _judge(
+        self, stat: FileStat, source: str, found: Survey, with_rows: frozenset[str], newest: str
+    ) -> tuple[str, str]:
+        """What a file counts as, and how that is known."""
+        if found.is_complete:
+            return "new", "the list of processed files is complete without what is damaged"
+        if stat.name in with_rows:
+            return "processed", "its rows are in the table"
+        named = found.named.get(source, {}).get(stat.name)
+        hint = "nothing tells"
+        if named:
+            hint = f"{named} names it, but nothing proves that it is part of the history"
+        elif stat.modified_at.isoformat() > newest:
+            hint = f"changed after the newest epoch was made ({newest})"
+        if _fits(stat.name, self._new):
+            return "new", f"you say so; {hint}"
+        if _fits(stat.name, self._processed):
+            return "processed", f"you say so; {hint}"
+        return "unknown", hint
+
+    def _entry(self, look: _Look, run: str, generation: int) -> LedgerEntry:
+        base = look.held.checkpoint
+        assert base is not None
+        checkpoint = jump_checkpoint(self._parts, base, base, epoch=look.held.epoch + 1, generation=generation, run=run)
+        taken = Counter(file.taken_as for file in look.plan.files)
+        return LedgerEntry(
+            checkpoint=checkpoint,
+            previous=look.held.entry,
+            previous_checkpoint=base.checksum,
+            inputs=look.records,
+            schema=schema_to_json(self._parts.deciding.table.schema()),
+            kind="repair",
+            onto=look.held.entry,
+            jump={
+                "to_epoch": look.held.epoch,
+                "bridges": [
+                    {"over": over.to_json(), "to": to.to_json() if to else None}
+                    for over, to in look.found.bridges.items()
+                ],
+                "files_processed": taken["processed"],
+                "files_new": taken["new"],
+            },
+        )
+
+
+def _fits(path: str, patterns: Sequence[str]) -> bool:
+    return any(path == pattern or fnmatchcase(path, pattern) for pattern in patterns)

@@ -1,0 +1,336 @@
+"""Changes the state of operators while no run is active: another number of shards, or keys from elsewhere.
+
+Either is an epoch of its own, in a new generation, that reads nothing: it goes on from the newest epoch with the same
+positions, watermarks and columns, and names a new checkpoint of the state. Steps: 1 claim, which fences a run that is
+active; 2 write the files and the checkpoint of the state, which nobody names yet; 3 commit the epoch, which names it.
+
+A rescale needs no state that is up to date: where the newest snapshots lack epochs, its checkpoint goes on naming them
+and says how many shards there shall be; the next run folds those epochs with that many, and ends with a checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from firnline.checkpoint.ledger import LedgerEntry
+from firnline.checkpoint.model import Checkpoint
+from firnline.errors import CheckpointError, ConfigError, LedgerHoleError
+from firnline.history.auditing import on_record
+from firnline.history.state import load_snapshot
+from firnline.jobs.dataflow import dataflow_of
+from firnline.run.edit_entries import jump_checkpoint
+from firnline.run.joining import perform_jump
+from firnline.run.open_pipeline import Parts
+from firnline.schema import schema_to_json
+from firnline.sinks.base import Held
+from firnline.state import snapshot as layout
+from firnline.state.home import StateHome
+from firnline.state.keys import shard_ranges
+from firnline.state.manifest import (
+    CheckpointPlan,
+    CompleteCheckpoint,
+    OperatorInfo,
+    Ranges,
+    SnapshotRef,
+    Worker,
+    assemble,
+    snapshot_ref,
+)
+from firnline.state.refs import OperatorState, ShardState
+from firnline.state.replica import Replica
+from firnline.state.rescale import rescale
+from firnline.types import EntryRef, Json, Receipt
+
+States = dict[str, OperatorState]
+
+
+@dataclass(frozen=True, slots=True)
+class StateTip:
+    """The state after the newest epoch, as its checkpoint names it. `lacks` says why it is not up to date, if so."""
+
+    held: Held
+    checkpoint: Checkpoint
+    states: States
+    infos: dict[str, OperatorInfo]
+    ranges: Ranges  # of the newest snapshot
+    key_groups: int
+    lacks: str = ""
+
+    @property
+    def epoch(self) -> int:
+        return self.held.epoch
+
+    @property
+    def shards(self) -> int:
+        """How many the next run would have."""
+        return self.checkpoint.shards or len(self.ranges)
+
+    def check_newest(self) -> None:
+        """Refuse state that lacks epochs: only a run can fold them in."""
+        if self.lacks:
+            hint = "Have a run make one: firnline checkpoint, while it runs. Or set checkpoint.trigger.every_epochs: 1."
+            raise CheckpointError(self.lacks, hint=hint, epoch=self.epoch)
+
+
+def load_tip(parts: Parts) -> StateTip:
+    """Read the state after the newest epoch; writes nothing.
+
+    Raises:
+        ConfigError: the pipeline keeps no state, or has none yet.
+        CheckpointError: units wait for their committer.
+    """
+    if not dataflow_of(parts.options).stateful:
+        raise ConfigError(
+            f"pipeline {parts.options.name!r} has no operator that keeps state",
+            hint="aggregate, deduplicate and correlate keep state, and so do operators of your own.",
+        )
+    held = parts.deciding.load()
+    committed = parts.deciding.load_committed()
+    if held.checkpoint is None or not held.checkpoint.state:
+        raise ConfigError(f"pipeline {parts.options.name!r} has no state yet", hint="`firnline run` makes it.")
+    if committed.epoch != held.epoch:
+        raise CheckpointError(
+            f"{parts.deciding.name} stands at epoch {committed.epoch}; those up to {held.epoch} wait for a committer",
+            hint="Commit them first: firnline commit --once",
+        )
+    refs = {name: SnapshotRef.from_json(value) for name, value in held.checkpoint.state.items()}
+    lacks = _find_lacking(parts, held, refs)
+    found: dict[str, CompleteCheckpoint] = {}
+    for name, ref in refs.items():
+        try:
+            found[name] = load_snapshot(parts.state_home, ref)
+        except CheckpointError as error:
+            lacks = lacks or error.message
+    newest = refs[max(refs, key=lambda name: refs[name].epoch)]
+    key_groups = next((one.plan.key_groups for one in found.values()), parts.options.state.key_groups)
+    return StateTip(
+        held=held,
+        checkpoint=held.checkpoint,
+        states={name: complete.operators[name] for name, complete in found.items()},
+        infos={name: complete.plan.operators[name] for name, complete in found.items()},
+        ranges=tuple(shard_ranges(key_groups, newest.shards)),
+        key_groups=key_groups,
+        lacks=lacks,
+    )
+
+
+def _find_lacking(parts: Parts, held: Held, refs: dict[str, SnapshotRef]) -> str:
+    """Why the snapshots do not hold every epoch; empty when they do."""
+    oldest = min(refs, key=lambda name: refs[name].epoch)
+    try:
+        for entry in parts.entries(held.entry):
+            if entry.epoch <= refs[oldest].epoch:
+                break
+            if not entry.is_jump:
+                return (
+                    f"the newest snapshot of {oldest!r} is that of epoch {refs[oldest].epoch}, "
+                    f"and the pipeline stands at epoch {held.epoch}"
+                )
+    except LedgerHoleError as error:
+        if refs[oldest].epoch < held.epoch:
+            return f"whether the state is the newest cannot be told: {error.message}"
+    return ""
+
+
+# -- making one -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StateJump:
+    """One change: its kind, what its entry says, and how the new state comes of the old one.
+
+    `change` is given the tip and the plan of the new checkpoint; it may write files into that checkpoint's folder, and
+    returns the state of every operator, dealt out to `ranges`.
+    """
+
+    kind: str
+    ranges: Ranges
+    change: Callable[[StateTip, CheckpointPlan], States]
+    facts: dict[str, Json]
+
+    def perform(self, parts: Parts, run: str, tell: Callable[[str], None] = lambda _: None) -> Receipt:
+        """Do it; raises as `perform_jump` and `load_tip`."""
+        first = load_tip(parts)  # what can be told beforehand fences nobody
+        if self.kind != "rescale":
+            first.check_newest()
+        made: list[CheckpointPlan] = []
+
+        def look(generation: int) -> tuple[LedgerEntry, Held]:
+            tip = load_tip(parts)
+            if made:  # the table moved before the commit: nobody will ever name what was made for it
+                layout.abort(parts.state_home.storage, made[-1].checkpoint_id, "the table moved", unnamed=True)
+            return self._entry(parts, tip, run, generation, made), tip.held
+
+        what = "rescale" if self.kind == "rescale" else "import-state"
+        with on_record(parts, what, run, from_epoch=first.epoch, to_epoch=None, **self.facts):
+            return perform_jump(parts, run, look, tell, goes_on_from=first.held.entry)
+
+    def _entry(self, parts: Parts, tip: StateTip, run: str, generation: int, made: list[CheckpointPlan]) -> LedgerEntry:
+        epoch = tip.epoch + 1
+        checkpoint = jump_checkpoint(parts, tip.checkpoint, tip.checkpoint, epoch=epoch, generation=generation, run=run)
+        if self.kind == "rescale" and tip.lacks:
+            checkpoint = replace(checkpoint, shards=len(self.ranges))
+        else:
+            tip.check_newest()
+            checkpoint = replace(checkpoint, shards=0, state=self._make_state(parts, tip, checkpoint, made))
+        onto: EntryRef | None = tip.held.entry
+        return LedgerEntry(
+            checkpoint=checkpoint,
+            previous=onto,
+            previous_checkpoint=tip.checkpoint.checksum,
+            inputs={},
+            schema=schema_to_json(parts.deciding.table.schema()),
+            schemas=_other_columns(parts),
+            kind=self.kind,
+            onto=onto,
+            jump={"to_epoch": tip.epoch, **self.facts},
+        )
+
+    def _make_state(
+        self, parts: Parts, tip: StateTip, checkpoint: Checkpoint, made: list[CheckpointPlan]
+    ) -> dict[str, Json]:
+        """Write a checkpoint of the changed state; returns what the checkpoint of the epoch refers to."""
+        plan = CheckpointPlan(
+            pipeline=parts.options.name,
+            epoch=checkpoint.epoch,
+            attempt=checkpoint.attempt,
+            key_groups=tip.key_groups,
+            shards=self.ranges,
+            operators=tip.infos,
+            positions=checkpoint.positions,
+            watermarks=checkpoint.watermarks,
+            workers=(Worker(socket.gethostname(), os.getpid()),),
+            created_at=checkpoint.created_at,
+        )
+        made.append(plan)
+        ensure_here(parts.state_home, tip)
+        return {name: ref.to_json() for name, ref in self._write(parts.state_home, plan, tip).items()}
+
+    def _write(self, home: StateHome, plan: CheckpointPlan, tip: StateTip) -> dict[str, SnapshotRef]:
+        """Write the checkpoint of the state, here and in the remote tier."""
+        layout.begin(home.storage, plan)
+        states = self.change(tip, plan)
+        contents, sums = [], {}
+        for number in range(len(plan.shards)):
+            held = {name: _in_shard(state, number) for name, state in states.items()}
+            content, sums[number] = layout.finish_shard(home.storage, plan.checkpoint_id, number, held)
+            contents.append(content)
+        digest = layout.commit(home.storage, plan.checkpoint_id, sums)
+        if home.fallback is not None:  # the next run may be on another machine
+            Replica(home.storage, home.fallback.storage).replicate(plan.checkpoint_id, digest)
+        complete = assemble(plan, digest, contents)
+        before = {name: SnapshotRef.from_json(value) for name, value in tip.checkpoint.state.items()}
+        return {name: snapshot_ref(complete, name, before.get(name)) for name in plan.operators}
+
+
+def _in_shard(state: OperatorState, number: int) -> ShardState:
+    return state.shards[number][2] if state.shards else ShardState()
+
+
+def _other_columns(parts: Parts) -> dict[str, list[dict[str, Json]]]:
+    found = {sink.name: sink.find_schema() for sink in parts.sinks[1:]}
+    return {name: schema_to_json(schema) for name, schema in found.items() if schema is not None}
+
+
+def ensure_here(home: StateHome, tip: StateTip) -> None:
+    """Bring what the home lacks of the state from the remote tier: new checkpoints refer to its files.
+
+    Raises:
+        CheckpointError: it is nowhere.
+    """
+    refs = {ref.checkpoint: ref for value in tip.checkpoint.state.values() for ref in [SnapshotRef.from_json(value)]}
+    for ref in refs.values():
+        try:
+            layout.verify_files(home.storage, _load_here(home, ref), deep=False)
+        except CheckpointError:
+            if home.fallback is None:
+                raise
+            Replica(home.storage, home.fallback.storage).restore_missing(ref.checkpoint, ref.digest)
+
+
+def _load_here(home: StateHome, ref: SnapshotRef) -> CompleteCheckpoint:
+    return layout.load(home.storage, ref.checkpoint, ref.digest)
+
+
+# -- another number of shards -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RescalePlan:
+    """What a rescale would do. `already`: the state has so many shards, and nothing is done.
+
+    `by_next_run`: the snapshots lack epochs, so the next run deals them out while it folds these.
+    """
+
+    pipeline: str
+    epoch: int
+    new_epoch: int
+    shards_now: int
+    shards: int
+    key_groups: int
+    operators: dict[str, dict[str, Json]]  # files and size_bytes of each
+    already: bool
+    by_next_run: bool = False
+
+
+class Rescale:
+    """Deals the key groups out to another number of shards; no file of state is rewritten.
+
+    Raises:
+        ConfigError: the spec sets another number, or there are not so many key groups.
+    """
+
+    def __init__(self, parts: Parts, shards: int) -> None:
+        set_to = parts.options.state.shards
+        if set_to is not None and set_to != shards:
+            raise ConfigError(
+                f"the spec sets state.shards to {set_to}, so the next run would undo this",
+                hint=f"Set state.shards: {shards} in the spec: the next run does it by itself.",
+            )
+        self._parts = parts
+        self._shards = shards
+
+    def plan(self) -> RescalePlan:
+        """Look and say what would be done; raises as `load_tip`."""
+        tip = load_tip(self._parts)
+        ranges, shards = self._ranges(tip), tip.shards
+        files = {name: {f.path: f for _, _, shard in s.shards for f in shard.files} for name, s in tip.states.items()}
+        dealt = [[(first, last) for first, last, _ in state.shards] for state in tip.states.values() if state.shards]
+        return RescalePlan(
+            pipeline=self._parts.options.name,
+            epoch=tip.epoch,
+            new_epoch=tip.epoch + 1,
+            shards_now=shards,
+            shards=self._shards,
+            key_groups=tip.key_groups,
+            operators={
+                name: {"files": len(found), "size_bytes": sum(file.size_bytes for file in found.values())}
+                for name, found in files.items()
+            },
+            already=shards == len(ranges) and all(tip.lacks or one == list(ranges) for one in dealt),
+            by_next_run=bool(tip.lacks),
+        )
+
+    def perform(self, run: str, tell: Callable[[str], None] = lambda _: None) -> tuple[RescalePlan, Receipt | None]:
+        """Do it; returns the plan and the deciding sink's receipt, None when there was nothing to do.
+
+        Raises:
+            FencedError: another run took over meanwhile.
+        """
+        plan = self.plan()
+        if plan.already:
+            return plan, None
+        ranges = self._ranges(load_tip(self._parts))
+
+        def change(tip: StateTip, _: CheckpointPlan) -> States:
+            return {name: rescale(state, ranges) for name, state in tip.states.items()}
+
+        facts: dict[str, Json] = {"shards": self._shards, "shards_before": plan.shards_now}
+        receipt = StateJump("rescale", ranges, change, facts).perform(self._parts, run, tell)
+        return replace(plan, epoch=receipt.epoch - 1, new_epoch=receipt.epoch), receipt
+
+    def _ranges(self, tip: StateTip) -> Ranges:
+        return tuple(shard_ranges(tip.key_groups, self._shards))

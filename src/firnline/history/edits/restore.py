@@ -1,0 +1,368 @@
+"""Restores a savepoint, into the tables that it was made of or into others: one epoch, decided like any other.
+
+In this order:
+1. Check the savepoint and look at every sink; refuse while nothing has changed.
+2. Put operators' state where the pipeline looks for it. Nobody is told of it yet.
+3. Claim a generation in the deciding sink: from here on no other run commits.
+4. Make the files available: a version that the log still has, or copies under names of their own.
+5. Copy the ledger chain beside the table's own.
+6. Stage one ledger entry, which says all of it, and commit it in the deciding sink.
+7. Bring every other sink through it. After a kill the next run does that when it joins the sink.
+A repeat finds its entry in the true history and does nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from firnline.checkpoint.ledger import Fold, LedgerEntry
+from firnline.errors import DamagedError, FirnlineError, LedgerHoleError, RollbackRefusedError, SourceMovedError
+from firnline.history.auditing import on_record
+from firnline.history.edits.restore_copy import Copies, copy_ledger
+from firnline.history.edits.restore_plan import SinkRestore, check_others, plan_sink
+from firnline.history.savepoints.catalog import load_savepoint
+from firnline.history.savepoints.files import Progress
+from firnline.history.savepoints.format import kept_bytes, read_saved
+from firnline.history.savepoints.state import SavedStateSource
+from firnline.maintenance.survey import is_inside
+from firnline.run.edit_entries import jump_checkpoint
+from firnline.run.joining import perform_jump
+from firnline.run.open_pipeline import Parts
+from firnline.run.rollback_sinks import check_restored, check_unchanged, find_lacking
+from firnline.sinks.base import Held
+from firnline.storage import normalise, open_storage
+from firnline.stores.tiers import Look
+from firnline.types import Json
+
+NAMED = 3
+_CREDENTIALS = re.compile(r"(?<=://)[^/@]+@")
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a restore did. `epoch` is the one that the pipeline stands at now, `to_epoch` the savepoint's."""
+
+    savepoint: str
+    path: str
+    from_epoch: int
+    to_epoch: int
+    epoch: int
+    already: bool = False
+    files: int = 0
+    rows: int = 0
+    copied_bytes: int = 0
+    state_bytes: int = 0  # of operators' state; how much of it was copied
+    state_copied_bytes: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+
+def restore_savepoint(
+    parts: Parts,
+    path: str,
+    run: str,
+    storage_options: dict[str, str] | None = None,
+    *,
+    accept: Collection[str] = (),
+    tell: Callable[[str], None] = lambda _: None,
+    progress: Progress | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Restored:
+    """Take the pipeline to where a savepoint stands; the savepoint itself is only read.
+
+    Args:
+        path: The savepoint's folder or URI.
+        accept: Other pipelines and programs whose rows in the tables may be lost.
+        tell: Hears what is done, for people.
+        stopping: Asked before each file is copied; then KeyboardInterrupt is raised, with nothing decided.
+
+    Raises:
+        ConfigError: there is no savepoint.
+        DamagedError: the savepoint, or a file of it, is not what was saved.
+        RollbackRefusedError: it does not fit this pipeline, files are gone, or rows of others would be lost; nothing
+            changed.
+        SourceMovedError: it was made on another source root, and nobody said that the files moved.
+        FencedError: another run took over meanwhile.
+    """
+    making = _Restore(parts, path, run, storage_options, frozenset(accept), tell)
+    return making.perform(progress, stopping)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What the sinks hold at one moment."""
+
+    newest: Held  # of the deciding sink, with pending units
+    committed: Held  # by its log
+    epochs: list[int]  # of the other sinks
+    generations: list[int]
+
+
+class _Restore:
+    def __init__(
+        self,
+        parts: Parts,
+        path: str,
+        run: str,
+        storage_options: dict[str, str] | None,
+        accept: frozenset[str],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._parts = parts
+        self._run = run
+        self._accept = accept
+        self._tell = tell
+        self._storage = open_storage(path, storage_options)
+        self._path = _CREDENTIALS.sub("", normalise(path))
+        self._saved = load_savepoint(self._storage)
+        self._state = SavedStateSource(parts, self._saved, self._storage, storage_options or {})
+        self._warnings: list[str] = []
+
+    def perform(self, progress: Progress | None, stopping: Callable[[], bool]) -> Restored:
+        saved = self._saved
+        self._check_fits()
+        look = self._look()
+        done = self._find_done(look)
+        if done is not None:
+            back = f" (to go back to it: firnline rollback --to {done})" if done < look.newest.epoch else ""
+            self._tell(f"savepoint {saved.id} was restored as epoch {done} already; going on{back}")
+            return Restored(saved.id, self._path, look.newest.epoch, saved.epoch, done, already=True)
+        self._check_source()
+        self._check_ledger()
+        self._check_state()
+        plans = [plan_sink(sink, saved, self._storage, self._accept) for sink in self._parts.sinks]
+        self._check_generations(look)
+        self._warn(look, plans)
+        epochs = {"from_epoch": look.newest.epoch, "to_epoch": saved.epoch}
+        with on_record(self._parts, "restore", self._run, **epochs, savepoint=saved.id, path=self._path):
+            return self._restore(look, plans, Copies(saved, self._storage, self._parts.ids.new(), progress, stopping))
+
+    def _restore(self, before: _Look, plans: Sequence[SinkRestore], copies: Copies) -> Restored:
+        saved = self._saved
+        staged: dict[str, list[dict[str, Json]]] = {}
+
+        def look(generation: int) -> tuple[LedgerEntry, Held]:
+            if not staged:
+                staged.update(copies.copy_data(plans))
+                copy_ledger(self._parts, self._storage, saved)
+            found = self._look()
+            entry = self._entry(found, generation, plans, staged)
+            self._check_again(found, plans, entry)
+            return entry, found.committed
+
+        generation = self._new_generation(before)
+        with copies.pinned(plans):
+            brought = self._state.bring_back()
+            receipt = perform_jump(self._parts, self._run, look, self._tell, generation=generation, replaces=True)
+            # Once more: a sweep that did not know the new history yet may have run meanwhile.
+            copy_ledger(self._parts, self._storage, saved)
+        files = [file for plan in plans for file in plan.saved.files]
+        return Restored(
+            savepoint=saved.id,
+            path=self._path,
+            from_epoch=before.newest.epoch,
+            to_epoch=saved.epoch,
+            epoch=receipt.epoch,
+            files=len(files),
+            rows=sum(file.rows or 0 for file in files),
+            copied_bytes=sum(int(file["size_bytes"]) for one in staged.values() for file in one),
+            state_bytes=saved.state_size_bytes,
+            state_copied_bytes=brought,
+            warnings=self._warnings,
+        )
+
+    # -- looking --------------------------------------------------------------------------------------
+
+    def _check_fits(self) -> None:
+        saved, name = self._saved, self._parts.options.name
+        if saved.pipeline != name:
+            raise RollbackRefusedError(f"{self._path} is a savepoint of {saved.pipeline!r}, not of {name!r}")
+        sinks = sorted(sink.name for sink in self._parts.sinks)
+        if sorted(saved.sinks) != sinks:
+            raise RollbackRefusedError(
+                f"the savepoint has the sinks {', '.join(sorted(saved.sinks))}; the spec has {', '.join(sinks)}",
+                hint="Give the sinks the names that they had when the savepoint was made.",
+            )
+        if sorted(saved.checkpoint.positions) != sorted(self._parts.sources.names):
+            raise RollbackRefusedError(
+                f"the savepoint was made with the source {', '.join(saved.checkpoint.positions)};"
+                f" the spec has {', '.join(self._parts.sources.names)}",
+                hint="Give the source the name that it had when the savepoint was made.",
+            )
+
+    def _check_source(self) -> None:
+        """The run that goes on from there would refuse another root: better told while nothing is changed."""
+        try:
+            self._parts.sources.start(self._saved.checkpoint.positions)
+        except SourceMovedError as error:
+            raise SourceMovedError(
+                f"the savepoint {self._path} does not fit the source: {error.message}", hint=error.hint
+            ) from error
+
+    def _check_again(self, look: _Look, plans: Sequence[SinkRestore], entry: LedgerEntry) -> None:
+        """What was planned still holds, for the deciding sink under the very version that the commit is made onto."""
+        deciding, name = self._parts.deciding, self._parts.options.name
+        if look.committed.exists:
+            for operation in check_others(deciding, self._saved, self._accept, plans[0].planned_at):
+                if operation not in plans[0].undone:
+                    plans[0].undone.append(operation)
+                    self._add_warning(f"{deciding.name}: {operation}, made at this moment, is taken back")
+        self._state.check_spared()
+        missing = find_lacking(deciding, entry)
+        if missing:
+            raise RollbackRefusedError(
+                f"{deciding.name}: {len(missing)} file(s) of the savepoint were deleted at this moment:"
+                f" {', '.join(missing[:NAMED])}",
+                hint="Run the same command again; what a savepoint has copies of is copied then.",
+            )
+        for sink in self._parts.sinks[1:]:
+            check_restored(sink, name, entry, deciding.name)
+
+    def _look(self) -> _Look:
+        newest = self._parts.deciding.load()
+        committed = self._parts.deciding.load_committed()
+        others = [sink.find_holder() for sink in self._parts.sinks[1:] if sink.table.refresh()]
+        return _Look(newest, committed, [held[0] for held in others], [held[2] for held in others])
+
+    def _find_done(self, look: _Look) -> int | None:
+        """The epoch as which this very savepoint was restored, if the true history has it and every sink can follow."""
+        done: int | None = None
+        newest: LedgerEntry | None = None  # the restore, if nothing came after it
+        try:
+            for link in self._parts.ledger.chain(look.newest.entry):
+                jumps = link.jumps if isinstance(link, Fold) else [_as_jump(link)]
+                for jump in jumps:
+                    if jump["kind"] == "restore" and jump["jump"].get("savepoint") == self._saved.id:
+                        done = done or int(jump["epoch"])
+                        if isinstance(link, LedgerEntry) and link.epoch == look.newest.epoch:
+                            newest = link
+        except LedgerHoleError as error:
+            if done is None:
+                raise RollbackRefusedError(
+                    f"whether this savepoint was restored already cannot be told: {error.message}",
+                    hint="Restore the ledger entry, or restore the savepoint into another table.",
+                ) from error
+            copy_ledger(self._parts, self._storage, self._saved)
+        return None if newest is not None and self._must_repeat(newest) else done
+
+    def _must_repeat(self, done: LedgerEntry) -> bool:
+        """Whether a sink lacks a restore and cannot follow it, so that only another one brings it level.
+
+        Raises:
+            RollbackRefusedError: others wrote to that sink since, and may not lose their rows.
+        """
+        name = self._parts.options.name
+        for sink in self._parts.sinks[1:]:
+            if sink.table.refresh() and sink.find_holder()[0] >= done.epoch:
+                continue
+            try:
+                check_restored(sink, name, done, self._parts.deciding.name)
+            except RollbackRefusedError as error:
+                accept = self._accept | set(done.jump.get("accepted", []))
+                check_unchanged(sink, name, done, accept, f"firnline run --from-savepoint {self._path}{{flags}}")
+                self._accept = accept
+                self._tell(f"{error.message}; restoring once more")
+                return True
+        return False
+
+    def _check_ledger(self) -> None:
+        """Every file of the chain and of its quarantine, before anything is changed."""
+        for key, saved in kept_bytes(self._saved):
+            if not is_inside(self._storage, key):
+                raise DamagedError(f"{key} of the savepoint is a link")
+            read_saved(self._storage, key, saved)
+
+    def _check_state(self) -> None:
+        """Operators' state, with every file of it, and the input of the epochs since its snapshots."""
+        found = self._state.look()
+        if found.problems:
+            raise RollbackRefusedError(
+                f"the savepoint {self._path} cannot be restored: {found.problems[0].message}",
+                hint=found.problems[0].hint,
+            )
+        if found.replayed:
+            self._tell(f"{len(found.replayed)} epoch(s) since the snapshots of the state are folded again")
+
+    def _check_generations(self, look: _Look) -> None:
+        """A sink that knows a newer generation than the deciding one would refuse to follow it."""
+        newest = max(look.generations, default=0)
+        if look.committed.exists and newest > look.committed.generation + 1:
+            raise RollbackRefusedError(
+                f"a sink knows generation {newest}, but {self._parts.deciding.name} only {look.committed.generation}:"
+                " they are not of the same history",
+                hint="Restore into tables that belong together, or into empty ones.",
+            )
+
+    def _warn(self, look: _Look, plans: Sequence[SinkRestore]) -> None:
+        for plan in plans:
+            if plan.undone:
+                self._add_warning(f"{plan.sink.name}: {', '.join(plan.undone)} since the savepoint is taken back")
+        lost = self._find_lost(look)
+        if lost:
+            shown = ", ".join(lost[:NAMED]) + (" ..." if len(lost) > NAMED else "")
+            self._add_warning(f"{len(lost)} file(s) that were read after the savepoint cannot be read again: {shown}")
+
+    def _add_warning(self, warning: str) -> None:
+        self._warnings.append(warning)
+        self._tell(f"warning: {warning}")
+
+    def _find_lost(self, look: _Look) -> list[str]:
+        """Input that was read after the savepoint and is gone from the source, where the history tells."""
+        inputs: list[dict[str, list[dict[str, Json]]]] = []
+        try:
+            for entry, ref in self._parts.ledger.entries(look.newest.entry):
+                if ref == self._saved.entry and look.newest.checkpoint is not None:
+                    return self._parts.sources.find_unavailable(look.newest.checkpoint.positions, inputs)
+                inputs.append(entry.inputs)
+        except (FirnlineError, OSError) as error:
+            return [f"unknown, the source cannot be looked at ({error})"] if any(inputs) else []
+        return []
+
+    # -- doing ----------------------------------------------------------------------------------------
+
+    def _new_generation(self, look: _Look) -> int | None:
+        """For a table that is new: newer than any generation that a copy or another sink knows of this pipeline."""
+        if look.committed.exists:
+            return None
+        known = [self._saved.checkpoint.generation, *look.generations]
+        known += [found.record.checkpoint.generation for found in self._recorded() if found.record is not None]
+        return max(known) + 1
+
+    def _recorded(self) -> list[Look]:
+        return [place.look() for place in self._parts.recorder.places]
+
+    def _entry(
+        self, look: _Look, generation: int, plans: Sequence[SinkRestore], staged: dict[str, list[dict[str, Json]]]
+    ) -> LedgerEntry:
+        saved = self._saved
+        recorded = [found.epoch for found in self._recorded()]
+        epoch = max(look.newest.epoch, saved.epoch, *look.epochs, *recorded) + 1
+        held = look.newest.checkpoint
+        schema = plans[0].saved.schema
+        return LedgerEntry(
+            checkpoint=jump_checkpoint(
+                self._parts, saved.checkpoint, held, epoch=epoch, generation=generation, run=self._run
+            ),
+            previous=saved.entry,
+            previous_checkpoint=saved.checkpoint.checksum,
+            inputs={},
+            staged=staged,
+            schema=schema,
+            kind="restore",
+            onto=look.committed.entry,
+            jump={
+                "savepoint": saved.id,
+                "path": self._path,
+                "from_epoch": look.newest.epoch,
+                "to_epoch": saved.epoch,
+                "versions": {plan.sink.name: plan.version for plan in plans if plan.version is not None},
+                "planned_at": {plan.sink.name: plan.planned_at for plan in plans},
+                "schemas": {plan.sink.name: plan.saved.schema for plan in plans[1:] if plan.saved.schema != schema},
+                "accepted": sorted(self._accept),
+            },
+        )
+
+
+def _as_jump(entry: LedgerEntry) -> dict[str, Json]:
+    return {"epoch": entry.epoch, "kind": entry.kind, "jump": entry.jump}

@@ -1,0 +1,188 @@
+"""What restoring a savepoint means for one sink: a version that its log still has, or files to copy; who objects."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import timedelta
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from firnline.errors import DamagedError, RollbackRefusedError
+from firnline.history.savepoints.format import SavedFile, SavedSink, Savepoint, data_key
+from firnline.maintenance.log_names import LogNames
+from firnline.maintenance.survey import is_inside, storage_now
+from firnline.schema import schema_from_json
+from firnline.sinks.delta import DeltaSink
+from firnline.sinks.delta.columns import missing_fields
+from firnline.sinks.delta.contents import find_key, list_contents, special_features
+from firnline.sinks.delta.history_edit import changes_rows, find_owners, operation_of
+from firnline.sinks.delta.log import LogCommit
+from firnline.storage import Storage, open_storage
+
+NAMED = 3
+_READERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SinkRestore:
+    """One sink's part. With a version, the log still has it and nothing is copied."""
+
+    sink: DeltaSink
+    saved: SavedSink
+    planned_at: int  # the table's version then; -1: there is no table
+    version: int | None
+    source: Storage | None = None  # where files are copied from
+    undone: list[str] = field(default_factory=list)  # what others did since, and is taken back
+
+    def key_of(self, file: SavedFile, *, copied: bool) -> str:
+        """Where a file lies in `source`."""
+        return data_key(self.sink.name, file.path) if copied else file.path
+
+
+def plan_sink(sink: DeltaSink, savepoint: Savepoint, storage: Storage, accept: Collection[str]) -> SinkRestore:
+    """Look at one sink and at the files that it would need; writes nothing.
+
+    Args:
+        storage: The savepoint's folder.
+        accept: Other pipelines and programs whose rows may be lost.
+
+    Raises:
+        RollbackRefusedError: files are gone, or rows of others would be lost.
+        SchemaError: the table has other partitions, or columns of other types.
+    """
+    saved = savepoint.sinks[sink.name]
+    wanted = list(sink.stage_target()["partition_by"])
+    if saved.partition_by != wanted:
+        raise RollbackRefusedError(
+            f"{sink.name} was partitioned by {saved.partition_by} when it was saved, the spec says {wanted}",
+            hint="Set partition_by as the savepoint has it.",
+        )
+    planned_at = sink.table.version if sink.table.refresh() else -1
+    undone: list[str] = []
+    if planned_at >= 0:
+        sink.check()
+        _check_plain(sink)
+        undone = check_others(sink, savepoint, accept)
+        version = _find_version(sink, saved)
+        if version is not None:
+            return SinkRestore(sink, saved, planned_at, version, undone=undone)
+        missing_fields(sink.table.schema(), schema_of(saved))
+    source = storage if savepoint.copied else open_storage(saved.table, sink.stage_target()["storage_options"])
+    plan = SinkRestore(sink, saved, planned_at, None, source, undone)
+    _check_source(plan, copied=savepoint.copied)
+    return plan
+
+
+def schema_of(saved: SavedSink) -> pa.Schema:
+    """The columns that a sink had."""
+    return schema_from_json(saved.schema)
+
+
+def _check_plain(sink: DeltaSink) -> None:
+    special = special_features(sink.table.delta)
+    if special:
+        raise RollbackRefusedError(
+            f"{sink.table.uri} uses {', '.join(special)}, under which its files are not all there is",
+            hint="Restore into another table.",
+        )
+
+
+def _find_version(sink: DeltaSink, saved: SavedSink) -> int | None:
+    """The saved version, if this is the very table, its log still has it, and every file is still there."""
+    table = sink.table
+    if str(table.delta.metadata().id) != saved.table_id or saved.version > table.version:
+        return None
+    try:
+        then = DeltaTable(table.uri, version=saved.version, storage_options=table.storage_options)
+        listed = [file.path for file in list_contents(then)]
+    except (DeltaError, OSError, ValueError):
+        return None
+    known = {file.path for file in saved.files}
+    if len(listed) != len(known) or not all(unquote(path) in known or path in known for path in listed):
+        return None
+    return None if _find_bad(sink.storage, [(file.path, file.size_bytes) for file in saved.files]) else saved.version
+
+
+def _find_bad(storage: Storage, wanted: list[tuple[str, int]]) -> list[str]:
+    """Which files are missing, have another size, or are reached over a link."""
+
+    def is_bad(one: tuple[str, int]) -> bool:
+        key, size_bytes = one
+        if not is_inside(storage, key):
+            return True
+        found = find_key(storage, key)
+        return found is None or found != (key, size_bytes)
+
+    with ThreadPoolExecutor(_READERS) as readers:
+        return [key for (key, _), bad in zip(wanted, readers.map(is_bad, wanted), strict=True) if bad]
+
+
+def _check_source(plan: SinkRestore, *, copied: bool) -> None:
+    assert plan.source is not None
+    bad = _find_bad(plan.source, [(plan.key_of(f, copied=copied), f.size_bytes) for f in plan.saved.files])
+    if not bad:
+        return
+    shown = ", ".join(bad[:NAMED]) + (" ..." if len(bad) > NAMED else "")
+    if copied:
+        raise DamagedError(
+            f"the savepoint lacks {len(bad)} file(s) of {plan.sink.name}, or they have another size: {shown}",
+            hint="Copy the whole folder of the savepoint again.",
+        )
+    raise RollbackRefusedError(
+        f"{plan.sink.name}: {len(bad)} file(s) of the savepoint are gone from {plan.saved.table}: {shown}",
+        hint="It was made without --copy, so it needs the files of that table.",
+    )
+
+
+def check_others(sink: DeltaSink, savepoint: Savepoint, accept: Collection[str], since: int = -1) -> list[str]:
+    """Refuse to lose rows of others, who would not know; returns operations that are taken back all the same.
+
+    In the table that was saved, what people did since (DELETE, a write by hand) is what a restore takes back. Other
+    pipelines and programs that keep their progress in the table would never write their rows again. Versions up to
+    `since` were looked at before.
+    """
+    table, saved = sink.table, savepoint.sinks[sink.name]
+    same = str(table.delta.metadata().id) == saved.table_id
+    after = max(since, saved.version if same else -1)
+    owners: set[str] = set()
+    operations: set[str] = set()
+    is_whole = True
+    with ThreadPoolExecutor(_READERS) as readers:
+        for commit in readers.map(sink.log.read, range(after + 1, table.version + 1)):
+            if commit is None:
+                is_whole = False
+                continue
+            found, operation = _author(commit, savepoint.pipeline)
+            owners |= found
+            if operation and not found:
+                operations.add(operation)
+    if not is_whole:
+        owners |= _all_owners(sink, savepoint.pipeline)
+        operations |= set() if same else {"unknown"}
+    objecting = sorted((owners if same else owners | operations) - set(accept))
+    if objecting:
+        flags = " ".join(f"--accept {name}" for name in objecting)
+        raise RollbackRefusedError(
+            f"{sink.name}: {table.uri} has rows of others, which would be lost: {', '.join(objecting)}",
+            hint=f"Restore into another table; or, if they may be lost: {flags}",
+        )
+    return sorted(operations)
+
+
+def _author(commit: LogCommit, pipeline: str) -> tuple[set[str], str]:
+    """Other pipelines and programs that changed rows in a commit, and its operation; nothing for our own."""
+    if not changes_rows(commit) or commit.find_info(pipeline) is not None:
+        return set(), ""
+    return set(find_owners((str(txn["appId"]) for txn in commit.txns()), pipeline)), operation_of(commit)
+
+
+def _all_owners(sink: DeltaSink, pipeline: str) -> set[str]:
+    """Everybody who keeps progress in the table: part of the log is gone, so any of them may have written since."""
+    options = dict(sink.stage_target()["storage_options"])
+    tail = LogNames(sink.storage, sink.table, options).tail(storage_now(sink.storage), timedelta(0))
+    return set(find_owners(tail.app_ids, pipeline))

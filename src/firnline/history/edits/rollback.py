@@ -1,0 +1,342 @@
+"""Takes a pipeline back to an earlier epoch: table, columns, state and checkpoint together, in one Delta commit.
+
+A rollback is an epoch of its own, in a new generation: it restores the table version of epoch k and carries epoch
+k's positions, watermarks, references to operators' state, and ledger chain. Files of state are never changed, so none
+is copied. What was read after k counts no more, so the next run reads it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from firnline.checkpoint.ledger import LedgerEntry
+from firnline.errors import CheckpointError, LedgerHoleError, RollbackRefusedError
+from firnline.history.auditing import on_record
+from firnline.history.left_behind import jump_word, leaves_behind
+from firnline.history.lost_table import nothing_to_leave
+from firnline.history.savepoints.pins import RestorePins
+from firnline.history.snapshots import OperatorSnapshot, look_at_state, snapshots_of
+from firnline.run.edit_entries import jump_checkpoint
+from firnline.run.joining import ahead_of, check_new_sinks, check_staged, perform_jump
+from firnline.run.open_pipeline import Parts
+from firnline.run.rollback_sinks import SinkReturn, plan_sink
+from firnline.schema import schema_to_json
+from firnline.sinks.base import Held
+from firnline.sinks.delta import DeltaSink
+from firnline.sources.group import Records
+from firnline.types import EntryRef, Json, Receipt
+
+NAMED = 3  # examples in a message
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackPlan:
+    """What a rollback would do, as it was found under one version of the deciding table."""
+
+    pipeline: str
+    from_epoch: int
+    to_epoch: int
+    new_epoch: int
+    version: int  # of the deciding table
+    floor: int
+    sinks: list[SinkReturn]
+    positions_now: dict[str, Json]
+    positions_then: dict[str, Json]
+    input_files: int = 0  # read again afterwards
+    input_records: int = 0
+    input_bytes: int = 0
+    quarantined: int = 0  # records of the epochs undone
+    pending_units: int = 0  # of a staged table, dropped
+    state_now: list[OperatorSnapshot] = field(default_factory=list)
+    state_then: list[OperatorSnapshot] = field(default_factory=list)
+    state_replayed: list[int] = field(default_factory=list)  # epochs after the snapshots then, folded again
+    not_undone: list[str] = field(default_factory=list)
+    refusals: list[RollbackRefusedError] = field(default_factory=list)
+
+    def restored(self) -> dict[str, tuple[str, ...]]:
+        """The files that come back, per table."""
+        return {sink.table: sink.restored for sink in self.sinks}
+
+    def check(self) -> None:
+        """Raise what stands in the way, all of it in one message."""
+        if not self.refusals:
+            return
+        reasons = "; ".join(error.message for error in self.refusals)
+        raise RollbackRefusedError(
+            f"cannot go back to epoch {self.to_epoch}: {reasons}",
+            hint=self.refusals[0].hint,
+            to_epoch=self.to_epoch,
+            reasons=[error.message for error in self.refusals],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """The plan, and the entries that carrying it out needs."""
+
+    plan: RollbackPlan
+    target: LedgerEntry
+    target_ref: EntryRef
+    committed: Held  # what the deciding table's log holds
+    newest: Held  # with pending units
+    retried: list[str]  # files set aside then that were read since
+
+
+class Rollback:
+    """One rollback: `plan` looks, `perform` does it.
+
+    Args:
+        to_epoch: Where to go back to.
+        accept: Names of others whose rows may be lost: pipelines, applications, operations.
+        leave: Sinks that keep their rows although they cannot go back, and will get them again.
+    """
+
+    def __init__(self, parts: Parts, to_epoch: int, *, accept: Sequence[str] = (), leave: Sequence[str] = ()) -> None:
+        self._parts = parts
+        self._to = to_epoch
+        self._accept = frozenset(accept)
+        self._leave = frozenset(leave)
+        unknown = self._leave - {sink.name for sink in parts.sinks[1:]}
+        if unknown:
+            others = ", ".join(sink.name for sink in parts.sinks[1:])
+            first = f"{parts.deciding.name} decides, and cannot be left."
+            raise RollbackRefusedError(
+                f"{', '.join(sorted(unknown))}: no sink that could be left as it is",
+                hint=f"Sinks that can be left: {others}; {first}" if others else f"There is no further sink; {first}",
+            )
+
+    def plan(self) -> RollbackPlan:
+        """Look and say what would be done; claims and writes nothing."""
+        return self._look().plan
+
+    def perform(self, run: str, tell: Callable[[str], None] = lambda _: None) -> tuple[RollbackPlan, Receipt]:
+        """Do it; returns the plan as it was carried out and the deciding sink's receipt.
+
+        Raises:
+            RollbackRefusedError: it cannot be done; nothing changed but, where the reason came up late, the
+                generation, so that a run that was active has been fenced.
+            FencedError: another run or rollback took over meanwhile.
+        """
+        first = self._look()
+        first.plan.check()  # what can be told beforehand fences nobody
+        plans: list[RollbackPlan] = []
+
+        def look(generation: int) -> tuple[LedgerEntry, Held]:
+            found = self._look()
+            found.plan.check()
+            if pins.keep(found.plan.restored()):  # more than the first look found: looked for once more under the pin
+                found = self._look()
+                found.plan.check()
+            if not plans:
+                self._ask_again(found)
+            plans.append(found.plan)
+            return self._entry(found, run, generation), found.committed
+
+        names = {"accepted": sorted(self._accept), "left": sorted(self._leave)}
+        with (
+            on_record(self._parts, "rollback", run, from_epoch=first.plan.from_epoch, to_epoch=self._to, **names),
+            RestorePins(self._parts) as pins,
+        ):
+            pins.keep(first.plan.restored())  # from sweeps; whether the files are there is looked at under the pin
+            receipt = perform_jump(self._parts, run, look, tell, goes_on_from=first.target_ref, leave=self._leave)
+        return plans[-1], receipt
+
+    def _ask_again(self, look: _Look) -> None:
+        """A file that was set aside then, and taken up since on demand: its retry is asked for again."""
+        for path in look.retried:
+            self._parts.requests.ask_retry(path, changed=True, ids=self._parts.ids)
+
+    def _entry(self, look: _Look, run: str, generation: int) -> LedgerEntry:
+        base = look.target.checkpoint
+        plan = look.plan
+        checkpoint = jump_checkpoint(
+            self._parts, base, look.newest.checkpoint, epoch=plan.new_epoch, generation=generation, run=run
+        )
+        return LedgerEntry(
+            checkpoint=checkpoint,
+            previous=look.target_ref,
+            previous_checkpoint=base.checksum,
+            inputs={},
+            schema=schema_to_json(self._parts.deciding.table.schema()),
+            kind="rollback",
+            onto=look.committed.entry,
+            jump={
+                "to_epoch": plan.to_epoch,
+                "from_epoch": plan.from_epoch,
+                "from_version": plan.version,
+                "to_version": plan.sinks[0].version_then,
+                "left": sorted(self._leave),
+                "accepted": sorted(self._accept),
+            },
+        )
+
+    # -- looking --------------------------------------------------------------------------------------
+
+    def _look(self) -> _Look:
+        parts = self._parts
+        newest = parts.deciding.load()
+        committed = parts.deciding.load_committed()
+        if not committed.exists or committed.checkpoint is None or newest.checkpoint is None:
+            raise nothing_to_leave(parts, committed)
+        undone, target, target_ref = self._find_target(newest, committed)
+        refusals = []
+        floor = committed.checkpoint.floor
+        if self._to < floor:
+            reachable = [entry.epoch for entry in undone[1:] if entry.epoch >= floor]
+            hint = f"Nearest possible: --to {min(reachable)}. " if reachable else ""
+            refusals.append(
+                RollbackRefusedError(
+                    f"epoch {self._to} lies below the floor, {floor}; what it needs may have been swept",
+                    hint=f"{hint}checkpoint.rollback_window sets how far back one can go.",
+                )
+            )
+        now, then = newest.checkpoint.positions, target.checkpoint.positions
+        inputs = [entry.inputs for entry in undone if not entry.is_jump]  # a repair names files that others have read
+        records = [record for one in inputs for files in one.values() for record in files]
+        refusals += self._check_sources(now, then, inputs)
+        state = look_at_state(parts, target.checkpoint, target_ref, now)
+        refusals += state.problems
+        sinks, epochs = [], {}
+        for sink in parts.sinks:
+            found, problems = self._plan_sink(sink, target_ref)
+            sinks.append(found)
+            refusals += problems
+            if found.version_now is not None or not problems:
+                epochs[sink.name] = found.epoch
+        check_new_sinks(parts, newest.entry, {k: v for k, v in epochs.items() if k not in self._leave})
+        pending = newest.epoch - committed.epoch
+        plan = RollbackPlan(
+            pipeline=parts.options.name,
+            from_epoch=newest.epoch,
+            to_epoch=self._to,
+            new_epoch=newest.epoch + 1,
+            version=committed.version,
+            floor=floor,
+            sinks=sinks,
+            positions_now=now,
+            positions_then=then,
+            input_files=len({str(record["path"]) for record in records}),
+            input_records=sum(int(r.get("to", 0)) - int(r.get("from", 0)) for r in records),
+            input_bytes=sum({str(r["path"]): int(r.get("size_bytes", 0)) for r in records}.values()),
+            quarantined=sum(int(q["rows"]) for entry in undone for q in entry.quarantine),
+            pending_units=pending,
+            state_now=snapshots_of(newest.checkpoint) if parts.options.operators else [],
+            state_then=state.snapshots,
+            state_replayed=state.replayed,
+            not_undone=self._not_undone(sinks, then),
+            refusals=refusals,
+        )
+        read = {str(record["path"]) for record in records if int(record.get("to", 0)) > int(record.get("from", 0))}
+        retried = sorted(read & {path for position in then.values() for path in position.get("set_aside", {})})
+        return _Look(plan, target, target_ref, committed, newest, retried)
+
+    def _find_target(self, newest: Held, committed: Held) -> tuple[list[LedgerEntry], LedgerEntry, EntryRef]:
+        """The entries after the target, newest first, and the target itself."""
+        if self._to > committed.epoch or (self._to == committed.epoch and newest.epoch > committed.epoch):
+            hint = "See `firnline checkpoints`."
+            if newest.epoch > committed.epoch:
+                hint = f"Pending units are dropped with: firnline staging TABLE --discard-from {self._to + 1} --yes"
+            missing = f"epoch {self._to} does not exist yet: " if self._to > newest.epoch else ""
+            raise RollbackRefusedError(f"{missing}the table stands at epoch {committed.epoch}", hint=hint)
+        if self._to == committed.epoch:
+            raise RollbackRefusedError(f"the table stands at epoch {self._to} already")
+        undone: list[LedgerEntry] = []
+        known: list[int] = []
+        try:
+            for entry, ref in self._parts.ledger.entries(newest.entry):
+                if entry.epoch == self._to and entry.kind != "baseline":
+                    return undone, entry, ref
+                known.append(entry.epoch)
+                if entry.epoch < self._to:
+                    break
+                undone.append(entry)
+        except LedgerHoleError as error:
+            raise RollbackRefusedError(f"the way back to epoch {self._to} has a hole: {error.message}") from error
+        floor = committed.checkpoint.floor if committed.checkpoint else 0
+        raise self._unknown_target(undone, [epoch for epoch in known if epoch >= floor])
+
+    def _unknown_target(self, undone: list[LedgerEntry], known: list[int]) -> RollbackRefusedError:
+        jump = next((e for e in undone if leaves_behind(e, self._to)), None)
+        if jump is not None and (jump.onto is None or self._to <= jump.onto.epoch):
+            what = jump_word(jump.kind)
+            why = f"epoch {self._to} is no part of the history any more: epoch {jump.epoch} was a {what}"
+        else:
+            why = f"epoch {self._to} is folded away, or never was"
+        below = max((e for e in known if e < self._to), default=None)
+        above = min((e for e in known[1:] if e > self._to), default=None)  # not the newest: it stands there already
+        near = [e for e in (below, above) if e is not None]
+        return RollbackRefusedError(why, hint=f"Nearest possible: --to {' or '.join(map(str, near))}" if near else None)
+
+    def _check_sources(
+        self, now: dict[str, Json], then: dict[str, Json], inputs: Sequence[Records]
+    ) -> list[RollbackRefusedError]:
+        lost = self._parts.sources.find_unavailable(now, inputs, then)
+        if not lost:
+            return []
+        shown = ", ".join(lost[:NAMED]) + (" ..." if len(lost) > NAMED else "")
+        return [
+            RollbackRefusedError(
+                f"the source no longer has {len(lost)} file(s) that would be read again: {shown}",
+                hint="Bring the files back as they were, or go back less far.",
+                files=len(lost),
+            )
+        ]
+
+    def _plan_sink(self, sink: DeltaSink, target: EntryRef) -> tuple[SinkReturn, list[RollbackRefusedError]]:
+        left = sink.name in self._leave
+        plan, problems = plan_sink(sink, self._parts.options.name, self._to, left=left, accept=self._accept)
+        if plan.version_now is not None and plan.epoch < self._to and not left:
+            try:
+                lacks = [entry for entry, _ in ahead_of(self._parts, target, plan.epoch, sink.name)]
+            except LedgerHoleError as error:
+                hint = f"Leave it as it is: --leave {sink.name}, or go back to epoch {plan.epoch} or before."
+                return plan, [*problems, RollbackRefusedError(error.message, hint=hint)]
+            for entry in lacks:
+                try:
+                    check_staged(sink, entry, self._parts.storage)
+                except CheckpointError as error:
+                    problems.append(RollbackRefusedError(error.message, hint=error.hint))
+        return plan, problems
+
+    def _not_undone(self, sinks: Sequence[SinkReturn], positions_then: dict[str, Json]) -> list[str]:
+        found = []
+        for source in self._parts.sources:
+            root = positions_then[source.name].get("root") if source.name in positions_then else source.root
+            if root != source.root:
+                found.append(f"the source lay at {root} then: run with --source-moved {root}={source.root}")
+        for sink in sinks:
+            if sink.version_then is not None:
+                found.append(
+                    f"{sink.name}: who has read versions {sink.version_then + 1} to {sink.version_now} keeps what "
+                    "was read; the commit says what was taken back"
+                )
+            if sink.left:
+                found.append(f"{sink.name}: its rows and columns stay, and the rows come again: it is left as it is")
+        return found
+
+
+def find_epoch_at(parts: Parts, moment: datetime) -> int:
+    """The newest epoch of the true history that was committed at or before a moment.
+
+    Raises:
+        RollbackRefusedError: there is none that is still known.
+    """
+    held = parts.deciding.load_committed()
+    if held.checkpoint is None:
+        raise nothing_to_leave(parts, held)
+    times = parts.deciding.commit_times(held.version, held.version + 1) if held.exists else {}
+    entries = [entry for entry in parts.entries(held.entry) if entry.kind != "baseline"]
+    found, reached, oldest = 0, None, ""
+    for entry in reversed(entries):
+        committed = times.get(entry.epoch, (0, ""))[1] or entry.checkpoint.created_at
+        oldest = oldest or committed
+        # A clock that went back does not make an epoch older than the one before it.
+        reached = max(reached, datetime.fromisoformat(committed)) if reached else datetime.fromisoformat(committed)
+        if reached <= moment:
+            found = entry.epoch
+    if found:
+        return found
+    known = f"the oldest that is known is epoch {entries[-1].epoch}, of {oldest}" if entries else "there is none at all"
+    raise RollbackRefusedError(f"no epoch was committed by {moment.isoformat()}: {known}")

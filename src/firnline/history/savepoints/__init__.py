@@ -1,0 +1,1 @@
+"""Savepoints: create, list, dispose."""

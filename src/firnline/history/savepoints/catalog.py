@@ -1,0 +1,199 @@
+"""Lists savepoints and disposes of them.
+
+Disposing goes the other way round than making: the manifest first, the pins last, so that whatever a kill leaves is
+still listed and can be disposed of again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from firnline.errors import ConfigError, DamagedError, NewerFormatError
+from firnline.faults import fault_point
+from firnline.history.auditing import on_record
+from firnline.history.savepoints.format import MANIFEST, MAX_MANIFEST_BYTES, Savepoint, is_relative
+from firnline.history.savepoints.pins import SHORT_ID, Pin, find_unreadable_pins, load_pins, pin_key
+from firnline.maintenance.survey import is_inside
+from firnline.run.open_pipeline import Parts
+from firnline.storage import Storage, is_remote, normalise, open_storage
+from firnline.types import Json
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointInfo:
+    """One savepoint as a list shows it. `state`: complete, incomplete, missing or damaged.
+
+    Of a pin that cannot be read, only the id is known: `epoch` is 0, `created_at` and `path` are empty.
+    """
+
+    id: str
+    epoch: int
+    created_at: str
+    path: str
+    copied: bool
+    size_bytes: int
+    state: str
+    state_size_bytes: int = 0  # of operators' state
+
+
+@dataclass(frozen=True, slots=True)
+class Disposed:
+    """What was deleted, or would be."""
+
+    id: str
+    path: str
+    files: int
+    pins: int
+    pins_kept: bool  # since the savepoint itself lies elsewhere and needs them
+    dry_run: bool
+
+
+def load_savepoint(storage: Storage) -> Savepoint:
+    """Read and check a manifest.
+
+    Raises:
+        ConfigError: there is none.
+        DamagedError: it is damaged, too large, or a link.
+        NewerFormatError: a newer Firnline wrote it.
+    """
+    what = f"{MANIFEST} in {storage.root}"
+    try:
+        if not is_inside(storage, MANIFEST):
+            raise DamagedError(f"{what} is a link", what=what)
+        if storage.stat(MANIFEST).size_bytes > MAX_MANIFEST_BYTES:
+            raise DamagedError(f"{what} is larger than any manifest", what=what)
+        return Savepoint.from_bytes(storage.get(MANIFEST), what)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{storage.root} is no savepoint", hint="See `firnline savepoint list`.") from error
+
+
+def list_savepoints(parts: Parts, storage_options: dict[str, str] | None = None) -> list[SavepointInfo]:
+    """The savepoints of a pipeline, by the pins of the deciding table, oldest first.
+
+    Pins that cannot be read come last, as `damaged`, whosever they are: sweeps stop at them.
+    """
+    pins = load_pins(parts.storage, parts.options.name)
+    found = [
+        SavepointInfo(
+            p.id, p.epoch, p.created_at, p.path, p.copied, p.size_bytes, _state(p, storage_options), p.state_size_bytes
+        )
+        for p in pins
+    ]
+    unreadable = find_unreadable_pins(parts.storage)
+    return found + [SavepointInfo(identity, 0, "", "", False, 0, "damaged") for identity in unreadable]
+
+
+def _state(pin: Pin, storage_options: dict[str, str] | None) -> str:
+    try:
+        found = load_savepoint(open_storage(pin.path, storage_options))
+    except ConfigError:
+        return "missing" if pin.completed else "incomplete"
+    except (DamagedError, NewerFormatError):
+        return "damaged"
+    except OSError:
+        return "missing"
+    return "complete" if found.id == pin.id else "missing"
+
+
+def dispose_savepoint(
+    parts: Parts,
+    target: str,
+    *,
+    dry_run: bool = False,
+    run: str = "",
+    storage_options: dict[str, str] | None = None,
+) -> Disposed:
+    """Delete a savepoint, named by its id or its path: what its manifest names, and its pins; nothing else.
+
+    Raises:
+        ConfigError: it is no savepoint of this pipeline.
+        DamagedError: a name in it leads elsewhere.
+    """
+    pin = _find_pin(parts, target)
+    place = pin.path if pin is not None and target in (pin.id, pin.id[:SHORT_ID]) else normalise(target)
+    storage = open_storage(place, storage_options)
+    identity, names = _contents(parts, storage, pin)
+    doomed = [name for name in names if _is_there(storage, name)]
+    home = pin or _find_pin(parts, identity)
+    kept = home is not None and normalise(home.path) != normalise(place) and _state(home, storage_options) == "complete"
+    pinned = [] if kept else [s for s in reversed(parts.sinks) if _is_there(s.storage, pin_key(identity))]
+    result = Disposed(identity, place, len(doomed), len(pinned), kept, dry_run)
+    if dry_run:
+        return result
+    facts: dict[str, Json] = {"savepoint": identity, "path": place, "files": len(doomed)}
+    with on_record(parts, "savepoint-dispose", run, from_epoch=None, to_epoch=None, **facts):
+        for name in doomed:
+            _delete(storage, name)
+        _drop_folders(storage, names)  # also of a file that a killed copy had only made the folder for
+        for sink in pinned:
+            _delete(sink.storage, pin_key(identity))
+    return result
+
+
+def _find_pin(parts: Parts, target: str) -> Pin | None:
+    """The pin of an id, of the short form of one that is unique, or of a path."""
+    pins = load_pins(parts.storage, parts.options.name)
+    found = [p for p in pins if target in (p.id, p.id[:SHORT_ID])]
+    if not found and (is_remote(target) or os.sep in target or os.path.exists(target)):
+        found = [p for p in pins if normalise(p.path) == normalise(target)]
+    return found[0] if len(found) == 1 else None
+
+
+def _contents(parts: Parts, storage: Storage, pin: Pin | None) -> tuple[str, list[str]]:
+    """The id, and every name to delete, the manifest's first."""
+    try:
+        manifest = load_savepoint(storage)
+    except (ConfigError, DamagedError, FileNotFoundError):
+        if pin is None:
+            raise
+        names = pin.writes  # never completed, half disposed of, or damaged: what was meant to be written
+        identity = pin.id
+    else:
+        if manifest.pipeline != parts.options.name or (pin is not None and manifest.id != pin.id):
+            raise ConfigError(
+                f"{storage.root} holds savepoint {manifest.id} of {manifest.pipeline!r}, which is not meant here",
+                hint="See `firnline savepoint list`.",
+            )
+        identity, names = manifest.id, list(manifest.names())
+    for name in names:
+        if (
+            not is_relative(name)
+            or not name.startswith(("ledger/", "quarantine/", "data/", "state/"))
+            or not is_inside(storage, name)
+        ):
+            raise DamagedError(f"{name!r} of {storage.root} leads elsewhere; nothing was deleted")
+    return identity, [MANIFEST, *names]
+
+
+def _is_there(storage: Storage, name: str) -> bool:
+    try:
+        storage.stat(name)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _delete(storage: Storage, name: str) -> None:
+    fault_point("savepoint.delete.before")
+    storage.delete(name)
+    fault_point("savepoint.delete.after")
+
+
+def _drop_folders(storage: Storage, names: list[str]) -> None:
+    """Folders that are empty now; one that holds anything else stays."""
+    if is_remote(storage.root):
+        return
+    for folder in sorted({above for name in names for above in _above(name)}, reverse=True):
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.join(storage.root, folder))
+    with contextlib.suppress(OSError):
+        os.rmdir(storage.root)
+
+
+def _above(name: str) -> Iterator[str]:
+    while name := posixpath.dirname(name):
+        yield name

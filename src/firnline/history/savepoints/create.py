@@ -1,0 +1,326 @@
+"""Makes savepoints: folders of the user that a pipeline can be restored from.
+
+In this order, so that a kill at any point leaves either a savepoint or something that `dispose` removes:
+1. Read what every sink holds; all must stand at the same epoch.
+2. Pin its files in every table, and operators' state. The pin names whatever will be written.
+3. Look that every file is still there.
+4. Copy the data files and the state, if asked to; copy the ledger chain.
+5. Put the manifest: only now there is a savepoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from urllib.parse import unquote
+
+from firnline.errors import CheckpointError, ConfigError, DamagedError, SinkError
+from firnline.faults import fault_point
+from firnline.history.auditing import on_record
+from firnline.history.savepoints.files import Progress, copy_file, each
+from firnline.history.savepoints.format import (
+    MANIFEST,
+    STATE,
+    SavedBytes,
+    SavedFile,
+    SavedSink,
+    Savepoint,
+    data_key,
+    is_relative,
+    ledger_key,
+    quarantine_key,
+    state_key,
+)
+from firnline.history.savepoints.location import check_apart, check_writable, default_place, is_temporary
+from firnline.history.savepoints.pins import Pin, put_pin
+from firnline.history.savepoints.state import check_still_there, copy_state, take_state
+from firnline.history.snapshots import state_bytes
+from firnline.maintenance.survey import is_inside
+from firnline.process import who
+from firnline.run.open_pipeline import Parts
+from firnline.schema import schema_to_json
+from firnline.sinks.base import Held
+from firnline.sinks.delta import DeltaSink
+from firnline.sinks.delta.contents import ListedFile, find_key, list_contents, special_features
+from firnline.sinks.delta.sweeps import SweepLog
+from firnline.state.home import StateHome
+from firnline.storage import Storage, normalise, open_storage
+from firnline.types import Json
+
+LOOKS = 50  # at sinks that do not stand at the same epoch, before one gives up on those that lag
+LOOK_SECONDS = 0.2
+FOLDS = 5  # that may come between while the ledger is copied
+NAMED = 3
+_READERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """One sink under the version that is saved. `paths` are as the log spells them."""
+
+    sink: DeltaSink
+    saved: SavedSink
+    paths: list[str]
+
+
+def create_savepoint(
+    parts: Parts,
+    path: str | None = None,
+    *,
+    copy: bool = False,
+    run: str = "",
+    storage_options: dict[str, str] | None = None,
+    progress: Progress | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> tuple[Savepoint, str]:
+    """Save what the sinks hold now; returns the manifest and where it lies.
+
+    Args:
+        path: A folder or URI that does not exist yet, or is empty; chosen beside the checkpoint store if omitted.
+        copy: Copy data files and state, too: the savepoint then outlives the tables and anybody's vacuum.
+        stopping: Asked before each file is copied; then KeyboardInterrupt is raised, and `dispose` removes the rest.
+
+    Raises:
+        ConfigError: the path holds something, cannot be written or is used otherwise, or a table has features under
+            which files are not all there is.
+        CheckpointError: there is no epoch yet; or the state of its operators is not whole, or is older than the
+            epoch and cannot be made again from the input since.
+        SinkError: a sink lags, or a file is gone.
+    """
+    held = _stand_together(parts)
+    identity = parts.ids.new()
+    place = normalise(path) if path is not None else default_place(parts, held.epoch, identity)
+    storage = open_storage(place, storage_options)
+    if any(not is_temporary(stat.name) for stat in storage.list("")):
+        raise ConfigError(f"{place} is not empty", hint="Name a folder that does not exist yet.")
+    check_apart(parts, place)
+    check_writable(storage, identity)
+    facts: dict[str, Json] = {"savepoint": identity, "path": place, "copied": copy}
+    with on_record(parts, "savepoint-create", run, from_epoch=None, to_epoch=held.epoch, **facts):
+        saved_home = StateHome(f"{place}/{STATE}", storage_options or {})
+        making = _Making(parts, held, identity, storage, saved_home, copy=copy, run=run)
+        made = making.make(progress, stopping)
+    return made, place
+
+
+def _stand_together(parts: Parts) -> Held:
+    """What the deciding sink holds, once every other sink holds the same; table handles stand at what was read."""
+    behind: list[str] = []
+    for _ in range(LOOKS):
+        held = parts.deciding.load_committed()
+        if not held.exists or held.entry is None or held.checkpoint is None or held.epoch < 1:
+            raise CheckpointError("there is no epoch to save yet", hint="`firnline run` makes the first.")
+        wanted = parts.deciding.find_holder()[:2]
+        behind = []
+        for sink in parts.sinks[1:]:
+            exists = sink.table.refresh()
+            if not exists or sink.find_holder()[:2] != wanted:
+                behind.append(f"{sink.name} at epoch {sink.find_holder()[0] if exists else 0}")
+        if not behind:
+            for sink in parts.sinks:
+                sink.make_durable()
+            return held
+        parts.clock.sleep(LOOK_SECONDS)
+    raise SinkError(
+        f"not every sink stands at epoch {held.epoch}: {', '.join(behind)}",
+        hint="Let the pipeline run until all of them are level; see `firnline status`.",
+    )
+
+
+class _Making:
+    """One savepoint on its way."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        held: Held,
+        identity: str,
+        storage: Storage,
+        saved_home: StateHome,
+        *,
+        copy: bool,
+        run: str,
+    ) -> None:
+        self._saved_home = saved_home
+        self._state = take_state(parts, held)
+        self._parts = parts
+        self._held = held
+        self._id = identity
+        self._storage = storage
+        self._copy = copy
+        self._run = run
+        self._created_at = parts.clock.now().isoformat()
+        links = parts.ledger.chain(held.entry)
+        self._quarantine = [str(file["name"]) for link in links for file in link.quarantine]
+
+    def make(self, progress: Progress | None, stopping: Callable[[], bool]) -> Savepoint:
+        assert self._held.entry is not None
+        assert self._held.checkpoint is not None
+        taken = [self._take(sink) for sink in self._parts.sinks]
+        names = self._parts.ledger.chain_names(self._held.entry)
+        for one in taken:  # the deciding table's first: it is where `list` looks
+            put_pin(one.sink.storage, self._pin(one, taken, names))
+        for one in taken:
+            self._check_there(one)
+        check_still_there(self._parts, self._state)
+        copied = {one.sink.name: self._copy_data(one, progress, stopping) for one in taken}
+        sinks = {one.sink.name: replace(one.saved, files=copied[one.sink.name]) for one in taken}
+        state = self._state.saved
+        if self._copy:
+            state = copy_state(self._state, self._storage, self._saved_home, progress, stopping)
+        ledger = self._save_ledger(taken, names)
+        quarantine = self._save_quarantine()
+        me = who()
+        made = Savepoint(
+            id=self._id,
+            pipeline=self._parts.options.name,
+            created_at=self._created_at,
+            by={"user": me.user, "host": me.host, "run": self._run},
+            epoch=self._held.epoch,
+            checkpoint=self._held.checkpoint,
+            entry=self._held.entry,
+            copied=self._copy,
+            sinks=sinks,
+            ledger=ledger,
+            quarantine=quarantine,
+            state=self._state.states,
+            state_files=state,
+            state_home=self._parts.state_home.storage.root if state else "",
+            state_replayed=self._state.replayed,
+        )
+        fault_point("savepoint.put.before")
+        self._storage.put(MANIFEST, made.to_bytes())
+        fault_point("savepoint.put.after")
+        pin = self._pin(taken[0], taken, [saved.name for saved in ledger])
+        put_pin(taken[0].sink.storage, replace(pin, completed=True))
+        return made
+
+    def _take(self, sink: DeltaSink) -> _Taken:
+        """The files of the version that the sink's handle is at, with the keys under which they are stored."""
+        delta = sink.table.delta
+        special = special_features(delta)
+        if special:
+            raise ConfigError(
+                f"{sink.table.uri} uses {', '.join(special)}, under which its files are not all there is",
+                hint="Rewrite the table without them first.",
+            )
+        listed = list(list_contents(delta))
+        with ThreadPoolExecutor(_READERS) as readers:
+            found = list(readers.map(lambda file: find_key(sink.storage, file.path), listed))
+        _check_whole(sink, listed, found)
+        files = []
+        for file, there in zip(listed, found, strict=True):
+            assert there is not None
+            key = there[0]
+            if not is_relative(key) or not is_inside(sink.storage, key):
+                raise ConfigError(f"{sink.name}: {file.path} lies outside the table; a savepoint cannot hold it")
+            values = file.partition_values
+            files.append(SavedFile(key, file.size_bytes, file.rows, values, file.modification_time))
+        saved = SavedSink(
+            table=sink.table.uri,
+            table_id=str(delta.metadata().id),
+            version=sink.table.version,
+            schema=schema_to_json(sink.table.schema()),
+            partition_by=sink.table.partition_columns(),
+            files=files,
+        )
+        return _Taken(sink, saved, [file.path for file in listed])
+
+    def _pin(self, one: _Taken, taken: list[_Taken], ledger: list[str]) -> Pin:
+        writes: list[str] = []
+        if one.sink is self._parts.deciding:
+            writes = [ledger_key(name) for name in ledger]
+            writes += [quarantine_key(name) for name in self._quarantine]
+            if self._copy:
+                writes += [data_key(t.sink.name, file.path) for t in taken for file in t.saved.files]
+                writes += [state_key(name) for name in self._state.files]
+        return Pin(
+            id=self._id,
+            pipeline=self._parts.options.name,
+            epoch=self._held.epoch,
+            created_at=self._created_at,
+            path=self._storage.root,
+            copied=self._copy,
+            version=one.saved.version,
+            size_bytes=sum(file.size_bytes for t in taken for file in t.saved.files),
+            files=one.paths,
+            writes=writes,
+            state_size_bytes=state_bytes(self._held.checkpoint),
+            state=self._state.refs if one.sink is self._parts.deciding else {},
+        )
+
+    def _check_there(self, one: _Taken) -> None:
+        """A sweep may have run, or have declared what it deletes, between the look at the log and the pin."""
+        names = {name for file in one.saved.files for name in (file.path, unquote(file.path))}
+        sweep = SweepLog(one.sink.storage, one.sink.table).find_after_pin(names)
+        if sweep is not None:
+            raise SinkError(
+                f"{one.sink.name}: files that the savepoint needs are being deleted by {sweep}",
+                hint=f"Try again. A sweep that died is finished by: firnline gc {one.sink.table.uri} --yes",
+            )
+        listed = [ListedFile(file.path, file.size_bytes, None, {}, 0) for file in one.saved.files]
+        with ThreadPoolExecutor(_READERS) as readers:
+            found = list(readers.map(lambda file: find_key(one.sink.storage, file.path), listed))
+        _check_whole(one.sink, listed, found)
+
+    def _copy_data(self, one: _Taken, progress: Progress | None, stopping: Callable[[], bool]) -> list[SavedFile]:
+        if not self._copy:
+            return one.saved.files
+
+        def copy(file: SavedFile) -> SavedFile:
+            fault_point("savepoint.copy.before")
+            size, sha256 = copy_file(one.sink.storage, file.path, self._storage, data_key(one.sink.name, file.path))
+            fault_point("savepoint.copy.after")
+            if size != file.size_bytes:
+                raise DamagedError(f"{one.sink.name}: {file.path} has {size} bytes, the log says {file.size_bytes}")
+            return replace(file, sha256=sha256)
+
+        what, files = f"copying {one.sink.name}", one.saved.files
+        return each(what, files, copy, lambda f: f.size_bytes, progress, stopping)
+
+    def _save_ledger(self, taken: list[_Taken], names: list[str]) -> list[SavedBytes]:
+        """Copy the chain; entries that are folded meanwhile are copied as their fold."""
+        assert self._held.entry is not None
+        folder = self._parts.ledger.folder
+        done: dict[str, SavedBytes] = {}
+        for _ in range(FOLDS):
+            is_folded = False
+            for name in (name for name in names if name not in done):
+                try:
+                    data = self._parts.storage.get(f"{folder}/{name}")
+                except FileNotFoundError:
+                    is_folded = True
+                    break
+                self._storage.put(ledger_key(name), data)
+                done[name] = SavedBytes(name, len(data), hashlib.sha256(data).hexdigest())
+            if is_folded:
+                names = self._parts.ledger.chain_names(self._held.entry)
+                put_pin(taken[0].sink.storage, self._pin(taken[0], taken, [*done, *names]))
+                continue
+            for name in done.keys() - set(names):
+                self._storage.delete(ledger_key(name))
+            return [done[name] for name in names]
+        raise SinkError("the ledger is folded all the time; try again")
+
+    def _save_quarantine(self) -> list[SavedBytes]:
+        """Copy what the chain names; what an earlier restore did not bring along cannot be."""
+        done = []
+        for name in self._quarantine:
+            try:
+                data = self._parts.storage.get(f"_firnline/{self._parts.options.name}/{quarantine_key(name)}")
+            except FileNotFoundError:
+                continue
+            self._storage.put(quarantine_key(name), data)
+            done.append(SavedBytes(name, len(data), hashlib.sha256(data).hexdigest()))
+        return done
+
+
+def _check_whole(sink: DeltaSink, listed: list[ListedFile], found: list[tuple[str, int] | None]) -> None:
+    bad = [file.path for file, there in zip(listed, found, strict=True) if there is None or there[1] != file.size_bytes]
+    if bad:
+        raise SinkError(
+            f"{sink.name}: {len(bad)} file(s) that the table consists of are gone or changed: {', '.join(bad[:NAMED])}",
+            hint="The table itself is damaged, or a sweep ran at this moment; try again.",
+        )

@@ -1,0 +1,71 @@
+"""Where a savepoint may lie: apart from everything that a pipeline reads, writes or sweeps."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Iterator
+
+from firnline.errors import ConfigError
+from firnline.history.savepoints.pins import SHORT_ID
+from firnline.run.open_pipeline import Parts
+from firnline.storage import Storage, is_remote, normalise
+
+
+def default_place(parts: Parts, epoch: int, identity: str) -> str:
+    """Beside the checkpoint store where that is a folder, else beside the deciding sink's table."""
+    store = parts.options.checkpoint.store
+    beside = store.path if store is not None and store.type == "file" and store.path else parts.storage.root
+    above = posixpath.dirname(beside.rstrip("/"))
+    if above.endswith((":", ":/")):  # the table is a whole bucket
+        raise ConfigError("there is no place beside the table", hint="Name one with --path.")
+    return f"{above}/savepoints/{parts.options.name}-{epoch}-{identity[:SHORT_ID]}"
+
+
+def check_apart(parts: Parts, place: str) -> None:
+    """A savepoint is no input, and nothing that a sweep or a store may take for its own."""
+    mine = _real(place)
+    for what, root in _used_places(parts):
+        used = _real(root)
+        if mine == used or mine.startswith(f"{used.rstrip('/')}/") or used.startswith(f"{mine.rstrip('/')}/"):
+            raise ConfigError(
+                f"{place} is no place for a savepoint: {what} is {root}",
+                hint="Name a folder apart from it with --path.",
+            )
+
+
+def _used_places(parts: Parts) -> Iterator[tuple[str, str]]:
+    checkpoint = parts.options.checkpoint
+    for source in parts.sources:
+        yield f"the source {source.name}", source.root
+    for sink in parts.sinks:
+        yield f"the table of {sink.name}", sink.storage.root
+    if checkpoint.store is not None and (checkpoint.store.path or checkpoint.store.uri):
+        yield "the checkpoint store", checkpoint.store.path or checkpoint.store.uri
+    if checkpoint.local is not None:
+        yield "the local tier", checkpoint.local.path
+    if checkpoint.remote is not None:
+        yield "the remote tier", checkpoint.remote.uri
+
+
+def _real(place: str) -> str:
+    name = normalise(place)
+    return name if is_remote(name) else os.path.realpath(name)
+
+
+def check_writable(storage: Storage, identity: str) -> None:
+    """Before anything is pinned for a savepoint that cannot be made."""
+    probe = f".{identity}.tmp"
+    try:
+        storage.put(probe, b"")
+        storage.delete(probe)
+    except OSError as error:
+        raise ConfigError(
+            f"{storage.root} cannot be written: {error}", hint="Name a folder that can be, with --path."
+        ) from error
+
+
+def is_temporary(name: str) -> bool:
+    """What a write leaves that was killed."""
+    last = name.rsplit("/", 1)[-1]
+    return last.startswith(".") and last.endswith(".tmp")

@@ -1,0 +1,155 @@
+"""The pin of a savepoint in every table that it holds: keeps files from sweeps, tells where the savepoint is."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from firnline.checkpoint.codec import canonical, parse, seal, unseal
+from firnline.errors import DamagedError, NewerFormatError
+from firnline.faults import fault_point
+from firnline.maintenance.references import PINS
+from firnline.process import this_process
+from firnline.run.open_pipeline import Parts
+from firnline.storage import Storage
+from firnline.types import Json
+
+SHORT_ID = 8  # digits that people are shown
+_NAME = re.compile(r"savepoint-([0-9a-f]{16})\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """What one table keeps of a savepoint. `writes`, in the deciding table alone: every name that it writes."""
+
+    id: str
+    pipeline: str
+    epoch: int
+    created_at: str
+    path: str
+    copied: bool
+    version: int
+    size_bytes: int  # of the data files of all tables
+    files: list[str]
+    writes: list[str] = field(default_factory=list)
+    completed: bool = False
+    state_size_bytes: int = 0  # as the checkpoint tells it
+    state: dict[str, Json] = field(
+        default_factory=dict
+    )  # in the deciding table alone: checkpoints of state that stay, by id
+
+    def to_bytes(self) -> bytes:
+        return canonical(seal({"kind": "savepoint", **asdict(self)}))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, what: str) -> Pin:
+        body = unseal(parse(data, what), what)
+        try:
+            return cls(
+                id=str(body["id"]),
+                pipeline=str(body["pipeline"]),
+                epoch=int(body["epoch"]),
+                created_at=str(body["created_at"]),
+                path=str(body["path"]),
+                copied=bool(body["copied"]),
+                version=int(body["version"]),
+                size_bytes=int(body["size_bytes"]),
+                files=[str(name) for name in body["files"]],
+                writes=[str(name) for name in body["writes"]],
+                completed=bool(body["completed"]),
+                state_size_bytes=int(body.get("state_size_bytes", 0)),
+                state=dict(body.get("state", {})),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedError(f"{what} lacks {error}", what=what) from error
+
+
+def pin_key(savepoint: str) -> str:
+    """Where the pin of a savepoint lies."""
+    return f"{PINS}/savepoint-{savepoint}.json"
+
+
+def put_pin(storage: Storage, pin: Pin) -> None:
+    """Pin, or pin again with other words."""
+    fault_point("savepoint.pin.before")
+    storage.put(pin_key(pin.id), pin.to_bytes())
+    fault_point("savepoint.pin.after")
+
+
+def load_pins(storage: Storage, pipeline: str) -> list[Pin]:
+    """The savepoints of a pipeline that a table keeps, oldest first; what cannot be read is left out."""
+    found = []
+    for key in _keys(storage):
+        try:
+            pin = Pin.from_bytes(storage.get(key), key)
+        except (DamagedError, NewerFormatError, FileNotFoundError):
+            continue
+        if pin.pipeline == pipeline:
+            found.append(pin)
+    return sorted(found, key=lambda pin: (pin.created_at, pin.id))
+
+
+def find_unreadable_pins(storage: Storage) -> list[str]:
+    """The ids of savepoints whose pin is damaged, or of a newer Firnline: whose they are cannot be told."""
+    found = []
+    for key in _keys(storage):
+        try:
+            Pin.from_bytes(storage.get(key), key)
+        except (DamagedError, NewerFormatError):
+            found.append(key.removeprefix(f"{PINS}/savepoint-").removesuffix(".json"))
+        except FileNotFoundError:
+            continue
+    return sorted(found)
+
+
+def _keys(storage: Storage) -> Iterator[str]:
+    for stat in storage.list(PINS):
+        if _NAME.fullmatch(stat.name.rsplit("/", 1)[-1]):
+            yield f"{PINS}/{stat.name.rsplit('/', 1)[-1]}"
+
+
+def put_restore_pin(storage: Storage, attempt: str, **facts: Json) -> None:
+    """Keep the files that a restore is writing from sweeps; one that is left behind is let go of after a day."""
+    fault_point("restore.pin.before")
+    pin = {"kind": "restore", "attempts": [attempt], **this_process(), **facts}
+    storage.put(_restore_key(attempt), canonical(seal(pin)))
+    fault_point("restore.pin.after")
+
+
+def delete_restore_pin(storage: Storage, attempt: str) -> None:
+    """The files are named by a commit or a ledger entry now, or gone."""
+    storage.delete(_restore_key(attempt))
+
+
+def _restore_key(attempt: str) -> str:
+    return f"{PINS}/restore-{attempt}.json"
+
+
+class RestorePins:
+    """Pins of a rollback: files that come back are kept from sweeps until a commit names them again."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._storages = {sink.storage.root: sink.storage for sink in parts.sinks}
+        self._attempt = parts.ids.new()
+        self._kept: dict[str, set[str]] = {}
+
+    def keep(self, files: Mapping[str, Sequence[str]]) -> bool:
+        """Pin files, per table; says whether some were not pinned yet. A table that gets none back needs no pin."""
+        more = False
+        for table, paths in files.items():
+            kept = self._kept.get(table, set())
+            if not kept.issuperset(paths):
+                more = True
+                self._kept[table] = kept | set(paths)
+                put_restore_pin(self._storages[table], self._attempt, files=sorted(self._kept[table]))
+        return more
+
+    def __enter__(self) -> RestorePins:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for table in self._kept:
+            with contextlib.suppress(OSError):  # one that is left is let go of a day after this process
+                delete_restore_pin(self._storages[table], self._attempt)

@@ -1,0 +1,236 @@
+"""Operators' state in a savepoint: what it consists of, its copies, and how it comes to where a pipeline looks for it.
+
+The folder `state/` of a savepoint with copies is laid out as a home of state, with the same names. Files of state are
+never changed and their names are never used again, so bringing them back overwrites nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from firnline.checkpoint.ledger import Ledger
+from firnline.errors import CheckpointError, DamagedError, RollbackRefusedError
+from firnline.faults import fault_point
+from firnline.history.savepoints.files import CHUNK_BYTES, Progress, copy_file, each
+from firnline.history.savepoints.format import STATE, SavedBytes, SavedState, Savepoint, state_key
+from firnline.history.snapshots import StateLook, load_snapshot, look_at_state, refs_of
+from firnline.maintenance.state import REMOTE, find_doomed_state
+from firnline.maintenance.survey import is_inside
+from firnline.run.open_pipeline import Parts
+from firnline.sinks.base import Held
+from firnline.sinks.delta.sweeps import SweepLog
+from firnline.sinks.delta.table import Table
+from firnline.state import snapshot as layout
+from firnline.state.home import StateHome
+from firnline.state.manifest import SnapshotRef
+from firnline.state.replica import Replica
+from firnline.storage import Storage
+from firnline.types import Json
+
+_FINISH = "A sweep that died is finished by: firnline gc SPEC --yes"
+
+
+@dataclass(frozen=True, slots=True)
+class TakenState:
+    """The checkpoints of state that a savepoint holds, and where each of their files lies now."""
+
+    refs: dict[str, Json] = field(default_factory=dict)  # by the id of the checkpoint of state
+    states: list[SavedState] = field(default_factory=list)
+    files: dict[str, tuple[StateHome, int]] = field(default_factory=dict)  # by name: its home, its size
+    replayed: list[int] = field(default_factory=list)  # epochs since the snapshots
+
+    @property
+    def saved(self) -> list[SavedBytes]:
+        """The files, as a manifest without copies has them."""
+        return [SavedBytes(name, size, "") for name, (_, size) in self.files.items()]
+
+
+def is_behind(parts: Parts) -> bool:
+    """Whether epochs came after the newest snapshots of the state, so that a restore would fold them again."""
+    held = parts.deciding.load_committed()
+    if held.checkpoint is None or held.entry is None:
+        return False
+    return bool(look_at_state(parts, held.checkpoint, held.entry, held.checkpoint.positions).replayed)
+
+
+def take_state(parts: Parts, held: Held) -> TakenState:
+    """Find out which files the state of an epoch consists of.
+
+    Raises:
+        CheckpointError: it is not whole, or the epochs since its snapshots cannot be folded again.
+    """
+    assert held.checkpoint is not None
+    assert held.entry is not None
+    look = look_at_state(parts, held.checkpoint, held.entry, held.checkpoint.positions)
+    if look.problems:
+        raise CheckpointError(look.problems[0].message, hint=look.problems[0].hint)
+    refs = {**refs_of(held.checkpoint), **{ref.checkpoint: ref for ref in look.used}}
+    taken = TakenState({name: ref.to_json() for name, ref in refs.items()}, replayed=look.replayed)
+    for ref in refs.values():
+        complete, home = load_snapshot(parts.state_home, ref)
+        texts = layout.load_with_texts(home.storage, ref.checkpoint, ref.digest)[1]
+        taken.states.append(SavedState(ref.checkpoint, ref.digest))
+        sizes = {path: file.size_bytes for path, file in complete.files().items()}
+        sizes |= {key: len(text) for key, text in texts.items()}
+        taken.files.update({name: (home, size) for name, size in sorted(sizes.items())})
+    return taken
+
+
+def pinned_refs(saved: Savepoint) -> dict[str, Json]:
+    """What a pin says of a savepoint's state: enough to know it, by the id of the checkpoint of state."""
+    known = refs_of(saved.checkpoint)
+    found = {}
+    for one in saved.state:
+        ref = known.get(one.checkpoint) or SnapshotRef(one.checkpoint, int(one.checkpoint[:20]), one.digest, 0, 0, 0)
+        found[one.checkpoint] = ref.to_json()
+    return found
+
+
+def check_still_there(parts: Parts, taken: TakenState) -> None:
+    """A sweep may have run, or have declared what it deletes, before the state was pinned; raises as `take_state`."""
+    refs = [SnapshotRef.from_json(value) for value in taken.refs.values()]
+    sweep = find_doomed_state(parts, refs)
+    if sweep is not None:
+        raise CheckpointError(f"state that the savepoint needs is being deleted by {sweep}", hint=_FINISH)
+    for value in taken.refs.values():
+        load_snapshot(parts.state_home, SnapshotRef.from_json(value))
+
+
+def copy_state(
+    taken: TakenState, target: Storage, home: StateHome, progress: Progress | None, stopping: Callable[[], bool]
+) -> list[SavedBytes]:
+    """Copy every file into the savepoint `target`, whose state lies in `home`, and prove the copies.
+
+    Raises:
+        CheckpointError: a file was damaged where it came from.
+    """
+
+    def copy(name: str) -> SavedBytes:
+        source, _ = taken.files[name]
+        fault_point("savepoint.copy.before")
+        size, sha256 = copy_file(source.storage, name, target, state_key(name))
+        fault_point("savepoint.copy.after")
+        return SavedBytes(name, size, sha256)
+
+    done = each("copying state", list(taken.files), copy, lambda name: taken.files[name][1], progress, stopping)
+    for state in taken.states:
+        layout.verify_files(home.storage, layout.load(home.storage, state.checkpoint, state.digest), deep=True)
+    return done
+
+
+class SavedStateSource:
+    """The state of a savepoint that is restored: checked while nothing has changed, then put into the home."""
+
+    def __init__(self, parts: Parts, saved: Savepoint, storage: Storage, storage_options: dict[str, str]) -> None:
+        self._parts = parts
+        self._saved = saved
+        self._storage = storage
+        self._home = parts.state_home
+        self._source = self._find_source(storage_options)
+
+    def _find_source(self, storage_options: dict[str, str]) -> StateHome:
+        """Where the state is taken from: the copies; else the pipeline's home, or the one that it was saved in."""
+        if self._saved.copied:
+            return StateHome(f"{self._storage.root}/{STATE}", storage_options)
+        then = StateHome(self._saved.state_home, dict(self._parts.options.deciding.storage_options))
+        return then if self._saved.state_home and not self._is_in(self._home) and self._is_in(then) else self._home
+
+    def _is_in(self, home: StateHome) -> bool:
+        try:
+            for value in pinned_refs(self._saved).values():
+                load_snapshot(home, SnapshotRef.from_json(value))
+        except CheckpointError:
+            return False
+        return True
+
+    def look(self) -> StateLook:
+        """Whether a run finds the state afterwards.
+
+        Raises:
+            DamagedError: a copy is not what was saved.
+        """
+        if self._saved.copied:
+            self._check_copies()
+        ledger = Ledger(self._storage, self._parts.options.name)
+        ledger.folder = "ledger"  # of the savepoint: the table's own need not have the chain yet
+        checkpoint = self._saved.checkpoint
+        parts = replace(self._parts, ledger=ledger)
+        return look_at_state(parts, checkpoint, self._saved.entry, checkpoint.positions, self._source)
+
+    def _check_copies(self) -> None:
+        for file in self._saved.state_files:
+            key = state_key(file.name)
+            what = f"{key} of the savepoint"
+            try:
+                if not is_inside(self._storage, key):
+                    raise DamagedError(f"{what} is a link", what=what)
+                if self._storage.stat(key).size_bytes != file.size_bytes:
+                    raise DamagedError(f"{what} does not have the size that it was saved with", what=what)
+                if _sha256(self._storage, key) != file.sha256:
+                    raise DamagedError(f"{what} is not what was saved", what=what)
+            except FileNotFoundError as error:
+                raise DamagedError(f"{what} is missing", what=what) from error
+
+    def check_spared(self) -> None:
+        """Refuse, under the version that the deciding table is at, state that a sweep deletes or has deleted.
+
+        Raises:
+            RollbackRefusedError: it names the sweep, or what is missing.
+        """
+        log = SweepLog(self._parts.storage, self._parts.deciding.table, self._parts.options.name)
+        names = self._names()
+        if not names:
+            return
+        found = log.find_covering(names) if log.table.refresh() else None
+        if found is not None:
+            raise RollbackRefusedError(
+                f"{len(found[1])} file(s) of the savepoint's state are being deleted by {found[0]}", hint=_FINISH
+            )
+        try:
+            for value in pinned_refs(self._saved).values():
+                load_snapshot(self._home, SnapshotRef.from_json(value))
+        except CheckpointError as error:
+            raise RollbackRefusedError(
+                f"state of the savepoint was deleted at this moment: {error.message}",
+                hint="Run the same command again; what a savepoint has copies of is copied then.",
+            ) from error
+
+    def _names(self) -> set[str]:
+        names = {file.name for file in self._saved.state_files}
+        return names | {REMOTE + name for name in names}
+
+    def _sweeps(self) -> SweepLog:
+        table = Table(self._parts.storage.root, self._parts.options.deciding.storage_options)
+        return SweepLog(self._parts.storage, table, self._parts.options.name)
+
+    def bring_back(self) -> int:
+        """Put what the home lacks of the state there; returns the bytes that were copied. Repeatable.
+
+        Raises:
+            CheckpointError: a file is not what was saved.
+            RollbackRefusedError: a sweep may still delete files of these names.
+        """
+        if self._source is self._home:
+            return 0  # there, or in the remote tier, from where a run takes it
+        log = self._sweeps()
+        signed = log.find_signed(self._names()) if log.table.refresh() else None
+        if signed is not None:
+            raise RollbackRefusedError(
+                f"the savepoint's state has the names of files that {signed} set out to delete, and may still delete",
+                hint=f"Make sure that this process is gone. {_FINISH}",
+            )
+        replica = Replica(self._home.storage, self._source.storage)
+        return sum(replica.restore_missing(state.checkpoint, state.digest) for state in self._saved.state)
+
+
+def _sha256(storage: Storage, key: str) -> str:
+    digest = hashlib.sha256()
+    reader = storage.open_read(key)
+    try:
+        while data := reader.read(CHUNK_BYTES):
+            digest.update(data)
+    finally:
+        reader.close()
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""What an epoch runs on Spark."""

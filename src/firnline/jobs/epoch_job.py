@@ -1,0 +1,416 @@
+"""The jobs of one epoch: read every source, run SQL, fold rows into state; in the order of the graph.
+
+Each job hands its rows to the next by exchange files. Nothing here is true yet: what comes out are staged files and
+state files that no commit names.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+
+from firnline.errors import ConfigError, EngineError
+from firnline.exchange import Exchanged
+from firnline.graph import resolve_port, upstream
+from firnline.jobs.dataflow import Dataflow, keyed_edge, sql_edge
+from firnline.jobs.engine import Engine, SqlJob, SqlOutput
+from firnline.jobs.fold_job import Folded, FoldJob, take_folded
+from firnline.jobs.heartbeat import Watch, run_watched
+from firnline.jobs.read_job import exchanged, read_sources
+from firnline.jobs.read_orders import Context, Produced, known_columns
+from firnline.jobs.watermarks import Watermark, Watermarks
+from firnline.operators.base import MAIN, Operator
+from firnline.operators.loading import build_operator, own_code
+from firnline.options import OperatorOptions
+from firnline.run.flight import Base
+from firnline.run.open_pipeline import Parts
+from firnline.schema import schema_to_json
+from firnline.sinks.delta.upsert.changes import table_columns
+from firnline.sources.group import EpochPlan
+from firnline.state.home import StateHome
+from firnline.state.load import EMPTY, export_digest, load_initial_state
+from firnline.state.manifest import Ranges, checkpoint_id
+from firnline.state.refs import OperatorState
+from firnline.state.rescale import rescale
+from firnline.storage import LocalStorage, open_storage
+from firnline.types import Json
+
+logger = logging.getLogger(__name__)
+
+_1970 = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """What is to be run: an epoch as it was planned, or, to catch up on state, as the ledger recorded it."""
+
+    epoch: int
+    attempt: str
+    epoch_time: str
+    plan: EpochPlan
+    begin: Callable[[Worked], None] | None = None  # before the last fold: says whose state is checkpointed
+    skip: frozenset[str] = frozenset()  # operators that hold the epoch already
+    recorded: Watermarks | None = None  # of a replay: those after it; state only, nothing is staged for sinks
+    initial: Mapping[str, str] = field(default_factory=dict)  # of a replay: who began with which exported state
+    is_wanted: Callable[[], bool] = lambda: True
+    run_began: datetime | None = None  # the silence of inputs counts from here on; None: nobody is silent
+
+    @property
+    def replay(self) -> bool:
+        return self.recorded is not None
+
+
+@dataclass(slots=True)
+class Worked:
+    """What the jobs of an epoch gave."""
+
+    produced: Produced
+    state: dict[str, OperatorState]
+    watermarks: Watermarks
+    operators: dict[str, Folded] = field(default_factory=dict)  # what each stateful operator did
+    due: frozenset[str] = frozenset()  # operators whose state is checkpointed after this epoch
+    snapshots: dict[str, Json] = field(default_factory=dict)  # references, once a checkpoint of the state is complete
+    built: dict[str, Operator] = field(default_factory=dict)  # those whose columns are known
+    initial: dict[str, str] = field(default_factory=dict)  # digests of exported states that operators began with
+
+
+class EpochJob:
+    """Runs the jobs of epochs, one epoch at a time."""
+
+    def __init__(self, parts: Parts, engine: Engine, flow: Dataflow, home: StateHome) -> None:
+        self.parts = parts
+        self.engine = engine
+        self.flow = flow
+        self.home = home
+
+    def run(self, task: Task, base: Base, ranges: Ranges) -> Worked:
+        """Run an epoch on `base`.
+
+        Raises:
+            EngineError: Spark failed; repeating is safe.
+            FirnlineError: what a task itself raised.
+        """
+        place = self.place(f"exchange/{task.attempt}")
+        state = {name: rescale(found, ranges) for name, found in base.state.items()}
+        run = _Run(self, task, base, ranges, self._watch(task.attempt, place), state)
+        try:
+            return run.perform()
+        finally:
+            self._sweep(place)
+
+    def run_orders(self, attempt: str, orders: list[dict[str, Json]]) -> list[dict[str, Json]]:
+        """Run what a sink needs done in tasks while it commits an epoch; raises as `run` does."""
+        place = self.place(f"exchange/{attempt}-commit")
+        try:
+            watch = self._watch(attempt, place)
+            return run_watched(self.engine, watch, orders, lambda number: f"task {number} of a commit")
+        finally:
+            self._sweep(place)
+
+    def _watch(self, attempt: str, place: dict[str, Json]) -> Watch:
+        options = self.parts.options
+        return Watch(attempt, place, options.state.worker_ping_secs, options.batch.job_timeout_secs)
+
+    def place(self, folder: str) -> dict[str, Json]:
+        """A folder of the pipeline in the deciding table, which every worker reaches; plain JSON for orders."""
+        deciding = self.parts.options.deciding
+        return {
+            "root": self.parts.storage.root,
+            "storage_options": dict(deciding.storage_options),
+            "folder": f"_firnline/{self.parts.options.name}/{folder}",
+        }
+
+    def sweep_all(self) -> None:
+        """Delete rows on their way and pings that a kill left behind; a run that still writes them has been fenced."""
+        self._sweep(self.place("exchange"))
+
+    def _sweep(self, place: dict[str, Json]) -> None:
+        """Delete an attempt's rows on their way and its pings. A kill leaves them until the next run begins."""
+        storage = open_storage(place["root"], place["storage_options"])
+        if isinstance(storage, LocalStorage):
+            shutil.rmtree(storage.path_of(place["folder"]), ignore_errors=True)
+            return
+        if not self.flow.operators:  # nothing was handed on, and an object store has no pings
+            return
+        for stat in list(storage.list(place["folder"])):
+            storage.delete(stat.name.removeprefix(f"{storage.root}/"))
+
+
+@dataclass(slots=True)
+class _Run:
+    """One epoch on its way through the graph."""
+
+    job: EpochJob
+    task: Task
+    base: Base
+    ranges: Ranges
+    watch: Watch
+    state: dict[str, OperatorState]
+    edges: dict[str, Exchanged] = field(default_factory=dict)  # what was handed on, by the name of the edge
+    columns: dict[str, pa.Schema] = field(default_factory=dict)  # of what comes out of each port
+    views: dict[str, str] = field(default_factory=dict)  # SQL operators whose rows are only needed by SQL
+
+    @property
+    def place(self) -> dict[str, Json]:
+        """Where rows are handed on."""
+        return dict(self.watch.place)
+
+    def perform(self) -> Worked:
+        parts, flow = self.job.parts, self.job.flow
+        contexts = self._contexts()
+        produced, reports = read_sources(self.job.engine, self.task.plan, contexts, self.watch)
+        self.edges = exchanged(reports, contexts)
+        for name, context in contexts.items():
+            found = produced.columns.get(name) or known_columns(context)
+            if found is not None:
+                self.columns[name] = found
+                for target in context.targets:  # one whose source gave nothing gets its columns all the same
+                    produced.schemas.setdefault(target["sink"], found)
+        worked = Worked(produced, self.state, self.base.watermarks)
+        last = flow.stateful[-1].name if flow.stateful else ""
+        for operator in flow.operators:
+            if not self.task.is_wanted():
+                raise EngineError(f"epoch {self.task.epoch} was dropped while it ran")
+            if operator.is_sql:
+                self._run_sql(operator, produced)
+            else:
+                self._fold(operator, worked, finish=operator.name == last)
+        if not self.task.replay:
+            for sink in parts.sinks:
+                produced.staged.setdefault(sink.name, [])
+        return worked
+
+    def _contexts(self) -> dict[str, Context]:
+        parts, task = self.job.parts, self.task
+        return {
+            one.name: Context(
+                epoch=task.epoch,
+                attempt=task.attempt,
+                options=one,
+                root=parts.sources[one.name].root,
+                targets=self._targets(one.name),
+                quarantine=self.job.place("quarantine"),
+                base=self.base.columns.get(one.name),
+                edges=self.job.flow.edges_of(one.name, self.ranges),
+                exchange=self.place,
+                replay=task.replay,
+            )
+            for one in parts.options.sources
+        }
+
+    def _targets(self, port: str) -> list[dict[str, Json]]:
+        if self.task.replay:
+            return []
+        return [self.job.parts.sink(name).stage_target() for name in self.job.flow.sinks_of(port)]
+
+    # -- SQL ------------------------------------------------------------------------------------------
+
+    def _run_sql(self, operator: OperatorOptions, produced: Produced) -> None:
+        """Run a query whose rows a sink or a stateful operator needs; one that only SQL reads becomes a view there."""
+        from firnline.sql import bind_epoch_time, bind_tables  # loads a parser that most pipelines do not need
+
+        flow = self.job.flow
+        named = {port: view_name(port, self.task.attempt) for port in operator.inputs}
+        query = bind_epoch_time(str(operator.settings["query"]), self.task.epoch_time)
+        self.views[operator.name] = bind_tables(query, named)
+        targets = self._targets(operator.name)
+        edges = [edge for edge in flow.edges_of(operator.name, self.ranges) if edge.ranges]
+        if not targets and not edges:
+            return
+        inputs, above = flow.inputs_of_query(operator), flow.queries_above(operator)
+        if not self._can_query(operator, inputs):
+            return
+        job = SqlJob(
+            tables={view_name(port, self.task.attempt): self._view(port) for port in inputs},
+            views={view_name(n, self.task.attempt): self.views[n] for n in self.views if n in above},
+            query=self.views[operator.name],
+            output=SqlOutput(self.task.attempt, targets, [e.to_json() for e in edges], self.place),
+            ping=self.watch.ping(f"a task of query {operator.name}"),
+        )
+        with self.watch.job(self.job.engine.cancel):
+            schema, reports = self.job.engine.run_sql(self.watch.tag, job, self.watch.timeout_seconds)
+        self._take_output(operator.name, schema, reports, produced)
+
+    def _can_query(self, operator: OperatorOptions, inputs: Sequence[str]) -> bool:
+        """Whether the columns of all inputs are known; without them no row may have come, or it would be lost."""
+        unknown = [port for port in inputs if port not in self.columns]
+        if unknown and any(self.edges.get(sql_edge(port), Exchanged()).rows for port in inputs):
+            raise ConfigError(
+                f"operator {operator.name!r} reads {unknown[0]!r}, whose columns are unknown",
+                hint="Declare the columns of its sources under schema.fields; then they are known at once.",
+            )
+        return not unknown
+
+    def _view(self, port: str) -> dict[str, Json]:
+        """The rows of a port as a query finds them."""
+        files = self.edges.get(sql_edge(port), Exchanged()).files
+        return {"place": self.place, "files": files, "schema": schema_to_json(self.columns[port])}
+
+    # -- state ----------------------------------------------------------------------------------------
+
+    def _fold(self, options: OperatorOptions, worked: Worked, *, finish: bool) -> None:
+        """Fold what came for one operator into its state, one task per shard."""
+        if options.name in self.task.skip:
+            return
+        task, parts = self.task, self.job.parts
+        before = self.base.watermarks.of(options.name)
+        inputs = {port: self.edges.get(keyed_edge(options.name, port), Exchanged()) for port in options.inputs}
+        latest = {port: found.latest for port, found in inputs.items() if found.latest is not None}
+        operator = self._build(options)
+        quiet = frozenset(port for port, found in inputs.items() if not found.rows)
+        after = self._watermark(options, operator, before, latest, quiet)
+        worked.watermarks = worked.watermarks.set(options.name, after)
+        if operator is not None:
+            worked.built[options.name] = operator
+        if finish and task.begin is not None:
+            task.begin(worked)
+        listed = worked.due if finish else frozenset[str]()
+        ports = {port: self._port(options, port) for port in self.job.flow.ports_of(options)}
+        job = FoldJob(
+            pipeline=parts.options.name,
+            epoch=task.epoch,
+            attempt=task.attempt,
+            epoch_time=task.epoch_time,
+            options=options,
+            code=own_code(options, parts.options.operator_paths),
+            inputs=inputs,
+            unordered=tuple(o.name for o in self.job.flow.operators if o.is_sql and o.name in options.inputs),
+            schemas=operator.inputs if operator is not None else None,
+            exchange=self.place,
+            home=self.job.home.to_json(),
+            folder=checkpoint_id(task.epoch, task.attempt),
+            ranges=self.ranges,
+            key_groups=self.job.flow.key_groups,
+            late_before=before.at,
+            watermark=after.at,
+            ports=ports,
+            state=worked.state.get(options.name) or self._first_state(options, operator, worked),
+            others={n: _state_of(worked, n) for n in listed if n != options.name} if listed else None,
+            listed=options.name in listed,
+        )
+        watch = replace(self.watch, timeout_seconds=parts.options.checkpoint.timeout_ms / 1000)
+        name = options.name
+        reports = run_watched(self.job.engine, watch, job.orders(), lambda shard: f"shard {shard} of operator {name}")
+        folded = take_folded(reports, self.ranges, task.epoch)
+        worked.operators[options.name] = folded
+        if operator is not None or options.name in worked.state:
+            worked.state = {**worked.state, options.name: folded.state}
+        if operator is not None:
+            for port in ports:
+                schema = operator.output_schema(resolve_port(port, [options.name])[1] or MAIN)
+                self._take_output(port, schema, reports, worked.produced)
+        logger.debug("folded", extra={"operator": options.name, "rows": folded.rows, "pipeline": parts.options.name})
+
+    def _watermark(
+        self,
+        options: OperatorOptions,
+        operator: Operator | None,
+        before: Watermark,
+        latest: Mapping[str, int],
+        quiet: frozenset[str],
+    ) -> Watermark:
+        """The watermark after this epoch's rows; on a replay, the one that was."""
+        if self.task.recorded is not None:
+            return self.task.recorded.of(options.name)
+        if operator is None:
+            return before
+        unheard = frozenset(port for port in options.inputs if self._is_left_out(port))
+        new = any(port not in before.inputs for port in options.inputs)
+        noted = self._note_silence(options, before, quiet & before.inputs.keys(), unheard)
+        return noted.advance(latest, operator.delay_us, hold=bool(unheard) and new)
+
+    def _is_left_out(self, port: str) -> bool:
+        """Whether a source that a port's rows come from had not answered when the epoch was planned."""
+        left_out = self.task.plan.left_out
+        if not left_out:
+            return False
+        options = self.job.parts.options
+        return port in left_out or any(node.name in left_out for node in upstream(options, port))
+
+    def _note_silence(
+        self, options: OperatorOptions, before: Watermark, quiet: frozenset[str], unheard: frozenset[str]
+    ) -> Watermark:
+        """Which inputs are idle now. Told by the epoch's own time, and recorded with the watermark."""
+        if options.idle_after is None or self.task.run_began is None:
+            return replace(before, silent={}, idle=frozenset())
+        now = datetime.fromisoformat(self.task.epoch_time)
+        after = before.note_silence(
+            quiet, unheard, _micros(now), _micros(self.task.run_began), options.idle_after // timedelta(microseconds=1)
+        )
+        for port in sorted(after.idle ^ before.idle):
+            what = "an input is idle" if port in after.idle else "an idle input speaks again"
+            logger.warning(what, extra={"operator": options.name, "input": port, "epoch": self.task.epoch})
+        return after
+
+    def _first_state(self, options: OperatorOptions, operator: Operator | None, worked: Worked) -> OperatorState:
+        """What an operator begins with that has no state yet: nothing, or what the spec names.
+
+        A replay begins as the operator did, whatever the spec says by now.
+        """
+        path, task = options.initial_state, self.task
+        if operator is None or path in ("", EMPTY) or (task.replay and options.name not in task.initial):
+            return OperatorState(0)
+        worked.initial[options.name] = export_digest(path)
+        folder = checkpoint_id(task.epoch, task.attempt)
+        return load_initial_state(
+            operator, path, self.job.home, folder, self.ranges, self.job.flow.key_groups, task.epoch
+        )
+
+    def _build(self, options: OperatorOptions) -> Operator | None:
+        """The operator for the columns that its inputs have now; None while no input has any."""
+        known = {port: self.columns[port] for port in options.inputs if port in self.columns}
+        if not known:
+            return None
+        first = next(iter(known.values()))
+        wanted = [*options.keys, options.settings.get("time")]
+        alike = pa.schema([field for field in first if field.name in wanted])  # an input that never gave a row
+        inputs = {port: known.get(port, alike) for port in options.inputs}
+        operator = build_operator(options, inputs, self.job.parts.options.operator_paths)
+        _check_settings(options, operator)
+        return operator
+
+    def _port(self, options: OperatorOptions, port: str) -> dict[str, Json]:
+        edges = self.job.flow.edges_of(port, self.ranges)
+        return {"targets": self._targets(port), "edges": [edge.to_json() for edge in edges]}
+
+    def _take_output(self, port: str, schema: pa.Schema, reports: list[dict[str, Json]], produced: Produced) -> None:
+        """Take in what the tasks of a query or of an operator put out at a port."""
+        self.columns[port] = schema
+        for edge in self.job.flow.edges_of(port, self.ranges):
+            self.edges[edge.name] = Exchanged.collect(reports, edge.name)
+        for target in self._targets(port):
+            name, upsert = target["sink"], target["write"] == "upsert"
+            files = [file for report in reports for file in report["staged"][name]]
+            produced.stage({name: files}, {name: table_columns(schema) if upsert else schema})
+
+
+def _micros(time: datetime) -> int:
+    return (time - _1970) // timedelta(microseconds=1)
+
+
+def _state_of(worked: Worked, operator: str) -> OperatorState:
+    return worked.state.get(operator) or OperatorState(0)
+
+
+def _check_settings(options: OperatorOptions, operator: Operator) -> None:
+    """Rows are dealt out before an operator is built: what it says of keys and times must be what the spec says."""
+    time = options.settings.get("time")
+    times = dict.fromkeys(options.inputs, time) if time else {}
+    if operator.keys != options.keys:
+        told, wanted = list(options.keys), list(operator.keys)
+        raise ConfigError(f"operator {options.name!r} has the keys {wanted}, its settings say keys: {told}")
+    if dict(operator.times) != times:
+        raise ConfigError(
+            f"operator {options.name!r} takes times from {dict(operator.times)}, but its settings say time: {time}",
+            hint="Name one column, the same in all inputs, under time in its settings, and return it for every input.",
+        )
+
+
+def view_name(port: str, attempt: str) -> str:
+    """What a query finds the rows of a port under: its own, in names that Spark takes for views."""
+    return f"firnline_{attempt}_{port.encode().hex()}"

@@ -1,0 +1,334 @@
+"""The stateful task: folds the rows of one shard into its state, in one vectorised call, and writes what changed.
+
+Runs inside Spark's workers. The steps:
+
+1. gather the rows of the shard, and the keys that they belong to;
+2. look up the state of those keys, and of the keys whose timers are due;
+3. fold;
+4. write one run of what changed, and the timers;
+5. merge runs when there are many;
+6. stage what comes out;
+7. where a checkpoint is made, list what the shard holds now.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import numpy as np
+import pyarrow as pa
+
+from firnline.clock import monotonic
+from firnline.errors import FirnlineError, OperatorError
+from firnline.exchange import Edge, ExchangeWriter, read_exchange
+from firnline.operators.base import LATE, MAIN, Assigned, Batch, EpochContext, Indices, Operator, Result
+from firnline.operators.columns import align, late_rows, micros
+from firnline.operators.loading import OwnCode, build_operator
+from firnline.options import OperatorOptions
+from firnline.schema import schema_from_json
+from firnline.sinks.delta.upsert.stage import open_stager
+from firnline.state.columns import Layout, nulls
+from firnline.state.home import StateHome
+from firnline.state.keys import Located, distinct, encode_keys, key_family, locate
+from firnline.state.lookup import by_slots, lookup
+from firnline.state.merge import merge_due
+from firnline.state.refs import ShardState
+from firnline.state.segments import open_runs, write_run
+from firnline.state.snapshot import finish_shard
+from firnline.state.timers import after_firing, due_slots, merge_timers, write_timers
+from firnline.types import Json
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What the task says of itself."""
+
+    rows: int = 0
+    late: int = 0
+    keys: int = 0
+    changed: int = 0
+    removed: int = 0
+    bytes_written: int = 0
+    out: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        began = monotonic()
+        yield
+        self.seconds[phase] = round(self.seconds.get(phase, 0.0) + monotonic() - began, 4)
+
+
+def run_fold(order: dict[str, Json]) -> dict[str, Json]:
+    """Fold the rows of one shard. `order` comes from `engine.folding`."""
+    return _Shard(order).run()
+
+
+class _Shard:
+    """One shard of one operator in one epoch."""
+
+    def __init__(self, order: dict[str, Json]) -> None:
+        self._order = order
+        self._home = StateHome.from_json(order["home"])
+        self._groups = (int(order["groups"][0]), int(order["groups"][1]))
+        self._name = str(order["operator"]["name"])
+        self._prefix = f"{order['folder']}/shard_{order['shard']}/{self._name}.{order['attempt']}"
+        self._before = ShardState.from_json(order["state"])
+        self._tally = _Tally()
+        self._staged: dict[str, list[dict[str, Json]]] = {}
+        self._exchanged: dict[str, Json] = {}
+
+    def run(self) -> dict[str, Json]:
+        after = self._before
+        if self._order["schemas"] is not None:
+            after = self._fold(self._operator())
+        report: dict[str, Json] = {
+            "shard": self._order["shard"],
+            "state": after.to_json(),
+            "staged": self._staged,
+            "exchanged": self._exchanged,
+            "rows": self._tally.rows,
+            "late": self._tally.late,
+            "keys": self._tally.keys,
+            "changed": self._tally.changed,
+            "removed": self._tally.removed,
+            "bytes_written": self._tally.bytes_written,
+            "out": self._tally.out,
+            "seconds": self._tally.seconds,
+        }
+        return self._finish(after, report) if self._order["others"] is not None else report
+
+    def _operator(self) -> Operator:
+        told = self._order["operator"]
+        options = OperatorOptions(told["name"], told["type"], tuple(told["inputs"]), told["settings"])
+        inputs = {port: schema_from_json(columns) for port, columns in self._order["schemas"].items()}
+        code = OwnCode(**self._order["code"]) if self._order["code"] is not None else None
+        return build_operator(options, inputs, (), code)
+
+    def _fold(self, operator: Operator) -> ShardState:
+        order, tally = self._order, self._tally
+        context = EpochContext(
+            pipeline=order["pipeline"],
+            operator=self._name,
+            epoch=order["epoch"],
+            epoch_time=datetime.fromisoformat(order["epoch_time"]),
+            late_before=order["late_before"],
+            watermark=order["watermark"],
+        )
+        layout = Layout(operator.state_key, operator.state_schema, timers=True)
+        with tally.timed("gather"):
+            gathered = self._gather(operator, context)
+        with tally.timed("lookup"):
+            batch, located = self._look_up(operator, gathered, layout)
+        tally.keys = batch.keys.num_rows
+        with tally.timed("fold"):
+            if tally.keys:
+                with _own_code(self._name, "fold"):
+                    result = operator.fold(batch, context)
+            else:
+                result = Result(np.empty(0, np.int64), nulls(operator.state_schema, 0))
+        with tally.timed("write"):
+            after = self._write_state(layout, batch, located, result)
+        with tally.timed("merge"):
+            after = self._merge(layout, after)
+        with tally.timed("stage"):
+            self._put_out(operator, result, gathered)
+        return after
+
+    # -- 1 gather -------------------------------------------------------------------------------------
+
+    def _gather(self, operator: Operator, context: EpochContext) -> _Gathered:
+        rows: dict[str, pa.Table] = {}
+        keys: list[pa.Table] = []
+        late: list[pa.Table] = []
+        counts: dict[str, int] = {}
+        for port, schema in operator.inputs.items():
+            batches = list(
+                read_exchange(
+                    self._order["exchange"],
+                    self._order["files"][port],
+                    self._order["schemas"][port],
+                    int(self._order["shard"]),
+                )
+            )
+            table = pa.Table.from_batches(batches, schema=schema).combine_chunks()
+            if port in self._order["unordered"]:
+                table = _in_order(table, operator.times.get(port))
+            with _own_code(self._name, "assign"):
+                assigned: Assigned = operator.assign(table, port, context)
+            if assigned.late.size:
+                self._tally.late += int(assigned.late.size)
+                if LATE in operator.ports:
+                    late.append(late_rows(operator, port, table, assigned.late, context))
+            whole = assigned.rows.size == table.num_rows and bool((assigned.rows == np.arange(table.num_rows)).all())
+            rows[port] = table if whole else table.take(pa.array(assigned.rows))
+            keys.append(_cast(assigned.keys, operator.state_key, assigned.rows.size))
+            counts[port] = assigned.rows.size
+        self._tally.rows = sum(counts.values())
+        return _Gathered(rows, _concat(keys), counts, late)
+
+    # -- 2 look up ------------------------------------------------------------------------------------
+
+    def _look_up(self, operator: Operator, gathered: _Gathered, layout: Layout) -> tuple[Batch, Located]:
+        """The state of every key that occurs, and of those that are due, each key once."""
+        groups, deciding = int(self._order["key_groups"]), len(operator.keys)
+        found = locate(gathered.keys, deciding, groups, gathered.keys.num_rows)
+        once = distinct(found.slots, found.keys)
+        keys = _take(gathered.keys, once.rows)
+        key_of = once.key_of
+        runs = open_runs(self._home, self._before.runs)
+        hints = due_slots(self._home, self._before.timers, self._order["watermark"], self._groups)
+        waiting = layout.keys_of(by_slots(runs, hints, layout, self._order["watermark"])) if hints.size else None
+        due = np.zeros(keys.num_rows, np.bool_)
+        if waiting is not None and waiting.num_rows:
+            both = _concat([keys, waiting])
+            found = locate(both, deciding, groups, both.num_rows)
+            once = distinct(found.slots, found.keys)
+            key_of = once.key_of[: keys.num_rows][key_of]
+            due = np.zeros(once.rows.size, np.bool_)
+            due[once.key_of[keys.num_rows :]] = True
+            keys = _take(both, once.rows)
+        at = Located(found.keys.take(once.rows), found.groups[once.rows], found.slots[once.rows])
+        state = lookup(runs, at.slots, at.keys, layout)
+        starts = np.cumsum([0, *gathered.counts.values()])
+        by_port = {port: key_of[a:b] for port, a, b in zip(gathered.counts, starts[:-1], starts[1:], strict=True)}
+        return Batch(keys, state.state, state.exists, due, gathered.rows, by_port), at
+
+    # -- 4 write and 5 merge --------------------------------------------------------------------------
+
+    def _write_state(self, layout: Layout, batch: Batch, at: Located, result: Result) -> ShardState:
+        _check(self._name, batch, result)
+        tally, order = self._tally, self._order
+        # A key that was never there need not be remembered as gone.
+        removed = result.removed[batch.exists[result.removed]]
+        tally.changed, tally.removed = int(result.changed.size), int(removed.size)
+        runs, timers = self._before.runs, after_firing(self._home, self._before.timers, order["watermark"])
+        if not (result.changed.size or removed.size):
+            return ShardState(runs, timers)
+        table = layout.changes(at.slots, batch.keys, result.changed, result.state, removed, result.timers)
+        storage = self._home.storage
+        ref = write_run(storage, self._prefix, table, layout, operator=self._name, epoch=order["epoch"])
+        tally.bytes_written += ref.size_bytes
+        if result.timers is not None:
+            set_ones = np.asarray(result.timers.is_valid())
+            due = np.asarray(result.timers.drop_null(), dtype=np.int64)
+            slots = at.slots[result.changed[set_ones]]
+            timer = write_timers(storage, self._prefix, due, slots, operator=self._name, epoch=order["epoch"])
+            if timer is not None:
+                tally.bytes_written += timer.run.size_bytes
+                timers = (*timers, timer)
+        return ShardState((*runs, ref), timers)
+
+    def _merge(self, layout: Layout, state: ShardState) -> ShardState:
+        name, epoch = self._name, int(self._order["epoch"])
+        runs = merge_due(self._home, state.runs, self._groups, self._prefix, operator=name, epoch=epoch, layout=layout)
+        timers = merge_timers(self._home, state.timers, self._groups, self._prefix, operator=name, epoch=epoch)
+        known = {ref.path for ref in state.files}
+        after = ShardState(runs, timers)
+        self._tally.bytes_written += sum(ref.size_bytes for ref in after.files if ref.path not in known)
+        return after
+
+    # -- 6 stage and 7 list ---------------------------------------------------------------------------
+
+    def _put_out(self, operator: Operator, result: Result, gathered: _Gathered) -> None:
+        for port, told in self._order["ports"].items():
+            name = port.removeprefix(self._name).removeprefix(".") or MAIN
+            schema = operator.output_schema(name)
+            tables = [found for found in (result.output.get(name),) if found is not None]
+            if name == LATE:
+                tables += gathered.late
+            batches = [batch for table in tables for batch in table.to_batches()]
+            stagers = {t["sink"]: open_stager(t, self._order["attempt"]) for t in told["targets"]}
+            exchanges = [ExchangeWriter(Edge.from_json(e), self._order["exchange"]) for e in told["edges"]]
+            for batch in (align(b, schema) for b in batches if b.num_rows):
+                for stager in stagers.values():
+                    stager.write(batch)
+                for exchange in exchanges:
+                    exchange.write(batch)
+            self._staged |= {sink: stager.close() for sink, stager in stagers.items()}
+            self._exchanged |= {exchange.edge.name: exchange.close() for exchange in exchanges}
+            self._tally.out[port] = sum(b.num_rows for b in batches)
+
+    def _finish(self, after: ShardState, report: dict[str, Json]) -> dict[str, Json]:
+        """List what the shard holds. Who lists first is right: a task that runs twice answers as it did first."""
+        order = self._order
+        held = {name: ShardState.from_json(state) for name, state in order["others"].items()}
+        if order["listed"]:
+            held[self._name] = after
+        with self._tally.timed("list"):
+            content, checksum = finish_shard(self._home.storage, order["folder"], int(order["shard"]), held, report)
+        return {**content.report, "checksum": checksum}
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """The rows of a shard, the key of each (all inputs one after the other), and what came too late."""
+
+    rows: Mapping[str, pa.Table]
+    keys: pa.Table
+    counts: Mapping[str, int]
+    late: Sequence[pa.Table]
+
+
+@contextmanager
+def _own_code(operator: str, what: str) -> Iterator[None]:
+    """What an operator's own code raises is told as its own, and not as the loss of a worker."""
+    try:
+        yield
+    except (FirnlineError, MemoryError):
+        raise
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise OperatorError(
+            f"operator {operator!r}: {what} failed with {type(error).__name__}: {error}"
+            f" ({os.path.basename(where.filename)}, line {where.lineno})",
+            operator=operator,
+        ) from error
+
+
+def _in_order(table: pa.Table, time: str | None) -> pa.Table:
+    """Rows out of a query in an order that is the same on every replay: by time, then by what they hold."""
+    plain = [name for name in table.column_names if key_family(table.schema.field(name).type) is not None]
+    hashes = encode_keys(table.select(plain), table.num_rows).hash64()
+    times = micros(table.column(time))[0] if time else np.zeros(table.num_rows, np.int64)
+    return table.take(pa.array(np.lexsort((hashes, times))))
+
+
+# Arrow forgets how many rows a table without columns has; the state of an operator without keys has such keys.
+
+
+def _concat(tables: Sequence[pa.Table]) -> pa.Table:
+    if tables[0].num_columns:
+        return pa.concat_tables(tables).combine_chunks()
+    return _without_columns(sum(table.num_rows for table in tables))
+
+
+def _take(table: pa.Table, rows: Indices) -> pa.Table:
+    return table.take(pa.array(rows)) if table.num_columns else _without_columns(rows.size)
+
+
+def _cast(table: pa.Table, schema: pa.Schema, rows: int) -> pa.Table:
+    return table.cast(schema) if table.num_columns else _without_columns(rows)
+
+
+def _without_columns(rows: int) -> pa.Table:
+    return pa.table({"": pa.nulls(rows)}).select([])
+
+
+def _check(name: str, batch: Batch, result: Result) -> None:
+    """An operator that breaks its contract must not break the state."""
+    keys = batch.keys.num_rows
+    named = np.concatenate([result.changed, result.removed])
+    if named.size and (named.min() < 0 or named.max() >= keys):
+        raise OperatorError(f"operator {name!r}: changed or removed names keys that are not there")
+    if named.size and np.bincount(named, minlength=keys).max() > 1:
+        raise OperatorError(f"operator {name!r}: a key is changed or removed more than once")
+    if result.state.num_rows != result.changed.size:
+        raise OperatorError(f"operator {name!r}: {result.state.num_rows} rows of state for {result.changed.size} keys")
+    if result.timers is not None and len(result.timers) != result.changed.size:
+        raise OperatorError(f"operator {name!r}: {len(result.timers)} timers for {result.changed.size} keys")

@@ -1,0 +1,96 @@
+"""The read job of an epoch: every planned file of every source, in one Spark job, until all tasks agree on types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from firnline.errors import BadRecordsError, SchemaError
+from firnline.exchange import Exchanged
+from firnline.jobs.engine import Engine
+from firnline.jobs.heartbeat import Watch, run_watched
+from firnline.jobs.read_orders import Columns, Context, Produced, agree, collect, columns_of, make_orders
+from firnline.sources.group import EpochPlan
+from firnline.types import Json
+
+JUDGED_RECORDS = 100  # below this, a ratio of bad records says little
+SCHEMA_ROUNDS = 8  # types only widen, so this is never reached; it keeps a bug from looping
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One source while its tasks come to an agreement."""
+
+    context: Context
+    columns: Columns
+    wanted: set[int]
+    reports: dict[int, dict[str, Json]] = field(default_factory=dict)
+
+    def take(self, done: Mapping[int, dict[str, Json]]) -> None:
+        self.reports |= done
+        numbers = sorted(self.reports)
+        self.columns, again = agree(self.columns, [self.reports[n] for n in numbers])
+        self.wanted = {numbers[n] for n in again}
+
+
+def read_sources(
+    engine: Engine, plan: EpochPlan, contexts: Mapping[str, Context], watch: Watch
+) -> tuple[Produced, list[dict[str, Json]]]:
+    """Read what is planned; returns what was produced and the reports of all tasks, in the order of the rows.
+
+    Raises:
+        WorkerLostError: a task fell silent, or the job took too long.
+        SchemaError: tasks do not agree on the types of their columns.
+        BadRecordsError: a source gave mostly bad records.
+    """
+    readings = {
+        name: _Reading(contexts[name], columns_of(contexts[name], part), set(range(len(part.tasks))))
+        for name, part in plan.plans.items()
+    }
+    for _ in range(SCHEMA_ROUNDS):
+        open_ones = {name: reading for name, reading in readings.items() if reading.wanted}
+        if not open_ones:
+            break
+        orders: list[dict[str, Json]] = []
+        asked: list[tuple[str, int]] = []
+        for name, reading in open_ones.items():
+            orders += make_orders(reading.context, plan.plans[name], reading.columns, reading.wanted)
+            asked += [(name, number) for number in sorted(reading.wanted)]
+        names = [f"task {number} of source {name}" for name, number in asked]
+        done = run_watched(engine, watch, orders, names.__getitem__)
+        by_source: dict[str, dict[int, dict[str, Json]]] = {}
+        for (name, number), report in zip(asked, done, strict=True):
+            by_source.setdefault(name, {})[number] = report
+        for name, told in by_source.items():
+            readings[name].take(told)
+    else:
+        raise SchemaError(f"the tasks of epoch {_epoch(contexts)} do not agree on the types of their columns")
+    produced = Produced()
+    reports_in_order: list[dict[str, Json]] = []
+    for reading in readings.values():
+        reports = [reading.reports[n] for n in sorted(reading.reports)]
+        found = collect(reading.context, reading.columns, reports)
+        _judge(found, reading.context)
+        produced.add(found)
+        reports_in_order += reports
+    return produced, reports_in_order
+
+
+def exchanged(reports: Sequence[dict[str, Json]], contexts: Mapping[str, Context]) -> dict[str, Exchanged]:
+    """What the sources handed on to operators, by edge."""
+    names = {edge.name for context in contexts.values() for edge in context.edges}
+    return {name: Exchanged.collect(reports, name) for name in names}
+
+
+def _judge(produced: Produced, context: Context) -> None:
+    """Refuse a slice that is mostly bad records: more likely the wrong format than bad luck."""
+    limit = context.options.max_bad_ratio
+    bad = produced.bad.total()
+    if produced.records >= JUDGED_RECORDS and bad > limit * produced.records:
+        raise BadRecordsError(
+            f"{bad} of {produced.records} records are bad ({dict(produced.bad)}); max_bad_ratio is {limit}"
+        )
+
+
+def _epoch(contexts: Mapping[str, Context]) -> int:
+    return next(iter(contexts.values())).epoch

@@ -1,0 +1,187 @@
+"""Runs a query of an epoch on Spark: Catalyst works on rows that earlier jobs handed on, the same writers put out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from firnline.errors import ConfigError, SchemaError
+from firnline.jobs.engine import SqlJob, SqlOutput
+from firnline.jobs.spark import first_line, freeze_imports
+from firnline.schema import schema_from_json, schema_to_json
+from firnline.types import Json
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def run_sql(session: SparkSession, job: SqlJob) -> tuple[pa.Schema, list[dict[str, Json]]]:
+    """Run a query; returns the columns of its rows and the reports of the tasks that wrote them, in their order."""
+    with _views(session, job):
+        frame = _analyse(session, job.query)
+        schema = plain_schema(frame)
+        written = frame.mapInArrow(_writer_of(job, schema), "report string")
+        reports = [json.loads(row.report) for row in _collect(written)]
+    return schema, sorted(reports, key=lambda report: int(report["task"]))
+
+
+def query_schema(session: SparkSession, inputs: dict[str, pa.Schema], views: dict[str, str], query: str) -> pa.Schema:
+    """The columns that a query gives over inputs with these columns; nothing is run."""
+    tables = {name: {"place": {}, "files": [], "schema": schema_to_json(found)} for name, found in inputs.items()}
+    job = SqlJob(tables, views, query, SqlOutput("", [], [], {}))
+    with _views(session, job):
+        return plain_schema(_analyse(session, query))
+
+
+@contextlib.contextmanager
+def _views(session: SparkSession, job: SqlJob) -> Iterator[None]:
+    """The inputs of a query under their names, while it runs."""
+    named: list[str] = []
+    try:
+        for name, table in job.tables.items():
+            _frame(session, table).createOrReplaceTempView(name)
+            named.append(name)
+        for name, query in job.views.items():
+            _analyse(session, query).createOrReplaceTempView(name)
+            named.append(name)
+        yield
+    finally:
+        for name in named:
+            with contextlib.suppress(Exception):
+                session.catalog.dropTempView(name)
+
+
+def _frame(session: SparkSession, table: dict[str, Json]) -> DataFrame:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    columns = from_arrow_schema(schema_from_json(table["schema"]))
+    files = table["files"]
+    if not files:
+        return session.createDataFrame([], columns)
+    return session.range(0, len(files), 1, len(files)).mapInArrow(_reader_of(table), columns)
+
+
+def _analyse(session: SparkSession, query: str) -> DataFrame:
+    from pyspark.errors import AnalysisException, ParseException
+
+    _silence_traces()
+    try:
+        return session.sql(query)
+    except (AnalysisException, ParseException) as error:
+        raise ConfigError(f"the query does not fit its inputs: {first_line(error)}") from error
+
+
+def _collect(frame: DataFrame) -> list[Any]:
+    """Run a frame; a row that the query cannot work on is told as such: trying again would not help."""
+    try:
+        return frame.collect()
+    except Exception as error:
+        if "SQLSTATE: 22" in str(error):  # data exceptions: a cast that fails, a division by zero, an overflow
+            raise SchemaError(
+                f"a query failed on a row: {first_line(error)}",
+                hint="Let the query cope with it: try_cast, try_divide, or a where clause that leaves such rows out.",
+            ) from error
+        raise
+
+
+def _silence_traces() -> None:
+    """Keep PySpark from writing the JVM's trace of a wrong query to stderr; the error itself says what is wrong."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
+
+
+def _reader_of(table: dict[str, Json]) -> Any:
+    """What a worker calls: it reads the file with its number."""
+    text = json.dumps(table)
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from firnline.exchange import read_exchange
+
+        freeze_imports()
+        told = json.loads(text)
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from read_exchange(told["place"], [told["files"][number]], told["schema"])
+
+    return read
+
+
+def _writer_of(job: SqlJob, schema: pa.Schema) -> Any:
+    """What a worker calls: it stages the rows of its partition and reports."""
+    output, ping = job.output, json.dumps(job.ping)
+    text = json.dumps({"attempt": output.attempt, "targets": output.targets, "edges": output.edges})
+    place = json.dumps(output.exchange)
+    columns = json.dumps(schema_to_json(schema))
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow
+        from pyspark import TaskContext
+
+        from firnline.exchange import Edge, ExchangeWriter
+        from firnline.jobs.heartbeat import pinging
+        from firnline.operators.columns import align
+        from firnline.sinks.delta.upsert.stage import open_stager
+
+        freeze_imports()
+        context = TaskContext.get()
+        number = context.partitionId() if context is not None else 0
+        told, wanted = json.loads(text), schema_from_json(json.loads(columns))
+        pinged = json.loads(ping)
+        if pinged is not None:
+            pinged["name"] += f", {number}"
+        stagers = {t["sink"]: open_stager(t, told["attempt"]) for t in told["targets"]}
+        exchanges = [ExchangeWriter(Edge.from_json(e), json.loads(place)) for e in told["edges"]]
+        rows = 0
+        try:
+            with pinging(pinged):
+                for batch in batches:
+                    rows += batch.num_rows
+                    fitted = align(batch, wanted)
+                    for stager in stagers.values():
+                        stager.write(fitted)
+                    for exchange in exchanges:
+                        exchange.write(fitted)
+                staged = {sink: stager.close() for sink, stager in stagers.items()}
+                exchanged = {exchange.edge.name: exchange.close() for exchange in exchanges}
+        except BaseException:
+            for stager in stagers.values():
+                stager.discard()
+            raise
+        report = {"task": number, "rows": rows, "staged": staged, "exchanged": exchanged}
+        yield pyarrow.RecordBatch.from_pydict({"report": [json.dumps(report)]})
+
+    return write
+
+
+_WIDER = {pa.int8(): pa.int32(), pa.int16(): pa.int32(), pa.large_string(): pa.string()}
+
+
+def plain_schema(frame: DataFrame) -> pa.Schema:
+    """The columns of a frame as tables have them: small integers widened, times in UTC.
+
+    Raises:
+        SchemaError: a column has a type that no table can hold.
+    """
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    fields = []
+    for field in to_arrow_schema(frame.schema, timezone="UTC"):
+        kind = _WIDER.get(field.type, field.type)
+        if pa.types.is_timestamp(kind):
+            kind = pa.timestamp("us", "UTC")
+        fields.append(pa.field(field.name, kind, True))
+    schema = pa.schema(fields)
+    try:
+        schema_to_json(schema)
+    except ValueError as error:
+        raise SchemaError(
+            f"a query gives a column that no table can hold: {error}", hint="Cast it in the query, e.g. to string."
+        ) from error
+    return schema

@@ -1,0 +1,1 @@
+"""gc, compaction and vacuum of tables and state."""

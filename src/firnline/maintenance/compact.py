@@ -1,0 +1,324 @@
+"""Small files become large ones, without a change of data and without disturbing anybody.
+
+Per batch of bins, in this order:
+1. Pin the attempt, so that a sweep beside us lets its files be.
+2. Write the new files, complete and durable. Nobody sees them.
+3. Commit Remove and Add actions onto exactly the version under which every removed file was seen to be there
+   (delta-rs does not look), and under which no sweep that took our pin for abandoned deletes our new files.
+   After a conflict the commits that came between are read: if they removed none of our
+   files and changed neither columns nor protocol, the same rows still stand, and only the commit is repeated, so
+   compaction gets through however often others commit; otherwise the bins are planned and written again.
+4. Delete the pin.
+A kill leaves at most files that nobody names, and a pin that a sweep lets go of after a day.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from deltalake import CommitProperties, PostCommitHookProperties
+from deltalake.transaction import AddAction, RemoveAction
+
+from firnline.checkpoint.codec import FORMAT, canonical
+from firnline.errors import CommitConflictError, CommitUnknownError, ConfigError, SinkError
+from firnline.maintenance.log_names import LogNames
+from firnline.maintenance.references import PINS
+from firnline.maintenance.rewrite import Bin, PartitionFilter, Rewriter, check_supported, plan
+from firnline.maintenance.survey import Progress, open_table
+from firnline.process import this_process
+from firnline.sinks.delta.log import INFO_KEY
+from firnline.sinks.delta.sweeps import SweepLog
+from firnline.sinks.delta.table import Table, add_action
+from firnline.sinks.delta.torn import COUNTS_KEY, count_actions
+from firnline.state.snapshot import exists
+from firnline.storage import Storage
+from firnline.types import Ids, Json, RandomIds
+
+logger = logging.getLogger(__name__)
+
+TARGET_MB = 128
+BATCH_BYTES = 1024 * 1024 * 1024  # rewritten between two commits
+BATCH_BINS = 64
+COMMIT_TRIES = 30  # each is another writer's commit that landed first
+ROUNDS = 5  # plans that others made void before we give up
+_NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CompactReport:
+    """What `compact` did."""
+
+    table: str
+    version: int
+    files_removed: int
+    files_added: int
+    bytes_removed: int
+    bytes_added: int
+    rows: int
+    commits: int
+    conflicts: int  # commits that had to be repeated
+    attempts: tuple[str, ...]  # that the new files bear
+    files_skipped: int = 0  # whose names in the log cannot be repeated safely
+    stopped: bool = False
+
+
+@dataclass(slots=True)
+class _Tally:
+    files_removed: int = 0
+    files_added: int = 0
+    bytes_removed: int = 0
+    bytes_added: int = 0
+    rows: int = 0
+    commits: int = 0
+    conflicts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Rewritten:
+    """A bin and what was staged in its place."""
+
+    chosen: Bin
+    staged: list[dict[str, Json]]
+
+
+class CompactTable(Table):
+    """A table whose files can be swapped for others with the same rows."""
+
+    def swap(self, done: Sequence[_Rewritten], info: Json, *, onto: int) -> int:
+        """Remove and add in one commit, onto the version `onto`; returns the new version."""
+        now_ms = int(time.time() * 1000)
+        actions: list[AddAction | RemoveAction] = []
+        for one in done:
+            values = dict(one.staged[0]["partition_values"]) if one.staged else None
+            actions += [RemoveAction(old.path, False, now_ms, old.size_bytes, values) for old in one.chosen.files]
+            actions += [add_action(file, data_change=False) for file in one.staged]
+        told = {INFO_KEY: json.dumps(info), COUNTS_KEY: count_actions(len(actions), 0), "isBlindAppend": False}
+        properties = CommitProperties(custom_metadata=told, max_commit_retries=0)
+        return self.transact("delta.compact", actions, properties, onto=onto)
+
+
+def compact(
+    table: str,
+    storage_options: Mapping[str, str] | None = None,
+    *,
+    target_size_mb: int = TARGET_MB,
+    partitions: Iterable[PartitionFilter] | None = None,
+    progress: Progress | None = None,
+    stop: Callable[[], bool] | None = None,
+    ids: Ids | None = None,
+) -> CompactReport:
+    """Rewrite small files of each partition as files of about `target_size_mb`, in several commits.
+
+    Ingestion and committers never fail because of it: it is the side that yields. Repeating it is safe.
+
+    Args:
+        partitions: Filters on partition columns, e.g. `("date", ">=", "2026-11-01")`; all must hold.
+        stop: Asked between commits; True ends it early, with nothing half done.
+
+    Raises:
+        ConfigError: a filter or the size makes no sense, or the table uses features under which files carry more
+            than rows.
+        CommitConflictError: others kept changing the very files; nothing is lost, run again.
+        CommitUnknownError: the answer to a commit was lost and the table cannot be asked.
+        SinkError: the table or a file cannot be read.
+    """
+    if target_size_mb < 1:
+        raise ConfigError(f"a target size of {target_size_mb} MB makes no sense")
+    options = dict(storage_options or {})
+    try:
+        storage, handle = open_table(table, options, CompactTable)
+        assert isinstance(handle, CompactTable)
+        work = _Compaction(storage, handle, options, target_size_mb, list(partitions or ()))
+        return work.run(progress, stop, ids or RandomIds())
+    except OSError as error:
+        raise SinkError(f"cannot compact {table}: {error}", table=table) from error
+
+
+class _Compaction:
+    def __init__(
+        self,
+        storage: Storage,
+        table: CompactTable,
+        options: dict[str, str],
+        target_mb: int,
+        filters: list[PartitionFilter],
+    ) -> None:
+        self._storage = storage
+        self._table = table
+        self._options = options
+        self._target_mb = target_mb
+        self._filters = filters
+        self._log = LogNames(storage, table, options)
+        self._sweeps = SweepLog(storage, table)
+        self._swept = (0, 0)  # the newest sweep when the bins were planned
+        self._tally = _Tally()
+        self._attempts: list[str] = []
+        self._planned_at = 0
+
+    def run(self, progress: Progress | None, stop: Callable[[], bool] | None, ids: Ids) -> CompactReport:
+        unsafe, stopped = 0, False
+        for _ in range(ROUNDS):
+            self._table.refresh()
+            check_supported(self._table)
+            self._planned_at, self._swept = self._table.version, self._sweeps.newest()
+            bins, unsafe = plan(self._table, self._target_mb * 1024 * 1024, self._filters)
+            total, void = sum(len(b.files) for b in bins), False
+            for batch in _batches(bins):
+                stopped = stop is not None and stop()
+                if stopped:
+                    break
+                void |= not self._compact_batch(batch, ids.new())
+                if progress is not None:
+                    progress("compacting", self._tally.files_removed, total)
+            if stopped or not void:
+                break
+        else:
+            raise CommitConflictError(f"others keep changing the files of {self._table.uri} that are compacted")
+        self._table.refresh()
+        t = self._tally
+        return CompactReport(
+            table=self._table.uri,
+            version=self._table.version,
+            files_removed=t.files_removed,
+            files_added=t.files_added,
+            bytes_removed=t.bytes_removed,
+            bytes_added=t.bytes_added,
+            rows=t.rows,
+            commits=t.commits,
+            conflicts=t.conflicts,
+            attempts=tuple(self._attempts),
+            files_skipped=unsafe,
+            stopped=stopped,
+        )
+
+    def _compact_batch(self, batch: list[Bin], attempt: str) -> bool:
+        """Write and commit some bins; False when others made them void, and nothing was changed."""
+        pin = f"{PINS}/compaction-{attempt}.json"
+        body = {"format": FORMAT, "kind": "compaction", "attempts": [attempt], **this_process()}
+        self._storage.put(pin, canonical(body))  # step 1
+        done: list[_Rewritten] = []
+        try:
+            rewriter = Rewriter(self._table, self._storage, self._options, self._target_mb)
+            done.extend(_Rewritten(chosen, rewriter.rewrite(chosen, attempt)) for chosen in batch)  # step 2
+        except BaseException:
+            self._discard(done, pin)
+            raise
+        # Step 3. From here on only a clear answer lets files go: after any other error they stay for a sweep to judge.
+        try:
+            committed = self._commit(done, attempt)
+        except CommitConflictError:
+            self._discard(done, pin)
+            raise
+        if not committed:
+            self._discard(done, pin)
+            return False
+        self._storage.delete(pin)  # step 4
+        self._count(done, attempt)
+        return True
+
+    def _commit(self, done: list[_Rewritten], attempt: str) -> bool:
+        """Commit onto the newest version while the plan stands there; False when it is void, and nothing was changed.
+
+        Raises:
+            CommitConflictError: others committed first every time; nothing was changed.
+            CommitUnknownError: an answer was lost, and ours may still land.
+        """
+        removed = {old.path for one in done for old in one.chosen.files}
+        info = {"kind": "compact", "pipeline": "", "attempt": attempt, "replaced": len(removed)}
+        unclear = False
+        for tries in range(COMMIT_TRIES + 1):
+            self._table.refresh()
+            onto = self._table.version
+            verdict = self._judge(removed, attempt, onto)
+            if verdict == "stands" and not self._is_spared(done):
+                verdict = "void"
+            if verdict == "landed":
+                return True
+            if verdict == "void" or tries == COMMIT_TRIES:
+                break
+            try:
+                self._table.swap(done, info, onto=onto)
+                return True
+            except CommitConflictError:
+                self._tally.conflicts += 1
+            except CommitUnknownError as error:
+                unclear = True
+                logger.warning("commit unclear, asking the table", extra={"reason": error.message})
+            time.sleep(random.uniform(0.01, 0.05) * min(2**tries, 40))
+        if unclear:
+            raise CommitUnknownError(f"a compaction of {self._table.uri} may or may not have been committed")
+        if verdict == "void":
+            return False
+        raise CommitConflictError(f"other writers commit to {self._table.uri} all the time; compaction gave way")
+
+    def _judge(self, removed: set[str], attempt: str, up_to: int) -> str:
+        """What the commits since the plan mean for ours: it stands, is void, or has landed already."""
+        verdict = "stands"
+        for version in range(self._planned_at + 1, up_to + 1):
+            try:
+                actions = self._log.commit(version)
+            except FileNotFoundError:
+                verdict = "void"
+                continue
+            for action in actions:
+                if _is_ours(action, attempt):
+                    return "landed"
+                if "metaData" in action or "protocol" in action:
+                    verdict = "void"
+                if "remove" in action and not removed.isdisjoint(self._log.keys(str(action["remove"]["path"]))):
+                    verdict = "void"
+        return verdict
+
+    def _is_spared(self, done: list[_Rewritten]) -> bool:
+        """Whether our new files are there and no sweep deletes them, under the version that the table is at."""
+        if self._sweeps.newest() == self._swept:
+            return True  # what was declared before we wrote them cannot name them
+        paths = [str(file["path"]) for one in done for file in one.staged]
+        return self._sweeps.find_covering(paths) is None and all(exists(self._storage, path) for path in paths)
+
+    def _discard(self, done: list[_Rewritten], pin: str) -> None:
+        for one in done:
+            for file in one.staged:
+                self._storage.delete(str(file["path"]))
+        self._storage.delete(pin)
+
+    def _count(self, done: list[_Rewritten], attempt: str) -> None:
+        tally = self._tally
+        self._attempts.append(attempt)
+        tally.commits += 1
+        for one in done:
+            tally.files_removed += len(one.chosen.files)
+            tally.bytes_removed += one.chosen.size_bytes
+            tally.files_added += len(one.staged)
+            tally.bytes_added += sum(int(f["size_bytes"]) for f in one.staged)
+            tally.rows += sum(int(f["rows"]) for f in one.staged)
+
+
+def _is_ours(action: dict[str, Json], attempt: str) -> bool:
+    raw = action.get("commitInfo", {}).get(INFO_KEY)
+    if not isinstance(raw, str):
+        return False
+    try:
+        info = json.loads(raw)
+    except ValueError:
+        return False
+    return isinstance(info, dict) and (info.get("kind"), info.get("attempt")) == ("compact", attempt)
+
+
+def _batches(bins: list[Bin]) -> Iterable[list[Bin]]:
+    """Bins that are committed together: few enough that a conflict costs little."""
+    held: list[Bin] = []
+    size = 0
+    for chosen in bins:
+        held.append(chosen)
+        size += chosen.size_bytes
+        if size >= BATCH_BYTES or len(held) >= BATCH_BINS:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held

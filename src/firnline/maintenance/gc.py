@@ -1,0 +1,261 @@
+"""Deletes what nobody needs any more: orphans, units set aside long ago, old ledger entries, temporary files.
+
+Operators' state, which may lie elsewhere, is swept by `state_gc`.
+
+The steps, in this order:
+1. List the files. Only what is older than the grace period, by the storage's own clock, is a candidate.
+2. Read everything that names files (`references`). What became named after the listing is seen here.
+3. Delete in batches, each declared in the log before its first file goes (`sweeps`); before that, the news is read.
+4. Fold ledgers and sweep quarantine, below the floor.
+A kill at any point leaves fewer files that nobody names, and perhaps a declared batch, which the next sweep finishes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+
+from firnline.errors import CheckpointError, ConfigError, SinkError
+from firnline.maintenance.ledger import keep_up
+from firnline.maintenance.references import References
+from firnline.maintenance.survey import (
+    CHANGE_FILE,
+    Candidates,
+    Progress,
+    Survey,
+    TableFile,
+    is_inside,
+    open_table,
+    storage_now,
+    survey,
+)
+from firnline.sinks.delta.sweeps import Intent, Sweeper, SweepLog
+from firnline.sinks.delta.table import Table
+from firnline.state.snapshot import exists
+from firnline.storage import Storage, is_remote
+from firnline.types import Clock
+
+logger = logging.getLogger(__name__)
+
+GRACE_SECONDS = 86_400.0
+BATCH_FILES = 2000  # declared in one commit
+_DELETERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """Files of one kind that were deleted, or would be."""
+
+    files: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GcReport:
+    """What `gc` did; in a dry run, what it would do."""
+
+    table: str
+    dry_run: bool
+    version: int
+    files: int
+    size_bytes: int
+    kinds: dict[str, Swept]  # data, changes (of upserts), quarantine, temporary, exchange, rejected (metadata), pins
+    kept: dict[str, int]  # Parquet files that stay, by reason
+    entries_folded: int
+    entries_swept: int
+    listed: int
+    clock_skew_seconds: float | None  # this machine's clock minus the storage's; nothing is decided by it
+    stopped: bool = False
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Sweep:
+    """Deletes files through storage, batch by batch, and counts them. `what` is what people call it."""
+
+    what: str
+    storage: Storage
+    table: Table
+    dry_run: bool
+    progress: Progress | None = None
+    stop: Callable[[], bool] | None = None
+    kinds: dict[str, Swept] = field(default_factory=dict)
+    finished: list[Intent] = field(default_factory=list)  # what other sweeps had declared and not ended
+    stopped: bool = False
+
+    def delete(self, kind: str, files: Iterable[TableFile]) -> None:
+        """Delete files that no table version and no savepoint can ever need."""
+        doomed = [f for f in files if is_inside(self.storage, f.key)]
+        if not self.dry_run:
+            self._delete_keys([f.key for f in doomed])
+        self._count(kind, doomed)
+
+    def _count(self, kind: str, files: Sequence[TableFile]) -> None:
+        before = self.kinds.get(kind, Swept())
+        size_bytes = before.size_bytes + sum(f.size_bytes for f in files)
+        self.kinds[kind] = Swept(before.files + len(files), size_bytes)
+
+    def _delete_keys(self, keys: Sequence[str]) -> None:
+        inside = [key for key in keys if is_inside(self.storage, key)]
+        if is_remote(self.storage.root):
+            with ThreadPoolExecutor(_DELETERS) as deleters:
+                list(deleters.map(self.storage.delete, inside))
+        else:
+            for key in inside:
+                self.storage.delete(key)
+
+    def finish_others(self) -> None:
+        """Finish what sweeps that died or stand still have declared."""
+        if not self.dry_run:
+            self.finished += self._sweeper().finish_open()
+
+    def _sweeper(self) -> Sweeper:
+        return Sweeper(
+            SweepLog(self.storage, self.table), self.what, lambda key: exists(self.storage, key), self._delete_keys
+        )
+
+    def delete_unnamed(self, kind: str, candidates: Candidates, references: References) -> None:
+        """Delete candidates in batches; before each, whatever was named meanwhile is taken out."""
+        total, done = len(candidates.files), 0
+        sweeper = self._sweeper()
+        candidates.drop_where(lambda f: not is_inside(self.storage, f.key), "outside the table")
+        while candidates.files and not self.is_stopped():
+            if not self.dry_run:
+                references.apply(candidates)
+            batch = list(islice(candidates.files.values(), BATCH_FILES))
+            if batch and not self.dry_run and not self._sweep_batch(sweeper, batch, candidates, references):
+                continue
+            self._count(kind, [file for file in batch if not CHANGE_FILE.fullmatch(file.key)])
+            self._count("changes", [file for file in batch if CHANGE_FILE.fullmatch(file.key)])
+            for file in batch:
+                del candidates.files[file.key]
+            done += len(batch)
+            if self.progress is not None and not self.dry_run:
+                self.progress("deleting", done, total)
+
+    def _sweep_batch(
+        self, sweeper: Sweeper, batch: list[TableFile], candidates: Candidates, references: References
+    ) -> bool:
+        """Declare and delete a batch; False when one of its files was named meanwhile, or another sweep came first."""
+
+        def is_unneeded() -> bool:
+            references.apply(candidates)
+            return all(file.key in candidates.files for file in batch)
+
+        self.finished += sweeper.finish_open()
+        return sweeper.sweep([file.key for file in batch], is_unneeded)
+
+    def is_stopped(self) -> bool:
+        self.stopped = self.stopped or (self.stop is not None and self.stop())
+        return self.stopped
+
+
+def gc(
+    table: str,
+    storage_options: Mapping[str, str] | None = None,
+    *,
+    grace_seconds: float = GRACE_SECONDS,
+    dry_run: bool = False,
+    ledgers: Mapping[str, Storage] | None = None,
+    progress: Progress | None = None,
+    stop: Callable[[], bool] | None = None,
+    clock: Clock | None = None,
+) -> GcReport:
+    """Sweep one table. Safe beside running writers and committers, at every kill point, with a wrong clock.
+
+    Args:
+        grace_seconds: Files younger than this, by the storage's clock, stay.
+        dry_run: Delete nothing and say what would be deleted; writes one empty probe to read the storage's clock.
+        ledgers: Where the ledger lies of pipelines for which this table is not the deciding sink. Of a pipeline
+            whose ledger is neither here nor there, staged files stay.
+        stop: Asked between batches; True ends the sweep early, with nothing half done.
+        clock: This machine's, to report how far it is from the storage's.
+
+    Raises:
+        CheckpointError: a unit, an entry or a pin cannot be read, and might name a file; nothing was deleted.
+        SinkError: the table or the storage cannot be read or written; what was deleted was named by nobody.
+    """
+    if grace_seconds < 0:
+        raise ConfigError(f"the grace period is {grace_seconds} s; it cannot be negative")
+    options = dict(storage_options or {})
+    try:
+        storage, handle = open_table(table, options)
+        now = storage_now(storage)
+        skew = (clock.now() - now).total_seconds() if clock is not None else None
+        sweep = Sweep("gc", storage, handle, dry_run, progress, stop)
+        sweep.finish_others()
+        found = survey(storage, now, grace_seconds, progress)  # step 1
+        references = References(storage, handle, options, now, ledgers)
+        return _sweep(handle, found, references, sweep, skew)
+    except OSError as error:
+        raise SinkError(f"cannot sweep {table}: {error}", table=table) from error
+
+
+def _sweep(table: Table, found: Survey, references: References, sweep: Sweep, skew: float | None) -> GcReport:
+    references.apply(found.data)  # step 2
+    _check_plausible(found, references)
+    # Step 3. Metadata of units set aside long ago first: without it, its files are orphans like any other.
+    sweep.delete("rejected", references.expired_units)
+    sweep.delete("pins", references.expired_pins)
+    sweep.delete("temporary", found.temporary)
+    for pipeline, files in found.exchange.items():
+        if not references.is_at_work(pipeline):  # what a live run has on its way goes when its epoch ends
+            sweep.delete("exchange", files)
+    sweep.delete_unnamed("data", found.data, references)
+    folded = swept = 0
+    notes = [*references.notes, *finished_notes(sweep.finished)]
+    for pipeline in sorted(references.pipelines):  # step 4
+        if sweep.is_stopped():
+            break
+        try:
+            done = keep_up(
+                sweep.storage,
+                table,
+                pipeline,
+                found.quarantine.get(pipeline, []),
+                oldest_pending=references.oldest_pending.get(pipeline),
+                may_fold=not sweep.dry_run and pipeline not in references.live,  # a run folds its ledger itself
+            )
+        except (CheckpointError, SinkError) as error:
+            notes.append(f"the ledger and quarantine of {pipeline} were left alone: {error.message}")
+            continue
+        sweep.delete("quarantine", done.quarantine)
+        folded, swept = folded + done.folded, swept + done.swept
+    kinds = {kind: one for kind, one in sweep.kinds.items() if one.files}
+    report = GcReport(
+        table=table.uri,
+        dry_run=sweep.dry_run,
+        version=table.version,
+        files=sum(one.files for one in kinds.values()),
+        size_bytes=sum(one.size_bytes for one in kinds.values()),
+        kinds=kinds,
+        kept=dict(found.data.kept),
+        entries_folded=folded,
+        entries_swept=swept,
+        listed=found.listed,
+        clock_skew_seconds=skew,
+        stopped=sweep.stopped,
+        notes=tuple(notes),
+    )
+    logger.info("table swept", extra={"table": report.table, "files": report.files, "size_bytes": report.size_bytes})
+    return report
+
+
+def finished_notes(finished: Iterable[Intent]) -> list[str]:
+    """What people are told of sweeps that did not end by themselves."""
+    return [f"finished what {intent} had declared: {len(intent.files)} file(s)" for intent in finished]
+
+
+def _check_plausible(found: Survey, references: References) -> None:
+    """A log whose files are all missing from the listing means that names are compared wrongly, not that all may go."""
+    if not found.data.files or found.data.kept["named by the log"]:
+        return
+    named = list(references.log.snapshot())  # what a pin or a unit names too was counted as theirs
+    if named and found.names.isdisjoint(named):
+        raise SinkError(
+            "not one file that the log names was found in the table's folder",
+            hint="Nothing was deleted. Check that the path is the table's own, and not a link or a mount of it.",
+        )

@@ -1,0 +1,396 @@
+"""Deletes operators' state that nothing can need any more, in every home that a pipeline's state has.
+
+What must stay is collected before anything is listed:
+- what every sink names: the deciding one with and without pending units; of one that lags, its epoch's ledger entry;
+- the state of every ledger entry from the floor on, and of every version from there on in the store and the tiers;
+- savepoints, and restores that are under way, by their pins;
+- what the active run stands on where that is older than what the sinks name, by its pin.
+Everything from the oldest snapshot of these on stays too, which is more than any run has in flight. A ledger or a pin
+that cannot be read might name anything: then nothing is deleted.
+
+A rollback goes back to the floor at most, so it needs nothing that goes here. A restore may need it: what goes is
+therefore declared in the deciding table's log (`sweeps`), while no history edit and no pin came between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Protocol, TypeAlias
+
+from firnline.checkpoint.ledger import JUMPS, Ledger
+from firnline.errors import CheckpointError, SinkError
+from firnline.graph import stateful
+from firnline.maintenance.gc import finished_notes
+from firnline.maintenance.references import is_live, read_pins
+from firnline.options import PipelineOptions
+from firnline.sinks.delta import DeltaSink
+from firnline.sinks.delta.sweeps import Intent, Sweeper, SweepLog
+from firnline.sinks.delta.table import Table
+from firnline.state.home import StateHome
+from firnline.state.manifest import SnapshotRef
+from firnline.state.replica import Replica
+from firnline.state.snapshot import COMMITTED, exists, load, load_with_texts
+from firnline.state.sweep import Marks, Swept, delete_files, sweep
+from firnline.storage import Storage
+from firnline.stores.tiers import Place
+from firnline.types import Json
+
+logger = logging.getLogger(__name__)
+
+GRACE_SECONDS = 86_400.0
+LOOKS = 3  # at a history that changes each time, before it is left to the next sweep
+STANDS_ON = "stands-on"  # the kind of a pin that names the state that the active run stands on
+REMOTE = "remote:"  # before the name of a file in the remote tier
+RUN_GRACE_SECONDS = 900.0  # for a run's own sweeps: it knows what it has in flight, others may be a little behind
+
+
+Delete: TypeAlias = Callable[[Sequence[str]], None]
+
+
+class Copies(Protocol):
+    """Where copies of checkpoints are kept."""
+
+    @property
+    def places(self) -> Sequence[Place]: ...
+
+
+class Pipeline(Protocol):
+    """What a sweep needs of a pipeline's parts. No other thread may use the sinks meanwhile."""
+
+    @property
+    def options(self) -> PipelineOptions: ...
+
+    @property
+    def sinks(self) -> tuple[DeltaSink, ...]: ...
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+    @property
+    def storage(self) -> Storage: ...
+
+    @property
+    def state_home(self) -> StateHome: ...
+
+    @property
+    def recorder(self) -> Copies: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StateSwept:
+    """What was deleted in one home of the state; in a dry run, what would be."""
+
+    home: str
+    tier: str  # home, or remote
+    dry_run: bool
+    checkpoints: int = 0
+    files: int = 0
+    size_bytes: int = 0
+    kept: int = 0  # complete checkpoints that stay
+    notes: tuple[str, ...] = ()
+
+
+def sweep_state(
+    parts: Pipeline,
+    *,
+    grace_seconds: float = GRACE_SECONDS,
+    dry_run: bool = False,
+    replica: Replica | None = None,
+) -> list[StateSwept]:
+    """Sweep the state of a pipeline: its home, then the remote tier. Safe beside a run, and at every kill point.
+
+    The remote tier is swept through `replica`, which the run that copies there holds; without one, only while no run
+    may be at work.
+
+    Args:
+        parts: The pipeline's parts, for this call alone: a run assembles others than those that it works with.
+        grace_seconds: Files younger than this, by the home's own clock, stay.
+        dry_run: Delete nothing, and say what would be deleted.
+
+    Raises:
+        CheckpointError: the ledger, a pin or a checkpoint that must stay cannot be read; nothing more was deleted.
+        SinkError: a sink or a home cannot be read or written; what was deleted was needed by nobody.
+    """
+    try:
+        for _ in range(LOOKS):
+            with contextlib.suppress(_MovedError):
+                found = _sweep(parts, grace_seconds, dry_run=dry_run, replica=replica)
+                break
+        else:
+            note = f"left alone: the history of {parts.options.name} or its pins changed each time it was looked at"
+            found = [StateSwept(parts.state_home.storage.root, "home", dry_run, notes=(note,))]
+    except OSError as error:
+        raise SinkError(f"the state of {parts.options.name!r} cannot be swept: {error}") from error
+    for one in found:
+        facts = {"home": one.home, "checkpoints": one.checkpoints, "files": one.files, "size_bytes": one.size_bytes}
+        logger.info("state swept", extra=facts)
+    return found
+
+
+def _sweep(parts: Pipeline, grace_seconds: float, *, dry_run: bool, replica: Replica | None) -> list[StateSwept]:
+    home, declared = parts.state_home, _Declared(parts)
+    notes = [] if dry_run else finished_notes(declared.finish_others())
+    needed = find_needed(parts)
+    declared.pinned = needed.pinned
+    found = [_sweep_home(parts, home, needed, grace_seconds, dry_run=dry_run, delete=declared.delete)]
+    found[0] = replace(found[0], notes=(*notes, *found[0].notes))
+    if home.fallback is not None:
+        limits = _Limits(grace_seconds, dry_run)
+        found.append(_sweep_remote(parts, home, needed, limits, replica, declared.delete_remote))
+    return found
+
+
+class _MovedError(Exception):
+    """A history edit or a pin came while a sweep looked at what must stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    grace_seconds: float
+    dry_run: bool
+
+
+class _Declared:
+    """Deletes files of state that are declared in the deciding table's log first.
+
+    The version is read before the pins and the sinks are: whatever edits the history later is seen as a commit.
+    """
+
+    def __init__(self, parts: Pipeline) -> None:
+        self._parts = parts
+        self._sink = parts.sinks[0]
+        self._seen = self._sink.table.version if self._sink.table.refresh() else None
+        self.pinned: list[dict[str, Json]] = []
+        log = SweepLog(parts.storage, self._sink.table, parts.options.name)
+        self._sweeper = Sweeper(log, "a sweep of state", self._exists, self._delete)
+
+    def finish_others(self) -> list[Intent]:
+        """Finish what sweeps that died or stand still have declared."""
+        found = self._sweeper.finish_open() if self._seen is not None else []
+        self._seen = self._sink.table.version if self._sink.table.refresh() else None
+        return found
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete files of the home.
+
+        Raises:
+            _MovedError: the history or the pins changed meanwhile; nothing was deleted.
+        """
+        if not self._sweeper.sweep(keys, self._is_unneeded):
+            raise _MovedError
+        self._sink.table.refresh()
+
+    def delete_remote(self, keys: Sequence[str]) -> None:
+        """Delete files of the remote tier; raises as `delete`."""
+        self.delete([REMOTE + key for key in keys])
+
+    def _is_unneeded(self) -> bool:
+        if self._seen is None or not self._sink.table.refresh() or _state_pins(self._parts) != self.pinned:
+            return False
+        for version in range(self._seen + 1, self._sink.table.version + 1):
+            commit = self._sink.log.read(version)
+            info = commit.find_info(self._parts.options.name) if commit is not None else {"kind": JUMPS[0]}
+            if info is not None and info.get("kind") in JUMPS:
+                return False
+        return True
+
+    def _where(self, name: str) -> tuple[Storage, str]:
+        home = self._parts.state_home
+        if name.startswith(REMOTE):
+            return (home.fallback or home).storage, name.removeprefix(REMOTE)
+        return home.storage, name
+
+    def _exists(self, name: str) -> bool:
+        if name.startswith(REMOTE) and self._parts.state_home.fallback is None:
+            return False  # the spec names no remote tier any more
+        return exists(*self._where(name))
+
+    def _delete(self, names: Sequence[str]) -> None:
+        for of_remote in (False, True):
+            found = [self._where(name) for name in names if name.startswith(REMOTE) == of_remote]
+            if found:
+                delete_files(found[0][0], [key for _, key in found])
+
+
+# -- what must stay -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """What must stay; `tip` is what the newest epochs name, which no run can do without."""
+
+    marks: Marks
+    tip: frozenset[str] = frozenset()
+    pinned: list[dict[str, Json]] = field(default_factory=list)
+    notes: tuple[str, ...] = ()  # what was passed over on the way
+
+
+def find_needed(parts: Pipeline) -> Needed:
+    """Find out what must stay.
+
+    Raises:
+        CheckpointError: the ledger has a hole, or a pin cannot be read.
+    """
+    notes: list[str] = []
+    pins = _state_pins(parts)  # before the sinks: what a restore has pinned, its commit names before the pin goes
+    epochs = list(_lagging(parts, notes))
+    newest, committed = parts.sinks[0].load(), parts.sinks[0].load_committed()
+    if committed.exists:
+        parts.sinks[0].make_durable()  # its floor decides what goes
+    if committed.checkpoint is None or newest.checkpoint is None:
+        return Needed(
+            Marks({}, 0), pinned=pins
+        )  # there may be an epoch in flight, and nothing that tells it from another one
+    floor = committed.checkpoint.floor
+    live: list[Mapping[str, Json]] = [newest.checkpoint.state, committed.checkpoint.state]
+    for entry, _ in parts.ledger.entries(newest.entry):
+        if entry.epoch < min([floor, *epochs]):
+            break
+        live.append(entry.checkpoint.state)
+    live += _copied(parts, floor, notes)
+    live += [pin["state"] for pin in pins if pin.get("kind") == STANDS_ON]
+    pinned = [pin["state"] for pin in pins if pin.get("kind") != STANDS_ON]
+    names = [operator.name for operator in stateful(parts.options)]
+    tip = Marks.collect(floor, names, live[:2]).ids
+    return Needed(Marks.collect(floor, names, live, pinned), frozenset(tip), pins, tuple(notes))
+
+
+def _state_pins(parts: Pipeline) -> list[dict[str, Json]]:
+    pins = read_pins(parts.storage)
+    mine = [pin for pin in pins if pin.get("pipeline") == parts.options.name]
+    return [pin for pin in mine if pin.get("state") or pin.get("kind") == STANDS_ON]
+
+
+def _lagging(parts: Pipeline, notes: list[str]) -> Iterator[int]:
+    """The epochs of the further sinks. The floor is no newer than any of them, also of one that cannot be read."""
+    for sink in parts.sinks[1:]:
+        try:
+            yield sink.load().epoch
+        except SinkError as error:
+            notes.append(f"sink {sink.name} was passed over: {error.message}")
+
+
+def _copied(parts: Pipeline, floor: int, notes: list[str]) -> Iterator[Mapping[str, Json]]:
+    """What store and tiers have from the floor on. They are copies of ledger entries, so one may be missing."""
+    for place in parts.recorder.places:
+        try:
+            yield from (record.checkpoint.state for record in place.load_since(floor))
+        except (OSError, CheckpointError) as error:
+            notes.append(f"the {place.path} copy {place.place} was passed over: {error}")
+
+
+def find_doomed_state(parts: Pipeline, refs: Iterable[SnapshotRef]) -> Intent | None:
+    """A sweep that deletes, or is about to delete, files of these snapshots. Asked once they are pinned."""
+    names: set[str] = set()
+    for ref in refs:
+        for home in (parts.state_home, parts.state_home.fallback):
+            if home is not None:
+                with contextlib.suppress(CheckpointError):  # the other home has it
+                    names.update(_names_of(home.storage, ref))
+    log = SweepLog(parts.storage, Table(parts.storage.root, parts.options.deciding.storage_options), parts.options.name)
+    return log.find_after_pin(names | {REMOTE + name for name in names}) if log.table.refresh() else None
+
+
+def _names_of(storage: Storage, ref: SnapshotRef) -> set[str]:
+    """Every file that a snapshot consists of. CheckpointError when it cannot be read."""
+    complete, texts = load_with_texts(storage, ref.checkpoint, ref.digest)
+    return {*complete.files(), *texts}
+
+
+# -- the homes ----------------------------------------------------------------------------------------
+
+
+def _sweep_home(
+    parts: Pipeline, home: StateHome, needed: Needed, grace_seconds: float, *, dry_run: bool, delete: Delete
+) -> StateSwept:
+    storage, notes = home.storage, list(needed.notes)
+    if _is_empty(storage):
+        return StateSwept(storage.root, "home", dry_run, notes=needed.notes)
+    absent = {checkpoint for checkpoint in needed.marks.ids if not _has(home, checkpoint)}
+    remote = {checkpoint for checkpoint in absent if home.fallback is not None and _has(home.fallback, checkpoint)}
+    lost = absent - remote - needed.tip  # nobody can use them, whatever else is kept; without the tip's nothing goes
+    if remote:
+        notes.append(f"{len(remote)} checkpoint(s) of state are in the remote tier alone")
+    if lost:
+        notes.append(f"{len(lost)} checkpoint(s) of state are gone: one cannot go back to their epochs")
+    ids = {checkpoint: digest for checkpoint, digest in needed.marks.ids.items() if checkpoint not in lost}
+    marks = Marks(ids, needed.marks.keep_from_epoch)
+    kept = parts.options.checkpoint
+    swept = sweep(
+        storage,
+        marks,
+        _now(storage),
+        grace_seconds,
+        kept.keep_checkpoints,
+        kept.keep_aborted_secs,
+        dry_run,
+        absent_marks=bool(remote) and absent <= remote | lost,
+        delete=delete,
+    )
+    return _report(storage, "home", swept, dry_run=dry_run, notes=notes)
+
+
+def _sweep_remote(
+    parts: Pipeline, home: StateHome, needed: Needed, limits: _Limits, replica: Replica | None, delete: Delete
+) -> StateSwept:
+    assert home.fallback is not None
+    storage, kept, dry_run, marks = home.fallback.storage, parts.options.checkpoint, limits.dry_run, needed.marks
+    if _is_empty(storage):
+        return StateSwept(storage.root, "remote", dry_run)
+    keep = (limits.grace_seconds, kept.keep_checkpoints, kept.keep_aborted_secs)
+    coming = _referenced_at_home(home, marks)
+    if replica is not None and not dry_run:
+        swept = replica.sweep_remote(marks, _now(storage), *keep, coming, delete)
+        return _report(storage, "remote", swept, dry_run=dry_run, notes=[])
+    # One process copies to it and sweeps it: else a file could be seen by the one and deleted by the other.
+    if not dry_run and is_live(parts.storage, parts.options.name, parts.sinks[0].load_committed().generation):
+        note = "left alone: a run may be copying there, and sweeps it itself"
+        return StateSwept(storage.root, "remote", dry_run, notes=(note,))
+    swept = sweep(storage, marks, _now(storage), *keep, dry_run, absent_marks=True, referenced=coming, delete=delete)
+    return _report(storage, "remote", swept, dry_run=dry_run, notes=[])
+
+
+def _referenced_at_home(home: StateHome, marks: Marks) -> set[str]:
+    """What marked checkpoints at home refer to: a run that copies them takes what is there already for granted."""
+    found: set[str] = set()
+    for checkpoint, digest in marks.ids.items():
+        with contextlib.suppress(CheckpointError):  # not at home, or damaged: nobody copies it from there
+            found.update(load(home.storage, checkpoint, digest).files())
+    return found
+
+
+def _report(storage: Storage, tier: str, swept: Swept, *, dry_run: bool, notes: list[str]) -> StateSwept:
+    damaged = [f"checkpoint {checkpoint} of state: {problem}" for checkpoint, problem in swept.damaged.items()]
+    return StateSwept(
+        home=storage.root,
+        tier=tier,
+        dry_run=dry_run,
+        checkpoints=len(swept.checkpoints),
+        files=len(swept.paths),
+        size_bytes=swept.size_bytes,
+        kept=len(swept.kept),
+        notes=(*notes, *damaged),
+    )
+
+
+def _has(home: StateHome, checkpoint: str) -> bool:
+    return exists(home.storage, f"{checkpoint}/{COMMITTED}")
+
+
+def _is_empty(storage: Storage) -> bool:
+    return next(iter(storage.list("")), None) is None
+
+
+def _now(storage: Storage) -> datetime:
+    """The time by the clock that stamps the home's files, which may be another than this machine's."""
+    key = f".{uuid.uuid4().hex}.tmp"
+    storage.put(key, b"")
+    try:
+        return storage.stat(key).modified_at
+    finally:
+        storage.delete(key)

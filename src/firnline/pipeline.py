@@ -1,0 +1,290 @@
+"""A pipeline from Python: the same models as the spec file, run in this process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from firnline.errors import ConfigError, NotRunningError
+from firnline.graph import stateful
+from firnline.history.status import PipelineStatus, load_status
+from firnline.jobs.spark import SparkEngine
+from firnline.ndjson import warm_up
+from firnline.options import PipelineOptions
+from firnline.run.control_retry import serving_control
+from firnline.run.observer import Observer
+from firnline.run.open_pipeline import Parts, assemble
+from firnline.run.runner import Runner, RunResult
+from firnline.run.standby import holding_lease
+from firnline.spec.build import build_options, load_options
+from firnline.spec.loading import parse_spec
+from firnline.types import Json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+
+    from firnline.history.state import StateView
+
+logger = logging.getLogger(__name__)
+
+_ENDED_SECONDS = 0.2  # how often a wait for a checkpoint looks whether the run has ended
+
+
+class Pipeline:
+    """One pipeline.
+
+    Takes the keys of a spec file as keyword arguments; relative paths are resolved against the current folder::
+
+        pipeline = firnline.Pipeline(
+            name="flights",
+            sources={"flights": {"type": "files", "path": "in"}},
+            sinks=[{"type": "delta", "table": "out"}],
+        )
+        result = pipeline.run(once=True)
+    """
+
+    def __init__(self, **spec: Any) -> None:
+        loaded = parse_spec(spec, folder=Path.cwd())
+        self._begin(build_options(loaded, environ=os.environ))
+
+    @classmethod
+    def load(cls, path: str | Path | None = None, environ: Mapping[str, str] | None = None) -> Pipeline:
+        """A pipeline from a spec file; without a path, `firnline.yml` of this folder or one above it."""
+        found = cls.__new__(cls)
+        found._begin(load_options(path, environ=os.environ if environ is None else environ))
+        return found
+
+    def _begin(self, options: PipelineOptions) -> None:
+        self.options = options
+        self._runner: Runner | None = None
+        self._lock = threading.Lock()
+
+    def run(self, *, once: bool = False, observer: Observer | None = None, strict_store: bool = False) -> RunResult:
+        """Run until stopped or, with `once`, until the input is exhausted; in whichever thread this is called.
+
+        As `firnline run` does, the run holds the lease of the pipeline, taken from another run if need be, and serves
+        the control channel: `firnline status`, `pause`, `resume`, `stop` and `checkpoint` reach it. No signal handler
+        is installed; in a handler of your own, call `stop`.
+
+        Args:
+            once: End when the input is exhausted.
+            observer: Hears what happens.
+            strict_store: Fail, after retries, when the checkpoint store cannot be written.
+
+        Raises:
+            FirnlineError: the run failed; what was committed stays, and running again is safe when
+                `error.retryable`.
+        """
+        options = self.options
+        engine = SparkEngine(options.name, options.spark, prepare=warm_up)
+        try:
+            runner = Runner(assemble(options, once=once, strict_store=strict_store), engine, observer, once=once)
+            with ExitStack() as stack:
+                stack.enter_context(self._running(runner))
+                stack.enter_context(holding_lease(options, runner, logger.info, standby=False, stop=threading.Event()))
+                stack.enter_context(serving_control(options, runner, os.environ, logger.info))
+                result = runner.run()
+        finally:
+            engine.stop()
+        if result.error is not None:
+            raise result.error
+        return result
+
+    @contextmanager
+    def _running(self, runner: Runner) -> Iterator[None]:
+        """Let other threads reach a run for as long as it runs."""
+        with self._lock:
+            before, self._runner = self._runner, runner
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._runner = before
+
+    def stop(self) -> None:
+        """Have the run of this object finish what is in flight and end; returns at once, and `run` when that is done.
+
+        May be called from any thread, and from a signal handler.
+
+        Raises:
+            NotRunningError: `run` is not running in this process.
+        """
+        self._active().stop()
+
+    def pause(self) -> bool:
+        """Have the run of this object plan nothing more; what is in flight is committed. False when it was paused.
+
+        Raises:
+            NotRunningError: `run` is not running in this process.
+        """
+        return self._active().pause()
+
+    def resume(self) -> bool:
+        """Have a paused run go on; False when it was not paused.
+
+        Raises:
+            NotRunningError: `run` is not running in this process.
+        """
+        return self._active().resume()
+
+    def _active(self) -> Runner:
+        runner = self._runner  # no lock: a signal handler may have interrupted the thread that holds it
+        if runner is None:
+            raise NotRunningError(f"pipeline {self.options.name!r} is not running in this process")
+        return runner
+
+    def status(self) -> PipelineStatus:
+        """Where the pipeline stands; starts no JVM."""
+        return load_status(assemble(self.options))
+
+    # -- checkpoints ------------------------------------------------------------------------------------
+
+    def trigger_checkpoint(self) -> str:
+        """Have the run of this object take a checkpoint now; returns its id when it is committed.
+
+        Called from another thread than `run`. The run looks for input at once; when there is none, the id is that of
+        the checkpoint at which the pipeline stands.
+
+        Raises:
+            ConfigError: no operator of this pipeline keeps state, or there is no source.
+            NotRunningError: `run` is not running in this process, or ended before the checkpoint was taken.
+        """
+        if not self.options.sources:
+            raise ConfigError(f"pipeline {self.options.name!r} has no source, so there is nothing to checkpoint")
+        self._check_stateful()
+        runner = self._active()
+        watch = runner.checkpoint()
+        while not watch.done.wait(_ENDED_SECONDS):
+            if self._runner is not runner and not watch.done.is_set():
+                raise NotRunningError(f"the run of {self.options.name!r} ended before it took the checkpoint")
+        return str(watch.answer["id"])
+
+    def restore_from_checkpoint(self, checkpoint_id: str) -> int:
+        """Go back to a checkpoint: tables, positions and state together; returns the epoch that is the newest then.
+
+        Ids are those of `firnline checkpoints`. What came after it counts no more, and is read again by the next run.
+        A run that is active is fenced. Going back to where the pipeline stands changes nothing.
+
+        Raises:
+            ConfigError: no checkpoint of the pipeline's history has this id.
+            RollbackRefusedError: one cannot go back there; the message says why.
+        """
+        from firnline.history.edits.rollback import Rollback
+
+        parts = assemble(self.options)
+        held = parts.load()
+        epoch = next((e.epoch for e in parts.entries(held.entry) if e.checkpoint.attempt == checkpoint_id), None)
+        if epoch is None:
+            raise ConfigError(
+                f"pipeline {self.options.name!r} has no checkpoint {checkpoint_id!r}",
+                hint="`firnline checkpoints` lists the ids.",
+            )
+        if epoch == held.epoch:
+            return epoch
+        plan, _ = Rollback(parts, epoch).perform(parts.ids.new())
+        return plan.new_epoch
+
+    def restored_position(self) -> dict[str, Json] | None:
+        """Where each source stands in the checkpoint that the next run goes on from; None before the first."""
+        checkpoint = assemble(self.options).load().checkpoint
+        return None if checkpoint is None else dict(checkpoint.positions)
+
+    # -- the state of operators -------------------------------------------------------------------------
+
+    def export_state_for_keys(
+        self, operator: str, keys: pa.Table | Sequence[Mapping[str, Any]] | None = None
+    ) -> pa.Table:
+        """The state of an operator after the newest checkpoint: of some keys, those that have any, or of all.
+
+        The rows have the key's columns, `_timer` and the state's columns. `keys` has all columns of the key, or those
+        alone that decide the shard: then every key that begins with them is meant.
+
+        Raises:
+            ConfigError: there is no such operator, or the key has other columns.
+        """
+        import pyarrow as pa
+
+        reader = self._state(assemble(self.options), operator).reader
+        if keys is None:
+            return pa.concat_tables([reader.schema.empty_table(), *reader.scan()])
+        return reader.find(keys if isinstance(keys, pa.Table) else _as_table(keys, reader.layout.key))
+
+    def import_state_for_keys(self, operator: str, table: pa.Table) -> int:
+        """Give keys of an operator the state that rows say; returns the epoch that is the newest then.
+
+        The rows are those of an export: same columns, every key once; `_timer` may be missing. Other keys keep what
+        they have. Only the state changes, in an epoch of its own that reads nothing; a run that is active is fenced.
+
+        Raises:
+            ConfigError: there is no such operator, or the rows have other columns.
+            CheckpointError: the newest snapshot of the state is older than the newest epoch.
+        """
+        return self._import(operator, table, replace_all=False)
+
+    def snapshot(self, operator: str, path: str | Path) -> int:
+        """Write the whole state of an operator to a new Parquet file; returns how many keys it has.
+
+        Raises:
+            ConfigError: there is no such operator, or the file is there already.
+        """
+        from firnline.state.export import write_export
+
+        view = self._state(assemble(self.options), operator)
+        about = {"pipeline": view.pipeline, "operator": operator, "epoch": view.ref.epoch}
+        facts = {**about, "keys": len(view.reader.layout.key)}
+        return write_export(str(path), view.reader.schema, view.reader.scan(), facts)
+
+    def restore(self, operator: str, path: str | Path) -> int:
+        """Give an operator exactly the state that `snapshot` wrote; returns the epoch that is the newest then.
+
+        Raises:
+            ConfigError: there is no such operator or file, or the rows have other columns.
+            CheckpointError: the newest snapshot of the state is older than the newest epoch.
+        """
+        from firnline.state.load import read_export
+
+        return self._import(operator, read_export(str(path)), replace_all=True)
+
+    def _state(self, parts: Parts, operator: str) -> StateView:
+        from firnline.history.state import load_state_view
+
+        return load_state_view(parts, operator)
+
+    def _import(self, operator: str, table: pa.Table, *, replace_all: bool) -> int:
+        from firnline.history.edits.state_import import import_state
+
+        parts = assemble(self.options)
+        receipt = import_state(parts, operator, table, parts.ids.new(), replace_all=replace_all)
+        return receipt.epoch if receipt is not None else parts.load().epoch
+
+    def _check_stateful(self) -> None:
+        if not stateful(self.options):
+            raise ConfigError(
+                f"pipeline {self.options.name!r} has no operator that keeps state, so there is none to checkpoint",
+                hint="Positions are checkpointed with every epoch by themselves.",
+            )
+
+
+def _as_table(keys: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+    """Rows of Python values as a table; the columns that they name take the types of the key."""
+    import pyarrow as pa
+
+    names = list(dict.fromkeys(name for row in keys for name in row))
+    known = pa.schema([field for field in schema if field.name in names])
+    unknown = [name for name in names if name not in known.names]
+    if unknown or any(len(row) < len(names) for row in keys):
+        raise ConfigError(
+            f"the key has the columns {', '.join(schema.names)}; a row has others or lacks some: {', '.join(names)}",
+            hint="Give every row a value for each column of the key.",
+        )
+    try:
+        return pa.Table.from_pylist([dict(row) for row in keys], schema=known if names else schema)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise ConfigError(f"a value of the keys does not fit its column: {error}") from error

@@ -1,0 +1,1 @@
+"""One run of a pipeline: the loop, its steps, and what it keeps."""

@@ -1,0 +1,107 @@
+"""Makes checkpoints, and with each the floor: how far back one may still go."""
+
+from __future__ import annotations
+
+import logging
+
+from firnline.checkpoint.model import Checkpoint
+from firnline.errors import LedgerHoleError
+from firnline.run.flight import Base
+from firnline.run.open_pipeline import Parts
+from firnline.run.operator_state import StateKeeper
+from firnline.run.rollback_window import RollbackWindow
+from firnline.schema import fingerprint, schema_to_json
+from firnline.sinks.base import Held
+
+logger = logging.getLogger(__name__)
+
+KEPT_FLOORS = 4096  # more units than ever wait for a committer that works
+
+
+class CheckpointMaker:
+    """The checkpoints of one run. `slowest` is the epoch of the sink that lags most, kept up to date by the runner."""
+
+    def __init__(self, parts: Parts, run: str, state: StateKeeper) -> None:
+        self._state = state
+        self._parts = parts
+        self._run = run
+        self._window = RollbackWindow(parts.options.checkpoint.rollback_window)
+        self._floors: dict[int, int] = {}  # of the newest epochs
+        self._through = {  # sources whose rows go through operators: no table tells their columns
+            name for operator in parts.options.operators for name in operator.inputs if name in parts.sources.names
+        }
+        self.slowest = 0
+
+    def begin(self, held: Held) -> None:
+        """Go on from what the deciding sink holds."""
+        if held.checkpoint is not None and (self._window.needs_history or self._state.has_state):
+            past = self._since_floor(held)
+            self._window.begin(past)
+            self._state.floor.begin(past)
+
+    def note_committed(self, committed: Held) -> None:
+        """What a staged sink's log holds: its floor is the one that counts until more is committed."""
+        self._floors[committed.epoch] = committed.checkpoint.floor if committed.checkpoint else 0
+
+    def make(
+        self,
+        epoch: int,
+        attempt: str,
+        generation: int,
+        after: Base,
+        before: Checkpoint | None,
+    ) -> Checkpoint:
+        """The checkpoint after an epoch. The floor only grows, and stays at or below what every copy and sink holds."""
+        columns = fingerprint(after.table) if after.table is not None else ""
+        version, floor = (before.schema_version, before.floor) if before else (0, 0)
+        if before is None or columns != before.schema_fingerprint:
+            version += 1
+        now = self._parts.clock.now()
+        settled = [found for sink in self._parts.sinks if (found := sink.settled_epoch()) is not None]
+        settled += [found for found in (self._parts.recorder.remote_epoch,) if found is not None]
+        oldest = min(self._window.oldest(epoch, now), self.slowest, *settled)
+        if self._state.remote is not None:
+            oldest = self._state.remote.below(oldest)
+        return Checkpoint(
+            pipeline=self._parts.options.name,
+            epoch=epoch,
+            generation=generation,
+            run=self._run,
+            attempt=attempt,
+            created_at=now.isoformat(),
+            positions=after.positions,
+            state=after.snapshots,
+            watermarks=after.watermarks.to_json(),
+            columns={name: schema_to_json(after.columns[name]) for name in self._through if name in after.columns},
+            schema_fingerprint=columns,
+            schema_version=version,
+            floor=max(floor, self._state.floor.below(oldest, epoch, after.snapshots)),
+            deciding=self._parts.deciding.identity,
+        )
+
+    def add(self, checkpoint: Checkpoint) -> None:
+        """A checkpoint is staged."""
+        self._window.add(checkpoint)
+        kept = {epoch: floor for epoch, floor in self._floors.items() if epoch > checkpoint.epoch - KEPT_FLOORS}
+        self._floors = kept | {checkpoint.epoch: checkpoint.floor}
+
+    def committed_floor(self, tip: Checkpoint) -> int:
+        """The floor that the deciding sink's newest commit names: pending units may still be taken back."""
+        settled = self._parts.deciding.settled_epoch()
+        if settled is None or settled >= tip.epoch:
+            return tip.floor
+        known = [epoch for epoch in self._floors if epoch <= settled]
+        return self._floors[max(known)] if known else 0
+
+    def _since_floor(self, held: Held) -> list[Checkpoint]:
+        """The checkpoints that one may still go back to, oldest first; what a hole hides is not offered."""
+        found: list[Checkpoint] = []
+        floor = held.checkpoint.floor if held.checkpoint else 0
+        try:
+            for entry in self._parts.entries(held.entry):
+                if entry.epoch < floor:
+                    break
+                found.append(entry.checkpoint)
+        except LedgerHoleError as error:
+            logger.warning("the ledger has a hole", extra={"reason": error.message})
+        return found[::-1]

@@ -1,0 +1,359 @@
+"""The local control channel of a run: a Unix socket that takes a few commands from the same user.
+
+One request per line and one answer per line, both JSON objects of at most `MAX_LINE` bytes:
+
+    {"command": "pause"}
+    {"ok": true, "pipeline": "flights", "run": "...", "pid": 4711, "state": "pausing", "epoch": 7, ...}
+
+Commands: status, pause, resume, stop, checkpoint. None of them waits: whoever wants to know when it is done asks again.
+`checkpoint` answers with a ticket, which a later `checkpoint` names. What is malformed is answered with an error; a
+client that is slow, silent or floods is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import selectors
+import socket
+import stat
+import struct
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from firnline.clock import monotonic
+from firnline.errors import ControlError, NotRunningError
+from firnline.options import PipelineOptions
+from firnline.run.status import CheckpointWatch, Standing
+from firnline.types import Json
+
+logger = logging.getLogger(__name__)
+
+MAX_LINE = 4096
+MAX_CLIENTS = 16
+MAX_TICKETS = 64
+MAX_PATH = 100  # a socket's path may have 104 bytes at most on some systems
+CLIENT_SECONDS = 5.0  # for a whole request
+ANSWER_SECONDS = 5.0
+REST_SECONDS = 0.2  # when the machine has nothing left for another client
+
+
+class Controlled(Protocol):
+    """What the channel needs of a run; every call comes from the channel's thread and returns at once."""
+
+    run_id: str
+
+    def pause(self) -> bool: ...
+    def resume(self) -> bool: ...
+    def stop(self) -> None: ...
+    def checkpoint(self) -> CheckpointWatch: ...
+    def standing(self) -> Standing: ...
+
+
+# -- where the socket lies ----------------------------------------------------------------------------
+
+
+def socket_name(options: PipelineOptions) -> str:
+    """A short name that a pipeline has on this machine: of its own name and its deciding table."""
+    identity = f"{options.name}\0{options.deciding.table}"
+    return hashlib.sha256(identity.encode()).hexdigest()[:16] + ".sock"
+
+
+def folders(environ: Mapping[str, str]) -> list[Path]:
+    """Where sockets may lie, the place for new ones first; a service and a login often have different variables."""
+    user = os.getuid()
+    named = environ.get("XDG_RUNTIME_DIR")
+    found = [Path(named) / "firnline"] if named and os.path.isabs(named) else []
+    found += [Path(tempfile.gettempdir()) / f"firnline-{user}", Path(f"/run/user/{user}/firnline")]
+    return list(dict.fromkeys(found))
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder in which somebody else could put a socket.
+
+    Raises:
+        ControlError: it is a link, somebody else's, or others may write or look into it.
+        OSError: it is not there.
+    """
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode):
+        raise ControlError(f"{folder} is no folder of its own", hint="Remove it, or set XDG_RUNTIME_DIR.")
+    if found.st_uid != os.geteuid():
+        raise ControlError(f"{folder} belongs to another user", hint="Set XDG_RUNTIME_DIR to a folder of yours.")
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        raise ControlError(f"{folder} is open to others", hint=f"chmod 700 {folder}")
+
+
+def check_peer(connection: socket.socket) -> None:
+    """Refuse a client of another user, where the system can tell. The folder's mode keeps them out anyway."""
+    if sys.platform != "linux":
+        return
+    size = struct.calcsize("3i")
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    if user not in (os.geteuid(), 0):
+        raise ControlError(f"user {user} may not control this run")
+
+
+# -- the server ---------------------------------------------------------------------------------------
+
+
+class _Client:
+    """One connection: what it has sent so far, and until when it may."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.data = b""
+        self.deadline = monotonic() + CLIENT_SECONDS
+
+
+class ControlServer:
+    """Serves the channel of one run on a thread of its own, from `with` to its end.
+
+    Raises:
+        ControlError: the folder is not safe, or another run of this pipeline on this machine has the channel.
+        OSError: the socket cannot be made.
+    """
+
+    def __init__(self, options: PipelineOptions, run: Controlled, environ: Mapping[str, str]) -> None:
+        self._pipeline = options.name
+        self._run = run
+        self._tickets: dict[int, CheckpointWatch] = {}
+        self._count = 0
+        self.path = _place(folders(environ)[:2], socket_name(options))
+        self._thread = threading.Thread(target=self._serve, name="firnline control", daemon=True)
+
+    def __enter__(self) -> ControlServer:
+        self._lock = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            # The lock, not the file, tells whether its process lives: a dead one's socket file is replaced.
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._closing, self._wake = socket.socketpair()
+            try:
+                self._listener = self._listen()
+            except BaseException:
+                self._closing.close()
+                self._wake.close()
+                raise
+        except BlockingIOError as error:
+            os.close(self._lock)
+            raise ControlError(f"another run of {self._pipeline!r} on this machine has the control channel") from error
+        except OSError:
+            os.close(self._lock)
+            raise
+        self._thread.start()
+        return self
+
+    def _listen(self) -> socket.socket:
+        self.path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(str(self.path))
+            self.path.chmod(0o600)
+            listener.listen(MAX_CLIENTS)
+            listener.setblocking(False)
+        except OSError:
+            listener.close()
+            raise
+        return listener
+
+    def __exit__(self, *_: object) -> None:
+        self._wake.close()
+        self._thread.join()
+        self._listener.close()
+        self._closing.close()
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+        os.close(self._lock)  # last: until here nobody else makes a socket of this name
+
+    def _serve(self) -> None:
+        clients: dict[socket.socket, _Client] = {}
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            selector.register(self._closing, selectors.EVENT_READ)
+            while True:
+                first = min((c.deadline for c in clients.values()), default=None)
+                ready = {key.fileobj for key, _ in selector.select(first and max(0.0, first - monotonic()))}
+                if self._closing in ready:
+                    break
+                if self._listener in ready and (made := self._accept(len(clients))) is not None:
+                    clients[made.connection] = made
+                    selector.register(made.connection, selectors.EVENT_READ)
+                for client in list(clients.values()):
+                    talks = client.connection in ready and not self._hear(client)
+                    if talks or client.deadline <= monotonic():
+                        selector.unregister(client.connection)
+                        client.connection.close()
+                        del clients[client.connection]
+        for client in clients.values():
+            client.connection.close()
+
+    def _accept(self, clients: int) -> _Client | None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionError):  # gone before it was heard
+            return None
+        except OSError as error:  # no descriptors or memory: it stays in the queue, and would be tried without end
+            logger.debug("control client not heard", exc_info=error)
+            time.sleep(REST_SECONDS)
+            return None
+        try:
+            connection.setblocking(False)
+            if clients >= MAX_CLIENTS:
+                raise ControlError("too many clients")
+            check_peer(connection)
+        except (ControlError, OSError) as error:
+            logger.warning("control client refused", extra={"reason": str(error)})
+            connection.close()
+            return None
+        return _Client(connection)
+
+    def _hear(self, client: _Client) -> bool:
+        """Take in what a client sends and answer whole requests; False when it is to be dropped."""
+        try:
+            data = client.connection.recv(MAX_LINE)
+            if not data:
+                return False
+            client.data += data
+            while b"\n" in client.data:
+                line, client.data = client.data.split(b"\n", 1)
+                self._send(client, self.answer(line))
+                client.deadline = monotonic() + CLIENT_SECONDS
+            if len(client.data) > MAX_LINE:
+                self._send(client, _refusal(f"a request has at most {MAX_LINE} bytes"))
+                return False
+        except OSError:  # gone, or does not read its answers
+            return False
+        return True
+
+    def _send(self, client: _Client, answer: dict[str, Json]) -> None:
+        data = json.dumps(answer).encode() + b"\n"
+        if client.connection.send(data) != len(data):
+            raise BlockingIOError
+
+    # -- the commands ---------------------------------------------------------------------------------
+
+    def answer(self, line: bytes) -> dict[str, Json]:
+        """The answer to one request; never raises, whatever the line is."""
+        try:
+            if len(line) > MAX_LINE:
+                return _refusal(f"a request has at most {MAX_LINE} bytes")
+            request = json.loads(line)
+            if not isinstance(request, dict):
+                return _refusal("a request is a JSON object")
+            return self._command(request)
+        except (ValueError, RecursionError):
+            return _refusal("a request is one line of JSON")
+        except Exception as error:  # a bug of ours must not end the channel
+            logger.exception("control request failed")
+            return _refusal(f"{type(error).__name__}: {error}")
+
+    def _command(self, request: dict[str, Json]) -> dict[str, Json]:
+        run = self._run
+        match request.get("command"):
+            case "status":
+                return self._facts()
+            case "pause":
+                return {"changed": run.pause(), **self._facts()}
+            case "resume":
+                return {"changed": run.resume(), **self._facts()}
+            case "stop":
+                run.stop()
+                return self._facts()
+            case "checkpoint":
+                return self._checkpoint(request.get("ticket"))
+            case _:
+                return _refusal("commands are status, pause, resume, stop and checkpoint")
+
+    def _facts(self) -> dict[str, Json]:
+        facts = {"pipeline": self._pipeline, "run": self._run.run_id, "pid": os.getpid()}
+        return {"ok": True, **facts, **self._run.standing().to_json()}
+
+    def _checkpoint(self, ticket: Any) -> dict[str, Json]:
+        if ticket is None:
+            self._tickets = {n: w for n, w in self._tickets.items() if n > self._count - MAX_TICKETS}
+            self._count += 1
+            ticket = self._count
+            self._tickets[ticket] = self._run.checkpoint()
+        watch = self._tickets.get(ticket) if isinstance(ticket, int) else None
+        if watch is None:
+            return _refusal("there is no such ticket")
+        done = watch.done.is_set()
+        return {**self._facts(), "ticket": ticket, "done": done, **(watch.answer if done else {})}
+
+
+def _refusal(reason: str) -> dict[str, Json]:
+    return {"ok": False, "error": reason}
+
+
+def _place(places: list[Path], name: str) -> Path:
+    """The path of a new socket, in the first folder that is short enough; the folder is made."""
+    for folder in places:
+        if len(os.fsencode(folder / name)) <= MAX_PATH:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_folder(folder)
+            return folder / name
+    raise ControlError(f"{places[0]}: too long a path for a socket", hint="Set XDG_RUNTIME_DIR to a short path.")
+
+
+# -- the client ---------------------------------------------------------------------------------------
+
+
+def ask(options: PipelineOptions, request: dict[str, Json], environ: Mapping[str, str]) -> dict[str, Json]:
+    """Send one request to the run of a pipeline on this machine.
+
+    Raises:
+        NotRunningError: there is none.
+        ControlError: it does not answer, or refuses.
+    """
+    with contextlib.closing(_connect(options, environ)) as connection:
+        try:
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            line = b"".join(_until_newline(connection))
+            answer = json.loads(line)
+        except (OSError, ValueError) as error:
+            raise ControlError(f"the run of {options.name!r} did not answer") from error
+    if not isinstance(answer, dict) or answer.get("ok") is not True:
+        reason = answer.get("error") if isinstance(answer, dict) else "no answer"
+        raise ControlError(f"the run of {options.name!r} refused: {reason}")
+    return answer
+
+
+def _connect(options: PipelineOptions, environ: Mapping[str, str]) -> socket.socket:
+    for folder in folders(environ):
+        try:
+            check_folder(folder)
+        except (OSError, ControlError):
+            continue
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(ANSWER_SECONDS)
+        try:
+            connection.connect(str(folder / socket_name(options)))
+        except (TimeoutError, BlockingIOError) as error:  # it hangs, or too many others ask
+            connection.close()
+            raise ControlError(f"the run of {options.name!r} does not answer") from error
+        except OSError:  # no socket there, one of a dead process, or too long a path
+            connection.close()
+            continue
+        return connection
+    raise NotRunningError(f"no run of pipeline {options.name!r} on this machine")
+
+
+def _until_newline(connection: socket.socket) -> Iterator[bytes]:
+    size = 0
+    while data := connection.recv(MAX_LINE):
+        yield data
+        size += len(data)
+        if data.endswith(b"\n"):
+            return
+        if size > 16 * MAX_LINE:
+            raise ValueError("too long an answer")
+    raise OSError("the connection ended")

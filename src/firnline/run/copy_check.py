@@ -1,0 +1,186 @@
+"""Judges copies of a checkpoint by what the sink holds: which are level, and which tell of more than they may.
+
+A copy that seems to be ahead may have been written by a run that is still alive, after the sink was read. So the sink
+is read once more before a run is refused, and what a tier's own thread finds counts from the claim on: then no other
+run can add to the sink.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from firnline.errors import FirnlineError, SinkError, StoreAheadError
+from firnline.sinks.base import Held
+from firnline.stores.record import CheckpointRecord
+from firnline.stores.tiers import Look, entry_digest, same_entry
+
+logger = logging.getLogger(__name__)
+
+Reload = Callable[[], Held]
+
+
+class Judge:
+    """Compares the copies of one pipeline. `check` and `refuse` are called from the tiers' threads too."""
+
+    def __init__(self, pipeline: str, place: str, *, staged: bool) -> None:
+        self._pipeline = pipeline
+        self._sink_place = place
+        self._staged = staged
+        self._base: Held | None = None  # what stood in the sink before this run added to it
+        self._own: tuple[int, str] | None = None  # generation and run, from the claim on
+        self._suspects: dict[str, Look] = {}
+        self._refused: FirnlineError | None = None
+        self._lock = threading.Lock()
+
+    def confirm(self, looks: Callable[[Held], Sequence[Look]], held: Held, reload: Reload | None) -> Held:
+        """Compare what was read at the start; returns what the sink holds, which may be more by now.
+
+        Raises:
+            StoreAheadError: a copy tells of more than the sink does, and still does when the sink is read again.
+            SinkError: the sink knows nothing, and whether a copy does cannot be found out now.
+        """
+        try:
+            self._compare_all(looks(held), held)
+        except StoreAheadError:
+            if reload is None:
+                raise
+            held = reload()
+            self._compare_all(looks(held), held)
+        with self._lock:
+            self._base, self._own = held, None
+            self._suspects.clear()  # what is still there will be found again
+        return held
+
+    def before_claim(self, reload: Reload) -> None:
+        """Judge what was found since the start, by what the sink holds now.
+
+        Raises:
+            FirnlineError: a place cannot be used at all, or is ahead of the sink.
+        """
+        with self._lock:
+            suspects = list(self._suspects.values())
+            self._suspects.clear()
+            refused = self._refused
+        if refused is not None:
+            raise refused
+        if suspects:
+            self._compare_all(suspects, reload())
+
+    def claimed(self, held: Held, run: str) -> None:
+        """Take what stands under this run's claim as what every copy is judged by from now on."""
+        with self._lock:
+            self._own = (held.generation, run)
+            self._base = replace(held, generation=held.generation - 1)
+
+    def check(self, look: Look) -> None:
+        """Judge what is found in a place while the run goes on; `raise_found` tells the run of it.
+
+        Raises:
+            StoreAheadError: it tells of more than the sink did, and no newer run made it.
+        """
+        try:
+            self._check(look)
+        except StoreAheadError:
+            with self._lock:
+                self._suspects[look.path] = look
+            raise
+
+    def _check(self, look: Look) -> None:
+        with self._lock:
+            base, own = self._base, self._own
+        if base is None or look.record is None:
+            return
+        made = look.record.checkpoint
+        if own is not None and (made.generation > own[0] or (made.generation, made.run) == own):
+            return
+        self.compare(look, base)
+
+    def refuse(self, error: FirnlineError) -> None:
+        """Take note of a place that cannot be used at all."""
+        with self._lock:
+            self._refused = error
+
+    def raise_found(self) -> None:
+        """End the run if a place was found that cannot be used or is ahead of the sink.
+
+        Raises:
+            FirnlineError: there is one.
+        """
+        with self._lock:
+            refused, suspects = self._refused, list(self._suspects.values())
+            self._suspects.clear()
+        if refused is not None:
+            raise refused
+        for look in suspects:
+            self.check(look)
+
+    # -- one copy -------------------------------------------------------------------------------------
+
+    def _compare_all(self, looks: Sequence[Look], held: Held) -> None:
+        if held.checkpoint is None:
+            self._check_never_seen(looks)
+            return
+        for look in looks:
+            self.compare(look, held)
+
+    def _check_never_seen(self, looks: Sequence[Look]) -> None:
+        for look in looks:
+            if look.record is not None or look.damaged:
+                found = f"epoch {look.epoch}" if look.record else f"traces ({look.damaged})"
+                raise StoreAheadError(
+                    f"{_name(look)} holds {found} of {self._pipeline!r}, but {self._sink_place} knows nothing of it",
+                    hint=f"Bring the right table back. To start over, delete {self._pipeline!r} from {look.place}.",
+                    store=look.place,
+                    epoch=look.epoch,
+                )
+        for look in looks:
+            if look.unreachable:
+                raise SinkError(
+                    f"{self._sink_place} knows nothing of {self._pipeline!r}, and {_name(look)} cannot be asked:"
+                    f" {look.unreachable}",
+                    hint="A first start needs every store and tier to answer; make it reachable, then run again.",
+                )
+
+    def compare(self, look: Look, held: Held) -> None:
+        """Refuse a copy that tells of more than the sink does, unless that was taken back in the sink."""
+        facts = {"tier": look.path, "place": look.place}
+        if look.unreachable or look.damaged:
+            if look.path == "store":  # of a tier it was said when it was passed over
+                logger.warning("store not read", extra={**facts, "reason": look.unreachable or look.damaged})
+            return
+        if look.record is None or look.epoch < held.epoch or fits(look.record, held):
+            return
+        made_by = look.record.checkpoint.generation
+        if look.epoch > held.epoch:
+            taken_back = self._staged and made_by < held.generation
+        else:
+            taken_back = held.checkpoint is not None and made_by < held.checkpoint.generation
+        if not taken_back:
+            raise self._ahead(look, held)
+        logger.warning("copy tells of an epoch that was taken back", extra={**facts, "epoch": look.epoch})
+
+    def _ahead(self, look: Look, held: Held) -> StoreAheadError:
+        other = " (another one)" if look.epoch == held.epoch else ""
+        hint = f"Bring the right table back, or delete {self._pipeline!r} from {look.place} if the table is right."
+        if self._staged:
+            hint += f" Units that were set aside: firnline staging --discard-from {held.epoch + 1}."
+        return StoreAheadError(
+            f"{_name(look)} holds epoch {look.epoch} of {self._pipeline!r}{other},"
+            f" but {self._sink_place} holds epoch {held.epoch}",
+            hint=hint,
+            store=look.place,
+            epoch=look.epoch,
+            sink_epoch=held.epoch,
+        )
+
+
+def fits(record: CheckpointRecord, held: Held) -> bool:
+    """Whether a record is of the very epoch and entry that the sink holds."""
+    return held.entry is not None and record.epoch == held.epoch and same_entry(record.entry, entry_digest(held.entry))
+
+
+def _name(look: Look) -> str:
+    return f"the checkpoint store {look.place}" if look.path == "store" else f"the {look.path} tier {look.place}"

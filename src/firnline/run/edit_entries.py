@@ -1,0 +1,120 @@
+"""What the ledger says of an epoch that reads nothing, and what that means to a sink."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+
+from firnline.checkpoint.ledger import LedgerEntry
+from firnline.checkpoint.model import Checkpoint
+from firnline.errors import ConfigError, RollbackRefusedError
+from firnline.run.open_pipeline import Parts
+from firnline.sinks.base import EpochCommit
+from firnline.sinks.delta import DeltaSink
+from firnline.sinks.delta.history_edit import Effect, KeepRows, ReplaceRows, RestoreVersion, read_epoch_versions
+from firnline.sinks.delta.outbox import without_outbox
+from firnline.sources.files.position import FileState
+from firnline.types import EntryRef, Json
+
+
+def jump_checkpoint(
+    parts: Parts, base: Checkpoint, held: Checkpoint | None, *, epoch: int, generation: int, run: str
+) -> Checkpoint:
+    """The checkpoint of a jump: State + Position of `base`, under a new epoch. The floor never goes back."""
+    version = max(base.schema_version, held.schema_version if held else 0)
+    if held is not None and held.schema_fingerprint != base.schema_fingerprint:
+        version += 1
+    return replace(
+        base,
+        epoch=epoch,
+        generation=generation,
+        run=run,
+        attempt=parts.ids.new(),
+        created_at=parts.clock.now().isoformat(),
+        schema_version=version,
+        floor=max(base.floor, held.floor if held else 0),
+        deciding=parts.deciding.identity,
+    )
+
+
+def epoch_commit(parts: Parts, sink: DeltaSink, entry: LedgerEntry, ref: EntryRef, schema: pa.Schema) -> EpochCommit:
+    """What a sink is given of an entry, be it of an epoch that was read or of a jump."""
+    if not entry.is_jump and entry.staged and sink.name not in entry.staged:
+        raise new_sink_error(sink.name)
+    before = entry.previous
+    if before is not None and before.epoch == 0 and sink is not parts.deciding:
+        before = None  # a baseline stands in the deciding sink alone
+    facts: dict[str, Json] = {"files": sum(len(files) for files in entry.inputs.values())}
+    return EpochCommit(
+        checkpoint=entry.checkpoint,
+        entry=ref,
+        previous=before,
+        previous_checkpoint=entry.previous_checkpoint,
+        files=[] if entry.is_jump else without_outbox(entry.staged.get(sink.name, [])),
+        schema=schema,
+        source_state=_interchange(parts, entry),
+        facts={**facts, "jump": entry.jump} if entry.is_jump else facts,
+        kind=entry.kind if entry.is_jump else "epoch",
+    )
+
+
+def _interchange(parts: Parts, entry: LedgerEntry) -> Json:
+    """What other tools can read of a position: only of a pipeline that takes one source to its tables as it is."""
+    source = parts.sources.only
+    if source is None or parts.options.operators:
+        return None
+    return FileState.from_json(entry.checkpoint.positions[source.name]).interchange()
+
+
+def new_sink_error(name: str) -> ConfigError:
+    """A sink that has none of the epochs that were made before it was added."""
+    return ConfigError(
+        f"sink {name!r} was added to a pipeline that has history, which this version cannot replay",
+        hint="Give the pipeline a new name, or take the sink out of the spec.",
+    )
+
+
+def find_effect(sink: DeltaSink, pipeline: str, entry: LedgerEntry, holds: int) -> Effect:
+    """What a jump does to the rows of a sink that holds epoch `holds`.
+
+    Raises:
+        RollbackRefusedError: the sink cannot go back to that epoch.
+    """
+    match entry.kind:
+        case "fresh":
+            return ReplaceRows() if entry.jump["truncate"] else KeepRows()
+        case "restore":
+            version = entry.jump["versions"].get(sink.name)
+            return ReplaceRows(tuple(entry.staged[sink.name])) if version is None else RestoreVersion(int(version))
+        case "rescale" | "import" | "repair":
+            return KeepRows()
+    to = int(entry.jump["to_epoch"])
+    if holds <= to or sink.name in entry.jump.get("left", []):
+        return KeepRows()
+    return RestoreVersion(version_of(sink, pipeline, to))
+
+
+def version_of(sink: DeltaSink, pipeline: str, epoch: int) -> int:
+    """The table version whose newest epoch is `epoch`.
+
+    Raises:
+        RollbackRefusedError: it has none: shared with later epochs, or cleaned out of the log.
+    """
+    found = read_epoch_versions(sink.log, pipeline, sink.table.version, epoch)
+    version = found.find(epoch)
+    if version is not None:
+        return version
+    if epoch in found.inside:
+        near = " or ".join(str(e) for e in found.nearest(epoch))
+        raise RollbackRefusedError(
+            f"{sink.name}: epoch {epoch} was committed together with later ones, up to {found.inside[epoch]}",
+            hint=f"Nearest possible: --to {near}",
+            epoch=epoch,
+            nearest=found.nearest(epoch),
+        )
+    raise RollbackRefusedError(
+        f"{sink.name}: the commit of epoch {epoch} is no longer in the table's log",
+        hint="The log's retention (delta.logRetentionDuration) has passed; use a savepoint where there is one.",
+        epoch=epoch,
+    )

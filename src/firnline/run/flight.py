@@ -1,0 +1,118 @@
+"""What a run knows between its steps: the tip, the epochs in flight, and what each of them is planned on.
+
+One step leaves here what another takes up, on another lane; an epoch in flight is reached by its attempt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from firnline.checkpoint.ledger import LedgerEntry
+from firnline.checkpoint.model import Checkpoint
+from firnline.jobs.read_orders import Produced
+from firnline.jobs.watermarks import Watermarks
+from firnline.run.requests import FileRequest
+from firnline.sinks.base import Held
+from firnline.sources.group import EpochPlan, Positions, Records, Sources
+from firnline.state.refs import OperatorState
+from firnline.types import EntryRef, Json, Receipt
+
+KEPT_ENTRIES = 8
+KEPT_RECEIPTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """An epoch that is to be folded again after a restart: its entry, and what it was planned on."""
+
+    entry: LedgerEntry
+    watermarks: Watermarks  # before it
+    columns: dict[str, pa.Schema]  # before it
+    skip: frozenset[str] = frozenset()  # operators whose snapshot holds it already
+
+
+@dataclass(slots=True)
+class Base:
+    """What an epoch is planned on: an epoch that is committed or in flight."""
+
+    epoch: int
+    entry: EntryRef | None
+    checkpoint: Checkpoint | None
+    positions: Positions
+    table: pa.Schema | None  # the deciding table's columns, None before it exists
+    columns: dict[str, pa.Schema] = field(default_factory=dict)  # of each source, as far as they are known
+    state: dict[str, OperatorState] = field(default_factory=dict)  # of each operator
+    watermarks: Watermarks = field(default_factory=Watermarks)
+    snapshots: dict[str, Json] = field(default_factory=dict)  # where each operator's newest complete snapshot lies
+    behind: list[Behind] = field(default_factory=list)  # epochs that the state lacks, oldest first
+
+
+@dataclass(slots=True)
+class EpochInFlight:
+    """One epoch on its way from plan to commit."""
+
+    epoch: int
+    attempt: str
+    base: str
+    plan: EpochPlan
+    epoch_time: str  # RFC 3339: what `epoch_time()` gives, on every replay
+    requests: list[FileRequest]
+    produced: Produced = field(default_factory=Produced)
+    operators: dict[str, dict[str, Json]] = field(default_factory=dict)  # what each did, for people
+    advanced: tuple[Positions, Records] | None = None  # see `advance`
+    records: Records = field(default_factory=dict)
+    entry: LedgerEntry | None = None
+    ref: EntryRef | None = None
+    durations_ms: dict[str, int] = field(default_factory=dict)
+
+    def advance(self, sources: Sources, base: Base, produced: Produced) -> tuple[Positions, Records]:
+        """Where the sources stand after it, and what the ledger says of its input.
+
+        Worked out once: a source takes note of files that failed while it does.
+        """
+        if self.advanced is None:
+            self.advanced = sources.advance(self.plan, base.positions, produced.outcomes, self.epoch)
+        return self.advanced
+
+
+class Flight:
+    """Everything in flight. Steps on several lanes use it; each change is one assignment or one dict operation."""
+
+    def __init__(self) -> None:
+        self.bases: dict[str, Base] = {}
+        self.epochs: dict[str, EpochInFlight] = {}
+        self.generation = 0
+        self.held = Held(exists=False, version=-1)
+        self.baseline: LedgerEntry | None = None  # another tool's progress, before our first claim
+        self.receipts: list[Receipt] = []
+        self.recent: dict[int, tuple[LedgerEntry, EntryRef]] = {}  # decided entries that a further sink takes next
+        self.refs: dict[int, EntryRef] = {}  # of older ones, once a further sink that lags has asked for one
+
+    def flying(self, epoch: int) -> EpochInFlight:
+        return next(e for e in list(self.epochs.values()) if e.epoch == epoch)
+
+    def settle(self, epoch: int, attempt: str) -> tuple[EpochInFlight | None, Receipt | None]:
+        """The deciding sink holds an epoch: it is the tip now."""
+        receipt = next((r for r in reversed(self.receipts) if r.epoch == epoch), None)
+        base = self.bases.get(attempt)
+        if base is not None and base.entry is not None:
+            self.held = Held(
+                exists=True,
+                version=receipt.version if receipt else self.held.version,
+                generation=self.generation,
+                epoch=epoch,
+                entry=base.entry,
+                checkpoint=base.checkpoint,
+                path=self.held.path,
+            )
+        made = self.epochs.pop(attempt, None)  # only now: until here a reconcile finds it in flight
+        if made is not None and made.entry is not None and made.ref is not None:
+            kept = {e: found for e, found in self.recent.items() if e > epoch - KEPT_ENTRIES}
+            self.recent = {**kept, epoch: (made.entry, made.ref)}
+        for known, old in list(self.bases.items()):  # in place: the next job may end right now and add its own
+            if old.epoch < epoch - 1:
+                del self.bases[known]
+        del self.receipts[:-KEPT_RECEIPTS]
+        return made, receipt

@@ -1,0 +1,170 @@
+"""Assembles the parts that a run, or a command that only looks, works with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from firnline.checkpoint.ledger import Fold, Ledger, LedgerEntry
+from firnline.clock import SystemClock
+from firnline.errors import ConfigError
+from firnline.graph import output_key, sink_input
+from firnline.options import DeltaSinkOptions, PipelineOptions
+from firnline.run.recorder import Recorder
+from firnline.run.requests import Requests
+from firnline.sinks.base import Held
+from firnline.sinks.delta import DeltaSink
+from firnline.sinks.delta.outbox import outbox_folder
+from firnline.sinks.delta.upsert.sink import UpsertSink
+from firnline.sinks.staged.sink import StagedDeltaSink
+from firnline.sources.base import Limits
+from firnline.sources.files.known import KnownFiles
+from firnline.sources.files.source import FileSource
+from firnline.sources.group import Sources
+from firnline.state.home import StateHome
+from firnline.storage import Storage, normalise, open_storage
+from firnline.types import Clock, EntryRef, Ids, Json, RandomIds
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Sources, sinks and ledger of one pipeline. The deciding sink is the first of `sinks`."""
+
+    options: PipelineOptions
+    sources: Sources
+    sinks: tuple[DeltaSink, ...]
+    ledger: Ledger
+    storage: Storage  # the deciding sink's table
+    requests: Requests
+    clock: Clock
+    ids: Ids
+    recorder: Recorder
+
+    @property
+    def deciding(self) -> DeltaSink:
+        return self.sinks[0]
+
+    @property
+    def state_home(self) -> StateHome:
+        """Where operators' state lies: on the local tier when there is one, else beside the deciding table's ledger."""
+        checkpoint, name = self.options.checkpoint, self.options.name
+        remote = None
+        if checkpoint.remote is not None:
+            remote = StateHome(f"{checkpoint.remote.uri}/state/{name}", checkpoint.remote.storage_options)
+        if checkpoint.local is not None:
+            return StateHome(f"{checkpoint.local.path}/state/{name}", fallback=remote)
+        root = f"{self.storage.root}/_firnline/{name}/state"
+        return StateHome(root, self.options.deciding.storage_options, fallback=remote)
+
+    def open_readers(self) -> tuple[DeltaSink, ...]:
+        """The same sinks once more, to read them from another thread: a sink and its table handle serve one lane."""
+        return _open_sinks(self.options, self.ledger, self.clock, self.sources, self.recorder)
+
+    def sink(self, name: str) -> DeltaSink:
+        return next(sink for sink in self.sinks if sink.name == name)
+
+    def limits(self, parallelism: int, files_per_task: int = 1) -> Limits:
+        """How much one plan may take."""
+        batch = self.options.batch
+        return Limits(
+            max_files=batch.max_files,
+            max_bytes=batch.max_bytes,
+            max_events=batch.max_events,
+            max_ms=batch.max_ms,
+            max_output_files=batch.max_output_files,
+            parallelism=parallelism,
+            files_per_task=files_per_task,
+        )
+
+    def known_files(self, tip: EntryRef | None) -> dict[str, str]:
+        """Every file that the ledger knows, with its etag. LedgerHoleError when the chain is broken."""
+        known = {name: KnownFiles() for name in self.sources.names}
+        self.add_known(known, tip)
+        return {path: etag for of_source in known.values() for path, etag in of_source}
+
+    def add_known(self, known: Mapping[str, KnownFiles], tip: EntryRef | None) -> None:
+        """Add the same to what is known of each source: two sources may read one file."""
+        for name, file in self.ledger_files(tip):  # newest first: the last time a file was read is what counts
+            known[name].add(str(file["path"]), str(file.get("etag", "")))
+
+    def ledger_files(self, tip: EntryRef | None) -> Iterator[tuple[str, dict[str, Json]]]:
+        """What the ledger says of every file of every source, newest epoch first."""
+        for link in self.ledger.chain(tip):
+            for name in self.sources.names:
+                records = link.inputs.get(name, [])
+                if isinstance(link, Fold):
+                    yield from ((name, record) for record in reversed(records))
+                else:
+                    yield from ((name, {**record, "epoch": link.epoch}) for record in records)
+
+    def entries(self, tip: EntryRef | None) -> Iterator[LedgerEntry]:
+        """The entries that are not folded yet, newest first."""
+        return (link for link in self.ledger.chain(tip) if isinstance(link, LedgerEntry))
+
+    def load(self) -> Held:
+        """What the deciding sink holds."""
+        return self.deciding.load()
+
+
+def assemble(
+    options: PipelineOptions,
+    *,
+    once: bool = False,
+    moved: tuple[str, str] | None = None,
+    clock: Clock | None = None,
+    ids: Ids | None = None,
+    strict_store: bool = False,
+) -> Parts:
+    """Make the parts of a pipeline; nothing is read or written yet."""
+    clock = clock or SystemClock()
+    deciding = options.deciding
+    storage = open_storage(deciding.table, deciding.storage_options)
+    ledger = Ledger(storage, options.name)
+    sources = _open_sources(options, once, moved)
+    recorder = Recorder(options, ledger, clock, storage.root, strict_store=strict_store)
+    sinks = _open_sinks(options, ledger, clock, sources, recorder)
+    return Parts(
+        options, sources, sinks, ledger, storage, Requests(storage, options.name), clock, ids or RandomIds(), recorder
+    )
+
+
+def _open_sinks(
+    options: PipelineOptions, ledger: Ledger, clock: Clock, sources: Sources, recorder: Recorder
+) -> tuple[DeltaSink, ...]:
+    sinks = tuple(
+        _kind_of(s)(_with_key(options, s), options.name, ledger, clock, sources.replay) for s in options.ordered_sinks
+    )
+    sinks[0].copies = recorder.tiers
+    sinks[0].decides = True
+    deciding = options.deciding
+    root, folder = normalise(deciding.table), outbox_folder(options.name)
+    for sink in sinks[1:]:
+        if not sink.required:
+            sink.outbox = {"root": root, "storage_options": dict(deciding.storage_options), "folder": folder}
+    return sinks
+
+
+def _kind_of(sink: DeltaSinkOptions) -> type[DeltaSink]:
+    if sink.write == "upsert":
+        return UpsertSink
+    return StagedDeltaSink if sink.mode == "staged" else DeltaSink
+
+
+def _with_key(options: PipelineOptions, sink: DeltaSinkOptions) -> DeltaSinkOptions:
+    """An upsert without a key goes by the one that its operator's rows have."""
+    if sink.write != "upsert" or sink.key:
+        return sink
+    operator = next((o for o in options.operators if o.name == sink_input(options, sink)), None)
+    return replace(sink, key=output_key(operator) if operator is not None else ())
+
+
+def _open_sources(options: PipelineOptions, once: bool, moved: tuple[str, str] | None) -> Sources:
+    """The sources; `moved` is for the one that lies at the new place."""
+    found = [FileSource(one, once=once) for one in options.sources]
+    if moved is not None:
+        to = normalise(moved[1])
+        roots = [source.root for source in found]
+        if to not in roots:
+            raise ConfigError(f"--source-moved says {moved[1]}, the spec says {', '.join(roots)}")
+        found[roots.index(to)] = FileSource(options.sources[roots.index(to)], once=once, moved=moved)
+    return Sources(found, once=once)

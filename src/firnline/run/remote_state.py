@@ -1,0 +1,111 @@
+"""The remote tier of state: which snapshots it holds, and which of them goes there next."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from firnline.checkpoint.model import Checkpoint
+from firnline.options import RemoteTierOptions
+from firnline.state.home import StateHome
+from firnline.state.manifest import SnapshotRef
+from firnline.state.replica import Replica
+from firnline.state.replicator import StateReplicator
+from firnline.state.snapshot import COMMITTED, exists
+from firnline.types import Clock
+
+
+class RemoteState:
+    """Copies what the sinks name, once they do. Told by the main thread; copies in a thread of its own.
+
+    Operators may be snapshot at different epochs: the oldest snapshot that is not there yet goes first, so that one
+    that is made seldom is not passed over for those that are made often. What was copied counts, also when newer
+    snapshots were made meanwhile: else the floor would stand still where a copy takes longer than an epoch.
+    """
+
+    def __init__(self, home: StateHome, remote: RemoteTierOptions, operators: Sequence[str], clock: Clock) -> None:
+        assert home.fallback is not None
+        self.replica = Replica(home.storage, home.fallback.storage)
+        self._replicator = StateReplicator(
+            self.replica, remote.interval_ms, clock.monotonic, lambda _: self._offer_more(), self._copied
+        )
+        self._lock = threading.Lock()
+        self._waiting: dict[str, SnapshotRef] = {}  # by operator: what the remote tier lacks
+        self._named: dict[str, dict[str, int]] = {}  # by checkpoint of state: the operators, with epochs, that name it
+        self._held: dict[str, list[int]] = {name: [] for name in operators}  # epochs of what is there, rising
+
+    def begin(self, checkpoint: Checkpoint) -> None:
+        """Take note of what is there of a checkpoint that a run goes on from."""
+        for name, value in checkpoint.state.items():
+            ref = SnapshotRef.from_json(value)
+            if name in self._held and exists(self.replica.remote, f"{ref.checkpoint}/{COMMITTED}"):
+                self._hold(name, ref.epoch)
+
+    def settled(self, checkpoint: Checkpoint) -> None:
+        """The deciding sink holds an epoch: what its checkpoint names may go."""
+        self._replicator.start()
+        with self._lock:
+            for name, value in checkpoint.state.items():
+                ref = SnapshotRef.from_json(value)
+                if ref.epoch > max(self._held.get(name, []), default=0):
+                    self._waiting[name] = ref
+                    self._named.setdefault(ref.checkpoint, {})[name] = ref.epoch
+            self._offer()
+            # From here on the replicator takes nothing else than what waits; what it has taken may be older.
+            wanted = {ref.checkpoint for ref in self._waiting.values()} | {self._replicator.taken}
+            self._named = {checkpoint: names for checkpoint, names in self._named.items() if checkpoint in wanted}
+
+    def _copied(self, checkpoint: str) -> None:
+        """Called by the replicator when a checkpoint is there."""
+        with self._lock:
+            for name, epoch in self._named.pop(checkpoint, {}).items():
+                self._hold(name, epoch)
+                if name in self._waiting and self._waiting[name].epoch <= epoch:
+                    del self._waiting[name]
+
+    def _offer_more(self) -> None:
+        """Called by the replicator after every try."""
+        with self._lock:
+            self._offer()
+
+    def _offer(self) -> None:
+        oldest = min(self._waiting.values(), key=lambda ref: ref.epoch, default=None)
+        if oldest is not None:
+            self._replicator.offer(oldest.checkpoint, oldest.digest)
+
+    def _hold(self, name: str, epoch: int) -> None:
+        held = self._held.setdefault(name, [])
+        if epoch > max(held, default=0):
+            held.append(epoch)
+
+    @property
+    def epoch(self) -> int:
+        """The oldest of the newest snapshots there."""
+        with self._lock:
+            return min((max(held, default=0) for held in self._held.values()), default=0)
+
+    def below(self, limit: int) -> int:
+        """The newest epoch up to `limit` that can be restored from here; asked with a limit that never falls.
+
+        A floor between two copies would not do: one might go back to an epoch whose state only this host has, while
+        the source has forgotten what came before it.
+        """
+        with self._lock:
+            for name, held in self._held.items():
+                older = [epoch for epoch in held if epoch <= limit]
+                self._held[name] = held[max(0, len(older) - 1) :]
+            return min((held[0] if held and held[0] <= limit else 0 for held in self._held.values()), default=0)
+
+    def flush(self, seconds: float) -> bool:
+        """Bring the remote tier level; whether it is."""
+        while self._replicator.flush(seconds):
+            with self._lock:
+                if not self._waiting:
+                    return True
+        return False
+
+    def close(self, *, drain_seconds: float) -> None:
+        """Stop; with `drain_seconds`, copy what waits first, for so long at most."""
+        if drain_seconds > 0:
+            self.flush(drain_seconds)
+        self._replicator.close(drain_seconds=0.0)

@@ -1,0 +1,339 @@
+"""Finds the state that a run goes on from: what the sink's checkpoint names, or an older one and the epochs since."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from firnline.checkpoint.model import Checkpoint
+from firnline.errors import CheckpointError, ConfigError, StateLostError
+from firnline.graph import downstream
+from firnline.jobs.dataflow import Dataflow, shape_of
+from firnline.jobs.read_orders import columns_from_json
+from firnline.jobs.watermarks import Watermarks
+from firnline.options import OperatorOptions
+from firnline.run.flight import Behind
+from firnline.run.open_pipeline import Parts
+from firnline.run.past_epochs import Past, PastEpoch
+from firnline.sinks.base import Held
+from firnline.state import snapshot as layout
+from firnline.state.home import StateHome
+from firnline.state.load import EMPTY, export_digest
+from firnline.state.manifest import CompleteCheckpoint, SnapshotRef
+from firnline.state.refs import OperatorState
+from firnline.state.replica import Replica
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Restored:
+    """What a run goes on from. `epochs` says after which epoch each operator's state stands."""
+
+    state: dict[str, OperatorState] = field(default_factory=dict)
+    epochs: dict[str, int] = field(default_factory=dict)
+    shards: int | None = None
+    behind: list[Behind] = field(default_factory=list)
+    path: str = "fresh"  # local, sink (the table's own folder), remote, or fresh
+    used: dict[str, SnapshotRef] = field(default_factory=dict)  # that it goes on from, by operator
+    passed_over: bool = False  # whether newer snapshots are damaged or gone
+    initial: dict[str, str] = field(default_factory=dict)  # digests of exported states that are to be taken up again
+
+
+def restore_state(parts: Parts, flow: Dataflow, home: StateHome, held: Held, *, only_look: bool = False) -> Restored:
+    """Restore every operator: its newest snapshot that is intact and no newer than those it feeds.
+
+    With `only_look` nothing is written: what only the remote tier has is read there.
+
+    Raises:
+        StateLostError: there is no intact snapshot from which the epochs since can be folded again.
+        ConfigError: an operator was put before another whose newest snapshot lacks epochs from before that.
+    """
+    if held.checkpoint is None or not flow.stateful:
+        return Restored()
+    past, named = Past(parts, held), held.checkpoint.state
+    if not named and past.began_afresh:
+        return Restored()
+    finder = _Finder(home, past, only_look=only_look)
+    restored = Restored()
+    for operator in reversed(flow.stateful):  # those downstream first: they limit those that feed them
+        fed = [name for name in fed_by(parts, flow, operator) if name in restored.epochs]
+        limit = min((restored.epochs[name] for name in fed), default=held.epoch)
+        known = [name for name in (operator.name, operator.renamed_from) if name in named]
+        if not known:  # added, with leave to begin empty
+            if limit < held.epoch:
+                raise _added_before_old_state(operator.name, fed, restored.epochs, held.epoch)
+            restored.epochs[operator.name] = held.epoch
+            continue
+        start = finder.find(operator, limit)
+        restored.epochs[operator.name] = start.epoch
+        if start.ref is None:
+            if start.initial:
+                restored.initial[operator.name] = start.initial
+            continue
+        assert start.complete is not None
+        _check_same(parts, operator, start.complete, start.name)
+        restored.used[operator.name] = start.ref
+        if start.complete.plan.operators[start.name].key_schema:  # else no row of it ever came
+            restored.state[operator.name] = start.complete.operators[start.name]
+            restored.shards = max(restored.shards or 0, start.ref.wanted or len(start.complete.plan.shards))
+    restored.path = "sink" if finder.path == "local" and parts.options.checkpoint.local is None else finder.path
+    restored.passed_over = finder.passed_over
+    restored.behind = _epochs_since(parts, flow, past, held, restored.epochs)
+    return restored
+
+
+def _added_before_old_state(name: str, fed: list[str], epochs: Mapping[str, int], newest: int) -> ConfigError:
+    late = next(other for other in fed if epochs[other] < newest)
+    return ConfigError(
+        f"operator {name!r} was put before {late!r}, whose newest snapshot is that of epoch {epochs[late]}: the epochs"
+        f" up to {newest} were read without it, and cannot be folded again with it",
+        hint=f"Run with the operators as they were, have a snapshot made (firnline checkpoint), then add {name}.",
+        operator=name,
+    )
+
+
+def _epochs_since(parts: Parts, flow: Dataflow, past: Past, held: Held, epochs: Mapping[str, int]) -> list[Behind]:
+    """The epochs that some operator lacks, oldest first.
+
+    Raises:
+        StateLostError: the ledger no longer tells one of them, or state was imported in one of them.
+    """
+    oldest = min(epochs.values(), default=held.epoch)
+    needed: list[Behind] = []
+    number = 0
+    while oldest < held.epoch:
+        found = past.get(number)
+        if found is None:
+            if past.reaches_beginning:
+                break
+            raise StateLostError(
+                f"the ledger no longer tells what was read after epoch {oldest}: {past.problem}", epoch=oldest
+            )
+        if found.epoch <= oldest or found.kind == "fresh":
+            break
+        _check_import(parts, found, epochs)
+        if found.is_read:
+            needed.append(_behind(flow, past, number, epochs))
+        number += 1
+    return needed[::-1]
+
+
+def _behind(flow: Dataflow, past: Past, number: int, epochs: Mapping[str, int]) -> Behind:
+    """One epoch that is to be folded again, with what it was planned on."""
+    found, before = past.get(number), past.get(number + 1)
+    assert found is not None
+    if found.entry is None:
+        raise StateLostError(
+            f"the ledger entry of epoch {found.epoch} is damaged, and no snapshot of the state is as new:"
+            " what that epoch read is told nowhere else",
+            hint="Bring the entry back from a backup of the table's _firnline folder; or go back to an epoch with a "
+            "snapshot of its own (firnline rollback --to EPOCH), or to a savepoint.",
+            epoch=found.epoch,
+        )
+    if before is None and found.previous is not None:
+        raise StateLostError(
+            f"no copy is intact of the checkpoint that epoch {found.epoch} was planned on: {past.problem}",
+            epoch=found.epoch,
+        )
+    checkpoint = before.checkpoint if before is not None else None
+    skip = frozenset(name for name, epoch in epochs.items() if epoch >= found.epoch)
+    columns = columns_from_json(checkpoint.columns if checkpoint is not None else {})
+    return Behind(found.entry, known_watermarks(flow, checkpoint), columns, skip)
+
+
+def _check_import(parts: Parts, found: PastEpoch, epochs: Mapping[str, int]) -> None:
+    """What an epoch imported must be in the snapshot that is gone on from: no input makes it again."""
+    if found.kind != "import":
+        return
+    renamed = {o.renamed_from: o.name for o in parts.options.operators if o.renamed_from}
+    name = str(found.jump.get("operator", ""))
+    lacking = [
+        one for one, epoch in epochs.items() if epoch < found.epoch and (one == renamed.get(name, name) or not name)
+    ]
+    if lacking:
+        raise StateLostError(
+            f"the state of {lacking[0]!r} that epoch {found.epoch} imported is lost, and no input makes it again",
+            epoch=found.epoch,
+            operator=lacking[0],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What one operator's state is made from: a snapshot, or nothing, before the first epoch that it folded."""
+
+    epoch: int
+    name: str = ""  # under which the snapshot has it
+    ref: SnapshotRef | None = None
+    complete: CompleteCheckpoint | None = None
+    initial: str = ""  # the digest of the exported state that it began with
+
+
+class _Finder:
+    """Looks for snapshots in the tiers; what was loaded or found wanting once is not looked at again."""
+
+    def __init__(self, home: StateHome, past: Past, *, only_look: bool) -> None:
+        self._home = home
+        self._past = past
+        self._only_look = only_look
+        self._loaded: dict[str, CompleteCheckpoint | CheckpointError] = {}
+        self.path = "fresh"
+
+    @property
+    def passed_over(self) -> bool:
+        """Whether a snapshot was damaged or gone."""
+        return any(isinstance(found, CheckpointError) for found in self._loaded.values())
+
+    def find(self, operator: OperatorOptions, limit: int) -> _Start:
+        """The newest intact snapshot of an operator that is not newer than `limit`; else, where it began.
+
+        Raises:
+            StateLostError: there is no snapshot, and where it began cannot be proven or is newer than `limit`.
+        """
+        number, reasons = 0, []
+        seen: set[str] = set()
+        refs: list[SnapshotRef] = []  # of every epoch that names it, newest first
+        while (found := self._past.get(number)) is not None:
+            name = next((n for n in (operator.name, operator.renamed_from) if n in found.checkpoint.state), "")
+            if not name:
+                break
+            number += 1
+            refs.append(SnapshotRef.from_json(found.checkpoint.state[name]))
+            if refs[-1].checkpoint in seen or refs[-1].epoch > limit:
+                continue
+            seen.add(refs[-1].checkpoint)
+            complete = self._load(refs[-1])
+            if isinstance(complete, CompleteCheckpoint):
+                return _Start(refs[-1].epoch, name, refs[-1], complete)
+            reasons.append(complete.message)
+        why = reasons[0] if reasons else "no snapshot is old enough" if refs else "no checkpoint names it"
+        return self._from_birth(operator, limit, refs, why)
+
+    def _from_birth(self, operator: OperatorOptions, limit: int, refs: list[SnapshotRef], why: str) -> _Start:
+        """Begin before the first epoch that the operator folded: the newest reference tells it, or the ledger does."""
+        lost = f"the state of operator {operator.name!r} is lost: {why}"
+        born = refs[0].born if refs else None
+        if born is None:
+            born = self._prove_birth(refs, number=len(refs) - 1)
+            if born is None or operator.initial_state not in ("", EMPTY):
+                raise StateLostError(
+                    f"{lost}; and neither its checkpoints nor the ledger tell in which epoch, and with what state, the"
+                    " operator began, so it cannot be made again from its input",
+                    operator=operator.name,
+                )
+        if born - 1 > limit:
+            raise StateLostError(
+                f"{lost}; it began with epoch {born}, and an operator that it feeds needs epochs from {limit + 1} on",
+                operator=operator.name,
+                epoch=born,
+            )
+        initial = refs[0].initial
+        if initial and export_digest(operator.initial_state) != initial:
+            raise StateLostError(
+                f"{lost}; it began with an exported state, and initial_state no longer names that file",
+                hint="Bring the exported file back and name it as initial_state of the operator.",
+                operator=operator.name,
+            )
+        extra = {"operator": operator.name, "epoch": born, "reason": why}
+        logger.warning("state is made again from the first epoch of the operator", extra=extra)
+        return _Start(born - 1, initial=initial)
+
+    def _prove_birth(self, refs: list[SnapshotRef], number: int) -> int | None:
+        """The epoch in which an operator began, for checkpoints that do not say so; None when it is not certain.
+
+        The first epoch of an operator makes a snapshot. What the epoch before names and this one does not may be the
+        same operator under another name, and then it began earlier.
+        """
+        first, before = self._past.get(number) if number >= 0 else None, self._past.get(number + 1)
+        if first is None or not first.is_read or refs[-1].epoch != first.epoch:
+            return None
+        if before is None:
+            return first.epoch if self._past.reaches_beginning else None
+        return first.epoch if set(before.checkpoint.state) <= set(first.checkpoint.state) else None
+
+    def _load(self, ref: SnapshotRef) -> CompleteCheckpoint | CheckpointError:
+        if ref.checkpoint not in self._loaded:
+            self._loaded[ref.checkpoint] = self._try(ref)
+        return self._loaded[ref.checkpoint]
+
+    def _try(self, ref: SnapshotRef) -> CompleteCheckpoint | CheckpointError:
+        home = self._home
+        try:
+            try:
+                found = layout.load(home.storage, ref.checkpoint, ref.digest)
+                layout.verify_files(home.storage, found, deep=False)
+                self.path = "local"
+            except CheckpointError:
+                if home.fallback is None:
+                    raise
+                if self._only_look:
+                    found = layout.load(home.fallback.storage, ref.checkpoint, ref.digest)
+                    layout.verify_files(home.fallback.storage, found, deep=False)
+                else:
+                    Replica(home.storage, home.fallback.storage).restore_missing(ref.checkpoint, ref.digest)
+                    found = layout.load(home.storage, ref.checkpoint, ref.digest)
+                self.path = "remote"
+        except CheckpointError as error:
+            logger.warning("snapshot passed over", extra={"checkpoint": ref.checkpoint, "reason": error.message})
+            return error
+        return found
+
+
+def known_watermarks(flow: Dataflow, checkpoint: Checkpoint | None) -> Watermarks:
+    """The watermarks of a checkpoint under the names that operators have now, of the inputs that they have now."""
+    stored = Watermarks.from_json(checkpoint.watermarks) if checkpoint is not None else Watermarks()
+    old = {operator.name: operator.renamed_from or operator.name for operator in flow.stateful}
+    inputs = {o.name: {port: old.get(port, port) for port in o.inputs} for o in flow.stateful}
+    return stored.renamed(old, inputs)
+
+
+def fed_by(parts: Parts, flow: Dataflow, operator: OperatorOptions) -> list[str]:
+    """The stateful operators that an operator's rows reach."""
+    reached = {node.name for node in downstream(parts.options, operator.name) if node.kind == "operator"}
+    return [other.name for other in flow.stateful if other.name in reached]
+
+
+def _check_same(parts: Parts, operator: OperatorOptions, complete: CompleteCheckpoint, known: str) -> None:
+    """State means what it meant when it was written; ConfigError where the spec would read it as something else."""
+    groups, found = complete.plan.key_groups, complete.plan.operators[known]
+    if groups != parts.options.state.key_groups:
+        raise ConfigError(
+            f"the state was made with {groups} key groups, the spec says {parts.options.state.key_groups}",
+            hint=f"Set state.key_groups: {groups}; they are fixed for the life of a pipeline, shards are not.",
+        )
+    if found.type != operator.type or found.shape not in ("", shape_of(operator)):
+        what = f"type {found.type}" if found.type != operator.type else "other keys, inputs or windows"
+        raise ConfigError(
+            f"the state of operator {operator.name!r} was made with {what}",
+            hint=f"Set it as it was; or give it a new name, initial_state: empty, and state.dropped: [{known}]",
+        )
+
+
+def check_operators(parts: Parts, flow: Dataflow, held: Held) -> None:
+    """State is never lost in silence: what the checkpoint holds must be in the spec, or be given up by name.
+
+    Raises:
+        ConfigError: operators were added, removed or renamed, and the spec does not say what becomes of their state.
+    """
+    if held.checkpoint is None:
+        return
+    named = held.checkpoint.state
+    if not named and Past(parts, held).began_afresh:
+        return
+    spec = {operator.name for operator in flow.stateful}
+    renamed = {operator.renamed_from for operator in flow.stateful if operator.renamed_from}
+    for name in named:
+        if name not in spec | renamed | set(parts.options.state.dropped):
+            raise ConfigError(
+                f"the checkpoint holds the state of an operator {name!r}, which the spec no longer has",
+                hint=f"If it has another name now: renamed_from: {name}. To give its state up: state.dropped: [{name}]",
+            )
+    for operator in flow.stateful:
+        known = operator.name in named or (operator.renamed_from and operator.renamed_from in named)
+        if not known and not operator.initial_state:
+            raise ConfigError(
+                f"operator {operator.name!r} was added to a pipeline that has history: there is no state of it",
+                hint="initial_state: empty lets it begin with what comes next; or name the file of an exported state.",
+            )

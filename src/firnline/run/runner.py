@@ -1,0 +1,600 @@
+"""Runs a pipeline: feeds events to the decisions and has the actions they ask for performed.
+
+The main thread holds the state and never blocks on I/O. Actions run on lanes, one thread each, so that an
+epoch runs on Spark while the one before it commits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from firnline.epoch import messages as m
+from firnline.epoch.decide import EpochState, Policy, Settings, initial, step
+from firnline.errors import FencedError, FirnlineError, LedgerHoleError, SinkError, SourceError
+from firnline.faults import fault_point
+from firnline.jobs.engine import Engine
+from firnline.maintenance.state import RUN_GRACE_SECONDS, sweep_state
+from firnline.run.backlog import BacklogMeter
+from firnline.run.lanes import Lanes
+from firnline.run.log import RunLog
+from firnline.run.observer import Observer
+from firnline.run.open_pipeline import Parts, assemble
+from firnline.run.status import CheckpointWatch, Standing, is_still, stand
+from firnline.run.steps import Steps, failure_event
+from firnline.sinks.base import Held
+from firnline.sinks.delta.upsert.sink import UpsertSink
+from firnline.sources.base import Backlog
+from firnline.stores import open_store
+from firnline.stores.audit import append_audit, make_record
+from firnline.types import Json
+
+logger = logging.getLogger(__name__)
+
+DRAIN_SECONDS = 30.0  # at the end of a run, for state that is on its way to the remote tier
+SWEEP_EVERY = 32  # epochs, between two sweeps of state
+LOG_TIMER = "\0log"  # no sink is called that
+FLUSH_SECONDS = 10.0  # a checkpoint that is asked for waits so long for each tier
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How a run ended."""
+
+    run: str
+    exit_code: int
+    epochs: int
+    records: int
+    rows: int
+    error: FirnlineError | None = None
+
+
+@dataclass(slots=True)
+class _Totals:
+    epochs: int = 0
+    records: int = 0
+    rows: int = 0
+
+
+@dataclass(slots=True)
+class _Note:
+    """Something for the observer, told from the main thread."""
+
+    tell: Callable[[], None]
+
+
+class _Timers:
+    """When to fire which timer, by name: a new one takes the place of one that runs. Looked at by the main loop."""
+
+    def __init__(self) -> None:
+        self._due: dict[str, float] = {}
+
+    def set(self, name: str, at: float) -> None:
+        self._due[name] = at
+
+    def drop(self, name: str) -> None:
+        self._due.pop(name, None)
+
+    def next(self, now: float) -> tuple[str | None, float | None]:
+        """The timer that is due, which is gone then; or how long until there is one."""
+        if not self._due:
+            return None, None
+        name = min(self._due, key=lambda known: self._due[known])
+        if self._due[name] <= now:
+            del self._due[name]
+            return name, None
+        return None, self._due[name] - now
+
+
+class Runner:
+    """One run of one pipeline."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        engine: Engine,
+        observer: Observer | None = None,
+        *,
+        once: bool = False,
+        accept_duplicates: bool = False,
+    ) -> None:
+        self.run_id = parts.ids.new()
+        self._parts = parts
+        self._engine = engine
+        self._observer = observer or Observer()
+        self._once = once
+        self._steps = Steps(parts, engine, self.run_id, once=once, accept_duplicates=accept_duplicates)
+        # SimpleQueue: a signal handler may put while this very thread is inside get.
+        self._steps.credits.tell_waiting = self._waiting
+        self._steps.tell_lost = self._tell_trouble
+        self._steps.state.tell_loss = lambda facts: self._inbox.put(_Note(lambda: self._tell_loss(facts)))
+        self._steps.credits.tell_still = lambda: self._inbox.put(_Note(lambda: None))  # watches are looked at after it
+        parts.recorder.tell = lambda _: self._inbox.put(_Note(self._tell_replication))
+        for sink in parts.sinks:
+            if isinstance(sink, UpsertSink):
+                sink.run_orders = self._steps.state.run_orders
+        self._resumed: Held | None = None  # what the first look found
+        self._watches: list[CheckpointWatch] = []
+        self._inbox: queue.SimpleQueue[m.Event | _Note] = queue.SimpleQueue()
+        self._lanes = Lanes()
+        self._timers = _Timers()
+        self._log = RunLog(parts.storage, parts.options.name, self.run_id, parts.clock)
+        self._totals = _Totals()
+        self._backlog = BacklogMeter()
+        self._error: FirnlineError | None = None
+        self._sinks_failing: dict[str, str] = {}  # why the last try to join or commit failed
+        self._state = self._initial()
+
+    def _initial(self) -> EpochState:
+        batch = self._parts.options.batch
+        settings = Settings(
+            policy=Policy(batch.commit_policy),
+            quorum=batch.quorum,
+            max_inflight=batch.max_inflight,
+            restart_attempts=self._parts.options.restart.attempts,
+            once=self._once,
+        )
+        return initial(settings, [(s.name, s.required) for s in self._parts.sinks])
+
+    def stop(self) -> None:
+        """Finish what is in flight and end. May be called from a signal handler."""
+        self._steps.credits.stopping.set()
+        self._inbox.put(m.StopRequested())
+
+    @property
+    def stop_requested(self) -> bool:
+        return self._steps.credits.stopping.is_set()
+
+    # -- what others may ask for, from any thread -----------------------------------------------------
+
+    def pause(self) -> bool:
+        """Plan nothing more until resumed or stopped; what is in flight completes. False when paused already."""
+        if self._steps.credits.stopping.is_set() or self._steps.credits.paused:
+            return False
+        self._steps.credits.going.clear()
+        self._tell_paused(True)
+        return True
+
+    def resume(self) -> bool:
+        """Go on planning; False when the run is not paused."""
+        if self._steps.credits.going.is_set():
+            return False
+        self._steps.credits.going.set()
+        self._tell_paused(False)
+        return True
+
+    def checkpoint(self) -> CheckpointWatch:
+        """Look for input at once; the watch is done when what that gives is committed and recorded."""
+        watch = CheckpointWatch()
+        if self._steps.state.has_state:
+            self._steps.state.asked.set()
+        self._inbox.put(_Note(lambda: self._begin_checkpoint(watch)))
+        return watch
+
+    def standing(self) -> Standing:
+        """Where the run stands now."""
+        steps = self._steps
+        return stand(self._state, steps.held, paused=steps.credits.paused, waiting=steps.credits.waiting)
+
+    def fence(self, error: FirnlineError) -> None:
+        """Another run owns the pipeline: end, without waiting for what is in flight."""
+
+        def told() -> None:
+            self._error = error
+
+        self._inbox.put(_Note(told))
+        self._inbox.put(m.Fenced())
+
+    def run(self) -> RunResult:
+        """Run until stopped, fenced, failed, or, with `once`, until the input is exhausted."""
+        exit_code = 1
+        self._log.begin()  # it may have stood by for days
+        try:
+            self._feed(m.Started())
+            while self._state.exit_code is None:
+                item = self._next()
+                if isinstance(item, _Note):
+                    item.tell()
+                else:
+                    self._feed(item)
+                self._answer_checkpoints()
+            exit_code = self._state.exit_code
+            if exit_code == 0 and self._once and self._steps.hole is not None:  # all is read but what may be late
+                self._error = self._steps.hole
+                exit_code = self._error.exit_code
+        finally:
+            self._lanes.close(wait=exit_code == 0)
+            if self._steps.state.remote is not None:
+                self._steps.state.remote.close(drain_seconds=DRAIN_SECONDS if exit_code == 0 else 0.0)
+            self._parts.recorder.close(drain=exit_code == 0, tell=self._observer.draining)
+            self._tell_replication()
+            if exit_code == 0 and self._state.committed < self._state.decided:
+                behind = [sink.name for sink in self._state.sinks[1:] if sink.epoch < self._state.decided]
+                waiting = self._state.decided - self._state.committed
+                self._observer.left_staged(waiting, self._parts.storage.root, behind)
+            self._log.close(exit_code)
+            self._observer.stopped(exit_code)
+        error = self._error if exit_code else None
+        return RunResult(self.run_id, exit_code, self._totals.epochs, self._totals.records, self._totals.rows, error)
+
+    # -- the loop -------------------------------------------------------------------------------------
+
+    def _next(self) -> m.Event | _Note:
+        """The next event: what a lane answered, or a timer that is due."""
+        while True:
+            due, wait = self._timers.next(self._parts.clock.monotonic())
+            if due == LOG_TIMER:
+                self._on(self._deciding_lane, m.WatchLog(), self._steps.read_log)
+                continue
+            if due is not None:
+                return m.TimerFired(due)
+            try:
+                return self._inbox.get(timeout=wait)
+            except queue.Empty:
+                continue
+
+    def _feed(self, event: m.Event) -> None:
+        self._tell(event)
+        before = self._state
+        self._state, actions = step(before, event)
+        for watch in self._watches:
+            watch.follow(before, event, self._state)
+        self._steps.maker.slowest = min(s.epoch for s in self._state.sinks)
+        if isinstance(event, m.Committed) and self._state.decided > before.decided:
+            self._settled(event)
+        if isinstance(event, m.LogRead) and self._state.committed > before.committed:
+            self._observer.log_committed(self._state.committed)
+        for action in actions:
+            self._perform(action)
+
+    def _perform(self, action: m.Action) -> None:
+        steps = self._steps
+        match action:
+            case m.ReadSinks():
+                self._on(self._deciding_lane, action, self._read)
+            case m.Claim(again):
+                self._on(self._deciding_lane, action, lambda: self._claim(again=again))
+            case m.Join(sink):
+                self._on(f"sink {sink}", action, lambda: steps.opening.join(sink))
+            case m.Plan(epoch, base):
+                for watch in self._watches:
+                    watch.plan_begins()
+                self._on("source", action, lambda: self._plan(epoch, base))
+            case m.Run(_, attempt):
+                self._observer.running(action.epoch)
+                self._on("spark", action, lambda: steps.run(attempt))
+            case m.StageEntry(_, attempt):
+                self._on("stage", action, lambda: steps.stage(attempt))
+            case m.Commit(sink, epoch):
+                self._on(f"sink {sink}", action, lambda: steps.commit(sink, epoch))
+            case m.FindReceipt(sink, epoch):
+                self._on(f"sink {sink}", action, lambda: steps.find_receipt(sink, epoch))
+            case m.WatchLog():
+                self._timers.set(LOG_TIMER, self._parts.clock.monotonic() + self._delay(0))
+            case m.Drop(_, attempt):
+                steps.drop(attempt)
+            case m.Record(epoch):
+                self._on("stage", action, lambda: self._record(epoch))
+            case m.Acknowledge():
+                self._on("stage", action, lambda: steps.acknowledge(action))
+                for each in self._parts.sinks:
+                    self._on(f"sink {each.name}", action, partial(self._maintain, each.name))
+                if self._parts.recorder.prune_due():
+                    self._aside("stage", self._parts.recorder.prune)
+                if self._steps.state.has_state and action.passes(SWEEP_EVERY):
+                    self._aside("upkeep", self._sweep_state)
+            case m.Wait(failures, sink):
+                asked = not failures and any(watch.wants_look for watch in self._watches)
+                delay = 0.0 if asked else self._delay(failures)
+                self._timers.set(sink, self._parts.clock.monotonic() + delay)
+                if failures and self._state.settled < self._state.committed:
+                    facts = {"sink": sink, "epoch": self._state.decided, "settled": self._state.settled}
+                    logger.warning("commit policy not satisfied; checkpoint not advanced", extra=facts)
+                if failures:
+                    self._observer.resting(delay, failures)
+                else:
+                    self._observer.idle()
+                    self._aside(self._deciding_lane, self._check_holder)
+                    self._on("stage", action, self._parts.recorder.catch_up)
+            case m.Stop():
+                pass
+
+    @property
+    def _deciding_lane(self) -> str:
+        return f"sink {self._parts.deciding.name}"
+
+    def _delay(self, failures: int) -> float:
+        if not failures:
+            return min(source.poll_interval_secs for source in self._parts.options.sources)
+        restart = self._parts.options.restart
+        delay = min(restart.backoff_secs * 2.0 ** min(failures - 1, 64), restart.max_backoff_secs)
+        return delay * random.uniform(0.8, 1.2)
+
+    def _on(self, lane: str, action: m.Action, work: Callable[[], m.Event | None]) -> None:
+        """Perform an action on its lane; its answer, or what its failure means, comes back as an event."""
+
+        def perform() -> None:
+            try:
+                event = work()
+            except FirnlineError as error:
+                event = self._failed(error, action)
+            except OSError as error:
+                wrapped = SinkError(f"storage failed: {error}")
+                wrapped.__cause__ = error
+                event = self._failed(wrapped, action)
+            except Exception as error:  # a bug of ours: stop, safely, and show it
+                logger.exception("unexpected failure")
+                event = self._failed(_UnexpectedError(f"{type(error).__name__}: {error}"), action)
+            if event is not None:
+                self._inbox.put(event)
+            if isinstance(action, m.Run) and self._steps.state.take_absorbed():
+                self._inbox.put(m.ShardsChanged())
+
+        self._lanes.submit(lane, perform)
+
+    def _aside(self, lane: str, work: Callable[[], None]) -> None:
+        """Do what nothing waits for on a lane; a failure is told, and changes nothing."""
+
+        def perform() -> None:
+            try:
+                work()
+            except Exception:
+                logger.warning("side work failed", exc_info=True)
+
+        self._lanes.submit(lane, perform)
+
+    def _failed(self, error: FirnlineError, action: m.Action) -> m.Event:
+        logger.debug("step failed", exc_info=error, extra={"action": type(action).__name__})
+        event = failure_event(error, action)
+        if isinstance(action, m.Join | m.Commit | m.FindReceipt):
+            self._sinks_failing[action.sink] = error.message
+        self._tell_trouble(error, getattr(action, "epoch", None))
+        return event
+
+    def _tell_trouble(self, error: FirnlineError, epoch: int | None = None) -> None:
+        """Keep an error as what the run may end with, and tell the observer. Called from any lane."""
+        self._error = error
+
+        def tell() -> None:
+            self._observer.trouble(error, self._state.failures + 1)
+            if self._sinks_failing:
+                self._aside("stage", lambda: self._log.note(now=True, sinks_failing=dict(self._sinks_failing)))
+            if self._log.is_open and error.retryable:
+                self._aside("stage", lambda: self._log.restarted(error, epoch))
+
+        self._inbox.put(_Note(tell))
+
+    # -- what steps need from the runner --------------------------------------------------------------
+
+    def _read(self) -> m.Event:
+        event = self._steps.opening.read_sinks()
+        self._sinks_failing |= self._steps.opening.unread
+        held = self._steps.held
+        if self._resumed is None:
+            logger.info("recovered", extra={"path": held.path, "epoch": held.epoch})
+        self._resumed = self._resumed or held
+        self._inbox.put(_Note(lambda: self._observer.started(self.run_id, held)))
+        return event
+
+    def _plan(self, epoch: int, base: str) -> m.Event:
+        self._reconcile(base)
+        event, plan = self._steps.plan(epoch, base)
+        if plan is None and self._once and self._reconcile(base):  # due since a source's last answer was taken
+            event, plan = self._steps.plan(epoch, base)
+        if plan is not None:
+            if self._steps.state.gives_back(self._steps.flight.bases[base]):
+                self._inbox.put(m.ShardsChanged())
+            self._inbox.put(_Note(lambda: self._observer.planned(epoch, plan)))
+            self._inbox.put(_Note(lambda: self._count_backlog(epoch - 1, base)))
+        else:
+            self._inbox.put(_Note(self._backlog_emptied))
+        return event
+
+    def _reconcile(self, base: str) -> bool:
+        """Look for late files where that is due; whether it was."""
+        due = self._steps.reconcile_due()
+        if not due:
+            return False
+        before = self._steps.hole
+        found = self._steps.reconcile(base, due)
+        hole = self._steps.hole
+        if (hole is None) != (before is None):
+            self._inbox.put(_Note(lambda: self._tell_hole(hole)))
+        if found is not None:
+            self._inbox.put(_Note(lambda: self._observer.reconciled(*found)))
+        return True
+
+    def _count_backlog(self, epoch: int, base: str) -> None:
+        """Count what lies after `epoch` when a count is due, on a lane of its own: a listing holds up nobody."""
+        clock = self._parts.clock
+        began = clock.monotonic()
+        positions = self._steps.find_positions(base)
+        if positions is None or not self._backlog.is_due(began):
+            return
+        self._backlog.begin()
+
+        def count() -> None:
+            found: Backlog | None = None
+            try:
+                found = self._parts.sources.backlog(positions)
+            except (OSError, FirnlineError) as error:
+                logger.debug("backlog not counted", extra={"reason": str(error)})
+            self._inbox.put(_Note(lambda: self._backlog_counted(epoch, found, began)))
+
+        self._aside("backlog", count)
+
+    def _backlog_counted(self, epoch: int, found: Backlog | None, began: float) -> None:
+        self._backlog.end(epoch, found, began=began, now=self._parts.clock.monotonic())
+        self._tell_backlog()
+
+    def _backlog_emptied(self) -> None:
+        self._backlog.emptied()
+        self._tell_backlog()
+
+    def _tell_backlog(self) -> None:
+        if self._backlog.current is not None:
+            self._observer.backlog(self._backlog.current)
+
+    def _record(self, epoch: int) -> m.Event:
+        fault_point("epoch.record.before")
+        self._steps.record(epoch)
+        facts = {"sinks_failing": dict(self._sinks_failing), **self._lag()}
+        self._log.note(epoch=epoch, generation=self._steps.held.generation, **facts)
+        fault_point("epoch.record.after")
+        return m.Recorded(epoch)
+
+    def _waiting(self, full: tuple[int, int] | None) -> None:
+        """Called from the source lane when back-pressure begins and ends; lanes are made by the main thread alone."""
+        reason = f"the committer: {full[0]} units, {full[1]} bytes pending" if full else None
+        self._inbox.put(_Note(lambda: self._observer.held_up(full)))
+        self._inbox.put(_Note(lambda: self._aside("stage", lambda: self._log.note(now=True, waiting_for=reason))))
+
+    def _tell_paused(self, paused: bool) -> None:
+        self._inbox.put(_Note(lambda: self._observer.paused(paused)))
+        self._inbox.put(_Note(lambda: self._aside("stage", lambda: self._log.note(now=True, paused=paused))))
+
+    def _begin_checkpoint(self, watch: CheckpointWatch) -> None:
+        """Follow a request; a poll timer that runs fires now instead, never a back-off."""
+        watch.begin(self._state, waiting=self._steps.credits.waiting)
+        self._watches.append(watch)
+        if self._state.polling and not self._state.resting:
+            self._timers.drop("")
+            self._feed(m.TimerFired())
+
+    def _answer_checkpoints(self) -> None:
+        if not self._watches:
+            return
+        still = self._steps.credits.paused and is_still(self._state, waiting=self._steps.credits.waiting)
+        for watch in [w for w in self._watches if w.is_complete(self._state, still=still)]:
+            self._watches.remove(watch)
+            self._aside("flush", partial(self._finish_checkpoint, watch, self._steps.held))
+
+    def _finish_checkpoint(self, watch: CheckpointWatch, held: Held) -> None:
+        """After the record of the epoch, on a lane of its own: tiers that lag behind it are written out first."""
+        try:
+            remote = self._steps.state.remote
+            level = remote is None or remote.flush(FLUSH_SECONDS)
+            if not self._parts.recorder.flush(FLUSH_SECONDS) or not level:
+                logger.warning("checkpoint taken, but a tier lags behind it", extra={"epoch": held.epoch})
+        finally:
+            watch.finish(held)
+
+    def _claim(self, *, again: bool) -> m.Event:
+        """Put the run on record once it owns the pipeline, before it stages anything: gc spares what it writes.
+
+        A run that finds nothing to do leaves no trace.
+        """
+        event = self._steps.opening.claim(again=again)
+        resumed = self._resumed or self._steps.held
+        self._log.open(
+            generation=self._steps.held.generation,
+            paused=self._steps.credits.paused,
+            resumed_after=resumed.epoch,
+            recovery_path=resumed.path,
+            state_recovery_path=self._steps.state.restored_path,
+            sinks_failing=dict(self._sinks_failing),
+        )
+        if self._steps.held.exists:  # else another run may create the table under the same generation
+            self._inbox.put(_Note(lambda: self._aside("upkeep", self._steps.sweep_outbox)))
+        return event
+
+    def _sweep_state(self) -> None:
+        """Delete state that nothing can need any more, with parts of its own: sinks serve one thread."""
+        remote = self._steps.state.remote
+        replica = remote.replica if remote is not None else None
+        swept = sweep_state(assemble(self._parts.options), grace_seconds=RUN_GRACE_SECONDS, replica=replica)
+        facts = {"checkpoints": sum(s.checkpoints for s in swept), "files": sum(s.files for s in swept)}
+        if facts["files"]:
+            self._audit_sweep({**facts, "homes": [s.home for s in swept]})
+
+    def _audit_sweep(self, facts: dict[str, Json]) -> None:
+        """Put a sweep of this run's own into the audit trail, where the pipeline has a store to keep it."""
+        options = self._parts.options.checkpoint.store
+        if options is None or options.type == "memory":
+            return
+        record = make_record(self._parts.options.name, "state-sweep", run=self.run_id, details=facts)
+        with contextlib.closing(open_store(options, held_by=self._parts.deciding.name)) as store:
+            append_audit(store, record)
+
+    def _check_holder(self) -> None:
+        """An idle run commits nothing that would be refused: it looks whether another run, or a rollback, took over."""
+        try:
+            self._parts.deciding.check_holder(self._steps.held.generation)
+        except FencedError as error:
+            self.fence(error)
+        except SinkError as error:
+            logger.debug("holder not looked at", extra={"reason": error.message})
+
+    def _maintain(self, sink: str) -> None:
+        try:
+            self._steps.maintain(sink)
+        except (SinkError, SourceError, OSError) as error:
+            logger.warning("housekeeping failed", extra={"sink": sink, "reason": str(error)})
+
+    # -- telling --------------------------------------------------------------------------------------
+
+    def _tell_replication(self) -> None:
+        lag = self._parts.recorder.replication()
+        if lag is not None:
+            self._observer.replication(lag)
+        self._observer.copies(self._parts.recorder.lags())
+
+    def _tell_loss(self, facts: dict[str, Json]) -> None:
+        """A worker was lost, or, with `took_ms`, the loss is overcome."""
+        if "took_ms" not in facts:
+            self._observer.worker_lost(facts)
+        self._aside("stage", lambda: self._log.lost_worker(facts))
+
+    def _tell_hole(self, hole: LedgerHoleError | None) -> None:
+        """A run that finds a hole is put on record, also when it finds nothing to read: `status` tells it."""
+        self._observer.ledger_hole(hole)
+        note = self._log.open if hole else partial(self._log.note, now=True)
+        self._aside("stage", lambda: note(ledger_hole=hole.message if hole else None))
+
+    def _lag(self) -> dict[str, Json]:
+        """How far the store and the tiers are behind, for the run's history."""
+        lags = self._parts.recorder.lags()
+        failing: dict[str, Json] = {lag.path: lag.reason for lag in lags if lag.reason}
+        found: dict[str, Json] = {"copies_failing": failing}
+        for lag in lags:
+            if lag.path == "remote":
+                seconds = lag.lag_seconds(self._parts.clock.monotonic())
+                found["replication_lag_seconds"] = round(seconds, 3)
+                found["replication_epochs_behind"] = lag.epochs_behind
+        return found
+
+    def _tell(self, event: m.Event) -> None:
+        match event:
+            case m.Joined(sink) | m.Committed(sink):
+                self._sinks_failing.pop(sink, None)
+            case m.Claimed():
+                self._observer.claimed(self._steps.held.generation)
+            case m.Ran(epoch, attempt):
+                self._observer.ran(epoch, self._steps.run_seconds(attempt))
+
+    def _settled(self, event: m.Committed) -> None:
+        """The deciding sink holds a new epoch."""
+        made, receipt = self._steps.settle(event.epoch, event.attempt)
+        if made is None or receipt is None:
+            return
+        if made.requests:
+            self._on("stage", m.Record(event.epoch), lambda: self._steps.finish_requests(made))
+        self._totals.epochs += 1
+        self._totals.records += made.produced.records
+        self._totals.rows += receipt.rows
+        facts = self._steps.facts(made, receipt)
+        self._observer.committed(facts)
+        if len(self._parts.options.sources) > 1:
+            self._aside("stage", lambda: self._log.note(align_ms=facts.align_ms))
+        self._backlog.committed(facts.epoch, facts.files, facts.bytes_read)
+        self._tell_backlog()
+
+
+class _UnexpectedError(FirnlineError):
+    code = "internal"
+    default_hint = "This is a bug in Firnline. Run again with --debug and report the traceback; your data is safe."

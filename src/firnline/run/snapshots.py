@@ -1,0 +1,163 @@
+"""Makes a checkpoint of the state of the whole graph: lets the coordinator decide, and writes what it asks for."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pyarrow as pa
+
+from firnline.checkpoint.codec import checksum
+from firnline.errors import EngineError, StateConflictError
+from firnline.jobs.dataflow import shape_of
+from firnline.jobs.epoch_job import Worked
+from firnline.options import OperatorOptions, PipelineOptions
+from firnline.process import this_process
+from firnline.sources.group import Positions
+from firnline.state import coordinator as c
+from firnline.state import snapshot as layout
+from firnline.state.home import StateHome
+from firnline.state.manifest import CheckpointPlan, OperatorInfo, Ranges, SnapshotRef, Worker, checkpoint_id
+from firnline.types import Clock, Json
+
+logger = logging.getLogger(__name__)
+
+
+class Coordinated:
+    """The checkpoints of one run's state, one at a time.
+
+    `begin` stands before the last fold of an epoch, `complete` after it: the end of the Spark job is the barrier,
+    its result rows are the reports. Epochs are given up from the main thread.
+    """
+
+    def __init__(self, home: StateHome, options: PipelineOptions, clock: Clock) -> None:
+        self._home = home
+        self._options = options
+        self._clock = clock
+        self._state = c.initial()
+        self._plan: CheckpointPlan | None = None
+        self._began = self._paused = 0.0
+        self._lock = threading.Lock()
+
+    def begin_after(self, epoch: int) -> None:
+        """Go on after the checkpoint of an epoch."""
+        self._state = c.initial(epoch)
+
+    def begin(self, epoch: int, attempt: str, ranges: Ranges, worked: Worked, positions: Positions) -> None:
+        """Write what the checkpoint will hold, before the last shards begin."""
+        self._began = self._clock.monotonic()
+        options = {operator.name: operator for operator in self._options.operators}
+        plan = CheckpointPlan(
+            pipeline=self._options.name,
+            epoch=epoch,
+            attempt=attempt,
+            key_groups=self._options.state.key_groups,
+            shards=ranges,
+            operators={name: _info(worked, options[name]) for name in sorted(worked.due)},
+            positions=positions,
+            watermarks=worked.watermarks.to_json(),
+            workers=(Worker(**this_process()),),
+            created_at=self._clock.now().isoformat(),
+        )
+        self._feed(c.Begin(plan.checkpoint_id, epoch, len(ranges)))
+        if self._state.current is None:
+            raise EngineError(f"a checkpoint of epoch {epoch} cannot be begun")
+        self._plan = plan
+        layout.begin(self._home.storage, plan)
+        self._paused = self._clock.monotonic() - self._began
+
+    def complete(
+        self,
+        epoch: int,
+        attempt: str,
+        worked: Worked,
+        before: Mapping[str, SnapshotRef],
+        shards_wanted: int | None = None,
+    ) -> tuple[dict[str, Json], float]:
+        """Take the shards' reports; returns what the checkpoint in the sinks refers to, and how long the epoch waited.
+
+        `before` has the reference that the epoch before holds for each operator, under its name of today.
+        `shards_wanted` is the number that the next run begins with, where this one has absorbed some.
+
+        Raises:
+            EngineError: a shard did not list what it holds; the epoch is tried again.
+        """
+        checkpoint = checkpoint_id(epoch, attempt)
+        plan = self._plan
+        assert plan is not None
+        assert plan.checkpoint_id == checkpoint
+        last = next(reversed(worked.operators.values()))
+        began = self._clock.monotonic()
+        wanted: list[c.Action] = []
+        for shard in range(len(plan.shards)):
+            wanted += self._feed(c.CheckpointDone(checkpoint, shard, shard in last.checksums))
+        if c.WriteCommitted(checkpoint) not in wanted:
+            raise EngineError(f"the checkpoint of epoch {epoch} was aborted: a shard did not report")
+        try:
+            digest = layout.commit(self._home.storage, checkpoint, last.checksums)
+        except (OSError, StateConflictError) as error:
+            self._feed(c.WriteFailed(checkpoint, str(error)))
+            raise EngineError(f"the checkpoint of epoch {epoch} cannot be completed: {error}") from error
+        self._feed(c.WrittenCommitted(checkpoint))
+        found = {name: self._reference(plan, digest, worked, name, before.get(name)) for name in plan.operators}
+        references = {name: replace(reference, wanted=shards_wanted).to_json() for name, reference in found.items()}
+        listing = max(folded.seconds.get("list", 0.0) for folded in worked.operators.values())
+        return references, self._paused + listing + self._clock.monotonic() - began
+
+    def _reference(
+        self, plan: CheckpointPlan, digest: str, worked: Worked, name: str, before: SnapshotRef | None
+    ) -> SnapshotRef:
+        state = worked.state.get(name)
+        files = {file.path: file for _, _, shard in state.shards for file in shard.files} if state else {}
+        return SnapshotRef(
+            checkpoint=plan.checkpoint_id,
+            epoch=plan.epoch,
+            digest=digest,
+            shards=len(plan.shards),
+            size_bytes=sum(file.size_bytes for file in files.values()),
+            rows=sum(file.rows for file in files.values()),
+            born=before.born if before else plan.epoch,
+            initial=worked.initial.get(name) or (before.initial if before else ""),
+        )
+
+    def lose(self, epoch: int, reason: str) -> None:
+        """An epoch failed or was dropped: its checkpoint will never be, nor that of any later one in flight."""
+        logger.debug("checkpoint of state given up", extra={"epoch": epoch, "reason": reason})
+        self._feed(c.Dropped(epoch))
+
+    def time_out(self, epoch: int, attempt: str) -> None:
+        """The shards of a checkpoint did not report in time."""
+        self._feed(c.TimedOut(checkpoint_id(epoch, attempt)))
+
+    def _feed(self, event: c.Event) -> list[c.Action]:
+        with self._lock:
+            self._state, actions = c.step(self._state, event)
+        for action in actions:
+            match action:
+                case c.CheckpointAborted(checkpoint, reason):
+                    self._abort(checkpoint, reason)
+                case c.Refused(checkpoint, reason) | c.Busy(checkpoint, reason):
+                    logger.warning("checkpoint of state refused", extra={"checkpoint": checkpoint, "reason": reason})
+        return actions
+
+    def _abort(self, checkpoint: str, reason: str) -> None:
+        """Say that it will never be; if that cannot be written, nobody names the checkpoint all the same."""
+        logger.warning("checkpoint of state aborted", extra={"checkpoint": checkpoint, "reason": reason})
+        with contextlib.suppress(OSError):
+            layout.abort(self._home.storage, checkpoint, reason, unnamed=True)
+
+
+def _info(worked: Worked, options: OperatorOptions) -> OperatorInfo:
+    operator = worked.built.get(options.name)
+    if operator is None:  # no input of it has given a row yet
+        return OperatorInfo(options.type, "", "", shape_of(options))
+    key, state = _fingerprint(operator.state_key), _fingerprint(operator.state_schema)
+    return OperatorInfo(options.type, key, state, shape_of(options))
+
+
+def _fingerprint(schema: pa.Schema) -> str:
+    """Tells columns apart; a state may have types that no table has."""
+    return checksum(schema.remove_metadata().to_string().encode())[:32]

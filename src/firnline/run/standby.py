@@ -1,0 +1,144 @@
+"""The lease of a run: taken at once, or stood by for; held and renewed while the run lasts."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from firnline.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from firnline.options import PipelineOptions, StoreOptions
+    from firnline.run.runner import Runner
+    from firnline.stores.base import CheckpointStore
+    from firnline.stores.lease import Lease
+    from firnline.stores.lease_rules import Sight
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1.0
+Say = Callable[[str], None]
+
+
+class Stop(Protocol):
+    """Whether a standby is to stop waiting."""
+
+    def wait(self, seconds: float) -> bool: ...
+
+
+def check_standby(options: PipelineOptions) -> None:
+    """Refuse to stand by where no other process could see a lease."""
+    if _lease_store(options) is None:
+        raise ConfigError(
+            "--standby needs a checkpoint store that other processes see",
+            hint="Give checkpoint.store a type of file, sqlite, postgres or object in the spec.",
+        )
+
+
+def _lease_store(options: PipelineOptions) -> StoreOptions | None:
+    store = options.checkpoint.store
+    return None if store is None or store.type == "memory" else store
+
+
+@contextlib.contextmanager
+def holding_lease(options: PipelineOptions, runner: Runner, say: Say, *, standby: bool, stop: Stop) -> Iterator[bool]:
+    """Have the lease while the run lasts; a lease that is lost ends the run, fenced.
+
+    Yields whether to run: False when a standby was told to stop before its turn came. A run that does not stand by
+    also runs without a lease: it only spares work, and the sink's fence keeps two runs from both writing.
+    """
+    with contextlib.ExitStack() as stack:
+        found = _open(options, stop, say, standby=standby)
+        if found is None:
+            yield not standby
+            return
+        from firnline.clock import SystemClock
+        from firnline.stores.lease import Lease, LeaseKeeper, wait_for_lease
+
+        clock = SystemClock()
+        lease = Lease(found, options.name, runner.run_id, options.checkpoint.lease_seconds, clock)
+        stack.callback(_close, found, lease)
+        if standby:
+            if not wait_for_lease(lease, stop.wait, lambda sight: _tell(sight, say)):
+                yield False
+                return
+            say(f"took the lease (token {lease.tenure.token if lease.tenure else 0})")
+        elif not _take(lease, say):
+            yield True
+            return
+        stack.enter_context(LeaseKeeper(lease, clock, runner.fence))
+        yield True
+
+
+def _open(options: PipelineOptions, stop: Stop, say: Say, *, standby: bool) -> CheckpointStore | None:
+    """Open the store; a standby tries until it answers, any other run goes on without it."""
+    store = _lease_store(options)
+    if store is None:
+        return None
+    from firnline.hanging import Calls
+    from firnline.stores import open_store
+    from firnline.stores.lease import patience
+
+    calls = Calls(patience(options.checkpoint.lease_seconds))
+    told = False
+    while True:
+        try:
+            return calls.call(lambda: open_store(store, held_by=options.deciding.name))
+        except (OSError, CheckpointError) as error:
+            if not standby:
+                logger.warning("running without a lease", extra={"reason": str(error)})
+                return None
+            if not told:
+                say(f"standing by: the checkpoint store does not answer: {error}")
+                told = True
+            if stop.wait(RETRY_SECONDS):
+                return None
+
+
+def _close(store: CheckpointStore, lease: Lease) -> None:
+    """Close the store, unless a call to it hangs: the end of the process closes it then."""
+    from firnline.hanging import HungError
+    from firnline.stores.lease import EXIT_SECONDS
+
+    if not lease.calls.busy:
+        with contextlib.suppress(HungError):
+            lease.calls.call(store.close, EXIT_SECONDS)
+
+
+def _take(lease: Lease, say: Say) -> bool:
+    from firnline.stores.lease import take_now
+
+    try:
+        former = take_now(lease)
+    except (OSError, CheckpointError) as error:
+        logger.warning("running without a lease", extra={"reason": str(error)})
+        return False
+    if former is not None and not is_gone(former.host, former.pid):
+        say(f"took the lease over from run {former.holder} on {former.host}:{former.pid} (token {former.token})")
+    return True
+
+
+def is_gone(host: str, pid: int) -> bool:
+    """Whether a holder has died on this very host: then nothing is taken from anybody."""
+    if host != socket.gethostname():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def _tell(sight: Sight | None, say: Say) -> None:
+    if sight is None:
+        say("standing by: the checkpoint store does not answer")
+    elif sight.record is None:
+        say("standing by: the lease cannot be read; taken for dead when it does not change")
+    else:
+        say(f"standing by: {sight.record.told} holds the lease (token {sight.record.token})")

@@ -1,0 +1,255 @@
+"""The checkpoint store of a run: every epoch becomes a version there. A store that fails or hangs stops nobody.
+
+The sink holds the truth, so an epoch that cannot be recorded now waits: the ledger tells it later. Only a store that
+contradicts the sink, or that cannot keep what it is trusted with, ends a run.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from firnline.errors import CheckpointError, SinkError, StoreAheadError, StoreUnsafeError
+from firnline.hanging import Calls
+from firnline.run.copy_check import Judge, fits
+from firnline.run.records import Entries, Records
+from firnline.sinks.base import Held
+from firnline.stores.replicator import FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, Replication
+from firnline.stores.tiers import WAIT_SECONDS, Look, Place
+
+logger = logging.getLogger(__name__)
+
+STORE_SECONDS = 15.0  # for one record; a store that takes longer is left to itself until it answers
+PRUNE_EVERY = 100  # versions, by their numbers: a run may be too short to count so many
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What the store should hold."""
+
+    epoch: int
+    held: Held
+    recent: Entries
+
+
+class StoreCopy:
+    """The store of one run. With `strict`, an epoch that cannot be recorded is an error, as one that cannot commit."""
+
+    def __init__(
+        self,
+        place: Place,
+        records: Records,
+        judge: Judge,
+        monotonic: Callable[[], float],
+        tell: Callable[[], None],
+        *,
+        keep_versions: int,
+        strict: bool = False,
+    ) -> None:
+        self._place = place
+        self._records = records
+        self._judge = judge
+        self._monotonic = monotonic
+        self._tell = tell
+        self._strict = strict
+        self._prune_every = max(1, min(PRUNE_EVERY, keep_versions))
+        self._prune_due = self._prune_told = False
+        self._calls = Calls(STORE_SECONDS)
+        self._calling = threading.Lock()
+        self._claimed = False
+        self._recorded: int | None = None  # the newest epoch that the store holds; None: look before the next put
+        self._stored = 0  # the same, as it was last known
+        self._wanted: _Wanted | None = None
+        self._since: float | None = None  # when the oldest epoch that it lacks was to be recorded
+        self._failures = 0
+        self._due_at = float("-inf")
+        self._reason = ""
+        self.seen: Look | None = None
+
+    @property
+    def is_behind(self) -> bool:
+        return self._since is not None
+
+    def replication(self) -> Replication:
+        """How far the store is behind."""
+        behind = max(1, self._wanted.epoch - self._stored) if self.is_behind and self._wanted else 0
+        return Replication("store", self._place.place, self._stored, behind, self._since, self._reason)
+
+    # -- at the start ---------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Read what the store holds."""
+        self._claimed = False
+        self.seen = self._place.look_within(WAIT_SECONDS, prove=True)
+
+    def claimed(self) -> None:
+        """From now on, the judge knows what stands under the claim of this run."""
+        self._claimed = True
+
+    def level(self, held: Held) -> int | None:
+        """Give the store the epochs that it lacks, oldest first; None when that must wait."""
+        look, self._recorded = self.seen, None
+        if look is None:
+            return None
+        self._wanted, self._stored = _Wanted(held.epoch, held, {}), look.epoch
+        if look.unreachable:
+            self._fail(OSError(look.unreachable), due_seconds=0.0)
+            return None
+        try:
+            self._call(lambda: self._catch_up(look, held, held.epoch, {}))
+        except (OSError, CheckpointError) as error:
+            self._fail(error, due_seconds=0.0)
+            return None
+        self._succeed()
+        return self._recorded
+
+    def _catch_up(self, look: Look, held: Held, epoch: int, recent: Entries) -> None:
+        taken_back = look.epoch > held.epoch  # else the judge had refused it
+        other = look.record is not None and look.epoch == held.epoch and not fits(look.record, held)
+        if look.damaged or taken_back or other:
+            records = self._records.between(held, epoch - 1, epoch, recent)
+        else:
+            records = self._records.between(held, look.epoch, epoch, recent)
+        for record in records:
+            self._place.put(record, f"epoch {record.epoch}, brought level", replace=taken_back)
+            self._note_put()
+        if records:
+            logger.info("store brought level", extra={"place": self._place.place, "epochs": len(records)})
+        self._recorded = epoch
+
+    # -- after the commit -----------------------------------------------------------------------------
+
+    def record(self, epoch: int, held: Held, recent: Entries) -> None:
+        """Record every epoch up to this one now, or when the store can be written again.
+
+        Raises:
+            StoreAheadError: the store turned out to tell of more than the sink did.
+            StoreUnsafeError: it turned out not to keep its promises.
+            SinkError: strict, and it cannot be written; repeatable.
+        """
+        self._wanted = _Wanted(epoch, held, dict(recent))
+        if self._strict or (not self._calls.busy and self._monotonic() >= self._due_at):
+            self._write()
+        elif self._since is None:
+            self._since = self._monotonic()
+        if self.is_behind:
+            self._tell()
+
+    def catch_up(self, *, now: bool = False) -> None:
+        """Try again to record what is missing, if that is due.
+
+        Raises:
+            StoreAheadError, StoreUnsafeError: as in `record`.
+        """
+        if self._strict:  # then the run itself repeats what failed
+            return
+        if self.is_behind and not self._calls.busy and (now or self._monotonic() >= self._due_at):
+            self._write()
+            self._tell()
+
+    def _write(self) -> None:
+        wanted = self._wanted
+        if wanted is None:
+            return
+        try:
+            self._call(lambda: self._put(wanted))
+        except (StoreAheadError, StoreUnsafeError):
+            raise
+        except CheckpointError as error:  # the sink is the truth, and holds the epoch
+            self._fail(error)
+        except OSError as error:
+            self._fail(error)
+            if self._strict:
+                raise SinkError(
+                    f"epoch {wanted.epoch} is committed, but cannot be recorded in {self._place.place}: {error}",
+                    hint="Check that the checkpoint store can be reached and written, then run again, or run without "
+                    "--strict-store; nothing was lost.",
+                ) from error
+        else:
+            self._succeed()
+
+    def _call(self, work: Callable[[], object]) -> None:
+        with self._calling:
+            self._calls.call(work, STORE_SECONDS)
+
+    def _put(self, wanted: _Wanted) -> None:
+        place, held, epoch = self._place, wanted.held, wanted.epoch
+        if self._recorded is None:
+            look = place.known or place.look()
+            if look.unreachable:
+                raise OSError(look.unreachable)
+            if look.record is not None and look.record.checkpoint.generation > held.generation:
+                logger.warning("another run records in this store", extra={"place": place.place, "epoch": look.epoch})
+                self._recorded = epoch
+                return
+            if self._claimed:
+                self._judge.check(look)
+            else:
+                self._judge.compare(look, held)
+            self._catch_up(look, held, epoch, wanted.recent)
+            return
+        for record in self._records.between(held, self._recorded, epoch, wanted.recent):
+            # Its record names the epoch: a note would only cost one more durable write.
+            note = "" if record.kind == "epoch" else f"{record.kind}, epoch {record.epoch}"
+            if place.put(record, note, check=self._judge.check if self._claimed else None) is not None:
+                logger.warning("store holds a newer record; left as it is", extra={"place": place.place})
+            self._note_put()
+            self._recorded = record.epoch
+        self._recorded = max(self._recorded, epoch)
+
+    def _succeed(self) -> None:
+        failing = bool(self._reason)
+        self._failures, self._reason, self._since, self._due_at = 0, "", None, float("-inf")
+        self._stored = self._recorded or self._stored
+        if failing:
+            logger.info("store is in sync again", extra={"place": self._place.place, "epoch": self._stored})
+        self._tell()
+
+    def _fail(self, error: OSError | CheckpointError, due_seconds: float | None = None) -> None:
+        """The outcome is not known: the store is read before the next put. That one comes after a back-off."""
+        now, told = self._monotonic(), self._failures
+        self._stored = self._recorded or self._stored
+        self._recorded = None
+        self._failures += 1
+        self._reason = str(error) or type(error).__name__
+        self._since = now if self._since is None else self._since
+        if due_seconds is None:
+            due_seconds = min(FIRST_BACKOFF_SECONDS * 2.0 ** min(self._failures - 1, 16), MAX_BACKOFF_SECONDS)
+        self._due_at = now + due_seconds
+        facts = {"place": self._place.place, "epoch": self._wanted.epoch if self._wanted else 0}
+        log = logger.debug if told else logger.warning  # an outage is told once, not with every try
+        log("epoch not recorded in the store; going on, trying again", extra={**facts, "reason": self._reason})
+        self._tell()
+
+    # -- now and then ---------------------------------------------------------------------------------
+
+    def _note_put(self) -> None:
+        if self._place.known is not None and self._place.known.version % self._prune_every == 0:
+            self._prune_due = True
+
+    def prune_due(self) -> bool:
+        """Whether so much was put that old versions should go; said once."""
+        due = self._prune_due and not self._prune_told
+        self._prune_told = self._prune_due
+        return due
+
+    def prune(self) -> None:
+        """Delete the oldest versions; a store that fails keeps them."""
+        self._prune_due = self._prune_told = False
+        try:
+            self._call(self._place.prune)
+        except (OSError, CheckpointError) as error:
+            logger.warning("old versions not deleted", extra={"place": self._place.place, "reason": str(error)})
+
+    def close(self, *, drain: bool) -> None:
+        """End; with `drain`, what is missing is tried once more."""
+        if drain:
+            self.catch_up(now=True)
+            if self.is_behind:
+                facts = {"place": self._place.place, "epoch": self._stored, "reason": self._reason}
+                logger.warning("store left behind; the next run brings it level", extra=facts)
+            elif self._prune_due:
+                self.prune()
+        self._place.close()

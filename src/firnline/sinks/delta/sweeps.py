@@ -1,0 +1,311 @@
+"""Sweeps declare in the table's log what they delete, so that no commit names a file that is on its way out.
+
+A sweep and a rollback that each check and then act can miss each other, whatever they check. So the log decides:
+1. A sweep signs, writes the files that it is going to delete into an intent, and looks once more whether anything
+   needs one of them.
+2. It binds the intent: a commit without data onto the very version that it looked at. From here on the files go,
+   whoever deletes them.
+3. It deletes them, ends the intent by deleting its record, and takes its signature back.
+
+Whoever names files again (rollback, restore, compaction, a committer) commits onto a version under which
+1. the newest intent in the log is ended, or does not cover these files, and
+2. the files are there, looked at after that.
+A sweep that binds later than that version sees the files in the log. The log tells the newest intent only: a sweep
+first finishes what it finds open, also when its owner died or stands still.
+
+A pin is no commit. Whoever pins looks at every intent afterwards, bound or not: either it sees the intent, or the
+sweep, which looks at pins after it wrote the intent, sees the pin.
+
+Files of state and of the ledger come back under the names that they had. They are made again only when no signature
+covers them: a sweep that was finished by another one may still wake up and delete.
+(`tests/unit/staging/test_sweep_search.py` searches all of this.)
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+from firnline.checkpoint.codec import canonical, parse, seal, unseal
+from firnline.errors import CheckpointError, CommitConflictError, CommitUnknownError, DamagedError, SinkError
+from firnline.faults import fault_point
+from firnline.process import is_gone, who
+from firnline.sinks.delta.table import Table
+from firnline.storage import Storage
+from firnline.types import Ids, RandomIds
+
+logger = logging.getLogger(__name__)
+
+TRIES = 100  # each is another writer's commit that landed first
+_INTENT = re.compile(r"([0-9]{20})-([0-9a-f]{16})\.json")
+_SIGNATURE = re.compile(r"([0-9]{20})-([0-9a-f]{16})\.by-[0-9a-f]{16}\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """The files that a sweep deletes. `token` tells it from another sweep that wanted the same number."""
+
+    number: int
+    token: int
+    what: str
+    files: frozenset[str]
+    user: str
+    host: str
+    pid: int
+    at: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.number:020d}-{self.token:016x}"
+
+    def __str__(self) -> str:
+        return f"{self.what} (process {self.pid} on {self.host}, {self.at})"
+
+    def to_bytes(self) -> bytes:
+        return canonical(seal({**asdict(self), "files": sorted(self.files)}))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, what: str) -> Intent:
+        body = unseal(parse(data, what), what)
+        try:
+            return cls(
+                number=int(body["number"]),
+                token=int(body["token"]),
+                what=str(body["what"]),
+                files=frozenset(map(str, body["files"])),
+                user=str(body["user"]),
+                host=str(body["host"]),
+                pid=int(body["pid"]),
+                at=str(body["at"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedError(f"{what} lacks {error}", what=what) from error
+
+
+class SweepLog:
+    """The sweeps of one table, or of the state of one pipeline, as the log and their records tell them.
+
+    What it says of the log holds for the version that the table handle is at.
+    """
+
+    def __init__(self, storage: Storage, table: Table, pipeline: str = "") -> None:
+        self.storage = storage
+        self.table = table
+        self.folder = f"_firnline/{pipeline}/sweeps" if pipeline else "_firnline/sweeps"
+        self._scope = f":{pipeline}" if pipeline else ""
+        self._ended: tuple[int, int] | None = None
+
+    def newest(self) -> tuple[int, int]:
+        """Number and token of the newest intent that the log holds; zeros without one."""
+        found = [self.table.txn(f"firnline-sweep{part}{self._scope}") or 0 for part in ("", "-token")]
+        return found[0], found[1]
+
+    def txns(self, intent: Intent) -> dict[str, int]:
+        """The transaction ids that bind an intent."""
+        return {f"firnline-sweep{self._scope}": intent.number, f"firnline-sweep-token{self._scope}": intent.token}
+
+    def find_open(self) -> Intent | None:
+        """The newest intent in the log, unless it is ended.
+
+        Raises:
+            CheckpointError: its record cannot be read, and might name any file.
+        """
+        number, token = self.newest()
+        if number == 0 or self._ended == (number, token):
+            return None
+        found = self._load(f"{number:020d}-{token:016x}.json")
+        if found is None:
+            self._ended = (number, token)
+        return found
+
+    def find_covering(self, files: Iterable[str]) -> tuple[Intent, list[str]] | None:
+        """The open intent, if it covers some of these files, and which."""
+        intent = self.find_open()
+        covered = [file for file in files if file in intent.files] if intent is not None else []
+        return (intent, covered) if intent is not None and covered else None
+
+    def find_after_pin(self, files: Collection[str]) -> Intent | None:
+        """An intent, bound or not, that covers pinned files and was perhaps written before the pin could be seen."""
+        found = list(self.intents())
+        self.table.refresh()
+        newest = self.newest()
+        for intent in found:
+            may_count = intent.number > newest[0] or (intent.number, intent.token) == newest
+            if may_count and not intent.files.isdisjoint(files):
+                return intent
+        return None
+
+    def find_signed(self, files: Collection[str]) -> Intent | None:
+        """A sweep that set out to delete some of these files, and may still be about to."""
+        for name in self._names():
+            if _SIGNATURE.fullmatch(name):
+                signed = self._load(name)
+                if signed is not None and not signed.files.isdisjoint(files):
+                    return signed
+        return None
+
+    def intents(self) -> Iterator[Intent]:
+        """Every intent that is on record, bound or not."""
+        for name in self._names():
+            if _INTENT.fullmatch(name):
+                found = self._load(name)
+                if found is not None:
+                    yield found
+
+    def _names(self) -> list[str]:
+        prefix = f"{self.storage.root}/{self.folder}/"
+        return sorted(stat.name.removeprefix(prefix) for stat in self.storage.list(self.folder))
+
+    def _load(self, name: str) -> Intent | None:
+        key = f"{self.folder}/{name}"
+        try:
+            return Intent.from_bytes(self.storage.get(key), key)
+        except FileNotFoundError:
+            return None
+        except DamagedError as error:
+            raise CheckpointError(
+                f"the record of a sweep, {key}, cannot be read, and might name any file: {error.message}",
+                hint="Restore it; or delete it, if no sweep of this table is running any more.",
+            ) from error
+
+    def drop_void(self) -> None:
+        """Delete records of intents that can never be bound any more, and signatures of processes that are gone."""
+        newest = self.newest()
+        for name in self._names():
+            is_signature = _SIGNATURE.fullmatch(name) is not None
+            if not is_signature and not _INTENT.fullmatch(name):
+                continue
+            found = self._load(name)
+            if found is None or (not is_signature and (found.number, found.token) == newest):
+                continue
+            passed = not is_signature and found.number <= newest[0]
+            if passed or is_gone(found.host, found.pid):
+                self.storage.delete(f"{self.folder}/{name}")
+
+
+class Sweeper:
+    """Deletes files of a sweep log's table, or of the home of state that it stands for, after it declared so.
+
+    Args:
+        what: What people call this sweep.
+        exists: Whether a file is there.
+        delete: Deletes files by name; those that are gone already are no error.
+    """
+
+    def __init__(
+        self,
+        log: SweepLog,
+        what: str,
+        exists: Callable[[str], bool],
+        delete: Callable[[Sequence[str]], None],
+        ids: Ids | None = None,
+    ) -> None:
+        self._log = log
+        self._what = what
+        self._exists = exists
+        self._delete = delete
+        self._ids = ids or RandomIds()
+        self._signature = self._ids.new()
+
+    def finish_open(self) -> list[Intent]:
+        """Finish what other sweeps declared and did not end; returns their intents. Moves the table handle."""
+        log = self._log
+        done = []
+        log.table.refresh()
+        while (intent := log.find_open()) is not None:
+            self._sign(intent)
+            if log.find_open() is not None:  # signed while it was open: nothing comes back under these names
+                self._delete([file for file in sorted(intent.files) if self._exists(file)])
+                self._end(intent)
+                done.append(intent)
+            self._unsign(intent)
+            log.table.refresh()
+        log.drop_void()
+        for intent in done:
+            facts = {"table": log.table.uri, "files": len(intent.files), "host": intent.host, "pid": intent.pid}
+            logger.warning("a sweep that did not end was finished", extra=facts)
+        return done
+
+    def sweep(self, files: Sequence[str], is_unneeded: Callable[[], bool]) -> bool:
+        """Declare and delete; False, with nothing deleted, when something needs one of the files by now.
+
+        Args:
+            is_unneeded: Moves the table handle to the newest version, looks at everything that may name files, and
+                says whether still nothing names any of these.
+
+        Raises:
+            CommitUnknownError: whether the intent is bound cannot be told; the next sweep finds out.
+            SinkError: others committed first every time.
+        """
+        intent = self._declare(files)
+        if not self._bind(intent, is_unneeded):
+            self._end(intent)
+            self._unsign(intent)
+            return False
+        self._delete(sorted(intent.files))
+        self._end(intent)
+        self._unsign(intent)
+        return True
+
+    def _declare(self, files: Sequence[str]) -> Intent:
+        me = who()
+        intent = Intent(
+            number=self._log.newest()[0] + 1,
+            token=int(self._ids.new(), 16) >> 1,
+            what=self._what,
+            files=frozenset(files),
+            user=me.user,
+            host=me.host,
+            pid=me.pid,
+            at=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        self._sign(intent)
+        fault_point("sweep.declare.before")
+        self._log.storage.put(f"{self._log.folder}/{intent.name}.json", intent.to_bytes())
+        fault_point("sweep.declare.after")
+        return intent
+
+    def _bind(self, intent: Intent, is_unneeded: Callable[[], bool]) -> bool:
+        log = self._log
+        info = {"kind": "sweep", "pipeline": "", "what": self._what, "sweep": intent.name, "files": len(intent.files)}
+        for tries in range(TRIES):
+            if not is_unneeded() or log.newest()[0] >= intent.number:
+                return False
+            try:
+                log.table.append("delta.sweep", [], json.dumps(info), log.txns(intent), {}, onto=log.table.version)
+                return True
+            except CommitConflictError:
+                time.sleep(random.uniform(0.005, 0.02) * min(2**tries, 16))
+            except CommitUnknownError:
+                log.table.refresh()
+                if log.newest() != (intent.number, intent.token):
+                    raise  # it may still land: the record stays, and the next sweep finds out
+                return True
+        self._end(intent)
+        self._unsign(intent)
+        raise SinkError(
+            f"gave up sweeping {log.table.uri} after {TRIES} conflicts with other writers", hint="Try again."
+        )
+
+    def _end(self, intent: Intent) -> None:
+        fault_point("sweep.end.before")
+        self._log.storage.delete(f"{self._log.folder}/{intent.name}.json")
+        fault_point("sweep.end.after")
+
+    def _sign(self, intent: Intent) -> None:
+        """Say that this process may delete these files at any moment."""
+        me = who()
+        signed = Intent(intent.number, intent.token, self._what, intent.files, me.user, me.host, me.pid, intent.at)
+        self._log.storage.put(self._signature_of(intent), signed.to_bytes())
+
+    def _unsign(self, intent: Intent) -> None:
+        self._log.storage.delete(self._signature_of(intent))
+
+    def _signature_of(self, intent: Intent) -> str:
+        return f"{self._log.folder}/{intent.name}.by-{self._signature}.json"

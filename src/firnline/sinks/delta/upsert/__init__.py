@@ -1,0 +1,1 @@
+"""Delta tables whose rows change by key."""

@@ -1,0 +1,316 @@
+"""Applies changes to data files: rows whose key changed are replaced or dropped, in new files, in bounded memory.
+
+Runs inside Spark tasks, or in threads. A file is first looked at by its key columns alone; one without a changed key
+is left alone. The new version of a row takes the place of the old one when both are of the same partition, so files
+stay as large and as well sorted as they were; what finds no place is written by orders that insert.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from firnline.errors import SinkError
+from firnline.faults import fault_point
+from firnline.sinks.delta.stage import ParquetStager
+from firnline.sinks.delta.upsert.changes import Changes, Indices, KeyIndex, Mask, comparable, conform, load_changes
+from firnline.sinks.delta.upsert.prune import KeyRanges
+from firnline.storage import Storage, is_remote, open_storage
+from firnline.types import Json
+
+BATCH_ROWS = 131_072
+_KEPT_CHANGES = 2  # per process: tasks of one epoch read the same changes
+_READ_BYTES = 8 * 1024 * 1024
+
+
+def run_in_threads(tag: str, orders: list[dict[str, Json]]) -> list[dict[str, Json]]:
+    """Run orders in this process; all end before the first failure is told."""
+    with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix=f"rewrite {tag}") as pool:
+        futures = [pool.submit(run_rewrite, order) for order in orders]
+    return [future.result() for future in futures]
+
+
+def run_rewrite(order: dict[str, Json]) -> dict[str, Json]:
+    """Do one order, and say per file what was staged in its place and which changes it met.
+
+    Everything that is reported is durable. When it fails, what it staged is deleted.
+
+    Raises:
+        SinkError: a file cannot be read, or does not hold the rows that the log says.
+        DamagedError: the changes are not what was staged.
+    """
+    staged: list[dict[str, Json]] = []
+    storage = open_storage(order["table"], order["storage_options"])
+    try:
+        work = _Rewriter(order, storage)
+        if "insert" in order:
+            staged += work.insert(unpack_indices(order["insert"]))
+            return {"kind": "rewrite", "files": [], "inserted": staged}
+        reports = []
+        for file in order["files"]:
+            report = work.rewrite(file)
+            staged += report["staged"]
+            reports.append(report)
+    except BaseException as error:
+        for file in staged:
+            storage.delete(str(file["path"]))
+        if isinstance(error, pa.ArrowException | OSError):
+            raise SinkError(f"cannot rewrite files of {storage.root}: {error}", table=storage.root) from error
+        raise
+    return {"kind": "rewrite", "files": reports, "inserted": []}
+
+
+class _Rewriter:
+    def __init__(self, order: dict[str, Json], storage: Storage) -> None:
+        self._order = order
+        self._storage = storage
+        self._partition_by = list(order["partition_by"])
+        schema = pa.ipc.read_schema(pa.BufferReader(base64.b64decode(order["schema"])))
+        self._schema = pa.schema([f.with_nullable(True) for f in schema])  # without metadata of the table's own
+        self._data = pa.schema([f for f in self._schema if f.name not in self._partition_by])
+        self._key = list(order["key"])
+        self._shared = _share_changes(order, storage)
+
+    def insert(self, numbers: Indices) -> list[dict[str, Json]]:
+        """Write the new rows of these changes as files of their own, per partition."""
+        stager = self._stager(self._partition_by)
+        fault_point("upsert.rewrite.before")
+        try:
+            for start in range(0, len(numbers), BATCH_ROWS):
+                stager.write(self._new_rows(numbers[start : start + BATCH_ROWS], self._schema))
+            staged = stager.close()
+            fault_point("upsert.rewrite.after")
+        except BaseException:
+            stager.discard()
+            raise
+        return staged
+
+    def rewrite(self, file: dict[str, Json]) -> dict[str, Json]:
+        """Apply the changes to one file."""
+        with _open(self._storage, str(file["path"]), int(file["size_bytes"])) as source:
+            parquet = pq.ParquetFile(source, pre_buffer=is_remote(self._storage.root))
+            expected, found = file["rows"], parquet.metadata.num_rows
+            if expected is not None and found != expected:
+                raise SinkError(f"{file['path']} holds {found} rows, the log says {expected}", file=file["path"])
+            rows, changes = self._find_matches(parquet, file["partition_values"])
+            if not len(rows):
+                return {"path": file["path"], "staged": [], "matched": "", "placed": ""}
+            placed = self._find_placed(changes, file)
+            staged = self._write(parquet, file["partition_values"], rows, changes, placed)
+        if sum(int(f["rows"]) for f in staged) != found - len(rows) + int(placed.sum()):
+            for one in staged:
+                self._storage.delete(str(one["path"]))
+            raise SinkError(f"rewriting {file['path']} lost rows; nothing was committed", file=file["path"])
+        return {
+            "path": file["path"],
+            "staged": staged,
+            "matched": pack_indices(np.unique(changes)),
+            "placed": pack_indices(np.unique(changes[placed])),
+        }
+
+    def _find_matches(self, parquet: pq.ParquetFile, values: dict[str, str | None]) -> tuple[Indices, Indices]:
+        """The rows of a file whose key is changed, ascending, and the change of each; reads the key columns only."""
+        metadata = parquet.metadata
+        starts = np.cumsum([0, *(metadata.row_group(g).num_rows for g in range(metadata.num_row_groups))])
+        in_file = [k for k in self._key if k in parquet.schema_arrow.names and k not in self._partition_by]
+        types = pa.schema([self._schema.field(k) for k in self._key if k not in self._partition_by])
+        rows, changes = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for group in self._shared.ranges.find_row_groups(metadata, types):
+            offset = int(starts[group])
+            for batch in self._batches(parquet, [group], in_file, types, metadata.row_group(group).num_rows):
+                columns = [self._key_column(batch, name, values) for name in self._key]
+                here, found = self._shared.index.find(columns)
+                rows.append(here + offset)
+                changes.append(found)
+                offset += batch.num_rows
+        return np.concatenate(rows), np.concatenate(changes)
+
+    def _key_column(self, batch: pa.RecordBatch, name: str, values: dict[str, str | None]) -> pa.Array:
+        if name in self._partition_by:
+            return pa.repeat(pa.scalar(values[name], pa.string()), batch.num_rows)
+        return comparable(batch.column(name), False)
+
+    def _batches(
+        self, parquet: pq.ParquetFile, groups: Sequence[int], columns: list[str], schema: pa.Schema, rows: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Rows with the columns of a schema, of which the file has those that are named."""
+        if columns:
+            for batch in parquet.iter_batches(BATCH_ROWS, row_groups=list(groups), columns=columns):
+                yield conform(batch, schema)
+            return
+        for start in range(0, rows, BATCH_ROWS):  # a file from before all of these columns
+            count = min(BATCH_ROWS, rows - start)
+            yield pa.RecordBatch.from_arrays([pa.nulls(count, f.type) for f in schema] or [], schema=schema)
+
+    def _find_placed(self, changes: Indices, file: dict[str, Json]) -> Mask:
+        """For each row that matched whether the new version takes its place; at most once for each change."""
+        barred = np.zeros(len(self._shared.changes), np.bool_)
+        barred[unpack_indices(file.get("barred", ""))] = True
+        first = np.zeros(len(changes), np.bool_)
+        first[np.unique(changes, return_index=True)[1]] = True
+        stays = self._shared.changes.keeps & ~barred & self._is_of_partition(file["partition_values"])
+        found: Mask = first & stays[changes]
+        return found
+
+    def _is_of_partition(self, values: dict[str, str | None]) -> Mask:
+        """For each change whether its new row belongs to this partition."""
+        found = np.ones(len(self._shared.changes), np.bool_)
+        rows = self._shared.changes.rows
+        for name in self._partition_by:
+            if name not in rows.column_names:
+                found &= values[name] is None
+                continue
+            wanted = pa.array([values[name]], pa.string())
+            same = pc.is_in(comparable(rows.column(name), True), wanted, skip_nulls=False)
+            found &= same.to_numpy(zero_copy_only=False)
+        return found
+
+    def _write(
+        self, parquet: pq.ParquetFile, values: dict[str, str | None], rows: Indices, changes: Indices, placed: Mask
+    ) -> list[dict[str, Json]]:
+        """Write what becomes of a file; no file when nothing is left."""
+        stager = self._stager([])
+        columns = [n for n in self._data.names if n in parquet.schema_arrow.names]
+        groups = range(parquet.metadata.num_row_groups)
+        fault_point("upsert.rewrite.before")
+        try:
+            offset = 0
+            for batch in self._batches(parquet, groups, columns, self._data, parquet.metadata.num_rows):
+                first, last = np.searchsorted(rows, [offset, offset + batch.num_rows])
+                part = slice(int(first), int(last))
+                out = self._apply(batch, rows[part] - offset, changes[part], placed[part]) if last > first else batch
+                if out.num_rows:
+                    stager.write_to(values, out)
+                offset += batch.num_rows
+            staged = stager.close()
+            fault_point("upsert.rewrite.after")
+        except BaseException:
+            stager.discard()
+            raise
+        return staged
+
+    def _apply(self, batch: pa.RecordBatch, rows: Indices, changes: Indices, placed: Mask) -> pa.RecordBatch:
+        """The rows of a batch, with the new version in the place of those that have one, and without the others."""
+        count = batch.num_rows
+        order = np.arange(count)
+        order[rows[placed]] = count + np.arange(int(placed.sum()))
+        left = np.ones(count, np.bool_)
+        left[rows[~placed]] = False
+        new = self._new_rows(changes[placed], self._data)
+        return pa.concat_batches([batch, new]).take(pa.array(order[left]))
+
+    def _new_rows(self, numbers: Indices, schema: pa.Schema) -> pa.RecordBatch:
+        chosen = self._shared.changes.rows.take(pa.array(numbers)).combine_chunks()
+        batches = chosen.to_batches()
+        if not batches:
+            return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
+        return conform(batches[0] if len(batches) == 1 else pa.concat_batches(batches), schema)
+
+    def _stager(self, partition_by: list[str]) -> ParquetStager:
+        target = {
+            "partition_by": partition_by,
+            "file_size_mb": 2 * int(self._order["file_size_mb"]),  # a full file whose rows change stays one file
+        }
+        return ParquetStager(target, str(self._order["attempt"]), self._storage)
+
+
+class _Shared:
+    """Changes, and what finds rows by them."""
+
+    def __init__(self, changes: Changes, partition_by: Sequence[str]) -> None:
+        self.changes = changes
+        self.index = KeyIndex(changes.keys)
+        self.ranges = KeyRanges(changes.keys, partition_by)
+
+
+_shared: OrderedDict[tuple[str, ...], _Shared] = OrderedDict()
+_sharing = threading.Lock()
+
+
+def _share_changes(order: dict[str, Json], storage: Storage) -> _Shared:
+    """The changes of an order. Their files never change, so what is known of them is kept for the next order."""
+    files = list(order["changes"])
+    mark = (storage.root, *order["key"], "", *order["partition_by"], "", *(str(f["path"]) for f in files))
+    with _sharing:
+        found = _shared.get(mark)
+        if found is None:
+            changes = load_changes(storage, files, order["key"], order["partition_by"])
+            found = _shared[mark] = _Shared(changes, order["partition_by"])
+            while len(_shared) > _KEPT_CHANGES:
+                _shared.popitem(last=False)
+        _shared.move_to_end(mark)
+        return found
+
+
+def pack_indices(numbers: Indices) -> str:
+    """Ascending numbers as short text."""
+    if not len(numbers):
+        return ""
+    steps = np.diff(numbers, prepend=0).astype("<i8")
+    return base64.b64encode(zlib.compress(steps.tobytes(), 1)).decode()
+
+
+def unpack_indices(text: str) -> Indices:
+    """What `pack_indices` packed."""
+    if not text:
+        return np.empty(0, np.int64)
+    steps = np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i8")
+    return np.cumsum(steps).astype(np.int64)
+
+
+def _open(storage: Storage, key: str, size_bytes: int) -> Any:
+    """A data file that can be read in any order, without reading all of it."""
+    if not is_remote(storage.root):
+        return pa.OSFile(os.path.join(storage.root, key))
+    return pa.PythonFile(_Ranges(storage, key, size_bytes), mode="r")
+
+
+class _Ranges(io.RawIOBase):
+    """A stored object as a file: every read asks for a range."""
+
+    def __init__(self, storage: Storage, key: str, size_bytes: int) -> None:
+        super().__init__()
+        self._storage = storage
+        self._key = key
+        self._size = size_bytes
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        wanted = self._size - self._at if size is None or size < 0 else min(size, self._size - self._at)
+        stream = self._storage.open_read(self._key, self._at)
+        parts: list[bytes] = []
+        try:
+            while wanted > 0 and (part := stream.read(min(wanted, _READ_BYTES))):
+                parts.append(part)
+                wanted -= len(part)
+        finally:
+            stream.close()
+        data = b"".join(parts)
+        self._at += len(data)
+        return data

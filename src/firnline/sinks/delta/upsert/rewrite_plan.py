@@ -1,0 +1,200 @@
+"""Turns the changes of one epoch into files that take the place of others, on whatever version the table is at.
+
+What a file becomes depends on that file and the changes alone. So when another writer's commit lands first, only
+files that are new in its version are looked at; what was rewritten for files that are gone is deleted.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake.transaction import RemoveAction
+
+from firnline.errors import SchemaError
+from firnline.sinks.delta.contents import find_removable
+from firnline.sinks.delta.table import Table
+from firnline.sinks.delta.upsert.changes import Changes, Indices, Mask, comparable
+from firnline.sinks.delta.upsert.prune import ActiveFile, KeyRanges
+from firnline.sinks.delta.upsert.rewrite import pack_indices, run_rewrite, unpack_indices
+from firnline.storage import Storage
+from firnline.types import Json
+
+RunOrders = Callable[[str, list[dict[str, Json]]], list[dict[str, Json]]]
+
+ORDER_BYTES = 16 * 1024 * 1024  # of files that one order takes: enough to be worth a task, few enough to spread
+ORDER_FILES = 32
+INSERT_ROWS = 250_000  # that one order writes
+INSERT_HERE = 50_000  # so few rows are written at once, in this process: no task is worth its start
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What a commit does: these files go, those come; and the counts for people."""
+
+    removed: list[RemoveAction]
+    added: list[dict[str, Json]]
+    facts: dict[str, Json]
+
+
+@dataclass(slots=True)
+class _Done:
+    """What became of one file."""
+
+    file: ActiveFile
+    staged: list[dict[str, Json]]
+    matched: Indices
+    placed: Indices
+
+
+@dataclass(slots=True)
+class UpsertWork:
+    """The work on the changes of one attempt; kept from one try to commit to the next."""
+
+    attempt: str
+    storage: Storage
+    changes: Changes
+    target: dict[str, Json]  # what every order says
+    run_orders: RunOrders
+    _done: dict[str, _Done] = field(default_factory=dict)  # by the path that the log spells
+    _inserted: tuple[bytes, list[dict[str, Json]]] | None = None
+
+    def prepare(self, table: Table) -> Exchange:
+        """Write what is not written yet for the version that the table handle is at.
+
+        Called again only after it became clear that the last exchange was not committed: files are deleted here.
+
+        Raises:
+            SchemaError: a file that must go has a name in the log that cannot be repeated safely.
+            SinkError: a file cannot be read or written.
+        """
+        schema = pa.schema([f.with_nullable(True) for f in table.schema()])
+        self.target["schema"] = base64.b64encode(schema.serialize().to_pybytes()).decode()
+        ranges = KeyRanges(self.changes.keys, self.target["partition_by"])
+        candidates, active = ranges.find_candidates(table.delta)
+        for path in [path for path in self._done if path not in active]:
+            self._discard(self._done.pop(path).staged)
+        self._rewrite([file for file in candidates if file.path not in self._done])
+        taken = self._settle_doubles()
+        self._insert(np.flatnonzero(self.changes.keeps & ~taken))
+        return self._exchange()
+
+    def _rewrite(self, files: Sequence[ActiveFile], barred: dict[str, Indices] | None = None) -> None:
+        by_key = {_removable(file): file for file in files}
+        described = [
+            {
+                "path": key,
+                "size_bytes": file.size_bytes,
+                "rows": file.rows,
+                "partition_values": file.partition_values,
+                "barred": pack_indices(barred[file.path]) if barred else "",
+            }
+            for key, file in by_key.items()
+        ]
+        orders = [{**self.target, "files": bundle} for bundle in _bundles(described)]
+        for report in self.run_orders(self.attempt, orders) if orders else []:
+            for one in report["files"]:
+                file = by_key[str(one["path"])]
+                placed = unpack_indices(one["placed"])
+                self._done[file.path] = _Done(file, one["staged"], unpack_indices(one["matched"]), placed)
+
+    def _settle_doubles(self) -> Mask:
+        """Let every change have one place, also where a table had a key twice; returns which have one."""
+        taken = np.zeros(len(self.changes), np.bool_)
+        barred: dict[str, Indices] = {}
+        for path in sorted(self._done):
+            placed = self._done[path].placed
+            twice = placed[taken[placed]]
+            if len(twice):
+                barred[path] = twice
+            taken[placed] = True
+        if barred:
+            again = [self._done.pop(path) for path in barred]
+            for one in again:
+                self._discard(one.staged)
+            self._rewrite([one.file for one in again], barred)
+        return taken
+
+    def _insert(self, numbers: Indices) -> None:
+        """Write the new rows that have no place, as they are unless they were written already."""
+        mark = numbers.tobytes()
+        if self._inserted is not None:
+            if self._inserted[0] == mark:
+                return
+            self._discard(self._inserted[1])
+            self._inserted = None
+        parts = np.array_split(self._by_partition(numbers), -(-len(numbers) // INSERT_ROWS)) if len(numbers) else []
+        orders = [{**self.target, "files": [], "insert": pack_indices(np.sort(part))} for part in parts]
+        if len(numbers) <= INSERT_HERE:
+            reports = [run_rewrite(order) for order in orders]
+        else:
+            reports = self.run_orders(self.attempt, orders)
+        self._inserted = (mark, [file for report in reports for file in report["inserted"]])
+
+    def _by_partition(self, numbers: Indices) -> Indices:
+        """The same changes, those of one partition side by side, so that few files are made."""
+        rows = self.changes.rows
+        names = [name for name in self.target["partition_by"] if name in rows.column_names]
+        if not names or len(numbers) <= INSERT_ROWS:
+            return numbers
+        chosen = pa.table({name: comparable(rows.column(name), True).take(pa.array(numbers)) for name in names})
+        order = pc.sort_indices(chosen, sort_keys=[(name, "ascending") for name in names])
+        found: Indices = numbers[order.to_numpy()]
+        return found
+
+    def _exchange(self) -> Exchange:
+        now_ms = int(time.time() * 1000)
+        touched = [one for one in self._done.values() if len(one.matched)]
+        matched = np.zeros(len(self.changes), np.bool_)
+        for one in touched:
+            matched[one.matched] = True
+        keeps = self.changes.keeps
+        inserted = self._inserted[1] if self._inserted is not None else []
+        return Exchange(
+            removed=[
+                RemoveAction(_removable(f), True, now_ms, f.size_bytes, dict(f.partition_values))
+                for f in (one.file for one in touched)
+            ],
+            added=[file for one in touched for file in one.staged] + inserted,
+            facts={
+                "inserted": int((keeps & ~matched).sum()),
+                "updated": int((keeps & matched).sum()),
+                "deleted": int((~keeps & matched).sum()),
+                "files_rewritten": len(touched),
+            },
+        )
+
+    def _discard(self, staged: Sequence[dict[str, Json]]) -> None:
+        """Delete files of ours that no commit names."""
+        for file in staged:
+            self.storage.delete(str(file["path"]))
+
+
+def _removable(file: ActiveFile) -> str:
+    key = find_removable(file.path)
+    if key is None:
+        raise SchemaError(
+            f"the log calls a file {file.path!r}, a name under which it cannot be replaced safely",
+            hint="Rewrite the table's files with the engine that wrote them (OPTIMIZE), then run again.",
+            file=file.path,
+        )
+    return key
+
+
+def _bundles(files: Sequence[dict[str, Json]]) -> Iterator[list[dict[str, Json]]]:
+    """Files that one order takes: large ones alone, small ones together."""
+    held: list[dict[str, Json]] = []
+    size = 0
+    for file in files:
+        if held and (size + int(file["size_bytes"]) > ORDER_BYTES or len(held) == ORDER_FILES):
+            yield held
+            held, size = [], 0
+        held.append(file)
+        size += int(file["size_bytes"])
+    if held:
+        yield held

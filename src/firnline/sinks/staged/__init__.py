@@ -1,0 +1,1 @@
+"""Two-stage Delta tables, the writer's side: units and their chain."""

@@ -1,0 +1,157 @@
+"""Drops units from an epoch on: their writer begins a new generation before it and reads that input again.
+
+No other sink may hold an epoch that is dropped from the deciding table. A run gives further sinks only what that
+table's log holds, so there is nothing to fear for units that name who decides. Units of older versions do not: they are
+dropped only when the tables of the further sinks are known and hold nothing from that epoch on. Dropped from a
+further sink's table, units are put again by the next run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from firnline.checkpoint.ledger import Ledger
+from firnline.errors import CommitConflictError, CommitUnknownError, ConfigError, SinkError
+from firnline.sinks.delta.log import DeltaLog
+from firnline.sinks.delta.table import Table
+from firnline.sinks.staged.chain import arrange
+from firnline.sinks.staged.log_head import read_standing
+from firnline.sinks.staged.set_aside import load_rejected
+from firnline.sinks.staged.sink import load_pending
+from firnline.sinks.staged.unit import PENDING, REJECTED, SUFFIX, Unit
+from firnline.storage import Storage
+
+TRIES = 20
+CLAIMS_READ = 1000  # commits that are read back to the newest claim
+
+Further = Mapping[str, tuple[Table, Storage]]
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """What a discard drops, and where the writer goes on."""
+
+    pipeline: str
+    pending: list[str]
+    rejected: list[str]
+    resumes_after_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What was found in one look at the log and the folder: a claim must name the tip of that very look."""
+
+    discard: Discard
+    version: int
+    generation: int
+    tip: int | None
+
+
+def plan_discard(table: Table, storage: Storage, pipeline: str, epoch: int, further: Further | None = None) -> Discard:
+    """Say what `discard` would do; raises as that does."""
+    return _look(table, storage, pipeline, epoch, further).discard
+
+
+def _look(table: Table, storage: Storage, pipeline: str, epoch: int, further: Further | None) -> _Look:
+    if not table.refresh():
+        raise SinkError(f"there is no table at {table.uri}")
+    version, standing = table.version, read_standing(table, pipeline)
+    if epoch <= standing.epoch:
+        raise ConfigError(
+            f"epoch {epoch} of {pipeline!r} is committed; units can be discarded from epoch {standing.epoch + 1} on"
+        )
+    units = _units_of(storage, pipeline)
+    _check_further(Ledger(storage, pipeline), pipeline, [u for u in units if u.epoch >= epoch], epoch, further)
+    kept = [u for u in arrange(standing, units).ready if u.epoch < epoch]
+    aside = [u.name for u in load_rejected(storage) if u.pipeline == pipeline and (u.epoch or 0) >= epoch]
+    dropped = [u.name for u in units if u.epoch >= epoch]
+    found = Discard(pipeline, dropped, aside, kept[-1].epoch if kept else standing.epoch)
+    generation = _next_generation(DeltaLog(storage), version, pipeline, standing.generation)
+    return _Look(found, version, generation, kept[-1].digest if kept else standing.entry)
+
+
+def _units_of(storage: Storage, pipeline: str) -> list[Unit]:
+    return [u for u in load_pending(storage) if isinstance(u, Unit) and u.pipeline == pipeline]
+
+
+def _next_generation(log: DeltaLog, version: int, pipeline: str, generation: int) -> int:
+    """A new generation, but for a discard right after another one: the first has fenced every writer.
+
+    So a further sink's table is never more than one generation ahead of the deciding one, whose next claim is that.
+    """
+    for commit in log.backwards(version, CLAIMS_READ):
+        info = commit.find_info(pipeline)
+        if info is not None and info.get("kind") in ("claim", "create"):
+            return generation if "discard" in info else generation + 1
+    return generation + 1
+
+
+def _check_further(ledger: Ledger, pipeline: str, dropped: list[Unit], epoch: int, further: Further | None) -> None:
+    """Refuse to drop from the deciding table what another sink may hold.
+
+    Raises:
+        ConfigError: it names the sink, and what to do instead.
+    """
+    if further is None:
+        old = next((unit for unit in dropped if not unit.checkpoint.deciding), None)
+        names = sorted(ledger.load(old.entry).staged) if old is not None and ledger.newest_epoch() else []
+        if len(names) > 1:
+            raise ConfigError(
+                f"an older version put epoch {epoch} for the sinks {', '.join(names)}, and others may hold it already",
+                hint="Name the spec instead of the table, so that the other tables are looked at: "
+                f"firnline staging SPEC --discard-from {epoch}",
+            )
+        return
+    for name, (table, storage) in further.items():
+        if not table.refresh():
+            continue
+        standing = read_standing(table, pipeline)
+        ready = arrange(standing, _units_of(storage, pipeline)).ready
+        holds = ready[-1].epoch if ready else standing.epoch
+        if holds >= epoch:
+            raise ConfigError(
+                f"sink {name!r} holds epoch {holds} already: without its units here, it would hold what was never true",
+                hint="Commit them with `firnline commit`; what stops them is shown by `firnline staging`.",
+            )
+
+
+def discard(
+    table: Table, storage: Storage, pipeline: str, epoch: int, run: str, further: Further | None = None
+) -> Discard:
+    """Fence the writer by a claim whose tip lies before the epoch, then delete the units.
+
+    The claim comes first: from then on those units are forks, so a crash in between leaves nothing to commit.
+    `further` are the tables of the other sinks, by name, where this one decides and they are known.
+
+    Raises:
+        ConfigError: the epoch is committed already, or another sink holds it or may hold it.
+    """
+    for _ in range(TRIES):
+        look = _look(table, storage, pipeline, epoch, further)
+        found, generation = look.discard, look.generation
+        facts = {"kind": "claim", "pipeline": pipeline, "run": run, "generation": generation, "discard": epoch}
+        txns = {
+            f"firnline-gen:{pipeline}": generation,
+            f"firnline-tip-epoch:{pipeline}": found.resumes_after_epoch,
+            f"firnline-tip:{pipeline}": look.tip or 0,
+        }
+        try:
+            table.append("delta.claim", [], json.dumps(facts), txns, {}, onto=look.version)
+        except (CommitConflictError, CommitUnknownError):
+            continue
+        for name in found.pending:
+            storage.delete(f"{PENDING}/{name}{SUFFIX}")
+        for name in found.rejected:
+            storage.delete(f"{REJECTED}/{name}{SUFFIX}")
+        return found
+    raise SinkError(f"cannot claim {table.uri}: other writers commit all the time")
+
+
+def drop_pending(storage: Storage, pipeline: str, up_to: int) -> list[str]:
+    """Delete the pending units of a pipeline up to an epoch, once a commit of that epoch has made them forks."""
+    units = [unit for unit in _units_of(storage, pipeline) if unit.epoch <= up_to]
+    for unit in units:
+        storage.delete(f"{PENDING}/{unit.name}{SUFFIX}")
+    return [unit.name for unit in units]

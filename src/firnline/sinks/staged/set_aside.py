@@ -1,0 +1,96 @@
+"""Units that can never be committed: set aside with their reason, shown, retried or discarded on demand."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+
+from firnline.checkpoint.codec import canonical, parse
+from firnline.errors import ConfigError, DamagedError
+from firnline.faults import fault_point
+from firnline.sinks.staged.unit import PENDING, REJECTED, SUFFIX, list_units
+from firnline.storage import Storage
+from firnline.types import Clock, Json
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedUnit:
+    """A unit that was set aside."""
+
+    name: str
+    reason: str
+    rejected_at: str
+    pipeline: str | None
+    epoch: int | None
+
+
+def reject(storage: Storage, name: str, reason: str, clock: Clock) -> None:
+    """Move a unit aside: first the copy with its reason, then the pending file goes."""
+    try:
+        data = storage.get(f"{PENDING}/{name}{SUFFIX}")
+    except FileNotFoundError:
+        return
+    about: dict[str, Json] = {"reason": reason, "at": clock.now().isoformat()}
+    body = _readable(data, name)
+    if body is None:
+        body = {"raw": base64.b64encode(data).decode()}
+    elif canonical(body) != data:
+        about["raw"] = base64.b64encode(data).decode()  # what is put back must be what was put, to the byte
+    body["rejected"] = about
+    fault_point("staging.reject.before")
+    storage.put(f"{REJECTED}/{name}{SUFFIX}", canonical(body))
+    storage.delete(f"{PENDING}/{name}{SUFFIX}")
+    fault_point("staging.reject.after")
+
+
+def _readable(data: bytes, name: str) -> dict[str, Json] | None:
+    """The unit as an object that can be written down again; None when it is none."""
+    try:
+        body = parse(data, name)
+        canonical(body)
+    except (DamagedError, ValueError, RecursionError):  # e.g. NaN, or half a surrogate pair
+        return None
+    return body if isinstance(body, dict) and "rejected" not in body and set(body) != {"raw"} else None
+
+
+def load_rejected(storage: Storage) -> list[RejectedUnit]:
+    """Everything that was set aside."""
+    found = []
+    for name, _ in list_units(storage, REJECTED):
+        try:
+            body = _load(storage, name)
+        except FileNotFoundError:
+            continue  # retried or discarded since it was listed
+        about = body["rejected"]
+        epoch = body.get("epoch")
+        found.append(
+            RejectedUnit(
+                name=name,
+                reason=str(about["reason"]),
+                rejected_at=str(about["at"]),
+                pipeline=body.get("pipeline"),
+                epoch=int(epoch) if isinstance(epoch, int) else None,
+            )
+        )
+    return found
+
+
+def retry(storage: Storage, name: str) -> None:
+    """Put a unit back among the pending ones, as it was."""
+    try:
+        if "/" in name:
+            raise FileNotFoundError(name)
+        body = _load(storage, name)
+    except FileNotFoundError as error:
+        raise ConfigError(f"no unit {name!r} was set aside", hint="See `firnline staging TABLE`.") from error
+    raw = body.pop("rejected").get("raw") or (body["raw"] if set(body) == {"raw"} else None)
+    data = canonical(body) if raw is None else base64.b64decode(raw)
+    storage.put(f"{PENDING}/{name}{SUFFIX}", data)
+    storage.delete(f"{REJECTED}/{name}{SUFFIX}")
+
+
+def _load(storage: Storage, name: str) -> dict[str, Json]:
+    body = parse(storage.get(f"{REJECTED}/{name}{SUFFIX}"), name)
+    if not isinstance(body, dict) or "rejected" not in body:
+        raise DamagedError(f"{REJECTED}/{name}{SUFFIX} is unreadable")
+    return body

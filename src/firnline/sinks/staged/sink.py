@@ -1,0 +1,258 @@
+"""A staged Delta table as a sink: the writer's side of a two-stage table.
+
+Committing an epoch here means putting its unit into `_staging/pending/`; the committer makes it true in the log. The
+writer's checkpoint is the newest of log and gapless pending units. Its claim, an empty Delta commit, names the
+tip of the chain it adopts, so a zombie's later unit is known to be a fork.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import takewhile
+from typing import Any
+
+import pyarrow as pa
+
+from firnline.checkpoint.ledger import LedgerEntry
+from firnline.checkpoint.model import Checkpoint
+from firnline.errors import DamagedError, FencedError, SinkError
+from firnline.faults import fault_point
+from firnline.schema import merge, schema_from_json, schema_to_json
+from firnline.sinks.base import EpochCommit, Held
+from firnline.sinks.delta.sink import DeltaSink
+from firnline.sinks.staged.chain import Arranged, arrange
+from firnline.sinks.staged.log_head import read_standing
+from firnline.sinks.staged.unit import PENDING, SUFFIX, ForeignUnit, Unit, list_units, parse_unit
+from firnline.storage import Storage
+from firnline.types import EntryRef, Json, Receipt
+
+logger = logging.getLogger(__name__)
+
+CLAIM_TRIES = 5
+
+
+class StagedDeltaSink(DeltaSink):
+    """Puts units instead of committing; claims and fences are those of a single-stage table."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._sizes: dict[str, int | None] = {}
+        self._settled = 0  # the log's epoch, when it was last looked at
+        self._chain: dict[int, int] = {}  # the digests of our chain, from there on
+        self._follows: Callable[[int], set[int]] | None = None
+
+    def load(self) -> Held:
+        return self._chain_end()[0]
+
+    def _chain_end(self) -> tuple[Held, Arranged[Unit]]:
+        """What the log holds, moved on by the units that are pending without a gap.
+
+        Units are listed before the log is read: one that is gone from the folder by then is in the log.
+        """
+        units = [u for u in load_pending(self.storage) if isinstance(u, Unit) and u.pipeline == self._pipeline]
+        held = self._held(ask_copies=not units) if self._table.refresh() else Held(exists=False, version=-1)
+        self._settled = held.epoch
+        held = replace(held, committed=held.epoch)
+        if not held.exists:
+            return held, Arranged()
+        arranged = arrange(read_standing(self._table, self._pipeline), units)
+        if not arranged.ready:
+            return held, arranged
+        last = arranged.ready[-1]
+        if self.decides:
+            self.check_decides(last.checkpoint)
+        # The unit tells all; a copy of the very same entry only says that the fast way back would have done.
+        copy = self.copies.find(last.epoch, last.digest)
+        path = copy[0] if copy else "sink"
+        return replace(held, epoch=last.epoch, entry=last.entry, checkpoint=last.checkpoint, path=path), arranged
+
+    def find_schema(self) -> pa.Schema | None:
+        """The table's columns and those that pending units will add."""
+        _, arranged = self._chain_end()
+        found = super().find_schema()
+        if found is None:
+            return None
+        for unit in arranged.ready:
+            found = merge(found, schema_from_json(unit.schema), frozen=found.names)
+        return found
+
+    def _claim_tip(self) -> tuple[int, int | None]:
+        """The end of the chain, pending units included; a committer that moves it meanwhile moves the version too."""
+        units = [u for u in load_pending(self.storage) if isinstance(u, Unit) and u.pipeline == self._pipeline]
+        self.storage.settle(PENDING)  # the claim names the tip: a power cut must not take that unit away
+        standing = read_standing(self._table, self._pipeline)
+        ready = arrange(standing, units).ready
+        if ready and self._follows is not None:
+            decided = self._follows(standing.epoch)
+            ready = list(takewhile(lambda unit: unit.digest in decided, ready))
+        return (ready[-1].epoch, ready[-1].digest) if ready else super()._claim_tip()
+
+    def make_durable(self) -> None:
+        super().make_durable()
+        self.storage.settle(PENDING)
+
+    def follow(self, decided: Callable[[int], set[int]]) -> None:
+        """Adopt only pending units that another sink has decided: `decided` gives their digests above an epoch."""
+        self._follows = decided
+
+    def claim(
+        self,
+        run: str,
+        generation: int | None = None,
+        baseline: EntryRef | None = None,
+        onto: int | None = None,
+        *,
+        again: bool = False,
+    ) -> Held:
+        """Claim, and read the chain again under the claim: in a deciding table it must still reach the claim's tip.
+
+        A unit may have been set aside in between. If the run went on before it, and somebody took it up again, it
+        would be committed in place of the run's own.
+        """
+        for _ in range(CLAIM_TRIES):
+            claimed = super().claim(run, generation, baseline, onto, again=again)
+            if not claimed.exists:
+                return replace(claimed, committed=0)
+            held, arranged = self._chain_end()
+            if generation is not None or held.epoch >= (self._table.txn(self._id("-tip-epoch")) or 0):
+                self._table.make_durable()
+                self._chain = {unit.epoch: unit.digest for unit in arranged.ready}
+                return replace(held, generation=claimed.generation)
+        raise SinkError(
+            f"units of {self.name} are set aside while it is claimed", hint=f"See `firnline staging {self._table.uri}`."
+        )
+
+    def commit(self, commit: EpochCommit) -> Receipt:
+        """Put the unit, last of all: it is the checkpoint and the signal.
+
+        A repeat puts the same bytes under the same name; a unit that was committed meanwhile is known by its entry.
+        """
+        while not self._table.refresh():
+            self._create(commit)
+        if self._deferred:
+            self._claim_created()
+            self._table.refresh()
+        self._check_claim()
+        made_by = commit.checkpoint.generation
+        unit = Unit(
+            # An earlier run may put the same epoch late: it must not replace ours.
+            name=commit.checkpoint.attempt + (f"-{self._generation}" if made_by != self._generation else ""),
+            checkpoint=commit.checkpoint,
+            entry=commit.entry,
+            previous=commit.previous,
+            previous_checkpoint=commit.previous_checkpoint,
+            files=commit.files,
+            schema=schema_to_json(commit.schema),
+            source_state=commit.source_state if self._writes_interchange() else None,
+            claimed=self._generation,
+        )
+        fault_point("staging.put.before")
+        self.storage.put(f"{PENDING}/{unit.name}{SUFFIX}", unit.to_bytes())
+        self._chain[unit.epoch] = unit.digest
+        fault_point("staging.put.after")
+        # Another's claim may have come between the look and the put: then this unit may be a fork.
+        self._table.refresh()
+        self._check_claim()
+        return self._unit_receipt(unit)
+
+    def _check_claim(self) -> None:
+        """Our claim still stands under the version read, and what is committed is our chain, by its digest."""
+        epoch, digest, held = self.find_holder()
+        if held != self._generation:
+            raise FencedError(f"generation {held} holds {self.name}, not {self._generation}", generation=held)
+        if self._chain.get(epoch, digest) != digest:
+            raise FencedError(f"epoch {epoch} of {self.name} was committed from another unit than ours", epoch=epoch)
+        self._chain = {known: found for known, found in self._chain.items() if known >= epoch}
+        if epoch > self._settled:
+            self._table.make_durable()  # further sinks are given what the committer wrote
+        self._settled = epoch
+
+    def find_receipt(self, epoch: int) -> Receipt | None:
+        """The pending unit of an epoch, or what the log and the ledger say of it."""
+        held, arranged = self._chain_end()
+        if held.exists:
+            self._table.make_durable()
+        for unit in arranged.ready:
+            if unit.epoch == epoch:
+                self.storage.settle(PENDING)  # whoever gets this receipt takes the epoch for staged
+                return self._unit_receipt(unit)
+        if not held.exists or held.epoch < epoch:
+            return None
+        for link in self._ledger.chain(held.entry):
+            if isinstance(link, LedgerEntry) and link.epoch == epoch:
+                return self._entry_receipt(link)
+        raise SinkError(f"epoch {epoch} of {self.name} is committed, but its ledger entry is folded away")
+
+    def _entry_receipt(self, entry: LedgerEntry) -> Receipt:
+        files = entry.staged.get(self.name, [])
+        return _receipt(self.name, entry.checkpoint, files, self._table.version)
+
+    def _unit_receipt(self, unit: Unit) -> Receipt:
+        return _receipt(self.name, unit.checkpoint, unit.files, self._table.version)
+
+    def is_full(self) -> tuple[int, int] | None:
+        """Pending units and bytes when a limit of back-pressure is reached; None when there is room."""
+        options = self._options
+        if options.max_pending_units is None and options.max_pending_bytes is None:
+            return None
+        sizes = {}
+        for name, _ in list_units(self.storage, PENDING):
+            if name not in self._sizes:
+                self._sizes[name] = self._unit_bytes(name)
+            sizes[name] = self._sizes[name]
+        self._sizes = sizes
+        own = [size for size in sizes.values() if size is not None]
+        over_units = options.max_pending_units is not None and len(own) >= options.max_pending_units
+        over_bytes = options.max_pending_bytes is not None and sum(own) >= options.max_pending_bytes
+        return (len(own), sum(own)) if over_units or over_bytes else None
+
+    def _unit_bytes(self, name: str) -> int | None:
+        """Data bytes of a unit of this pipeline; None for anybody else's."""
+        try:
+            unit = parse_unit(name, self.storage.get(f"{PENDING}/{name}{SUFFIX}"))
+        except (FileNotFoundError, DamagedError):
+            return None
+        if not isinstance(unit, Unit) or unit.pipeline != self._pipeline:
+            return None
+        return sum(int(f["size_bytes"]) for f in unit.files)
+
+    def settled_epoch(self) -> int | None:
+        """What the log holds: a pending unit may still be set aside, and its input be read again."""
+        return self._settled
+
+    def read_settled(self) -> int | None:
+        if self._table.refresh():
+            self._check_claim()
+        return self._settled
+
+    def maintain(self) -> None:
+        """Nothing: the committer keeps the log."""
+
+
+def _receipt(sink: str, checkpoint: Checkpoint, files: list[dict[str, Json]], version: int) -> Receipt:
+    return Receipt(
+        sink=sink,
+        epoch=checkpoint.epoch,
+        generation=checkpoint.generation,
+        run=checkpoint.run,
+        attempt=checkpoint.attempt,
+        checkpoint_checksum=checkpoint.checksum,
+        version=version,
+        rows=sum(int(f["rows"]) for f in files),
+        size_bytes=sum(int(f["size_bytes"]) for f in files),
+    )
+
+
+def load_pending(storage: Storage) -> list[Unit | ForeignUnit]:
+    """Every pending unit that can be read; a damaged one is the committer's to set aside."""
+    found: list[Unit | ForeignUnit] = []
+    for name, _ in list_units(storage, PENDING):
+        try:
+            found.append(parse_unit(name, storage.get(f"{PENDING}/{name}{SUFFIX}")))
+        except FileNotFoundError:
+            continue  # committed and deleted since it was listed
+        except DamagedError as error:
+            logger.warning("unreadable unit", extra={"unit": name, "reason": error.message})
+    return found

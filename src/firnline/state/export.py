@@ -1,0 +1,281 @@
+"""Reads the state of one operator as plain rows: all of it, some keys, a count; and writes them to a Parquet file.
+
+A row has the key's columns, `_timer` (when the key is due: microseconds since 1970, null for never) and the state's
+columns. A state's column with the name of one before it is called `state.<name>` there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from firnline.errors import ConfigError, StateDamagedError
+from firnline.faults import fault_point
+from firnline.state.columns import TIMER, Layout, can_widen
+from firnline.state.home import StateHome
+from firnline.state.keys import EncodedKeys, encode_keys, key_groups_of, locate, shard_of
+from firnline.state.lookup import SCAN_ROWS, combined, lookup
+from firnline.state.refs import OperatorState, RunRef
+from firnline.state.segments import Run, open_run
+from firnline.storage import fsync_path
+from firnline.types import Json
+
+FORMAT = 1
+_PREFIX = "firnline."
+_EMPTY = Layout(pa.schema([]), pa.schema([]))
+
+
+class Counted(NamedTuple):
+    """How many keys live, and how many of them have a timer."""
+
+    keys: int
+    timers: int
+
+
+# --- plain rows ------------------------------------------------------------------------------------------
+
+
+def flat_schema(layout: Layout) -> pa.Schema:
+    """The columns of plain rows."""
+    fields = [*layout.key, pa.field(TIMER, pa.int64())]
+    taken = {field.name for field in fields}
+    fields += [f.with_name(f"state.{f.name}") if f.name in taken else f for f in layout.state]
+    return pa.schema(fields)
+
+
+def _flat(layout: Layout, keys: pa.Table, timers: Any, state: pa.Table) -> pa.Table:
+    return pa.Table.from_arrays([*keys.columns, timers, *state.columns], schema=flat_schema(layout))
+
+
+def fit_column(column: pa.ChunkedArray, wanted: pa.Field, what: str) -> pa.ChunkedArray:
+    """A column in the wanted type, where every value has an equal one in it.
+
+    Raises:
+        ConfigError: it is of another kind, or a value does not fit.
+    """
+    found = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    both_times = pa.types.is_timestamp(found) and pa.types.is_timestamp(wanted.type) and found.tz == wanted.type.tz
+    if not (both_times or can_widen(found, wanted.type) or can_widen(wanted.type, found)):
+        raise ConfigError(
+            f"column {wanted.name!r} of {what} is {found}, not {wanted.type}",
+            hint="Rows of state have the columns and types that `firnline state --export` writes.",
+            column=wanted.name,
+        )
+    try:
+        return column.cast(wanted.type)
+    except pa.ArrowInvalid as error:
+        raise ConfigError(
+            f"column {wanted.name!r} of {what} does not fit {wanted.type}: {error}", column=wanted.name
+        ) from error
+
+
+# --- reading ---------------------------------------------------------------------------------------------
+
+
+class StateReader:
+    """The state of one operator, open for reading. Files are opened, and verified, when they are first needed.
+
+    Writes nothing: a file that one home lacks is read from the next one.
+
+    Args:
+        homes: Where its files lie, the first choice first.
+        state: The files.
+        key_groups: How many key groups the pipeline has.
+        deciding: How many columns of the key decide the shard; None where nobody knows any more.
+    """
+
+    def __init__(self, homes: Sequence[StateHome], state: OperatorState, key_groups: int, deciding: int | None) -> None:
+        self._homes = [replace(home, fallback=None) for home in homes]
+        self._state = state
+        self._key_groups = key_groups
+        self.deciding = deciding
+        self._runs: dict[int, list[Run]] = {}
+
+    @property
+    def state(self) -> OperatorState:
+        return self._state
+
+    @property
+    def files(self) -> dict[str, RunRef]:
+        """Every file by path."""
+        return {file.path: file for _, _, shard in self._state.shards for file in shard.files}
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The columns of the newest run; none at all while nothing was ever written."""
+        refs = [ref for _, _, shard in self._state.shards for ref in shard.runs]
+        return self._open(max(refs, key=lambda ref: ref.epoch)).layout if refs else _EMPTY
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of plain rows."""
+        return flat_schema(self.layout)
+
+    def _open(self, ref: RunRef) -> Run:
+        problem: StateDamagedError | None = None
+        for home in self._homes:
+            try:
+                return open_run(home, ref)
+            except StateDamagedError as error:
+                problem = problem or error
+        assert problem is not None
+        raise problem
+
+    def _shard(self, number: int) -> list[Run]:
+        if number not in self._runs:
+            self._runs[number] = [self._open(ref) for ref in self._state.shards[number][2].runs]
+        return self._runs[number]
+
+    @property
+    def _ranges(self) -> list[tuple[int, int]]:
+        return [(first, last) for first, last, _ in self._state.shards]
+
+    # -- all of it ------------------------------------------------------------------------------------
+
+    def scan(self, rows: int = SCAN_ROWS) -> Iterator[pa.Table]:
+        """All that lives, at most about `rows` at a time; shard by shard, in the order of key groups."""
+        for number, groups in enumerate(self._ranges):
+            yield from self._scan_groups(number, groups, rows)
+
+    def _scan_groups(self, shard: int, groups: tuple[int, int], rows: int) -> Iterator[pa.Table]:
+        layout = self.layout
+        for table in combined(self._shard(shard), groups, layout, keep_removed=False, rows=rows):
+            yield _flat(layout, layout.keys_of(table), layout.timers_of(table), layout.state_of(table))
+
+    def first(self, rows: int) -> pa.Table:
+        """The first rows that a scan finds."""
+        parts, left = [self.schema.empty_table()], rows
+        for table in self.scan(max(rows, 1)):
+            parts.append(table.slice(0, left))
+            left -= parts[-1].num_rows
+            if left <= 0:
+                break
+        return pa.concat_tables(parts).combine_chunks()
+
+    def count(self) -> Counted:
+        """Count what lives; the columns of the state are not read."""
+        small = Layout(self.layout.key, pa.schema([]), self.layout.timers)
+        keys = timers = 0
+        for number, groups in enumerate(self._ranges):
+            for table in combined(self._shard(number), groups, small, keep_removed=False):
+                keys += table.num_rows
+                timers += table.num_rows - small.timers_of(table).null_count
+        return Counted(keys, timers)
+
+    # -- some keys ------------------------------------------------------------------------------------
+
+    def find(self, keys: pa.Table) -> pa.Table:
+        """The rows of some keys, those that have state; keys are found by their slots.
+
+        `keys` has all columns of the key, or those alone that decide the shard: then every key that begins with them
+        is meant (all windows of a key), and the key group that they lie in is read.
+
+        Raises:
+            ConfigError: it has other columns, or a value that cannot be of that column's type.
+        """
+        names = self.layout.key.names
+        if not names:
+            return self.schema.empty_table()
+        deciding = self.deciding
+        if deciding is None:
+            raise ConfigError(
+                "the spec no longer has this operator, so its keys cannot be looked up", hint="Use a query: --sql"
+            )
+        wanted = set(keys.column_names)
+        if wanted == set(names):
+            return self._find_whole(self._keys(keys, names), deciding)
+        if wanted == set(names[:deciding]):
+            return self._find_beginning(self._keys(keys, names[:deciding]), deciding)
+        raise ConfigError(
+            f"the key has the columns {', '.join(names)}, not {', '.join(keys.column_names) or 'none'}",
+            hint=f"Give a value for each of them, or for {', '.join(names[:deciding]) or 'none of them'} alone.",
+        )
+
+    def _keys(self, keys: pa.Table, names: Sequence[str]) -> pa.Table:
+        fields = [self.layout.key.field(name) for name in names]
+        columns = [fit_column(keys.column(field.name), field, "the keys") for field in fields]
+        return pa.Table.from_arrays(columns, names=list(names)).combine_chunks()
+
+    def _find_whole(self, keys: pa.Table, deciding: int) -> pa.Table:
+        at = locate(keys, deciding, self._key_groups)
+        shards = shard_of(at.groups, self._ranges)
+        parts, places = [self.schema.empty_table()], [np.empty(0, np.int64)]
+        for shard in np.unique(shards):
+            asked = np.flatnonzero(shards == shard)
+            asked = asked[np.argsort(at.slots[asked], kind="stable")]
+            found = lookup(self._shard(int(shard)), at.slots[asked], at.keys.take(asked), self.layout)
+            there = pa.array(np.flatnonzero(found.exists))
+            asked = asked[found.exists]
+            state = found.state.take(there)
+            parts.append(_flat(self.layout, keys.take(pa.array(asked)), found.timers.take(there), state))
+            places.append(asked)
+        order = np.argsort(np.concatenate(places), kind="stable")
+        return pa.concat_tables(parts).combine_chunks().take(pa.array(order))
+
+    def _find_beginning(self, keys: pa.Table, deciding: int) -> pa.Table:
+        wanted = encode_keys(keys)
+        groups = key_groups_of(wanted, self._key_groups)
+        parts = [self.schema.empty_table()]
+        for group in np.unique(groups).tolist():
+            asked = wanted.take(np.flatnonzero(groups == group))
+            shard = int(shard_of(np.array([group], np.uint16), self._ranges)[0])
+            for table in self._scan_groups(shard, (group, group + 1), SCAN_ROWS):
+                there = encode_keys(table.select(range(deciding)), table.num_rows)
+                parts.append(table.filter(pa.array(_among(there, asked))))
+        return pa.concat_tables(parts).combine_chunks()
+
+
+def _among(keys: EncodedKeys, wanted: EncodedKeys) -> Any:
+    """Which keys are among the wanted ones."""
+    known = {wanted[n] for n in range(len(wanted))}
+    hit = np.isin(keys.hash64(), wanted.hash64())
+    hit[hit] = [keys[int(n)] in known for n in np.flatnonzero(hit)]
+    return hit
+
+
+# --- writing ---------------------------------------------------------------------------------------------
+
+
+def write_export(path: str, schema: pa.Schema, tables: Iterable[pa.Table], about: Mapping[str, Json]) -> int:
+    """Write rows to a new Parquet file, durable and whole or not there at all; returns how many.
+
+    Raises:
+        ConfigError: the file is there already.
+    """
+    folder = os.path.dirname(os.path.abspath(path))
+    if os.path.lexists(path) or not os.path.isdir(folder):
+        problem = "is there already" if os.path.lexists(path) else f"cannot be written: there is no folder {folder}"
+        raise ConfigError(f"{path} {problem}", hint="Name another file in a folder that is there.")
+    facts = {_PREFIX + name: str(value) for name, value in {"format": FORMAT, **about}.items()}
+    temporary = f"{path}.{uuid.uuid4().hex}.tmp"
+    rows = 0
+    fault_point("state.export.before")
+    try:
+        with pq.ParquetWriter(temporary, schema.with_metadata(facts), compression="zstd") as writer:
+            for table in tables:
+                writer.write_table(table.replace_schema_metadata(facts))
+                rows += table.num_rows
+        fsync_path(temporary)
+        fault_point("state.export.publish.before")
+        os.link(temporary, path)  # unlike rename, this refuses to replace
+        os.unlink(temporary)
+    except FileExistsError as error:
+        os.unlink(temporary)
+        raise ConfigError(f"{path} is there already", hint="Name another file in a folder that is there.") from error
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    fault_point("state.export.publish.after")
+    fsync_path(folder)
+    fault_point("state.export.after")
+    return rows

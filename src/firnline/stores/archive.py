@@ -1,0 +1,262 @@
+"""Checkpoints as one file: the form of an archive, and how it is written.
+
+A plain tar (ustar): `manifest.json` first, then one member per version, sorted by name. Payloads are the bytes that the
+store holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import tarfile
+import tempfile
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import IO, Literal
+
+from firnline.checkpoint.codec import canonical, checksum, parse, seal, unseal
+from firnline.errors import ConfigError, DamagedError, NewerFormatError
+from firnline.faults import fault_point
+from firnline.storage import fsync_path
+from firnline.stores.base import MAX_VALUE_BYTES
+from firnline.stores.payload import is_compressed
+from firnline.types import Json
+
+KIND = "firnline-checkpoints"
+MANIFEST = "manifest.json"
+MAX_MEMBERS = 200_000
+MAX_MANIFEST_BYTES = 128 * 1024 * 1024
+MAX_MEMBER_BYTES = MAX_VALUE_BYTES
+MAX_TOTAL_BYTES = 8 * 1024 * 1024 * 1024
+
+_NAME = re.compile(r"(checkpoints|audit)/[0-9]{20}\.json(\.zst)?")
+
+Part = Literal["checkpoints", "audit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One version as a store has it, on its way into an archive."""
+
+    part: Part
+    version: int
+    created_at: str
+    note: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One version as the manifest lists it."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+    version: int
+    created_at: str
+    note: str
+
+    @property
+    def part(self) -> Part:
+        return "audit" if self.name.startswith("audit/") else "checkpoints"
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "name": self.name,
+            "size_bytes": self.size_bytes,
+            "sha256": self.sha256,
+            "version": self.version,
+            "created_at": self.created_at,
+            "note": self.note,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What an archive holds. `left_out` names versions that were damaged in the store."""
+
+    pipeline: str
+    created_at: str
+    origin: str  # the kind of store, or `ledger`
+    members: tuple[Member, ...]
+    left_out: tuple[str, ...] = ()
+
+    def to_bytes(self) -> bytes:
+        body = {
+            "kind": KIND,
+            "pipeline": self.pipeline,
+            "created_at": self.created_at,
+            "origin": self.origin,
+            "members": [member.to_json() for member in self.members],
+            "left_out": list(self.left_out),
+        }
+        return canonical(seal(body)) + b"\n"
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Manifest:
+        """Read and check a manifest. DamagedError or NewerFormatError when it cannot be used."""
+        try:
+            body = unseal(parse(data, MANIFEST), MANIFEST)
+        except NewerFormatError:
+            raise
+        except DamagedError as error:
+            raise refused(error.message) from error
+        if body.get("kind") != KIND:
+            raise refused(f"{MANIFEST} is of kind {body.get('kind')!r}, not {KIND!r}")
+        try:
+            members = tuple(_member(item) for item in body["members"])
+            found = cls(
+                str(body["pipeline"]), str(body["created_at"]), str(body["origin"]), members, tuple(body["left_out"])
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise refused(f"{MANIFEST} lacks {error}") from error
+        _check_members(members)
+        return found
+
+
+def _member(item: Json) -> Member:
+    return Member(
+        name=str(item["name"]),
+        size_bytes=int(item["size_bytes"]),
+        sha256=str(item["sha256"]),
+        version=int(item["version"]),
+        created_at=str(item["created_at"]),
+        note=str(item["note"]),
+    )
+
+
+def _check_members(members: tuple[Member, ...]) -> None:
+    names = [member.name for member in members]
+    if len(names) > MAX_MEMBERS:
+        raise refused(f"it lists {len(names):,} members, more than {MAX_MEMBERS:,}")
+    if len(set(names)) != len(names):
+        raise refused("its manifest lists a member twice")
+    for member in members:
+        if not _NAME.fullmatch(member.name):
+            raise refused(f"its manifest lists {member.name!r}, which is no name of a version")
+        if not 0 <= member.size_bytes <= MAX_MEMBER_BYTES:
+            raise refused(f"{member.name} is listed with {member.size_bytes:,} bytes, more than {MAX_MEMBER_BYTES:,}")
+    total = sum(member.size_bytes for member in members)
+    if total > MAX_TOTAL_BYTES:
+        raise refused(f"it lists {total:,} bytes, more than {MAX_TOTAL_BYTES:,}")
+
+
+def refused(why: str) -> DamagedError:
+    """Why an archive is not taken."""
+    return DamagedError(
+        f"the archive is refused: {why}",
+        hint="Nothing was put. Take another copy of the file, or export again with `firnline checkpoints export`.",
+    )
+
+
+# -- writing --------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class ArchiveWriter:
+    """Collects versions in an unnamed file, then writes the archive in one go."""
+
+    pipeline: str
+    created_at: str
+    origin: str
+    _spool: IO[bytes]
+    _members: list[tuple[Member, int]] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+    def add(self, item: Stored) -> None:
+        suffix = ".json.zst" if is_compressed(item.data) else ".json"
+        member = Member(
+            name=f"{item.part}/{item.version:020d}{suffix}",
+            size_bytes=len(item.data),
+            sha256=checksum(item.data),
+            version=item.version,
+            created_at=item.created_at,
+            note=item.note,
+        )
+        self._members.append((member, self._spool.tell()))
+        self._spool.write(item.data)
+
+    def manifest(self) -> Manifest:
+        members = tuple(sorted((m for m, _ in self._members), key=lambda m: m.name))
+        return Manifest(self.pipeline, self.created_at, self.origin, members, tuple(self.left_out))
+
+    def write(self, stream: IO[bytes]) -> Manifest:
+        """Write the archive; the same versions and the same time give the same bytes."""
+        found = self.manifest()
+        offsets = {member.name: offset for member, offset in self._members}
+        with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+            text = found.to_bytes()
+            tar.addfile(_header(MANIFEST, len(text)), io.BytesIO(text))
+            for member in found.members:
+                self._spool.seek(offsets[member.name])
+                tar.addfile(_header(member.name, member.size_bytes), self._spool)
+        return found
+
+
+def _header(name: str, size_bytes: int) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)  # time 0, user and group 0
+    info.size = size_bytes
+    info.mode = 0o600
+    return info
+
+
+def write_archive(
+    path: str,
+    versions: Iterable[Stored],
+    *,
+    pipeline: str,
+    created_at: str,
+    origin: str,
+    left_out: Iterable[str] = (),
+    replace: bool = False,
+) -> Manifest:
+    """Write an archive to `path`, atomically; durable on return.
+
+    `left_out` is read after `versions`, so that it may name what was found damaged among them.
+
+    Raises:
+        ConfigError: the file is there already and is not to be replaced, or its folder is missing.
+    """
+    path = os.path.abspath(path)
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        raise ConfigError(f"there is no folder {folder}", hint="Make it, or name another file.")
+    if os.path.isdir(path):
+        hint = f"Name a file in it, e.g. {os.path.join(path, pipeline + '.tar')}"
+        raise ConfigError(f"{path} is a folder", hint=hint)
+    if os.path.lexists(path) and not replace:
+        raise _exists(path)
+    temporary = os.path.join(folder, f".{uuid.uuid4().hex}.tmp")
+    with tempfile.TemporaryFile(dir=folder) as spool:
+        writer = ArchiveWriter(pipeline, created_at, origin, spool)
+        for item in versions:
+            writer.add(item)
+        writer.left_out.extend(left_out)
+        fault_point("archive.write.before")
+        try:
+            with open(temporary, "xb") as stream:
+                found = writer.write(stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            fault_point("archive.publish.before")
+            if replace:
+                os.replace(temporary, path)
+            else:
+                os.link(temporary, path)  # unlike rename, this refuses to replace
+                os.unlink(temporary)
+        except FileExistsError as error:
+            raise _exists(path) from error
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        fault_point("archive.publish.after")
+        fsync_path(folder)
+        fault_point("archive.write.after")
+    return found
+
+
+def _exists(path: str) -> ConfigError:
+    return ConfigError(f"{path} is there already", hint="Name another file, or use --yes to replace this one.")

@@ -1,0 +1,252 @@
+"""The contract of a checkpoint store: values by key, every one of them kept as a version.
+
+A key is `<pipeline>` or `<pipeline>/<part>`. Every put makes a new version; the newest is the value. Versions are
+numbered from 1 and numbers only grow, over a delete too, so that a writer that expects an old number can never
+overwrite what it has not seen. History is never rewritten: a rollback is a new version that equals an old one.
+
+The raw side moves bytes. The typed side, on top of it, writes models as sealed JSON (`checkpoint.payload`).
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, Self, TypeVar
+
+from firnline.errors import ConfigError, DamagedError, NewerFormatError, StoreReadOnlyError, VersionConflictError
+from firnline.stores.payload import COMPRESS_ABOVE_BYTES, decode, encode
+from firnline.types import Json
+
+KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,127})?")
+PAGE = 100
+MAX_VALUE_BYTES = 256 * 1024 * 1024  # of one version as it is stored: every backend can take that much in one piece
+MAX_NOTE = 500  # characters
+
+
+class Model(Protocol):
+    """Anything that knows its own JSON: a checkpoint, a binlog position, an LSN."""
+
+    def to_json(self) -> Json: ...
+
+    @classmethod
+    def from_json(cls, value: Json, what: str = ..., /) -> Self: ...
+
+
+M = TypeVar("M", bound=Model)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionInfo:
+    """One version, without its bytes."""
+
+    version: int
+    created_at: str  # RFC 3339, UTC; for people: order is told by the number alone
+    size_bytes: int
+    note: str = ""
+
+
+class CheckpointStore(ABC):
+    """Where checkpoints are kept for people and for recovery.
+
+    Safe for several threads and, where `shared` is True, for several processes. Every put is durable when it
+    returns (but in memory). Errors of the machine are OSError (a server's too), and mean that the outcome is not
+    known: read back before trying again.
+
+    `held_by` names the sink that holds the checkpoints themselves, if one does: then the store is a copy.
+    """
+
+    kind: ClassVar[str]
+    shared: ClassVar[bool] = True  # whether other processes see it
+    writable: ClassVar[bool] = True
+
+    def __init__(self, *, held_by: str = "", compress_above_bytes: int = COMPRESS_ABOVE_BYTES) -> None:
+        self.held_by = held_by
+        self.compress_above_bytes = compress_above_bytes
+
+    # -- raw ------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """Where it lies, for messages; without secrets."""
+
+    @abstractmethod
+    def open(self) -> None:
+        """Make ready, and find out that the store keeps its promises; called once, before anything else.
+
+        Raises:
+            StoreUnsafeError: it cannot create something only if it is absent.
+            OSError: it cannot be reached.
+        """
+
+    def close(self) -> None:  # noqa: B027  # most have nothing to let go of
+        """Let go of connections; the object is not used any more."""
+
+    def supports_versioning(self) -> bool:
+        """Whether `put_raw_versioned`, `get_version_raw`, `list_versions` and `rollback` work."""
+        return True
+
+    @abstractmethod
+    def get_raw(self, key: str) -> bytes | None:
+        """The newest version's bytes; None when the key was never put, or was deleted."""
+
+    @abstractmethod
+    def put_raw(self, key: str, data: bytes, note: str = "") -> int:
+        """Make `data` the newest version, whatever was there before; returns its number."""
+
+    @abstractmethod
+    def delete(self, key: str) -> bool:
+        """Delete a key with all its versions; says whether there was something.
+
+        The deletion takes the next version number, so that numbers never start again.
+        """
+
+    @abstractmethod
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """Keys that begin with `prefix` and have a value, in byte order."""
+
+    # -- versions -------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def latest_version(self, key: str) -> int:
+        """The number that `put_raw_versioned` must expect: 0 when the key was never put.
+
+        After a delete it is the deletion's own number, although there is no value. Constant time, however
+        many versions there are.
+        """
+
+    @abstractmethod
+    def put_raw_versioned(self, key: str, data: bytes, expected: int, note: str = "") -> int:
+        """Make `data` version `expected + 1`, if `expected` is the latest number; returns the new number.
+
+        When the version exists already with exactly these bytes, it was this very put, whose answer was lost:
+        that is success, also when newer versions stand on it by now. Payloads of rivals must therefore differ
+        (name the writer in them).
+
+        Raises:
+            VersionConflictError: somebody else put a version since; nothing was written.
+        """
+
+    @abstractmethod
+    def get_version_raw(self, key: str, version: int) -> bytes | None:
+        """One version's bytes; None when it is not there (never put, pruned, deleted)."""
+
+    @abstractmethod
+    def list_versions(self, key: str, *, before: int | None = None, limit: int = PAGE) -> Sequence[VersionInfo]:
+        """Versions, newest first, those below `before`, at most `limit`: a page."""
+
+    @abstractmethod
+    def prune(self, key: str, keep: int) -> int:
+        """Delete all but the newest `keep` versions (at least 1); returns how many went.
+
+        The kept ones are always the newest without a gap; a kill in between leaves more of them, never fewer.
+        """
+
+    def rollback(self, key: str, version: int, note: str = "") -> int:
+        """Put a new version that equals an old one; returns its number.
+
+        Raises:
+            StoreReadOnlyError: a sink holds this checkpoint; only `firnline rollback` takes data and progress back.
+            ConfigError: there is no such version.
+        """
+        if self.held_by and "/" not in key:
+            raise StoreReadOnlyError(
+                f"the checkpoint of {key!r} is held by sink {self.held_by!r}; this store only has a copy",
+                hint=f"firnline rollback --to EPOCH takes table and checkpoint of {key!r} back together.",
+            )
+        expected = self.latest_version(key)
+        data = self.get_version_raw(key, version)
+        if data is None:
+            raise ConfigError(f"{self.place} has no version {version} of {key!r}")
+        return self.put_raw_versioned(key, data, expected, note or f"rollback to version {version}")
+
+    # -- typed ----------------------------------------------------------------------------------------
+
+    def put(self, key: str, model: Model, *, expected: int | None = None, note: str = "") -> int:
+        """Put a model as sealed JSON; with `expected`, only onto that version. Returns the version."""
+        data = encode(model.to_json(), type(model).__name__, self.compress_above_bytes)
+        if expected is None:
+            return self.put_raw(key, data, note)
+        return self.put_raw_versioned(key, data, expected, note)
+
+    def get(self, key: str, model: type[M], *, version: int | None = None) -> M | None:
+        """The newest model, or that of one version; None when there is none.
+
+        Raises:
+            DamagedError: it is damaged; the message names the newest version that is intact.
+            NewerFormatError: a newer Firnline wrote it.
+        """
+        what = f"{key} in {self.place}" if version is None else f"version {version} of {key} in {self.place}"
+        try:
+            data = self.get_raw(key) if version is None else self.get_version_raw(key, version)
+            return None if data is None else self._decode(data, model, what)
+        except DamagedError as error:
+            intact = self._newest_intact(key, model, version)
+            told = f"the newest intact version is {intact}" if intact else "no version is intact"
+            raise DamagedError(f"{error.message}; {told}", hint=error.hint, what=what, intact=intact) from error
+
+    def _decode(self, data: bytes, model: type[M], what: str) -> M:
+        value = decode(data, model.__name__, what)
+        try:
+            return model.from_json(value, what)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedError(f"{what} is no {model.__name__}: {error}", what=what) from error
+
+    def _newest_intact(self, key: str, model: type[Model], before: int | None) -> int | None:
+        """The newest version below `before` that can be read."""
+        try:
+            while page := self.list_versions(key, before=before):
+                for info in page:
+                    if self._is_intact(key, model, info.version):
+                        return info.version
+                before = page[-1].version
+        except DamagedError:  # the list itself: nothing can be said of the rest
+            pass
+        return None
+
+    def _is_intact(self, key: str, model: type[Model], version: int) -> bool:
+        try:
+            data = self.get_version_raw(key, version)
+            if data is None:
+                return False
+            self._decode(data, model, f"version {version}")
+        except (DamagedError, NewerFormatError):
+            return False
+        return True
+
+    # -- for backends ---------------------------------------------------------------------------------
+
+    def _conflict(self, key: str, expected: int, latest: int) -> VersionConflictError:
+        return VersionConflictError(
+            f"{key} in {self.place} stands at version {latest}, not {expected}",
+            key=key,
+            expected=expected,
+            latest=latest,
+        )
+
+
+def check_key(key: str) -> str:
+    """Refuse what is not a key before it becomes part of a path or a query."""
+    if not KEY.fullmatch(key):
+        raise ConfigError(f"{key!r} is no key of a checkpoint store: <pipeline> or <pipeline>/<part>")
+    return key
+
+
+def check_put(key: str, data: bytes, note: str) -> None:
+    """Refuse what not every backend can keep."""
+    check_key(key)
+    if len(data) > MAX_VALUE_BYTES:
+        raise ConfigError(
+            f"a value for {key!r} has {len(data):,} bytes; a checkpoint store takes up to {MAX_VALUE_BYTES:,}",
+            hint="Keep large state in snapshots, which a checkpoint only names.",
+        )
+    if len(note) > MAX_NOTE or not note.isprintable():
+        raise ConfigError(f"a note is one line of up to {MAX_NOTE} characters: {note[:50]!r}")
+
+
+def check_keep(keep: int) -> None:
+    """The newest version is never pruned."""
+    if keep < 1:
+        raise ConfigError(f"cannot keep {keep} versions: the newest always stays")

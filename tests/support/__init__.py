@@ -1,0 +1,1 @@
+"""What only the tests need: inputs, drivers, servers, simulated worlds."""

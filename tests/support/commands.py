@@ -1,0 +1,74 @@
+"""`firnline run` as a whole, in a child process and without Spark: with its lease, its control channel, its signals."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+import threading
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from firnline.clock import SystemClock
+from firnline.jobs import spark
+from firnline.testing.local import LocalEngine
+from firnline.types import Json
+from tests.support.processes import RunOrder
+
+
+def run_plainly(order: RunOrder) -> int:
+    """In the child: `firnline run`."""
+    return _run_command(order)
+
+
+def run_standby(order: RunOrder) -> int:
+    """In the child: `firnline run --standby`."""
+    return _run_command(order, "--standby")
+
+
+def _run_command(order: RunOrder, *flags: str) -> int:
+    # By name, as a shell would: this package stands beside the command line, not on it.
+    run = importlib.import_module("firnline.cli.run")
+    main = importlib.import_module("firnline.cli.main")
+    setattr(run, "load_options", lambda _: order.options)  # noqa: B010  # the child's own copy of the module
+    setattr(spark, "SparkEngine", lambda *_, **__: LocalEngine(order.threads))  # noqa: B010  # as above
+    once = ["--once"] if order.once else []
+    code = int(main.run_command(["run", *once, *flags, "--debug"]))
+    sys.stdout.flush()
+    return code
+
+
+class JumpingClock(SystemClock):
+    """A wall clock that jumps by years with every look at it; its monotonic side is the system's."""
+
+    def now(self) -> datetime:
+        return super().now() + timedelta(days=random.randint(-4000, 4000))
+
+
+def drill_child() -> None:
+    """The process that a drill kills, without Spark. The first one hangs in the middle, so that a kill surely meets it.
+
+    Its arguments are those of `firnline.cli.drill_child`.
+    """
+    drilling = importlib.import_module("firnline.cli.drill_child")
+    marker = Path(sys.argv[2]).with_name("hung")
+    setattr(spark, "SparkEngine", lambda *_, **__: _HangingEngine(marker))  # noqa: B010  # the child's own copy
+    drilling.main()
+
+
+class _HangingEngine(LocalEngine):
+    """Hangs in its fifth job; only that of the first process, which leaves a marker, does so."""
+
+    def __init__(self, marker: Path) -> None:
+        super().__init__(1)
+        self._hangs = not marker.exists()
+        self._jobs = 0
+        marker.touch()
+
+    def run(
+        self, tag: str, orders: list[dict[str, Json]], timeout_seconds: float | None = None
+    ) -> list[dict[str, Json]]:
+        self._jobs += 1
+        if self._jobs == 5 and self._hangs:
+            threading.Event().wait()
+        return super().run(tag, orders, timeout_seconds)

@@ -1,0 +1,148 @@
+"""Pipelines for tests: options in one call, and runs in this process without Spark."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from firnline.errors import FirnlineError
+from firnline.options import (
+    BatchOptions,
+    CheckpointOptions,
+    DeltaSinkOptions,
+    FileSourceOptions,
+    PipelineOptions,
+    RestartOptions,
+    StateOptions,
+)
+from firnline.run.observer import EpochFacts, Observer
+from firnline.run.open_pipeline import Parts, assemble
+from firnline.run.runner import Runner, RunResult
+from firnline.sinks.base import Held
+from firnline.stores.replicator import Replication
+from firnline.testing.local import LocalEngine
+from tests.support.samples import SampleInput
+
+logger = logging.getLogger(__name__)
+
+MakeOptions: TypeAlias = Callable[..., PipelineOptions]
+
+_QUICK = {"backoff_secs": 0.01, "max_backoff_secs": 0.05, "attempts": 3, "poll_interval_secs": 0.05}
+
+
+def pipeline_options(path: str, table: str, name: str = "demo", **settings: Any) -> PipelineOptions:
+    """Options with short waits; every setting goes to the part that has a field of that name."""
+    settings = {**_QUICK, **settings}
+    sinks = settings.pop("sinks", None)
+    taken: set[str] = set()
+
+    def fill(cls: type[Any], **fixed: Any) -> Any:
+        names = {f.name for f in dataclasses.fields(cls)} - set(fixed)
+        taken.update(names & set(settings))
+        return cls(**fixed, **{k: v for k, v in settings.items() if k in names})
+
+    sources = settings.pop("sources", None)
+    source = fill(FileSourceOptions, name="files", path=path)
+    made = fill(DeltaSinkOptions, name="delta", table=table)
+    options = PipelineOptions(
+        name=name,
+        sources=tuple(sources) if sources else (source,),
+        operators=tuple(settings.pop("operators", ())),
+        state=fill(StateOptions),
+        sinks=tuple(sinks) if sinks else (made,),
+        batch=fill(BatchOptions),
+        restart=fill(RestartOptions),
+        checkpoint=fill(CheckpointOptions),
+        spark=settings.get("spark", {}),
+    )
+    unknown = set(settings) - taken - {"spark"}
+    if unknown:
+        raise TypeError(f"no part has {sorted(unknown)}")
+    return options
+
+
+class Recorder(Observer):
+    """Keeps what a run tells."""
+
+    def __init__(self) -> None:
+        self.epochs: list[EpochFacts] = []
+        self.troubles: list[FirnlineError] = []
+        self.late = 0
+        self.changed: list[str] = []
+        self.starts: list[Held] = []
+        self.lags: list[Replication] = []
+
+    def started(self, run: str, held: Held) -> None:
+        self.starts.append(held)
+
+    def replication(self, lag: Replication) -> None:
+        self.lags.append(lag)
+
+    def committed(self, facts: EpochFacts) -> None:
+        self.epochs.append(facts)
+
+    def trouble(self, error: FirnlineError, failures: int) -> None:
+        self.troubles.append(error)
+
+    def reconciled(self, late: int, changed: list[str], listed: int) -> None:
+        self.late += late
+        self.changed += changed
+
+
+class Loud(Observer):
+    """Logs what tests wait for."""
+
+    def running(self, epoch: int) -> None:
+        logger.info("running epoch %d", epoch)
+
+    def ran(self, epoch: int, seconds: float) -> None:
+        logger.info("ran epoch %d", epoch)
+
+    def committed(self, facts: EpochFacts) -> None:
+        logger.info("committed epoch %d", facts.epoch)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LocalRun:
+    """A run that has ended, with what it told."""
+
+    result: RunResult
+    told: Recorder
+    parts: Parts
+
+    @property
+    def exit_code(self) -> int:
+        return self.result.exit_code
+
+    @property
+    def error_code(self) -> str:
+        return self.result.error.code if self.result.error else ""
+
+
+def run_once(
+    options: PipelineOptions,
+    *,
+    threads: int = 1,
+    moved: tuple[str, str] | None = None,
+    accept_duplicates: bool = False,
+) -> LocalRun:
+    """Run in this process, without Spark, until the input is exhausted."""
+    parts = assemble(options, once=True, moved=moved)
+    told = Recorder()
+    runner = Runner(parts, LocalEngine(threads), told, once=True, accept_duplicates=accept_duplicates)
+    return LocalRun(runner.run(), told, parts)
+
+
+def run_to_end(options: PipelineOptions) -> None:
+    """Run until the input is exhausted; a run that fails is an error of the test."""
+    run = run_once(options)
+    assert run.exit_code == 0, run.result
+
+
+def make_epochs(sample: SampleInput, options: PipelineOptions, count: int, first: int = 1) -> None:
+    """One file of three records and one run for each epoch, named by the number."""
+    for number in range(first, first + count):
+        sample.add(f"f{number:03d}.json", 3)
+        run_to_end(options)

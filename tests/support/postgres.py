@@ -1,0 +1,154 @@
+"""A real PostgreSQL server for tests: in a folder of its own, on 127.0.0.1, stopped by its process id."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from firnline.clock import SystemClock
+
+PASSWORD = "s3cret-in-tests"  # of a server that lives as long as a test
+START_SECONDS = 60.0
+
+
+def find_program(name: str) -> str | None:
+    """A program of PostgreSQL: from the path, or where Debian keeps it."""
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: int(p.parent.name), reverse=True)
+    found = [str(folder / name) for folder in folders if (folder / name).exists()]
+    return found[0] if found else shutil.which(name)
+
+
+class PostgresServer:
+    """One server with one database. It keeps its data over `kill` and `start`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._data = folder / "data"
+        self._clock = SystemClock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    @property
+    def dsn(self) -> str:
+        return f"postgresql://firnline:{PASSWORD}@127.0.0.1:{self.port}/postgres"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def create(self) -> None:
+        """Make the cluster. PostgreSQL refuses to run as root: then it runs as the user `postgres`."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        secret = self._folder / "password"
+        secret.write_text(PASSWORD)
+        user = _user()
+        if user:
+            shutil.chown(self._folder, user)
+            shutil.chown(secret, user)
+        self._call(
+            "initdb", "-D", str(self._data), "-U", "firnline", "-A", "scram-sha-256", "--pwfile", str(secret),
+            "-E", "UTF8", "--locale", "C",
+        )  # fmt: skip
+
+    def start(self) -> None:
+        """Start on the port that it had, or on a free one, and wait until it answers."""
+        self.port = self.port or _free_port()
+        with open(self._folder / "log", "ab") as log:
+            self._process = subprocess.Popen(
+                [_program("postgres"), "-D", str(self._data), "-p", str(self.port), "-c", "listen_addresses=127.0.0.1",
+                 "-c", "unix_socket_directories=", "-c", "fsync=on", "-c", "max_connections=60"],
+                stdout=log, stderr=log, cwd="/", **_as_user(),
+            )  # fmt: skip
+        deadline = self._clock.monotonic() + START_SECONDS
+        while not self._answers():
+            if self._process.poll() is not None or self._clock.monotonic() > deadline:
+                raise RuntimeError(f"PostgreSQL did not start:\n{(self._folder / 'log').read_text()[-2000:]}")
+            self._clock.sleep(0.05)
+
+    def clear(self) -> None:
+        """Remove what stores have made; start the server if a test has left it stopped."""
+        import psycopg
+
+        if self._process is None or self._process.poll() is not None:
+            self.start()
+        with psycopg.connect(self.dsn, autocommit=True) as db:
+            db.execute("DROP SCHEMA IF EXISTS firnline CASCADE")
+
+    def kill(self) -> None:
+        """End it as a power cut would: it recovers from its log at the next start."""
+        self._end(signal.SIGQUIT)
+
+    def stop(self) -> None:
+        self._end(signal.SIGINT)
+
+    def _end(self, number: int) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+            self._process.wait(30)
+        self._process = None
+
+    def _answers(self) -> bool:
+        import psycopg
+
+        try:
+            psycopg.connect(self.dsn, connect_timeout=5).close()
+        except psycopg.Error:
+            return False
+        return True
+
+    def _call(self, name: str, *arguments: str) -> None:
+        done = subprocess.run([_program(name), *arguments], capture_output=True, text=True, cwd="/", **_as_user())
+        if done.returncode:
+            raise RuntimeError(f"{name} failed: {done.stderr or done.stdout}")
+
+
+@contextlib.contextmanager
+def running_postgres() -> Iterator[PostgresServer]:
+    """A server, from nothing to gone. Its folder is not pytest's, which only the user who runs the tests may enter."""
+    with tempfile.TemporaryDirectory(prefix="firnline-postgres-") as folder:
+        server = PostgresServer(Path(folder))
+        server.create()
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
+
+
+def _program(name: str) -> str:
+    found = find_program(name)
+    if found is None:
+        raise RuntimeError(f"{name} is not installed: bash scripts/ensure_servers.sh")
+    return found
+
+
+def _user() -> str | None:
+    """Whom the server runs as, when we are root."""
+    if os.geteuid() != 0:
+        return None
+    return pwd.getpwnam("postgres").pw_name
+
+
+def _as_user() -> dict[str, Any]:
+    user = _user()
+    if user is None:
+        return {}
+    entry = pwd.getpwnam(user)
+    environment = {**os.environ, "HOME": entry.pw_dir, "USER": user}
+    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": [], "env": environment}
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

@@ -1,0 +1,89 @@
+"""Rescales and imports of state: in this process, and in processes of their own, to be killed."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from firnline.errors import FirnlineError
+from firnline.history.edits.rescale import Rescale
+from firnline.history.edits.state_import import import_state
+from firnline.history.state import load_state_view
+from firnline.options import PipelineOptions
+from firnline.run.open_pipeline import Parts, assemble
+from firnline.state.keys import locate
+from firnline.types import RandomIds
+from tests.support.processes import Launcher, RunOrder, reached_points, tell_end
+
+
+def rescale_to(options: PipelineOptions, shards: int) -> int:
+    """Rescale; returns the epoch at which the pipeline stands then."""
+    parts = assemble(options)
+    Rescale(parts, shards).perform(RandomIds().new())
+    return parts.load().epoch
+
+
+def import_rows_of(options: PipelineOptions, operator: str, rows: list[dict[str, Any]], **settings: Any) -> int:
+    """Import rows of state; returns the epoch at which the pipeline stands then."""
+    parts = assemble(options)
+    _import(parts, operator, rows, **settings)
+    return parts.load().epoch
+
+
+def state_rows(options: PipelineOptions, operator: str, at: int | None = None) -> list[dict[str, Any]]:
+    """All rows of an operator's state, sorted; each of them is checked to lie in the shard that owns its key."""
+    view = load_state_view(assemble(options), operator, at)
+    table = pa.concat_tables([view.reader.schema.empty_table(), *view.reader.scan()])
+    rows: list[dict[str, Any]] = table.to_pylist()
+    keys = table.select(range(len(view.reader.layout.key)))
+    assert view.reader.deciding is not None
+    groups = locate(keys, view.reader.deciding, view.key_groups, table.num_rows).groups
+    assert all(groups[1:] >= groups[:-1]), "a key lies in a shard that does not own it"
+    return sorted(rows, key=str)
+
+
+def rescale_launcher(folder: Path, shards: int) -> Launcher:
+    """Starts rescales of a pipeline."""
+    return Launcher(folder, partial(_in_child, "rescale", shards))
+
+
+def import_launcher(folder: Path, operator: str, rows: list[dict[str, Any]]) -> Launcher:
+    """Starts imports of rows of state."""
+    return Launcher(folder, partial(_in_child, "import", (operator, rows)))
+
+
+def export_launcher(folder: Path, operator: str, path: Path) -> Launcher:
+    """Starts exports of the state of an operator."""
+    return Launcher(folder, partial(_in_child, "export", (operator, str(path))))
+
+
+def _in_child(what: str, argument: Any, order: RunOrder) -> int:
+    error: FirnlineError | None = None
+    with reached_points() as points:
+        try:
+            _change(assemble(order.options), what, argument)
+        except FirnlineError as found:
+            error = found
+    tell_end(order, error, points)
+    return error.exit_code if error else 0
+
+
+def _change(parts: Parts, what: str, argument: Any) -> None:
+    from firnline.state.export import write_export
+
+    match what:
+        case "rescale":
+            Rescale(parts, argument).perform(RandomIds().new())
+        case "import":
+            _import(parts, *argument)
+        case _:
+            operator, path = argument
+            reader = load_state_view(parts, operator).reader
+            write_export(path, reader.schema, reader.scan(), {"operator": operator})
+
+
+def _import(parts: Parts, operator: str, rows: list[dict[str, Any]], **settings: Any) -> None:
+    import_state(parts, operator, pa.Table.from_pylist(rows), RandomIds().new(), **settings)

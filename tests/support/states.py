@@ -1,0 +1,141 @@
+"""Checkpoints of sharded state for tests, with small files that have the right sizes and checksums."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from isal import isal_zlib
+
+from firnline.state.manifest import CheckpointPlan, CompleteCheckpoint, OperatorInfo, ShardContent, Worker, assemble
+from firnline.state.refs import RunRef, ShardState, TimerRef
+from firnline.state.snapshot import begin, commit, finish_shard, shard_folder
+from firnline.storage import Storage
+
+KEY_GROUPS = 8
+OPERATOR = "totals"
+
+
+def sample_plan(
+    epoch: int, attempt: str = "a1", *, shards: int = 2, operators: Sequence[str] = (OPERATOR,)
+) -> CheckpointPlan:
+    """A plan over equal ranges of key groups."""
+    bounds = [KEY_GROUPS * n // shards for n in range(shards + 1)]
+    return CheckpointPlan(
+        pipeline="orders",
+        epoch=epoch,
+        attempt=attempt,
+        key_groups=KEY_GROUPS,
+        shards=tuple(itertools.pairwise(bounds)),
+        operators={name: OperatorInfo("aggregate", "k" * 64, "s" * 64) for name in operators},
+        positions={"files": {"last_committed_file": f"in/{epoch:06d}.json", "files": {}}},
+        watermarks={"totals": epoch * 1_000_000},
+        workers=(Worker("worker-1", 100),),
+        created_at="2026-01-01T00:00:00+00:00",
+    )
+
+
+def write_run(storage: Storage, checkpoint: str, shard: int, name: str, data: bytes, *, epoch: int) -> RunRef:
+    """Write one file of state, as a task does; its bytes need not be Arrow's."""
+    path = f"{shard_folder(checkpoint, shard)}/{name}.arrow"
+    stream = storage.create(path)
+    stream.write(data)
+    stream.close()
+    return RunRef(path, len(data), isal_zlib.crc32(data), len(data) // 8, 0, KEY_GROUPS - 1, epoch)
+
+
+def finish_all(
+    storage: Storage, plan: CheckpointPlan, states: Mapping[int, Mapping[str, ShardState]]
+) -> tuple[list[ShardContent], dict[int, str]]:
+    """Finish every shard; returns what stands, and the checksums."""
+    contents: list[ShardContent] = []
+    sums: dict[int, str] = {}
+    for shard in range(len(plan.shards)):
+        report = {"rows": shard}
+        content, sums[shard] = finish_shard(storage, plan.checkpoint_id, shard, states[shard], report)
+        contents.append(content)
+    return contents, sums
+
+
+def make_checkpoint(
+    storage: Storage, plan: CheckpointPlan, states: Mapping[int, Mapping[str, ShardState]] | None = None
+) -> CompleteCheckpoint:
+    """A complete checkpoint; without `states` every shard gets one new run and a timer file."""
+    begin(storage, plan)
+    if states is None:
+        states = new_states(storage, plan)
+    contents, sums = finish_all(storage, plan, states)
+    return assemble(plan, commit(storage, plan.checkpoint_id, sums), contents)
+
+
+def new_states(storage: Storage, plan: CheckpointPlan) -> dict[int, dict[str, ShardState]]:
+    """Every shard and operator with one new run and a timer file."""
+    states: dict[int, dict[str, ShardState]] = {}
+    for shard in range(len(plan.shards)):
+        for operator in plan.operators:
+            name = f"{operator}.t{shard}"
+            data = f"{plan.checkpoint_id} {operator} {shard}".encode() * 3
+            run = write_run(storage, plan.checkpoint_id, shard, name, data, epoch=plan.epoch)
+            timer = write_run(storage, plan.checkpoint_id, shard, f"{name}.timers", data[:20], epoch=plan.epoch)
+            states.setdefault(shard, {})[operator] = ShardState((run,), (TimerRef(timer, plan.epoch),))
+    return states
+
+
+@dataclass
+class StateHistory:
+    """A pipeline's state as it goes on: each epoch adds a run to every shard, merges now and then, and may be
+    checkpointed, aborted, left half done, or rolled back.
+    """
+
+    storage: Storage
+    generator: random.Random
+    shards: int = 2
+    epoch: int = 0
+    live: dict[int, ShardState] = field(default_factory=dict)
+    complete: dict[str, CompleteCheckpoint] = field(default_factory=dict)
+    base: str = ""  # the newest checkpoint that the live state is built on
+
+    def state(self, shard: int) -> ShardState:
+        return self.live.get(shard, ShardState())
+
+    def fold(self, plan: CheckpointPlan, *, merge: bool) -> dict[int, ShardState]:
+        """Write what one epoch changes; returns the state of every shard after it."""
+        after = {}
+        for shard in range(self.shards):
+            data = self.generator.randbytes(self.generator.randint(1, 200))
+            run = write_run(self.storage, plan.checkpoint_id, shard, f"{OPERATOR}.t1", data, epoch=plan.epoch)
+            runs = (*self.state(shard).runs, run)
+            if merge:
+                merged = self.generator.randbytes(sum(r.size_bytes for r in runs))
+                name = f"{OPERATOR}.t1.merged"
+                runs = (write_run(self.storage, plan.checkpoint_id, shard, name, merged, epoch=plan.epoch),)
+            after[shard] = replace(self.state(shard), runs=runs)
+        return after
+
+    def next_epoch(self, kind: str, *, merge: bool = False) -> str:
+        """One more epoch; `kind`: checkpoint, plain (no checkpoint of state), partial, or lost (no metadata at all).
+
+        Returns the id of its folder.
+        """
+        self.epoch += 1
+        plan = sample_plan(self.epoch, f"a{self.generator.randrange(10**6)}", shards=self.shards)
+        if kind in ("checkpoint", "partial"):
+            begin(self.storage, plan)
+        after = self.fold(plan, merge=merge)
+        if kind in ("checkpoint", "plain"):
+            self.live = after
+        states = {shard: {OPERATOR: state} for shard, state in after.items()}
+        if kind == "checkpoint":
+            self.base = plan.checkpoint_id
+            self.complete[self.base] = make_checkpoint(self.storage, plan, states)
+        elif kind == "partial":
+            finish_shard(self.storage, plan.checkpoint_id, 0, states[0])
+        return plan.checkpoint_id
+
+    def go_back(self, checkpoint: str) -> None:
+        """Go on from the state of an older checkpoint; epoch numbers only grow."""
+        self.base = checkpoint
+        contents = self.complete[checkpoint].contents
+        self.live = {content.shard: content.operators[OPERATOR] for content in contents}
