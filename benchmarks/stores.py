@@ -286,7 +286,7 @@ def _build(backend: Backend, store: CheckpointStore, count: int) -> None:
     data = next(_payloads(500))
     if backend.name == "sqlite":
         from firnline.checkpoint.codec import checksum
-        from firnline.stores.common import timestamp
+        from firnline.stores.base import timestamp
         from firnline.stores.sqlite import _sum
 
         at, digest = timestamp(), checksum(data)

@@ -16,7 +16,7 @@ from firnline.history.status import PipelineStatus, load_status
 from firnline.jobs.spark import SparkEngine
 from firnline.ndjson import warm_up
 from firnline.options import PipelineOptions
-from firnline.run.control_retry import serving_control
+from firnline.run.control import serving_control
 from firnline.run.observer import Observer
 from firnline.run.open_pipeline import Parts, assemble
 from firnline.run.runner import Runner, RunResult

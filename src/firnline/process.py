@@ -1,11 +1,15 @@
-"""Who does something: the user, the host and the process, as records tell it."""
+"""Processes: who does something, whether that process is alive, and calls that may hang."""
 
 from __future__ import annotations
 
 import getpass
 import os
 import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from firnline.types import Json
 
@@ -44,3 +48,53 @@ def is_gone(host: str, pid: int) -> bool:
     except PermissionError:
         pass
     return False
+
+
+_T = TypeVar("_T")
+
+
+class HungError(TimeoutError):
+    """A call did not come back in time. It is still under way: what it does is not known."""
+
+
+class Calls:
+    """The calls of one thread to something that may hang; signals are heard while it waits.
+
+    A call that was given up goes on by itself, and the next one begins only after it: two never touch the same
+    objects at the same time, and threads do not pile up.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._last: Future[Any] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call that was given up is still under way."""
+        return self._last is not None and not self._last.done()
+
+    def call(self, work: Callable[[], _T], seconds: float | None = None) -> _T:
+        """What `work` returns or raises.
+
+        Raises:
+            HungError: it, or the call before it, is still under way after so many seconds.
+        """
+        most = self._seconds if seconds is None else seconds
+        if self._last is not None:
+            self._await(self._last, most)
+        future: Future[_T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._last = future
+        threading.Thread(target=run, name="firnline call", daemon=True).start()
+        self._await(future, most)
+        return future.result()
+
+    def _await(self, future: Future[Any], seconds: float) -> None:
+        if not wait([future], timeout=seconds).done:
+            raise HungError(f"no answer for {seconds:g} s")

@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 
 from firnline.errors import StateConflictError, StateIncompleteError
-from firnline.state.listing import list_checkpoints
 from firnline.state.manifest import ShardContent
-from firnline.state.replica import Replica
-from firnline.state.snapshot import abort, begin, commit, finish_shard, load, verify_files
+from firnline.state.remote import Replica
+from firnline.state.snapshot import abort, begin, commit, finish_shard, list_checkpoints, load, verify_files
 from firnline.state.sweep import Marks, sweep
 from firnline.storage import LocalStorage, Storage
 from tests.support.kills import count_points, kill, perform, spread

@@ -18,7 +18,7 @@ import firnline.history.edits.restore as restoring
 import firnline.run.joining as jumps
 from firnline.errors import RollbackRefusedError
 from firnline.history.edits.restore import Restored, restore_savepoint
-from firnline.history.edits.restore_copy import copy_ledger
+from firnline.history.edits.restore_plan import copy_ledger
 from firnline.history.edits.rollback import Rollback
 from firnline.history.savepoints.create import create_savepoint
 from firnline.options import DeltaSinkOptions, PipelineOptions

@@ -27,8 +27,7 @@ from firnline.errors import CommitUnknownError, FencedError, SinkError
 from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.run.log import load_runs
 from firnline.run.open_pipeline import assemble
-from firnline.sinks.delta.intervals import parse_interval
-from firnline.sinks.delta.table import Table
+from firnline.sinks.delta.table import Table, parse_interval
 from firnline.sinks.staged.set_aside import retry
 from firnline.storage import LocalStorage, open_storage
 from firnline.testing.faults import Faults, faulty_storage

@@ -30,7 +30,7 @@ from firnline.options import (
 )
 from firnline.run.open_pipeline import assemble
 from firnline.spec.build import load_options
-from firnline.state.replica import Replica
+from firnline.state.remote import Replica
 from tests.support.keyed import KeyedInput, answers, answers_without_trouble, keyed_options
 from tests.support.pipelines import run_to_end
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Flag, Spec, load_parts
+from firnline.cli.common import Common, Flag, Spec, load_parts, look
 from firnline.cli.output import Column, say, short_time
-from firnline.cli.read_only import look
 from firnline.errors import SinkError
 
 if TYPE_CHECKING:

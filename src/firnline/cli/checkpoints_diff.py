@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Spec, load_parts
+from firnline.cli.common import Common, Spec, load_parts, look
 from firnline.cli.output import count_text, size_text
-from firnline.cli.read_only import look
 
 if TYPE_CHECKING:
     from firnline.types import Json

@@ -44,7 +44,7 @@ def export(
 ) -> int:
     """Write the checkpoints and the audit trail into one file."""
     parts = load_parts(spec)
-    from firnline.history.export import export_checkpoints
+    from firnline.history.store import export_checkpoints
 
     manifest = export_checkpoints(parts, file, replace=yes)
     members = manifest.members

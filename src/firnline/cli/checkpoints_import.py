@@ -45,7 +45,7 @@ def import_(
     """Put the checkpoints of an exported file into the checkpoint store."""
     parts = load_parts(spec)
     from firnline.history.store import load_truth, open_for_writing
-    from firnline.stores.archive_reader import open_archive
+    from firnline.stores.archive import open_archive
     from firnline.stores.audit import make_record
     from firnline.stores.transfer import perform_import, plan_import
 

@@ -18,7 +18,7 @@ from firnline.run.open_pipeline import Parts
 from firnline.schema import type_to_text
 from firnline.sinks.base import Held
 from firnline.sinks.delta import DeltaSink
-from firnline.sinks.delta.columns import missing_fields
+from firnline.sinks.delta.contents import missing_fields
 from firnline.sinks.delta.upsert.changes import table_columns
 
 ANY_TIME = "2000-01-01T00:00:00+00:00"  # columns do not depend on the epoch's time

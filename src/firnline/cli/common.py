@@ -1,4 +1,4 @@
-"""What all commands share: the spec argument, `--json` and `--debug`."""
+"""What all commands share: the spec argument, `--json`, `--debug`, the checkpoint store read-only, the warm decoder."""
 
 from __future__ import annotations
 
@@ -14,6 +14,17 @@ from firnline.cli.output import Output
 if TYPE_CHECKING:
     from firnline.options import PipelineOptions
     from firnline.run.open_pipeline import Parts
+from collections.abc import Callable
+from contextlib import closing
+from typing import TYPE_CHECKING, TypeVar
+
+from firnline.cli.output import brief, say
+from firnline.errors import DamagedError, StoreUnsafeError
+
+if TYPE_CHECKING:
+    from firnline.run.open_pipeline import Parts
+    from firnline.stores.base import CheckpointStore
+import threading
 
 SPEC_HELP = "The pipeline file, or its folder. [default: firnline.yml here or in a folder above]"
 Spec = Annotated[str | None, Parameter(help=SPEC_HELP, show_default=False)]
@@ -54,3 +65,39 @@ def load_parts(spec: str | None) -> Parts:
     from firnline.run.open_pipeline import assemble
 
     return assemble(options)
+
+
+T = TypeVar("T")
+
+
+def look(parts: Parts, work: Callable[[CheckpointStore | None], T]) -> T:
+    """Do it with the store, or with None where there is none, nothing was ever put, or it cannot be read."""
+    from firnline.history.store import find_store
+
+    try:
+        store = find_store(parts)
+        if store is None:
+            return work(None)
+        with closing(store):
+            return work(store)
+    except (OSError, StoreUnsafeError, DamagedError) as error:
+        found = work(None)  # raises again if it was not the store's fault
+        say(f"the checkpoint store cannot be read, so only what the table tells is shown: {brief(str(error))}")
+        return found
+
+
+COLD_SECONDS = 3.0  # loading the decoder takes less; compiling it takes much longer
+COLD_MESSAGE = "preparing the decoder, once per installation (up to a minute)"
+
+
+def warm_decoder(say: Callable[[str], None]) -> None:
+    """Compile the decoder, or load it where it is compiled already."""
+    timer = threading.Timer(COLD_SECONDS, say, [COLD_MESSAGE])
+    timer.daemon = True
+    timer.start()
+    try:
+        from firnline.ndjson import warm_up
+
+        warm_up()
+    finally:
+        timer.cancel()

@@ -63,8 +63,8 @@ app = App(name="dry-run", help_epilogue=EPILOGUE)
 def dry_run(spec: Spec = None, /, *, common: Common = Common()) -> int:
     """Check spec, access and schema, and tell what would be read; writes nothing."""
     parts = load_parts(spec)
+    from firnline.cli.common import warm_decoder
     from firnline.cli.preview import preview
-    from firnline.cli.warm_up import warm_decoder
 
     warm_decoder(say)
     found = preview(parts)

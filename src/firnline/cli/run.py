@@ -144,10 +144,10 @@ def _run(
     moved: tuple[str, str] | None, beginning: Beginning, port: int | None, debug: bool,
     strict_store: bool,
 ) -> tuple[RunResult, Tally, bool]:  # fmt: skip
+    from firnline.cli.common import warm_decoder
     from firnline.cli.narrator import Narrator, Tally
     from firnline.cli.progress import logging_to, open_display
     from firnline.cli.signals import StopFlag, stop_on_signals
-    from firnline.cli.warm_up import warm_decoder
     from firnline.jobs.spark import SparkEngine
     from firnline.run.observer import Observers
     from firnline.run.open_pipeline import assemble
@@ -189,7 +189,7 @@ def _run(
 @contextlib.contextmanager
 def _control(options: PipelineOptions, runner: Runner, display: Display) -> Iterator[None]:
     """The control channel, while the run lasts."""
-    from firnline.run.control_retry import serving_control
+    from firnline.run.control import serving_control
 
     class Told:
         """The run, with a display that shows the stop."""

@@ -159,7 +159,7 @@ def _find(common: Common, view: StateView, key: Sequence[str], limit: int) -> No
 
 
 def _query(common: Common, view: StateView, sql: str, limit: int) -> None:
-    from firnline.state.query import query_state
+    from firnline.state.export import query_state
 
     answer = query_state(view.reader, sql, limit)
     rows = [{name: _plain(v) for name, v in zip(answer.columns, row, strict=True)} for row in answer.rows]

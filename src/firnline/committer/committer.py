@@ -42,15 +42,19 @@ from firnline.errors import (
 )
 from firnline.faults import fault_point
 from firnline.schema import schema_from_json
-from firnline.sinks.delta.columns import missing_fields
-from firnline.sinks.delta.intervals import DELETED_FILES, DELETED_FILES_DEFAULT, TRANSACTIONS, find_interval
+from firnline.sinks.delta.contents import missing_fields
 from firnline.sinks.delta.log import DeltaLog, encode_blizzard
-from firnline.sinks.delta.probe import check_put_if_absent
 from firnline.sinks.delta.sweeps import Intent, SweepLog
-from firnline.sinks.delta.table import Table
+from firnline.sinks.delta.table import (
+    DELETED_FILES,
+    DELETED_FILES_DEFAULT,
+    TRANSACTIONS,
+    Table,
+    check_put_if_absent,
+    find_interval,
+)
 from firnline.sinks.delta.torn import check_whole
-from firnline.sinks.staged.chain import Arranged, Standing, arrange
-from firnline.sinks.staged.log_head import read_standing
+from firnline.sinks.staged.chain import Arranged, Standing, arrange, read_standing
 from firnline.sinks.staged.set_aside import reject
 from firnline.sinks.staged.unit import PENDING, SUFFIX, ForeignUnit, Unit, list_units, parse_unit
 from firnline.storage import Storage

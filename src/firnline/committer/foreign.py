@@ -13,7 +13,7 @@ from deltalake import Schema as DeltaSchema
 from firnline.committer.committed import PREFIX
 from firnline.committer.validate import InvalidUnitError, footer_metadata, footer_schema, read_footer
 from firnline.errors import SchemaError
-from firnline.sinks.delta.columns import missing_fields
+from firnline.sinks.delta.contents import missing_fields
 from firnline.sinks.delta.stats import file_stats
 from firnline.sinks.delta.table import Table
 from firnline.sinks.staged.unit import ForeignUnit

@@ -8,8 +8,7 @@ from datetime import datetime
 from firnline.committer.lock import find_holder, is_gone
 from firnline.errors import DamagedError, NewerFormatError
 from firnline.sinks.delta.table import Table
-from firnline.sinks.staged.chain import arrange
-from firnline.sinks.staged.log_head import read_standing
+from firnline.sinks.staged.chain import arrange, read_standing
 from firnline.sinks.staged.set_aside import load_rejected
 from firnline.sinks.staged.unit import PENDING, SUFFIX, ForeignUnit, Unit, list_units, parse_unit
 from firnline.storage import Storage

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from isal import isal_zlib
 
 from firnline.errors import SchemaError
-from firnline.sinks.delta.columns import missing_fields
+from firnline.sinks.delta.contents import missing_fields
 from firnline.storage import Storage
 from firnline.types import Json
 

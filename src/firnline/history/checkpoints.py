@@ -10,9 +10,8 @@ from firnline.checkpoint.codec import canonical
 from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.errors import LedgerHoleError
 from firnline.history.left_behind import leaves_behind
-from firnline.history.lost_table import find_lost
 from firnline.history.snapshots import state_bytes
-from firnline.history.store import savepoint_epochs
+from firnline.history.store import find_lost, savepoint_epochs
 from firnline.run.log import has_died, load_runs
 from firnline.run.observer import took_ms
 from firnline.run.open_pipeline import Parts

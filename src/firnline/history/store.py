@@ -1,16 +1,22 @@
-"""What the deciding sink and the ledger say, for comparing a store or an archive with it; and the store itself."""
+"""The checkpoint store and an archive, compared with what the deciding sink and the ledger say; exports checkpoints."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
+from contextlib import closing
+from itertools import chain
 
-from firnline.errors import ConfigError, LedgerHoleError
+from firnline.errors import ConfigError, FirnlineError, LedgerHoleError, RollbackRefusedError
 from firnline.history.savepoints.pins import load_pins
 from firnline.run.open_pipeline import Parts
+from firnline.sinks.base import Held
+from firnline.stores.archive import Manifest, Stored, write_archive
 from firnline.stores.base import CheckpointStore
+from firnline.stores.payload import encode
 from firnline.stores.record import CheckpointRecord
-from firnline.stores.transfer import Truth
+from firnline.stores.transfer import Truth, stored_versions, walk_versions
 from firnline.types import EntryRef
 
 
@@ -83,3 +89,80 @@ def records_from_ledger(parts: Parts) -> Iterator[CheckpointRecord]:
             for name, files in entry.staged.items()
         }
         yield CheckpointRecord(entry.checkpoint, ref, entry.kind, sinks, entry.durations_ms)
+
+
+def find_lost(parts: Parts, held: Held, store: CheckpointStore | None) -> str | None:
+    """What to say when the table knows nothing and the store knows epochs; None when all is as it should be."""
+    if held.checkpoint is not None or held.epoch or store is None:
+        return None
+    records = (version.record for version in walk_versions(store, parts.options.name))
+    epoch = next((record.epoch for record in records if record is not None), None)
+    if epoch is None:
+        return None
+    root = parts.storage.root
+    lost = f"the table is gone: nothing is at {root}"
+    if held.exists:
+        lost = f"{root} knows nothing of {parts.options.name!r}"
+    return f"{lost}, but the checkpoint store {store.place} holds epoch {epoch}"
+
+
+def nothing_to_leave(parts: Parts, held: Held) -> RollbackRefusedError:
+    """Why one cannot go back: nothing ever ran, or the table is gone."""
+    lost = None
+    with contextlib.suppress(OSError, FirnlineError):  # a store that cannot be read tells nothing
+        store = find_store(parts)
+        if store is not None:
+            with closing(store):
+                lost = find_lost(parts, held, store)
+    if lost is None:
+        return RollbackRefusedError("there is no epoch to go back from", hint="`firnline run` makes the first.")
+    return RollbackRefusedError(
+        f"there is no epoch to go back from: {lost}",
+        hint="Bring the right table back, or restore a savepoint: firnline run --from-savepoint PATH",
+    )
+
+
+def export_checkpoints(parts: Parts, path: str, *, replace: bool = False) -> Manifest:
+    """Write the archive, atomically.
+
+    Raises:
+        ConfigError: the file is there already and is not to be replaced.
+        LedgerHoleError: there is no store, and the ledger's chain is broken.
+    """
+    store = find_store(parts)
+    if store is None:
+        return _write(parts, path, _from_ledger(parts), "ledger", [], replace)
+    with closing(store):
+        return export_store(parts, store, path, replace=replace)
+
+
+def export_store(parts: Parts, store: CheckpointStore, path: str, *, replace: bool = False) -> Manifest:
+    """The same from a store that is open."""
+    name = parts.options.name
+    left_out: list[str] = []
+    if not store.list_versions(name, limit=1):
+        kept = (item for item in stored_versions(store, name, left_out) if item.part == "audit")
+        return _write(parts, path, chain(_from_ledger(parts), kept), "ledger", left_out, replace)
+    return _write(parts, path, stored_versions(store, name, left_out), store.kind, left_out, replace)
+
+
+def _write(
+    parts: Parts, path: str, versions: Iterator[Stored], origin: str, left_out: list[str], replace: bool
+) -> Manifest:
+    created_at = parts.clock.now().isoformat()
+    return write_archive(
+        path,
+        versions,
+        pipeline=parts.options.name,
+        created_at=created_at,
+        origin=origin,
+        left_out=left_out,
+        replace=replace,
+    )
+
+
+def _from_ledger(parts: Parts) -> Iterator[Stored]:
+    """Versions as a store would have numbered them, had it been there since the oldest entry."""
+    for number, record in enumerate(list(records_from_ledger(parts))[::-1], 1):
+        data = encode(record.to_json(), CheckpointRecord.__name__)
+        yield Stored("checkpoints", number, record.checkpoint.created_at, f"epoch {record.epoch}", data)

@@ -20,10 +20,10 @@ from firnline.graph import resolve_port, upstream
 from firnline.jobs.dataflow import Dataflow, keyed_edge, sql_edge
 from firnline.jobs.engine import Engine, SqlJob, SqlOutput
 from firnline.jobs.fold_job import Folded, FoldJob, take_folded
-from firnline.jobs.heartbeat import Watch, run_watched
 from firnline.jobs.read_job import exchanged, read_sources
 from firnline.jobs.read_orders import Context, Produced, known_columns
 from firnline.jobs.watermarks import Watermark, Watermarks
+from firnline.jobs.worker import Watch, run_watched
 from firnline.operators.base import MAIN, Operator
 from firnline.operators.loading import build_operator, own_code
 from firnline.options import OperatorOptions

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from firnline.errors import BadRecordsError, SchemaError
 from firnline.exchange import Exchanged
 from firnline.jobs.engine import Engine
-from firnline.jobs.heartbeat import Watch, run_watched
 from firnline.jobs.read_orders import Columns, Context, Produced, agree, collect, columns_of, make_orders
+from firnline.jobs.worker import Watch, run_watched
 from firnline.sources.group import EpochPlan
 from firnline.types import Json
 

@@ -125,7 +125,7 @@ def _writer_of(job: SqlJob, schema: pa.Schema) -> Any:
         from pyspark import TaskContext
 
         from firnline.exchange import Edge, ExchangeWriter
-        from firnline.jobs.heartbeat import pinging
+        from firnline.jobs.worker import pinging
         from firnline.operators.columns import align
         from firnline.sinks.delta.upsert.stage import open_stager
 

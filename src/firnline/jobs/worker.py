@@ -1,14 +1,21 @@
-"""What a worker does with an order, by its kind."""
+"""What a worker does with a task, by its kind; a heartbeat tells a task that works from one that hangs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
-from firnline.errors import EngineError
+from firnline.clock import monotonic
+from firnline.errors import EngineError, WorkerLostError
+from firnline.jobs.engine import Engine
 from firnline.jobs.fold_task import run_fold
-from firnline.jobs.heartbeat import pinging
 from firnline.jobs.read_task import run_task
 from firnline.sinks.delta.upsert.rewrite import run_rewrite
+from firnline.storage import LocalStorage, open_storage
 from firnline.types import Json
 
 KINDS: dict[str, Callable[[dict[str, Json]], dict[str, Json]]] = {
@@ -26,3 +33,135 @@ def run_order(order: dict[str, Json]) -> dict[str, Json]:
         raise EngineError(f"a worker got an order it does not know: {error}") from error
     with pinging(order.get("ping")):
         return perform(order)
+
+
+MISSED = 4  # pings in a row, before a worker counts as lost
+_PREFIX = "ping-"
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """How the jobs of one epoch's attempt are watched."""
+
+    tag: str  # that the engine knows the jobs by
+    place: Mapping[str, Json]  # the folder of the attempt
+    ping_seconds: float
+    timeout_seconds: float  # that one job may take
+
+    def ping(self, name: str) -> dict[str, Json]:
+        """What a task needs to ping under a name; plain JSON, since it travels to workers."""
+        return {"place": dict(self.place), "name": name, "seconds": self.ping_seconds}
+
+    @contextlib.contextmanager
+    def job(self, cancel: Callable[[str], None]) -> Iterator[None]:
+        """While the block runs a job, cancel the job when one of its tasks falls silent.
+
+        Raises:
+            WorkerLostError: that happened.
+        """
+        silent: list[str] = []
+
+        def lost(name: str, seconds: float) -> None:
+            silent.append(f"{name} was silent for {seconds:.1f} s")
+            cancel(self.tag)
+
+        with watching(_ping_folder(self.place), self.ping_seconds, lost):
+            try:
+                yield
+            except EngineError as error:
+                if silent:
+                    raise WorkerLostError(silent[0]) from error
+                raise
+
+
+def run_watched(
+    engine: Engine, watch: Watch, orders: list[dict[str, Json]], name: Callable[[int], str]
+) -> list[dict[str, Json]]:
+    """Run orders, each of which pings under its name; a task that hangs is given up, with the job that waits for it.
+
+    Raises:
+        WorkerLostError: a task fell silent, or the job took too long.
+        EngineError: the engine failed; repeating is safe.
+        FirnlineError: what a task itself raised.
+    """
+    pinged = [{**order, "ping": watch.ping(name(number))} for number, order in enumerate(orders)]
+    with watch.job(engine.cancel):
+        return engine.run(watch.tag, pinged, watch.timeout_seconds)
+
+
+def _ping_folder(place: Mapping[str, Json]) -> str | None:
+    """Where tasks ping; None where workers share no file system."""
+    storage = open_storage(str(place["root"]), place["storage_options"])
+    return storage.path_of(str(place["folder"])) if isinstance(storage, LocalStorage) else None
+
+
+@contextlib.contextmanager
+def pinging(ping: Mapping[str, Json] | None) -> Iterator[None]:
+    """In a task: ping while the block runs, as `Watch.ping` says."""
+    folder = _ping_folder(ping["place"]) if ping else None
+    if ping is None or folder is None:
+        yield
+        return
+    path = os.path.join(folder, _PREFIX + urllib.parse.quote(str(ping["name"]), safe=" "))
+    seconds, done = float(ping["seconds"]), threading.Event()
+
+    def beat() -> None:
+        with contextlib.suppress(OSError):
+            os.makedirs(folder, exist_ok=True)
+            while not done.is_set():
+                with open(path, "ab"):
+                    os.utime(path)
+                done.wait(seconds)
+
+    thread = threading.Thread(target=beat, name="firnline ping", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+@contextlib.contextmanager
+def watching(folder: str | None, every_seconds: float, lost: Callable[[str, float], None]) -> Iterator[None]:
+    """While the block runs, call `lost` with a task's name, and for how long it was silent, when its pings stop."""
+    if folder is None:
+        yield
+        return
+    done = threading.Event()
+    seen: dict[str, tuple[int, float]] = {}  # by task: its last ping, and when this clock noticed it
+
+    def watch() -> None:
+        while not done.wait(every_seconds):
+            for name, seconds in _silent(folder, seen):
+                if seconds > MISSED * every_seconds and not done.is_set():
+                    lost(name, seconds)
+                    return
+
+    thread = threading.Thread(target=watch, name="firnline watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _silent(folder: str, seen: dict[str, tuple[int, float]]) -> list[tuple[str, float]]:
+    """For how long each task gave no new ping; none before its first and after its last. Clocks need not agree."""
+    pings: dict[str, int] = {}
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(_PREFIX):
+                with contextlib.suppress(FileNotFoundError):
+                    name = urllib.parse.unquote(entry.name.removeprefix(_PREFIX))
+                    pings[name] = os.stat(entry.path).st_mtime_ns
+    now = monotonic()
+    for name in [known for known in seen if known not in pings]:
+        del seen[name]
+    for name, ping in pings.items():
+        if name not in seen or seen[name][0] != ping:
+            seen[name] = (ping, now)
+    return [(name, now - at) for name, (_, at) in seen.items()]

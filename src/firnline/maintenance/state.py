@@ -33,7 +33,7 @@ from firnline.sinks.delta.sweeps import Intent, Sweeper, SweepLog
 from firnline.sinks.delta.table import Table
 from firnline.state.home import StateHome
 from firnline.state.manifest import SnapshotRef
-from firnline.state.replica import Replica
+from firnline.state.remote import Replica
 from firnline.state.snapshot import COMMITTED, exists, load, load_with_texts
 from firnline.state.sweep import Marks, Swept, delete_files, sweep
 from firnline.storage import Storage

@@ -1,14 +1,4 @@
-"""The local control channel of a run: a Unix socket that takes a few commands from the same user.
-
-One request per line and one answer per line, both JSON objects of at most `MAX_LINE` bytes:
-
-    {"command": "pause"}
-    {"ok": true, "pipeline": "flights", "run": "...", "pid": 4711, "state": "pausing", "epoch": 7, ...}
-
-Commands: status, pause, resume, stop, checkpoint. None of them waits: whoever wants to know when it is done asks again.
-`checkpoint` answers with a ticket, which a later `checkpoint` names. What is malformed is answered with an error; a
-client that is slow, silent or floods is dropped.
-"""
+"""The local control channel of a run: a Unix socket that takes a few commands from the same user."""
 
 from __future__ import annotations
 
@@ -26,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -357,3 +347,53 @@ def _until_newline(connection: socket.socket) -> Iterator[bytes]:
         if size > 16 * MAX_LINE:
             raise ValueError("too long an answer")
     raise OSError("the connection ended")
+
+
+RETRY_SECONDS = 2.0
+
+
+@contextlib.contextmanager
+def serving_control(
+    options: PipelineOptions, run: Controlled, environ: Mapping[str, str], say: Callable[[str], None]
+) -> Iterator[None]:
+    """The control channel, from `with` to its end; a run that cannot have one goes on without it.
+
+    One that another run on this machine has is opened when that run exits.
+    """
+    with contextlib.ExitStack() as stack:
+        server = None
+        try:
+            server = ControlServer(options, run, environ)
+            stack.enter_context(server)
+        except (ControlError, OSError) as error:
+            say(f"running without a control channel: {error}")
+            if server is not None:
+                stack.enter_context(LateControl(server, lambda: say("the control channel is there now")))
+        yield
+
+
+class LateControl:
+    """Tries on a thread of its own, from `with` to its end, and calls `had` when the channel is served."""
+
+    def __init__(self, server: ControlServer, had: Callable[[], None]) -> None:
+        self._server = server
+        self._had = had
+        self._served = contextlib.ExitStack()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._try, name="firnline control, later", daemon=True)
+
+    def __enter__(self) -> LateControl:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._served.close()
+
+    def _try(self) -> None:
+        while not self._stop.wait(RETRY_SECONDS):
+            with contextlib.suppress(ControlError, OSError):
+                self._served.enter_context(self._server)
+                self._had()
+                return

@@ -1,8 +1,4 @@
-"""Decides epochs that read nothing (rollback, fresh start, restore, rescale, import) and brings sinks through them.
-
-A jump is decided by the deciding sink like any epoch. Its entry says what was done, so that a sink that was not
-reached before a crash is brought through it when it is joined again.
-"""
+"""Decides history edits (rollback, fresh start, restore, rescale, import) and brings every sink through them."""
 
 from __future__ import annotations
 
@@ -21,7 +17,11 @@ from firnline.errors import (
     SinkDivergedError,
     SinkError,
 )
-from firnline.run.edit_entries import epoch_commit, find_effect, new_sink_error
+from firnline.run.edit_entries import (
+    epoch_commit,
+    find_effect,
+    new_sink_error,
+)
 from firnline.run.open_pipeline import Parts
 from firnline.run.rollback_sinks import check_restored, find_missing, plan_sink
 from firnline.schema import schema_from_json
@@ -36,6 +36,7 @@ from firnline.storage import Storage
 from firnline.types import EntryRef, Receipt
 
 logger = logging.getLogger(__name__)
+
 
 TRIES = 20
 

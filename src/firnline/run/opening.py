@@ -22,9 +22,9 @@ from firnline.errors import (
     StoreAheadError,
 )
 from firnline.graph import sink_input
-from firnline.hanging import Calls
 from firnline.jobs.read_orders import columns_from_json, declared
-from firnline.run.checkpoint_maker import CheckpointMaker
+from firnline.process import Calls
+from firnline.run.checkpoints import CheckpointMaker
 from firnline.run.flight import Base, Flight
 from firnline.run.joining import ahead_of, check_new_sinks, join_sink, prove_on_chain
 from firnline.run.open_pipeline import Parts
@@ -33,7 +33,7 @@ from firnline.run.restore_state import known_watermarks
 from firnline.sinks.base import Held
 from firnline.sinks.delta import DeltaSink
 from firnline.sinks.delta.adopt import find_foreign
-from firnline.sinks.delta.columns import missing_fields
+from firnline.sinks.delta.contents import missing_fields
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)

@@ -16,13 +16,11 @@ from firnline.jobs.epoch_job import EpochJob, Task, Worked
 from firnline.maintenance.state import find_doomed_state
 from firnline.run.flight import Base, Behind, EpochInFlight, Flight
 from firnline.run.open_pipeline import Parts
-from firnline.run.remote_state import RemoteState
+from firnline.run.remote_state import RemoteState, StandingState
 from firnline.run.replay import replay_plan
 from firnline.run.restore_state import Restored, check_operators, fed_by, known_watermarks, restore_state
-from firnline.run.snapshots import Coordinated
+from firnline.run.snapshots import Coordinated, Since, due_operators
 from firnline.run.state_floor import StateFloor
-from firnline.run.state_pin import StandingState
-from firnline.run.triggers import Since, due_operators
 from firnline.sinks.base import Held
 from firnline.state.keys import shard_ranges
 from firnline.state.manifest import Ranges, SnapshotRef

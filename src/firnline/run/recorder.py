@@ -1,8 +1,4 @@
-"""Records checkpoints after the commit: a version in the store, a copy in each tier; compares them when a run starts.
-
-The sink's own commit is the truth; store and tiers are copies of it. So they may be brought level without a claim: what
-is put was made true by the sink before, and `Place.put` never puts an older record over a newer one.
-"""
+"""Records checkpoints after the commit: a version in the store, a copy in each tier; compares them at the start."""
 
 from __future__ import annotations
 
@@ -13,19 +9,56 @@ from collections.abc import Callable, Mapping
 
 from firnline.checkpoint.ledger import Ledger
 from firnline.errors import StoreAheadError, StoreUnsafeError
-from firnline.hanging import Calls, HungError
-from firnline.options import PipelineOptions
-from firnline.run.copies import open_places
+from firnline.options import PipelineOptions, StoreOptions
+from firnline.process import Calls, HungError
 from firnline.run.copy_check import Judge, Reload, fits
 from firnline.run.records import Entries, Records
 from firnline.run.store_copy import StoreCopy
 from firnline.sinks.base import Held
+from firnline.stores.base import CheckpointStore
 from firnline.stores.record import CheckpointRecord
 from firnline.stores.replicator import Replication, TierWriter
-from firnline.stores.tiers import WAIT_SECONDS, Look, Place, Tiers
+from firnline.stores.tiers import WAIT_SECONDS, Look, Path, Place, Tiers
 from firnline.types import Clock, Receipt
 
 logger = logging.getLogger(__name__)
+
+
+LOCAL_VERSIONS = 10
+REMOTE_VERSIONS = 100
+
+
+def open_places(options: PipelineOptions) -> tuple[Place | None, Place | None, Place | None]:
+    """Store, local tier and remote tier, where the options name them."""
+    store, near, far = options.checkpoint.store, options.checkpoint.local, options.checkpoint.remote
+    local = remote = None
+    if near is not None:
+        wanted = StoreOptions(type="file", path=near.path, keep_versions=LOCAL_VERSIONS)
+        local = _place("local", wanted, options)
+    if far is not None:
+        wanted = StoreOptions(
+            type="object", uri=far.uri, storage_options=far.storage_options, keep_versions=REMOTE_VERSIONS
+        )
+        remote = _place("remote", wanted, options)
+    return _place("store", store, options) if store else None, local, remote
+
+
+def _place(path: Path, options: StoreOptions, pipeline: PipelineOptions) -> Place:
+    held_by = pipeline.deciding.name
+
+    def open_it() -> CheckpointStore:
+        from firnline.stores import open_store  # each kind brings its own libraries
+
+        return open_store(options, held_by=held_by)
+
+    def look_at_it() -> CheckpointStore:
+        from firnline.stores import open_store
+
+        return open_store(options, held_by=held_by, looking=True)
+
+    where = options.path or options.uri or options.type  # never the DSN: it holds a secret
+    return Place(path, where, open_it, pipeline.name, options.keep_versions, look_at_it)
+
 
 LEVELLED_EPOCHS = 1000
 NEAR_SECONDS = 15.0  # for the local tier to be written

@@ -20,7 +20,7 @@ from firnline.errors import FencedError, FirnlineError, LedgerHoleError, SinkErr
 from firnline.faults import fault_point
 from firnline.jobs.engine import Engine
 from firnline.maintenance.state import RUN_GRACE_SECONDS, sweep_state
-from firnline.run.backlog import BacklogMeter
+from firnline.run.backpressure import BacklogMeter
 from firnline.run.lanes import Lanes
 from firnline.run.log import RunLog
 from firnline.run.observer import Observer

@@ -79,7 +79,7 @@ def _open(options: PipelineOptions, stop: Stop, say: Say, *, standby: bool) -> C
     store = _lease_store(options)
     if store is None:
         return None
-    from firnline.hanging import Calls
+    from firnline.process import Calls
     from firnline.stores import open_store
     from firnline.stores.lease import patience
 
@@ -101,7 +101,7 @@ def _open(options: PipelineOptions, stop: Stop, say: Say, *, standby: bool) -> C
 
 def _close(store: CheckpointStore, lease: Lease) -> None:
     """Close the store, unless a call to it hangs: the end of the process closes it then."""
-    from firnline.hanging import HungError
+    from firnline.process import HungError
     from firnline.stores.lease import EXIT_SECONDS
 
     if not lease.calls.busy:

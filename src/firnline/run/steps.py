@@ -26,7 +26,7 @@ from firnline.errors import (
 from firnline.faults import fault_point
 from firnline.jobs.engine import Engine
 from firnline.run.backpressure import Credits
-from firnline.run.checkpoint_maker import CheckpointMaker
+from firnline.run.checkpoints import CheckpointMaker
 from firnline.run.edit_entries import epoch_commit
 from firnline.run.flight import Base, EpochInFlight, Flight
 from firnline.run.joining import bring_staged

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from firnline.errors import CheckpointError, SinkError, StoreAheadError, StoreUnsafeError
-from firnline.hanging import Calls
+from firnline.process import Calls
 from firnline.run.copy_check import Judge, fits
 from firnline.run.records import Entries, Records
 from firnline.sinks.base import Held

@@ -7,7 +7,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator, model_validator
 
-from firnline.spec.checkpoint import CheckpointConfig, LocalTierConfig, RemoteTierConfig, StoreConfig, TriggerConfig
+from firnline.spec.checkpoint import (
+    CheckpointConfig,
+    LocalTierConfig,
+    RemoteTierConfig,
+    StateConfig,
+    StoreConfig,
+    TriggerConfig,
+)
 from firnline.spec.fieldtypes import (
     TEXT_IN_YAML,
     ColumnName,
@@ -26,7 +33,6 @@ from firnline.spec.locations import is_inside, same_place
 from firnline.spec.operators import AnyOperatorConfig
 from firnline.spec.secrets import has_reference, is_sensitive
 from firnline.spec.spark_keys import find_refusal
-from firnline.spec.state import StateConfig
 
 __all__ = [
     "BatchConfig",

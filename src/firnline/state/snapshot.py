@@ -1,29 +1,18 @@
-"""The files of a checkpoint of sharded state, each created once and never changed.
-
-    <home>/<checkpoint id>/metadata.json             written first: what the checkpoint will hold
-    <home>/<checkpoint id>/shard_<n>/<operator>.<attempt>.arrow
-    <home>/<checkpoint id>/shard_<n>/metadata.json   written last by the shard's task: its files, also older ones
-    <home>/<checkpoint id>/COMMITTED                 checksums of all metadata: it is complete
-    <home>/<checkpoint id>/ABORTED                   it will never be
-
-COMMITTED means complete, not true: which complete checkpoint is true, the sinks say.
-
-COMMITTED and ABORTED are two names, so a store cannot create one of them only if the other is absent. Each side
-therefore creates its own first and looks for the other one afterwards: whatever the order, at least one of the two
-sees the other. `commit` that sees ABORTED raises, so its caller never lets a sink name the checkpoint. `abort` that
-sees COMMITTED raises too, since a sink may name it by now. What is left where both stand is decided by the sinks:
-`load` takes it only from a caller who tells the digest that a sink names, and everybody else counts it as aborted.
-"""
+"""The files of a snapshot of sharded state, each created once and never changed; lists the snapshots of a home."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, TypeAlias
 
 from isal import isal_zlib
 
 from firnline.checkpoint.codec import checksum
 from firnline.errors import (
+    CheckpointError,
     ConfigError,
     DamagedError,
     StateConflictError,
@@ -38,11 +27,12 @@ from firnline.state.manifest import (
     assemble,
     check_id,
     check_path,
+    find_epoch,
     read_sealed,
     write_sealed,
 )
 from firnline.state.refs import ShardState
-from firnline.storage import Storage
+from firnline.storage import FileStat, Storage
 from firnline.types import Json
 
 COMMITTED = "COMMITTED"
@@ -295,3 +285,100 @@ def _reason(storage: Storage, checkpoint: str) -> str:
         return str(read_sealed(storage.get(key), key, "aborted", checkpoint).get("reason", ""))
     except (DamagedError, FileNotFoundError):
         return "the reason cannot be read"
+
+
+Status: TypeAlias = Literal["IN_PROGRESS", "COMPLETED", "FAILED"]
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """The folder of one attempt at an epoch: a checkpoint, or run files that later checkpoints may refer to."""
+
+    checkpoint_id: str
+    epoch: int
+    files: Mapping[str, FileStat]  # by key below the home
+
+    def has(self, name: str) -> bool:
+        """Whether a file of this name lies in it."""
+        return f"{self.checkpoint_id}/{name}" in self.files
+
+    def find_status(self, named: Set[str] = frozenset()) -> Status | None:
+        """What became of its checkpoint; None when none was begun there.
+
+        Where COMMITTED and ABORTED both stand, it is complete only if it is among `named`, those that sinks name.
+        """
+        if self.has(COMMITTED) and (not self.has(ABORTED) or self.checkpoint_id in named):
+            return "COMPLETED"
+        if self.has(ABORTED):
+            return "FAILED"
+        return "IN_PROGRESS" if self.has(METADATA) else None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """One checkpoint, for people. Its size is that of the files in its own folder."""
+
+    checkpoint_id: str
+    epoch: int
+    status: Status
+    shards_done: int  # shards that wrote their metadata
+    size_bytes: int
+    created_at: datetime  # when its oldest file was written
+    modified_at: datetime  # and its newest
+
+    def age_seconds(self, now: datetime) -> float:
+        """How long ago its first file was written."""
+        return max(0.0, (now - self.created_at).total_seconds())
+
+
+def list_folders(storage: Storage) -> list[Folder]:
+    """Every folder that an id names, oldest epoch first; whatever else lies in the home is left out."""
+    start = len(storage.root.rstrip("/")) + 1
+    found: dict[str, dict[str, FileStat]] = {}
+    for stat in storage.list(""):
+        key = stat.name[start:]
+        found.setdefault(key.partition("/")[0], {})[key] = stat
+    folders = []
+    for name, files in sorted(found.items()):
+        epoch = find_epoch(name)
+        if epoch is not None:
+            folders.append(Folder(name, epoch, files))
+    return folders
+
+
+def list_checkpoints(storage: Storage, named: Set[str] = frozenset()) -> list[CheckpointInfo]:
+    """Every checkpoint, oldest first. `named` are the ids that sinks name."""
+    found = []
+    for folder in list_folders(storage):
+        status = folder.find_status(named)
+        if status is None:
+            continue
+        times = [stat.modified_at for stat in folder.files.values()]
+        found.append(
+            CheckpointInfo(
+                checkpoint_id=folder.checkpoint_id,
+                epoch=folder.epoch,
+                status=status,
+                shards_done=sum(key.endswith(f"/{METADATA}") and key.count("/") == 2 for key in folder.files),
+                size_bytes=sum(stat.size_bytes for stat in folder.files.values()),
+                created_at=min(times),
+                modified_at=max(times),
+            )
+        )
+    return found
+
+
+def find_newest_complete(
+    storage: Storage, *, up_to_epoch: int | None = None, named: Set[str] = frozenset()
+) -> CompleteCheckpoint | None:
+    """The newest complete checkpoint, up to an epoch, that can be read and has all its files; None without one."""
+    for info in reversed(list_checkpoints(storage, named)):
+        if info.status != "COMPLETED" or (up_to_epoch is not None and info.epoch > up_to_epoch):
+            continue
+        try:
+            found = load(storage, info.checkpoint_id, named=info.checkpoint_id in named)
+            verify_files(storage, found, deep=False)
+        except CheckpointError:  # an older one is the next best
+            continue
+        return found
+    return None

@@ -23,8 +23,7 @@ from firnline.state.home import StateHome, load_file
 from firnline.state.keys import SLOT_BITS, Slots, slot_bounds
 from firnline.state.merge import plan_merge
 from firnline.state.refs import RunRef, TimerRef
-from firnline.state.segments import BATCH_ROWS, OPEN, map_batches
-from firnline.state.writing import ArrowFile
+from firnline.state.segments import BATCH_ROWS, OPEN, ArrowFile, map_batches
 from firnline.storage import Storage
 
 FORMAT = 1

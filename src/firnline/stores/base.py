@@ -1,21 +1,28 @@
-"""The contract of a checkpoint store: values by key, every one of them kept as a version.
-
-A key is `<pipeline>` or `<pipeline>/<part>`. Every put makes a new version; the newest is the value. Versions are
-numbered from 1 and numbers only grow, over a delete too, so that a writer that expects an old number can never
-overwrite what it has not seen. History is never rewritten: a rollback is a new version that equals an old one.
-
-The raw side moves bytes. The typed side, on top of it, writes models as sealed JSON (`checkpoint.payload`).
-"""
+"""The contract of a checkpoint store: values by key, each kept as a version; and what several backends share."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import uuid
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import ClassVar, Protocol, Self, TypeVar
 
-from firnline.errors import ConfigError, DamagedError, NewerFormatError, StoreReadOnlyError, VersionConflictError
+from firnline.clock import SystemClock
+from firnline.errors import (
+    ConfigError,
+    DamagedError,
+    NewerFormatError,
+    StoreReadOnlyError,
+    StoreUnsafeError,
+    VersionConflictError,
+)
+from firnline.storage import Storage
 from firnline.stores.payload import COMPRESS_ABOVE_BYTES, decode, encode
 from firnline.types import Json
 
@@ -250,3 +257,50 @@ def check_keep(keep: int) -> None:
     """The newest version is never pruned."""
     if keep < 1:
         raise ConfigError(f"cannot keep {keep} versions: the newest always stays")
+
+
+class Connected(Protocol):
+    """A store with a connection, which a forked child must neither use nor close."""
+
+    def after_fork(self) -> None: ...
+
+
+_connected: weakref.WeakSet[Connected] = weakref.WeakSet()  # the system's own list of hooks only grows
+
+
+def reset_after_fork(store: Connected) -> None:
+    """Have `after_fork` called in forked children, for as long as the store lives."""
+    _connected.add(store)
+
+
+def _reset_all() -> None:
+    for store in list(_connected):
+        store.after_fork()
+
+
+os.register_at_fork(after_in_child=_reset_all)
+
+
+def timestamp(at: float | None = None) -> str:
+    """RFC 3339, UTC: of a file's time, or now."""
+    moment = SystemClock().now() if at is None else datetime.fromtimestamp(at, UTC)
+    return moment.isoformat(timespec="milliseconds")
+
+
+def prove_put_if_absent(storage: Storage, folder: str = "") -> None:
+    """Try on the real storage that `put_new` refuses what exists; leaves nothing behind.
+
+    Raises:
+        StoreUnsafeError: it replaced what was there.
+        OSError: the storage cannot be reached or written.
+    """
+    key = f"{folder}/probe-{uuid.uuid4().hex}".removeprefix("/")
+    storage.put(key, b"first\n")
+    try:
+        with contextlib.suppress(FileExistsError):
+            storage.put_new(key, b"second\n")
+            raise StoreUnsafeError(f"{storage.root} replaces what exists, although it was told to create only")
+        if storage.get(key) != b"first\n":
+            raise StoreUnsafeError(f"{storage.root} says that it refused to replace, but replaced")
+    finally:
+        storage.delete(key)

@@ -31,8 +31,17 @@ from firnline.clock import SystemClock
 from firnline.errors import StoreUnsafeError
 from firnline.faults import fault_point
 from firnline.storage import LocalStorage, fsync_path, make_folders
-from firnline.stores.base import KEY, PAGE, CheckpointStore, VersionInfo, check_keep, check_key, check_put
-from firnline.stores.common import prove_put_if_absent, timestamp
+from firnline.stores.base import (
+    KEY,
+    PAGE,
+    CheckpointStore,
+    VersionInfo,
+    check_keep,
+    check_key,
+    check_put,
+    prove_put_if_absent,
+    timestamp,
+)
 from firnline.stores.payload import COMPRESS_ABOVE_BYTES, is_compressed
 
 LOCK_SECONDS = 10.0  # a put takes milliseconds; whoever holds the lock for longer was stopped

@@ -16,8 +16,7 @@ from functools import partial
 
 from firnline.errors import CheckpointError, DamagedError, FencedError, NewerFormatError, VersionConflictError
 from firnline.faults import fault_point
-from firnline.hanging import Calls, HungError
-from firnline.process import who
+from firnline.process import Calls, HungError, who
 from firnline.stores.base import CheckpointStore
 from firnline.stores.lease_rules import LeaseRecord, Sight, Tenure, Verdict, Watch
 from firnline.types import Clock

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from firnline.stores.base import PAGE, CheckpointStore, VersionInfo, check_keep, check_key, check_put
-from firnline.stores.common import timestamp
+from firnline.stores.base import PAGE, CheckpointStore, VersionInfo, check_keep, check_key, check_put, timestamp
 from firnline.stores.payload import COMPRESS_ABOVE_BYTES
 
 

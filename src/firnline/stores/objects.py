@@ -27,8 +27,16 @@ from firnline.clock import SystemClock
 from firnline.errors import ConfigError
 from firnline.faults import fault_point
 from firnline.storage import FileStat, Storage
-from firnline.stores.base import KEY, PAGE, CheckpointStore, VersionInfo, check_keep, check_key, check_put
-from firnline.stores.common import prove_put_if_absent
+from firnline.stores.base import (
+    KEY,
+    PAGE,
+    CheckpointStore,
+    VersionInfo,
+    check_keep,
+    check_key,
+    check_put,
+    prove_put_if_absent,
+)
 from firnline.stores.payload import COMPRESS_ABOVE_BYTES
 
 DELETED = b'{"deleted":true,"format":1,"type":"firnline-deletion"}\n'

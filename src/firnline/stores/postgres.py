@@ -17,8 +17,7 @@ from typing import Any, ClassVar, TypeVar
 
 from firnline.errors import ConfigError, DamagedError, MissingExtraError, NewerFormatError
 from firnline.faults import fault_point
-from firnline.stores.base import PAGE, CheckpointStore, VersionInfo, check_keep, check_key, check_put
-from firnline.stores.common import reset_after_fork
+from firnline.stores.base import PAGE, CheckpointStore, VersionInfo, check_keep, check_key, check_put, reset_after_fork
 from firnline.stores.payload import COMPRESS_ABOVE_BYTES
 
 FORMAT = 1

@@ -26,8 +26,17 @@ from firnline.clock import SystemClock
 from firnline.errors import ConfigError, DamagedError, NewerFormatError
 from firnline.faults import fault_point
 from firnline.storage import make_folders
-from firnline.stores.base import KEY, PAGE, CheckpointStore, VersionInfo, check_keep, check_key, check_put
-from firnline.stores.common import reset_after_fork, timestamp
+from firnline.stores.base import (
+    KEY,
+    PAGE,
+    CheckpointStore,
+    VersionInfo,
+    check_keep,
+    check_key,
+    check_put,
+    reset_after_fork,
+    timestamp,
+)
 from firnline.stores.payload import COMPRESS_ABOVE_BYTES
 
 FORMAT = 1

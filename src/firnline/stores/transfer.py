@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 
 from firnline.checkpoint.codec import short_number
 from firnline.errors import CheckpointError, ConfigError, DamagedError, NewerFormatError, StoreAheadError
-from firnline.stores.archive import Member, Part, Stored, refused
-from firnline.stores.archive_reader import Archive
+from firnline.stores.archive import Archive, Member, Part, Stored, refused
 from firnline.stores.audit import AuditRecord, append_raw, audit_key, audited, parse_audit, walk_audit
 from firnline.stores.base import CheckpointStore, check_put
 from firnline.stores.payload import decode

@@ -33,7 +33,7 @@ class Lsn:
         return {"segment": self.segment, "offset": self.offset}
 
     @classmethod
-    def from_json(cls, value: Json, what: str = "lsn") -> Lsn:  # the contract's
+    def from_json(cls, value: Json, what: str = "lsn") -> Lsn:  # noqa: ARG003
         return cls(int(value["segment"]), int(value["offset"]))
 
 

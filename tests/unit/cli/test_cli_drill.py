@@ -14,7 +14,7 @@ import pytest
 
 from firnline.cli.chaos import LogWatch
 from firnline.cli.counting import active_files, compare_rows, count_by_file, count_ids, count_lines
-from firnline.cli.demo_data import write_flights
+from firnline.cli.demo import write_flights
 from firnline.cli.main import run_command
 from firnline.spec.build import load_options
 from firnline.storage import open_storage

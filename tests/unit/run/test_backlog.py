@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from firnline.run.backlog import RECOUNT_SECONDS, BacklogMeter
+from firnline.run.backpressure import RECOUNT_SECONDS, BacklogMeter
 from firnline.sources.base import Backlog
 
 

@@ -25,9 +25,8 @@ from firnline.errors import ControlError, FencedError, NotRunningError
 from firnline.history.edits.rollback import Rollback
 from firnline.options import PipelineOptions
 from firnline.run import control
-from firnline.run import control_retry as late_control
-from firnline.run.control import ControlServer, ask, check_folder, check_peer, folders, socket_name
-from firnline.run.control_retry import LateControl
+from firnline.run import control as late_control
+from firnline.run.control import ControlServer, LateControl, ask, check_folder, check_peer, folders, socket_name
 from firnline.run.observer import EpochFacts, Observer
 from firnline.run.open_pipeline import assemble
 from firnline.run.runner import Runner, RunResult

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from firnline.hanging import HungError
+from firnline.process import HungError
 from firnline.run import opening
 
 

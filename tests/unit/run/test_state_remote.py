@@ -15,7 +15,7 @@ from firnline.options import RemoteTierOptions
 from firnline.run.remote_state import RemoteState
 from firnline.state.home import StateHome
 from firnline.state.manifest import SnapshotRef
-from firnline.state.replica import Replica
+from firnline.state.remote import Replica
 from tests.support.states import make_checkpoint, sample_plan
 
 SECONDS = 20.0  # how long a test waits for what must come

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from firnline.options import CheckpointOptions, OperatorOptions, TriggerOptions
-from firnline.run.triggers import Since, due_operators
+from firnline.run.snapshots import Since, due_operators
 
 NOW = Since(epochs=1, millis=50.0, records=10, watermark_then=None, watermark_now=None)
 ONE = OperatorOptions("one", "aggregate", ("a",))

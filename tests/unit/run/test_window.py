@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firnline.checkpoint.model import Checkpoint
-from firnline.run.rollback_window import RollbackWindow
+from firnline.run.checkpoints import RollbackWindow
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
 

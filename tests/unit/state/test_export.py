@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 from firnline.errors import ConfigError, NewerFormatError, StateDamagedError
 from firnline.faults import InjectedFaultError
 from firnline.state.columns import Layout
-from firnline.state.export import StateReader, flat_schema, write_export
+from firnline.state.export import StateReader, flat_schema, query_state, write_export
 from firnline.state.home import StateHome
 from firnline.state.keys import shard_ranges
 from firnline.state.load import add_state, import_rows, load_initial_state, read_export
-from firnline.state.query import query_state
 from firnline.state.refs import OperatorState
 from firnline.state.rescale import rescale
 from firnline.state.segments import OPEN

@@ -21,7 +21,6 @@ from firnline.errors import (
     StateDamagedError,
     StateIncompleteError,
 )
-from firnline.state.listing import find_newest_complete, list_checkpoints
 from firnline.state.manifest import (
     CheckpointPlan,
     SnapshotRef,
@@ -32,7 +31,17 @@ from firnline.state.manifest import (
     snapshot_ref,
 )
 from firnline.state.refs import OperatorState, ShardState
-from firnline.state.snapshot import abort, begin, commit, finish_shard, load, read_plan, verify_files
+from firnline.state.snapshot import (
+    abort,
+    begin,
+    commit,
+    find_newest_complete,
+    finish_shard,
+    list_checkpoints,
+    load,
+    read_plan,
+    verify_files,
+)
 from firnline.storage import LocalStorage, Storage, open_storage
 from tests.support.damage import cuts, flips
 from tests.support.states import OPERATOR, finish_all, make_checkpoint, new_states, sample_plan, write_run

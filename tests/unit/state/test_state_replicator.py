@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from firnline.state.listing import list_checkpoints
 from firnline.state.manifest import CompleteCheckpoint
-from firnline.state.replica import Replica
-from firnline.state.replicator import StateReplicator
+from firnline.state.remote import Replica, StateReplicator
+from firnline.state.snapshot import list_checkpoints
 from firnline.storage import open_storage
 from firnline.stores.replicator import FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, Replication
 from tests.support.states import make_checkpoint, sample_plan

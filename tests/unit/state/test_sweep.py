@@ -16,9 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from firnline.errors import CheckpointError, ConfigError, DamagedError, NewerFormatError, StateIncompleteError
-from firnline.state.listing import list_checkpoints
 from firnline.state.manifest import CompleteCheckpoint, snapshot_ref
-from firnline.state.snapshot import abort, begin, load, verify_files
+from firnline.state.snapshot import abort, begin, list_checkpoints, load, verify_files
 from firnline.state.sweep import Marks, Swept, sweep
 from firnline.storage import Storage, open_storage
 from firnline.testing.faults import Faults, FaultyStorage

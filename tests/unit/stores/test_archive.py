@@ -31,9 +31,8 @@ from firnline.errors import (
     VersionConflictError,
 )
 from firnline.stores import archive as archive_module
-from firnline.stores import archive_reader
-from firnline.stores.archive import Manifest, Stored, write_archive
-from firnline.stores.archive_reader import open_archive
+from firnline.stores import archive as archive_reader
+from firnline.stores.archive import Manifest, Stored, open_archive, write_archive
 from firnline.stores.audit import append_audit, audit_key, load_audit, make_record
 from firnline.stores.base import CheckpointStore
 from firnline.stores.file import FileStore

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firnline.errors import CheckpointError, DamagedError, FencedError
-from firnline.hanging import Calls, HungError
 from firnline.options import StoreOptions
+from firnline.process import Calls, HungError
 from firnline.stores import lease as lease_module
 from firnline.stores import open_store
 from firnline.stores.base import CheckpointStore

@@ -21,8 +21,9 @@ from firnline import stores
 from firnline.errors import ConfigError, DamagedError, NewerFormatError, StoreUnsafeError, VersionConflictError
 from firnline.options import StoreOptions
 from firnline.storage import FileStat, LocalStorage
-from firnline.stores import common, open_store
+from firnline.stores import base as common
 from firnline.stores import file as file_module
+from firnline.stores import open_store
 from firnline.stores import sqlite as sqlite_module
 from firnline.stores.base import MAX_VALUE_BYTES, CheckpointStore
 from firnline.stores.file import FileStore

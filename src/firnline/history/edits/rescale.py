@@ -40,7 +40,7 @@ from firnline.state.manifest import (
     snapshot_ref,
 )
 from firnline.state.refs import OperatorState, ShardState
-from firnline.state.replica import Replica
+from firnline.state.remote import Replica
 from firnline.state.rescale import rescale
 from firnline.types import EntryRef, Json, Receipt
 

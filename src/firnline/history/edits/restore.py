@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.errors import DamagedError, FirnlineError, LedgerHoleError, RollbackRefusedError, SourceMovedError
 from firnline.history.auditing import on_record
-from firnline.history.edits.restore_copy import Copies, copy_ledger
-from firnline.history.edits.restore_plan import SinkRestore, check_others, plan_sink
+from firnline.history.edits.restore_plan import Copies, SinkRestore, check_others, copy_ledger, plan_sink
 from firnline.history.savepoints.catalog import load_savepoint
 from firnline.history.savepoints.files import Progress
 from firnline.history.savepoints.format import kept_bytes, read_saved

@@ -15,9 +15,9 @@ from firnline.checkpoint.ledger import LedgerEntry
 from firnline.errors import CheckpointError, LedgerHoleError, RollbackRefusedError
 from firnline.history.auditing import on_record
 from firnline.history.left_behind import jump_word, leaves_behind
-from firnline.history.lost_table import nothing_to_leave
 from firnline.history.savepoints.pins import RestorePins
 from firnline.history.snapshots import OperatorSnapshot, look_at_state, snapshots_of
+from firnline.history.store import nothing_to_leave
 from firnline.run.edit_entries import jump_checkpoint
 from firnline.run.joining import ahead_of, check_new_sinks, check_staged, perform_jump
 from firnline.run.open_pipeline import Parts

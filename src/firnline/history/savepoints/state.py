@@ -25,7 +25,7 @@ from firnline.sinks.delta.table import Table
 from firnline.state import snapshot as layout
 from firnline.state.home import StateHome
 from firnline.state.manifest import SnapshotRef
-from firnline.state.replica import Replica
+from firnline.state.remote import Replica
 from firnline.storage import Storage
 from firnline.types import Json
 

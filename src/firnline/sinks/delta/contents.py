@@ -1,4 +1,4 @@
-"""What one version of a table consists of: every data file with its key, rows and partition values."""
+"""What one version of a table consists of: data files, rows, partition values, columns."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
+from firnline.errors import SchemaError
 from firnline.sinks.delta.stage import partition_text
 from firnline.storage import Storage
 
@@ -84,3 +85,46 @@ def find_key(storage: Storage, path: str) -> tuple[str, int] | None:
         with contextlib.suppress(FileNotFoundError):
             return key, storage.stat(key).size_bytes
     return None
+
+
+def missing_fields(table: pa.Schema, wanted: pa.Schema) -> list[pa.Field]:
+    """Columns, or columns with nested fields, that must be added before files with `wanted` can be read.
+
+    Raises:
+        SchemaError: a column exists with another type.
+    """
+    found = []
+    for field in wanted:
+        index = table.get_field_index(field.name)
+        if index < 0 or not _fits(table.field(index).type, field.type, field.name):
+            found.append(field.with_nullable(True))
+    return found
+
+
+def _fits(table: pa.DataType, wanted: pa.DataType, path: str) -> bool:
+    """Whether the table's type holds every nested field of the wanted one; SchemaError when the types differ."""
+    if pa.types.is_struct(table) and pa.types.is_struct(wanted):
+        held = {table.field(i).name: table.field(i).type for i in range(table.num_fields)}
+        children = [wanted.field(i) for i in range(wanted.num_fields)]
+        results = [c.name in held and _fits(held[c.name], c.type, f"{path}.{c.name}") for c in children]
+        return all(results)
+    if _is_list(table) and _is_list(wanted):
+        return _fits(table.value_type, wanted.value_type, f"{path}[]")
+    if pa.types.is_map(table) and pa.types.is_map(wanted):
+        return _fits(table.item_type, wanted.item_type, f"{path}{{}}")
+    if _plain(table) != _plain(wanted):
+        raise SchemaError(f"column {path} is {table} in the table, but {wanted} in the data", column=path)
+    return True
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _plain(kind: pa.DataType) -> str:
+    """A type without the differences that only memory layout makes."""
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return "string"
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+        return "binary"
+    return str(kind)

@@ -25,12 +25,11 @@ from firnline.errors import (
 from firnline.options import DeltaSinkOptions
 from firnline.schema import RESCUED_COLUMN
 from firnline.sinks.base import EpochCommit, Held, Sink
-from firnline.sinks.delta.columns import missing_fields
+from firnline.sinks.delta.contents import missing_fields
 from firnline.sinks.delta.history_edit import Effect, ReplaceRows, apply_effect
 from firnline.sinks.delta.log import DeltaLog, encode_blizzard
-from firnline.sinks.delta.probe import check_put_if_absent
 from firnline.sinks.delta.recovery import Replay, find_checkpoint
-from firnline.sinks.delta.table import CREATED_WITH, Table
+from firnline.sinks.delta.table import CREATED_WITH, Table, check_put_if_absent
 from firnline.sinks.delta.torn import check_epochs, check_whole
 from firnline.sinks.delta.upsert.stage import CHANGES
 from firnline.storage import Storage, open_storage

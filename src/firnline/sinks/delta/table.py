@@ -9,8 +9,10 @@ transaction version older than the one it holds. After a conflict the caller che
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -19,12 +21,12 @@ from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from firnline.errors import CommitConflictError, CommitUnknownError, SinkError, TableLostError
+from firnline.errors import CommitConflictError, CommitUnknownError, SinkError, StoreUnsafeError, TableLostError
 from firnline.faults import InjectedFaultError, fault_point
 from firnline.sinks.delta.durable import DurableLog
 from firnline.sinks.delta.log import INFO_KEY, DeltaLog
 from firnline.sinks.delta.torn import COUNTS_KEY, count_actions, find_unreadable
-from firnline.storage import is_remote, make_folders, open_storage
+from firnline.storage import Storage, is_remote, make_folders, open_storage
 from firnline.types import Json
 
 _CONSTRAINT = "delta.constraints."
@@ -329,3 +331,64 @@ def _properties(
         transactions.append(Transaction(app_id, txns[next(iter(txns))], at_ms))
     told = {INFO_KEY: info, COUNTS_KEY: count_actions(files, len(transactions)), **facts}
     return CommitProperties(custom_metadata=told, max_commit_retries=0, app_transactions=transactions)
+
+
+def check_put_if_absent(storage: Storage, key: str) -> None:
+    """Refuse a storage on which two writers could both create the same log file; `key` is used for a moment.
+
+    Raises:
+        StoreUnsafeError: it replaced an object that was there.
+        SinkError: it cannot be written.
+    """
+    try:
+        storage.put(key, b"probe")
+        storage.put_new(key, b"probe again")
+    except FileExistsError:
+        return
+    except OSError as error:
+        raise SinkError(f"cannot write to {storage.root}: {error}", table=storage.root) from error
+    finally:
+        storage.delete(key)
+    raise StoreUnsafeError(f"{storage.root} lies on a store without put-if-absent")
+
+
+TRANSACTIONS = "delta.setTransactionRetentionDuration"
+DELETED_FILES = "delta.deletedFileRetentionDuration"
+DELETED_FILES_DEFAULT = timedelta(days=7)
+
+_UNITS = {
+    "nanosecond": timedelta(0),
+    "microsecond": timedelta(microseconds=1),
+    "millisecond": timedelta(milliseconds=1),
+    "second": timedelta(seconds=1),
+    "minute": timedelta(minutes=1),
+    "hour": timedelta(hours=1),
+    "day": timedelta(days=1),
+    "week": timedelta(weeks=1),
+}
+_PART = re.compile(rf"\s*(\d+)\s+({'|'.join(_UNITS)})s?\b")
+
+
+def parse_interval(text: str) -> timedelta:
+    """Read a duration; ValueError when it is none."""
+    rest = text.strip().lower().removeprefix("interval")
+    total, at = timedelta(0), 0
+    while found := _PART.match(rest, at):
+        total += int(found[1]) * _UNITS[found[2]]
+        at = found.end()
+    if not at or rest[at:].strip():
+        raise ValueError(f"{text!r} is not an interval")
+    return total
+
+
+def find_interval(table: Table, key: str) -> timedelta | None:
+    """A duration among the table's properties; None when it is not set.
+
+    Raises:
+        SinkError: it is set to something that cannot be read, so nothing can be built on it.
+    """
+    text = table.setting(key)
+    try:
+        return None if text is None else parse_interval(text)
+    except ValueError as error:
+        raise SinkError(f"the property {key} of {table.uri} is {error}") from error

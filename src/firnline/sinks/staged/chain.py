@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
+from firnline.sinks.delta.table import Table
+
 
 class Link(Protocol):
     """What sorting out needs to know of a unit."""
@@ -122,3 +124,15 @@ def _split_descendants(out: Arranged[U], left: list[U]) -> None:
             bad.add(unit.digest)
         else:
             out.waiting.append(unit)
+
+
+def read_standing(table: Table, pipeline: str) -> Standing:
+    """Epoch, entry, generation and adopted tip, all from one snapshot."""
+    tip_epoch = table.txn(f"firnline-tip-epoch:{pipeline}") or 0
+    return Standing(
+        epoch=table.txn(f"firnline:{pipeline}") or 0,
+        entry=table.txn(f"firnline-entry:{pipeline}"),
+        generation=table.txn(f"firnline-gen:{pipeline}") or 0,
+        tip_epoch=tip_epoch,
+        tip=table.txn(f"firnline-tip:{pipeline}") if tip_epoch else None,
+    )

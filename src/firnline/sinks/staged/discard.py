@@ -16,8 +16,7 @@ from firnline.checkpoint.ledger import Ledger
 from firnline.errors import CommitConflictError, CommitUnknownError, ConfigError, SinkError
 from firnline.sinks.delta.log import DeltaLog
 from firnline.sinks.delta.table import Table
-from firnline.sinks.staged.chain import arrange
-from firnline.sinks.staged.log_head import read_standing
+from firnline.sinks.staged.chain import arrange, read_standing
 from firnline.sinks.staged.set_aside import load_rejected
 from firnline.sinks.staged.sink import load_pending
 from firnline.sinks.staged.unit import PENDING, REJECTED, SUFFIX, Unit

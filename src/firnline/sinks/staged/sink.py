@@ -22,8 +22,7 @@ from firnline.faults import fault_point
 from firnline.schema import merge, schema_from_json, schema_to_json
 from firnline.sinks.base import EpochCommit, Held
 from firnline.sinks.delta.sink import DeltaSink
-from firnline.sinks.staged.chain import Arranged, arrange
-from firnline.sinks.staged.log_head import read_standing
+from firnline.sinks.staged.chain import Arranged, arrange, read_standing
 from firnline.sinks.staged.unit import PENDING, SUFFIX, ForeignUnit, Unit, list_units, parse_unit
 from firnline.storage import Storage
 from firnline.types import EntryRef, Json, Receipt

@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from firnline.errors import ConfigError, SchemaError
 from firnline.sinks.base import EpochCommit
-from firnline.sinks.delta.columns import missing_fields
-from firnline.sinks.delta.contents import special_features
+from firnline.sinks.delta.contents import missing_fields, special_features
 from firnline.sinks.delta.sink import DeltaSink
 from firnline.sinks.delta.upsert.changes import check_key, load_changes, table_columns
 from firnline.sinks.delta.upsert.rewrite import run_in_threads
