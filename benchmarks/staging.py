@@ -19,7 +19,7 @@ from benchmarks.cases import RUNS, Row, World
 from firnline.clock import SystemClock, monotonic
 from firnline.committer.committer import Committer
 from firnline.committer.service import CommitterService, TableRef
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.run.runner import Runner
 from firnline.sinks.delta.table import Table
 from firnline.storage import open_storage
@@ -40,7 +40,7 @@ def _ingest(source: Path, work: Path) -> float:
     shutil.rmtree(work, ignore_errors=True)  # the table and its store
     options = _pipeline(source, work / "table", "staged", max_files=1).options
     began = monotonic()
-    result = Runner(assemble(options, once=True), LocalEngine(), once=True).run()
+    result = Runner(open_pipeline(options, once=True), LocalEngine(), once=True).run()
     if result.error is not None:
         raise result.error
     return monotonic() - began
@@ -143,7 +143,9 @@ def _put_own(table: Path, count: int) -> None:
     source = table.parent / "units-in"
     source.mkdir(exist_ok=True)
     (source / "a.ndjson").write_text('{"id": 1, "name": "x", "value": 1.5}\n')
-    result = Runner(assemble(_pipeline(source, table, "staged").options, once=True), LocalEngine(), once=True).run()
+    result = Runner(
+        open_pipeline(_pipeline(source, table, "staged").options, once=True), LocalEngine(), once=True
+    ).run()
     assert result.exit_code == 0
     pending = table / "_staging" / "pending"
     (first,) = list(pending.iterdir())
@@ -199,7 +201,7 @@ def _latencies(work: Path, mode: str, files: int) -> list[float]:
     source, table = work / "in", work / "table"
     source.mkdir(parents=True)
     (source / "00000.ndjson").write_text('{"id": 0}\n')
-    runner = Runner(assemble(_pipeline(source, table, mode).options), LocalEngine())
+    runner = Runner(open_pipeline(_pipeline(source, table, mode).options), LocalEngine())
     threads = [threading.Thread(target=runner.run)]
     service = CommitterService([TableRef(str(table))], "bench", SystemClock(), poll_interval_secs=1)
     if mode == "staged":

@@ -21,7 +21,7 @@ from firnline.options import (
     StoreOptions,
 )
 from firnline.run.observer import EpochFacts, Observer
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.run.runner import Runner
 from firnline.sources.group import EpochPlan
 
@@ -131,7 +131,7 @@ def totals_options(source: Path, work: Path, *, shards: int = SHARDS, max_inflig
 def run_totals(engine: Any, options: PipelineOptions, told: Told | None = None) -> Told:
     """Run until the input is exhausted, one file an epoch."""
     told = told or Told()
-    result = Runner(assemble(options, once=True), engine, told, once=True).run()
+    result = Runner(open_pipeline(options, once=True), engine, told, once=True).run()
     if result.error is not None:
         raise result.error
     return told

@@ -10,7 +10,7 @@ import firnline
 from firnline.clock import monotonic
 from firnline.jobs.spark import SparkEngine
 from firnline.run.observer import EpochFacts, Observer
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.run.runner import Runner
 
 
@@ -42,7 +42,7 @@ def ingest(engine: Any, source: Path, work: Path, *, fresh: bool = True, **batch
     options = pipeline(source, work / "table", **batch).options
     facts = Facts()
     began = monotonic()
-    result = Runner(assemble(options, once=True), engine, facts, once=True).run()
+    result = Runner(open_pipeline(options, once=True), engine, facts, once=True).run()
     seconds = monotonic() - began
     if result.error is not None:
         raise result.error

@@ -28,7 +28,7 @@ from firnline.options import (
     StoreOptions,
 )
 from firnline.run.observer import EpochFacts, Observer
-from firnline.run.open_pipeline import Parts, assemble
+from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.run.runner import Runner
 from firnline.run.steps import Steps
 from firnline.testing.local import LocalEngine
@@ -58,10 +58,10 @@ class _Times(Observer):
         self.committed_at.append(monotonic())
 
 
-def _run(parts: Parts) -> list[float]:
+def _run(pipeline: OpenPipeline) -> list[float]:
     """Run until the input is exhausted; returns when every epoch was committed."""
     times = _Times()
-    result = Runner(parts, LocalEngine(), times, once=True).run()
+    result = Runner(pipeline, LocalEngine(), times, once=True).run()
     if result.error is not None:
         raise result.error
     return times.committed_at
@@ -132,17 +132,17 @@ def _loop(source: Path, work: Path, kind: str, epochs: int) -> tuple[float, floa
         local=LocalTierOptions(str(work / "local")) if tiered else None,
         remote=RemoteTierOptions(str(work / "remote")) if tiered else None,
     )
-    parts = assemble(_options(source, work / "table", checkpoint, max_files=1), once=True)
+    pipeline = open_pipeline(_options(source, work / "table", checkpoint, max_files=1), once=True)
     offered: list[tuple[float, float]] = []  # when a record was given to the tiers, and how long that took
-    offer = parts.recorder._offer
+    offer = pipeline.recorder._offer
 
     def timed(*given: Any) -> None:
         began = monotonic()
         offer(*given)
         offered.append((began, monotonic() - began))
 
-    parts.recorder._offer = timed  # type: ignore[assignment, method-assign]
-    seen = _run(parts)
+    pipeline.recorder._offer = timed  # type: ignore[assignment, method-assign]
+    seen = _run(pipeline)
     assert len(seen) == WARM_EPOCHS + epochs
     began, ended = seen[WARM_EPOCHS - 1], seen[-1]
     return ended - began, sum(took for at, took in offered if began <= at <= ended) / (ended - began)
@@ -164,9 +164,9 @@ def recovery_paths(world: World) -> list[Row]:
         folder = RemoteTierOptions(str(work / "remote"))
         s3 = RemoteTierOptions(f"{bucket.uri}/tier", storage_options=bucket.options)
         filled = CheckpointOptions(local=local, remote=folder)
-        _run(assemble(_options(work / "in", work / "table", filled, max_files=1), once=True))
+        _run(open_pipeline(_options(work / "in", work / "table", filled, max_files=1), once=True))
         elsewhere = _options(work / "in", work / "table", CheckpointOptions(remote=s3))
-        _run(assemble(elsewhere, once=True))  # reads nothing, and brings this tier level
+        _run(open_pipeline(elsewhere, once=True))  # reads nothing, and brings this tier level
         kinds = {
             "sink": ("sink", CheckpointOptions()),
             "local": ("local", CheckpointOptions(local=local)),
@@ -180,7 +180,7 @@ def recovery_paths(world: World) -> list[Row]:
                 options = _options(work / "in", work / "table", checkpoint)
                 found[kind].append(_find_place(options, path))
                 began = monotonic()
-                assert _run(assemble(options, once=True)) == []
+                assert _run(open_pipeline(options, once=True)) == []
                 ran[kind].append((monotonic() - began) * 1000)
     shutil.rmtree(work)
     rows = []
@@ -196,13 +196,13 @@ def recovery_paths(world: World) -> list[Row]:
 
 
 def _find_place(options: PipelineOptions, path: str) -> float:
-    parts = assemble(options, once=True)
-    steps = Steps(parts, LocalEngine(), parts.ids.new(), once=True, accept_duplicates=False)
+    pipeline = open_pipeline(options, once=True)
+    steps = Steps(pipeline, LocalEngine(), pipeline.ids.new(), once=True, accept_duplicates=False)
     began = monotonic()
     steps.opening.read_sinks()
     milliseconds = (monotonic() - began) * 1000
     assert steps.held.path == path, steps.held.path
-    parts.recorder.close(drain=False)
+    pipeline.recorder.close(drain=False)
     return milliseconds
 
 
@@ -226,20 +226,20 @@ def rollback(world: World) -> list[Row]:
     options = _options(source, table, CheckpointOptions(store=store), max_files=1, max_output_files=10_000)
     options = replace(options, sinks=(DeltaSinkOptions("delta", str(table), partition_by=("day",)),))
     with _without_fsync():  # only while the table is built
-        assert len(_run(assemble(options, once=True))) == epochs
+        assert len(_run(open_pipeline(options, once=True))) == epochs
     files = epochs * partitions
     rewritten = _compact(table, files)
     assert _spoil(table) == files + rewritten
-    parts = assemble(options, once=True)
+    pipeline = open_pipeline(options, once=True)
     began = monotonic()
-    plan = Rollback(parts, epochs - 1).plan()
+    plan = Rollback(pipeline, epochs - 1).plan()
     planned = monotonic() - began
     plan.check()
     assert (plan.sinks[0].files_removed, plan.sinks[0].files_restored) == (rewritten, files - partitions), plan
     began = monotonic()
-    done, receipt = Rollback(parts, epochs - 1).perform(parts.ids.new())
+    done, receipt = Rollback(pipeline, epochs - 1).perform(pipeline.ids.new())
     performed = monotonic() - began
-    _check_rolled_back(parts, done, receipt.epoch, files - partitions)
+    _check_rolled_back(pipeline, done, receipt.epoch, files - partitions)
     shutil.rmtree(work)
     name = f"rollback of a table of {files} files"
     return [
@@ -266,11 +266,11 @@ def _spoil(table: Path) -> int:
     return len(paths)
 
 
-def _check_rolled_back(parts: Parts, plan: RollbackPlan, epoch: int, files: int) -> None:
+def _check_rolled_back(pipeline: OpenPipeline, plan: RollbackPlan, epoch: int, files: int) -> None:
     from deltalake import DeltaTable
 
-    assert len(DeltaTable(parts.deciding.table.uri).file_uris()) == files
-    held = parts.deciding.load()
+    assert len(DeltaTable(pipeline.deciding.table.uri).file_uris()) == files
+    held = pipeline.deciding.load()
     assert held.checkpoint is not None
     assert held.epoch == epoch == plan.new_epoch
     assert held.checkpoint.positions == plan.positions_then

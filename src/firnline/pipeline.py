@@ -18,7 +18,7 @@ from firnline.ndjson import warm_up
 from firnline.options import PipelineOptions
 from firnline.run.control import serving_control
 from firnline.run.observer import Observer
-from firnline.run.open_pipeline import Parts, assemble
+from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.run.runner import Runner, RunResult
 from firnline.run.standby import holding_lease
 from firnline.spec.build import build_options, load_options
@@ -85,7 +85,7 @@ class Pipeline:
         options = self.options
         engine = SparkEngine(options.name, options.spark, prepare=warm_up)
         try:
-            runner = Runner(assemble(options, once=once, strict_store=strict_store), engine, observer, once=once)
+            runner = Runner(open_pipeline(options, once=once, strict_store=strict_store), engine, observer, once=once)
             with ExitStack() as stack:
                 stack.enter_context(self._running(runner))
                 stack.enter_context(holding_lease(options, runner, logger.info, standby=False, stop=threading.Event()))
@@ -142,7 +142,7 @@ class Pipeline:
 
     def status(self) -> PipelineStatus:
         """Where the pipeline stands; starts no JVM."""
-        return load_status(assemble(self.options))
+        return load_status(open_pipeline(self.options))
 
     # -- checkpoints ------------------------------------------------------------------------------------
 
@@ -178,9 +178,9 @@ class Pipeline:
         """
         from firnline.history.edits.rollback import Rollback
 
-        parts = assemble(self.options)
-        held = parts.load()
-        epoch = next((e.epoch for e in parts.entries(held.entry) if e.checkpoint.attempt == checkpoint_id), None)
+        pipeline = open_pipeline(self.options)
+        held = pipeline.load()
+        epoch = next((e.epoch for e in pipeline.entries(held.entry) if e.checkpoint.attempt == checkpoint_id), None)
         if epoch is None:
             raise ConfigError(
                 f"pipeline {self.options.name!r} has no checkpoint {checkpoint_id!r}",
@@ -188,12 +188,12 @@ class Pipeline:
             )
         if epoch == held.epoch:
             return epoch
-        plan, _ = Rollback(parts, epoch).perform(parts.ids.new())
+        plan, _ = Rollback(pipeline, epoch).perform(pipeline.ids.new())
         return plan.new_epoch
 
     def restored_position(self) -> dict[str, Json] | None:
         """Where each source stands in the checkpoint that the next run goes on from; None before the first."""
-        checkpoint = assemble(self.options).load().checkpoint
+        checkpoint = open_pipeline(self.options).load().checkpoint
         return None if checkpoint is None else dict(checkpoint.positions)
 
     # -- the state of operators -------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class Pipeline:
         """
         import pyarrow as pa
 
-        reader = self._state(assemble(self.options), operator).reader
+        reader = self._state(open_pipeline(self.options), operator).reader
         if keys is None:
             return pa.concat_tables([reader.schema.empty_table(), *reader.scan()])
         return reader.find(keys if isinstance(keys, pa.Table) else _as_table(keys, reader.layout.key))
@@ -236,7 +236,7 @@ class Pipeline:
         """
         from firnline.state.export import write_export
 
-        view = self._state(assemble(self.options), operator)
+        view = self._state(open_pipeline(self.options), operator)
         about = {"pipeline": view.pipeline, "operator": operator, "epoch": view.ref.epoch}
         facts = {**about, "keys": len(view.reader.layout.key)}
         return write_export(str(path), view.reader.schema, view.reader.scan(), facts)
@@ -252,17 +252,17 @@ class Pipeline:
 
         return self._import(operator, read_export(str(path)), replace_all=True)
 
-    def _state(self, parts: Parts, operator: str) -> StateView:
+    def _state(self, pipeline: OpenPipeline, operator: str) -> StateView:
         from firnline.history.state import load_state_view
 
-        return load_state_view(parts, operator)
+        return load_state_view(pipeline, operator)
 
     def _import(self, operator: str, table: pa.Table, *, replace_all: bool) -> int:
         from firnline.history.edits.state_import import import_state
 
-        parts = assemble(self.options)
-        receipt = import_state(parts, operator, table, parts.ids.new(), replace_all=replace_all)
-        return receipt.epoch if receipt is not None else parts.load().epoch
+        pipeline = open_pipeline(self.options)
+        receipt = import_state(pipeline, operator, table, pipeline.ids.new(), replace_all=replace_all)
+        return receipt.epoch if receipt is not None else pipeline.load().epoch
 
     def _check_stateful(self) -> None:
         if not stateful(self.options):

@@ -14,7 +14,7 @@ from deltalake import DeltaTable, PostCommitHookProperties, write_deltalake
 
 from firnline.history.status import load_files
 from firnline.options import DeltaSinkOptions, PipelineOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta import DeltaSink
 from firnline.types import Json
 from tests.support.damage import write_app_id, write_blizzard
@@ -81,8 +81,8 @@ def test_what_lies_below_the_mark_is_a_baseline(other: OtherTool, make_options: 
     write_blizzard(other.table, state(other))
     options: PipelineOptions = make_options()
     assert run_once(options).exit_code == 0
-    parts = assemble(options)
-    rows = {Path(r["path"]).name: r for r in load_files(parts)}
+    pipeline = open_pipeline(options)
+    rows = {Path(r["path"]).name: r for r in load_files(pipeline)}
     assert {name for name, row in rows.items() if row["status"] == "committed"} == set(rows)
     assert {"a1.json", "a2.json"} <= set(rows)
     other.sample.add("a15.json", 4)  # after the take-over a file that comes late is late

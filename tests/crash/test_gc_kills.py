@@ -87,7 +87,7 @@ def check(root: Path, options: PipelineOptions, sample: SampleInput, where: str)
     assert table_ids(root) == sample.ids, where
     run = run_once(options)
     assert (run.exit_code, run.told.late, run.told.epochs) == (0, 0, []), where
-    assert len(run.parts.known_files(run.parts.load().entry)) == 12, where
+    assert len(run.pipeline.known_files(run.pipeline.load().entry)) == 12, where
     age_table(root, 40 * DAY)
     gc(str(root))
     on_disk = {str(p.relative_to(root)) for p in root.rglob("*.parquet") if "/_" not in str(p)}

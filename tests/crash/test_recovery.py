@@ -14,7 +14,7 @@ from firnline.checkpoint.ledger import Ledger
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import CheckpointError, DamagedError, LedgerHoleError
 from firnline.options import PipelineOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.log import DeltaLog, decode_blizzard
 from firnline.sinks.delta.recovery import find_checkpoint
 from firnline.storage import open_storage
@@ -84,7 +84,7 @@ def newest_commit(options: PipelineOptions) -> Path:
 
 def test_entry_missing(options: PipelineOptions, sample: SampleInput) -> None:
     newest_entry(options).unlink()
-    assert any("ledger entry" in repair for repair in assemble(options).load().repairs)
+    assert any("ledger entry" in repair for repair in open_pipeline(options).load().repairs)
     go_on(options, sample, hole=True)
 
 
@@ -124,7 +124,7 @@ def damage_checkpoint_part(path: Path) -> None:
 def test_rebuilt_from_the_one_before(options: PipelineOptions, sample: SampleInput) -> None:
     damage_checkpoint_part(newest_entry(options))
     break_info(newest_commit(options))
-    assert len(assemble(options).load().repairs) == 2
+    assert len(open_pipeline(options).load().repairs) == 2
     go_on(options, sample, hole=True)
     go_on_again = run_once(options)  # the rebuilt link is a hole in the chain: no reconcile, nothing doubled
     assert go_on_again.error_code == "ledger-hole"
@@ -164,7 +164,7 @@ def test_newer_format_is_refused_by_name(options: PipelineOptions, sample: Sampl
     body = parse(entry.read_bytes(), "entry")
     body["format"] = 99
     entry.write_bytes(canonical(body))
-    table = assemble(options).deciding._table
+    table = open_pipeline(options).deciding._table
     number = short_number(checksum(entry.read_bytes()))
     from tests.support.damage import write_app_id  # noqa: F401  # the entry Txn is changed below
 
@@ -194,9 +194,9 @@ class Bench:
 
     def __init__(self, options: PipelineOptions) -> None:
         self.options = options
-        parts = assemble(options)
+        pipeline = open_pipeline(options)
         storage = open_storage(options.sinks[0].table)
-        sink = parts.deciding
+        sink = pipeline.deciding
         held = sink.load()
         self.digest = sink._table.txn(f"firnline-entry:{options.name}")
         self.version, self.epoch = held.version, held.epoch
@@ -284,19 +284,19 @@ def test_every_byte_of_an_interchange_payload(options: PipelineOptions, change: 
 def test_every_byte_of_a_fold(options: PipelineOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     """A damaged fold is a hole, never another history."""
     monkeypatch.setattr("firnline.checkpoint.ledger.FOLD_ENTRIES", 2)
-    parts = assemble(options)
-    held = parts.load()
-    true = parts.known_files(held.entry)
+    pipeline = open_pipeline(options)
+    held = pipeline.load()
+    true = pipeline.known_files(held.entry)
     assert held.entry is not None
-    assert parts.ledger.fold(held.entry, held.epoch) >= 2
-    assert parts.known_files(held.entry) == true
+    assert pipeline.ledger.fold(held.entry, held.epoch) >= 2
+    assert pipeline.known_files(held.entry) == true
     fold = next((table_of(options) / "_firnline" / options.name / "ledger").glob("fold-*"))
     for change in (flips, cuts):
         data = fold.read_bytes()
         for at, damaged in change(data):
             fold.write_bytes(damaged)
             try:
-                assert parts.known_files(held.entry) == true, at
+                assert pipeline.known_files(held.entry) == true, at
             except (LedgerHoleError, DamagedError):
                 continue
         fold.write_bytes(data)
@@ -353,14 +353,14 @@ def test_optimize_vacuum_delete_and_other_writers(options: PipelineOptions, samp
 def test_restore_by_a_user(options: PipelineOptions, sample: SampleInput) -> None:
     """Rows that a restore took back stay away; epochs go on growing."""
     table = str(table_of(options))
-    before = assemble(options).load().epoch
+    before = open_pipeline(options).load().epoch
     early = int(commits_of(table, options.name)[0].stem)
     DeltaTable(table).restore(early)
     kept = table_ids(table)
     assert kept != sample.ids
     sample.ids = kept
     go_on(options, sample)
-    assert assemble(options).load().epoch == before + 1
+    assert open_pipeline(options).load().epoch == before + 1
 
 
 def test_two_pipelines_into_one_table(options: PipelineOptions, sample: SampleInput, tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ def test_two_pipelines_into_one_table(options: PipelineOptions, sample: SampleIn
         assert run_once(options).exit_code == 0
         assert run_once(other).exit_code == 0
     assert table_ids(table_of(options)) == sample.ids + other_input.ids
-    assert assemble(other).load().epoch == 3
+    assert open_pipeline(other).load().epoch == 3
 
 
 def test_nothing_to_do_writes_nothing(options: PipelineOptions) -> None:

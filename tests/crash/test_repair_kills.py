@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from firnline.options import DeltaSinkOptions, PipelineOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from tests.support.damage import ledger_files
 from tests.support.history_edits import repair_launcher
 from tests.support.pipelines import MakeOptions, run_once, run_to_end
@@ -47,7 +47,7 @@ def test_killed(options: PipelineOptions, sample: SampleInput, tmp_path: Path, p
     ledger_files(options.deciding.table, options.name)[1].unlink()
     repairs = repair_launcher(tmp_path / "repairs", new=["*/f3.json"], processed=["*/f4.json"])
     assert repairs.run(options, f"{point}:1:kill").exit_code == KILLED
-    decided = assemble(options).load().epoch == 4
+    decided = open_pipeline(options).load().epoch == 4
     assert decided == (point == "delta.jump.after")
     assert is_whole(options) == decided
     if not decided:

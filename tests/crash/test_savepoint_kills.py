@@ -26,7 +26,7 @@ from firnline.history.savepoints.create import create_savepoint
 from firnline.history.status import load_quarantine
 from firnline.maintenance.gc import gc
 from firnline.options import DeltaSinkOptions, PipelineOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from tests.support.ageing import DAY, age_files
 from tests.support.kills import count_points, kill, spread, steps
 from tests.support.pipelines import MakeOptions, run_once
@@ -73,7 +73,7 @@ def stage(sample: SampleInput, make_options: MakeOptions, tmp_path: Path) -> Sta
         sample.add(f"f{number}.json", 3, bad=1)
         assert run_once(options).exit_code == 0
     rows = table_ids(options.sinks[0].table)
-    create_savepoint(assemble(options), str(folder / "saved"), copy=True)
+    create_savepoint(open_pipeline(options), str(folder / "saved"), copy=True)
     sample.add("f2.json", 3, extra="x")
     assert run_once(options).exit_code == 0
     shutil.copytree(folder, keep)
@@ -98,12 +98,12 @@ def lose_removed(root: Path) -> None:
 
 def operate(name: str, stage: Stage) -> None:
     if name == "create":
-        create_savepoint(assemble(stage.options), str(stage.folder / "another"), copy=True)
+        create_savepoint(open_pipeline(stage.options), str(stage.folder / "another"), copy=True)
     elif name == "dispose":
-        dispose_savepoint(assemble(stage.options), str(stage.saved))
+        dispose_savepoint(open_pipeline(stage.options), str(stage.saved))
     else:
         options = stage.target if name == "restore-new" else stage.options
-        restore_savepoint(assemble(options), str(stage.saved), "test")
+        restore_savepoint(open_pipeline(options), str(stage.saved), "test")
 
 
 def files(folder: Path) -> list[str]:
@@ -130,45 +130,45 @@ def check(name: str, stage: Stage, sample: SampleInput, where: str) -> None:
 
 def check_create(stage: Stage, where: str) -> None:
     place = stage.folder / "another"
-    found = {s.path: s.state for s in list_savepoints(assemble(stage.options))}
+    found = {s.path: s.state for s in list_savepoints(open_pipeline(stage.options))}
     assert found.get(str(stage.saved)) == "complete", where
     made = (place / "savepoint.json").exists()
     if str(place) not in found:
         assert files(place) == [], where
     else:
         assert found[str(place)] == ("complete" if made else "incomplete"), where
-        dispose_savepoint(assemble(stage.options), str(place))
+        dispose_savepoint(open_pipeline(stage.options), str(place))
         assert files(place) == [], where
     assert pins(stage) == 2, where
     shutil.rmtree(place, ignore_errors=True)
-    create_savepoint(assemble(stage.options), str(place), copy=True)
-    assert [s.state for s in list_savepoints(assemble(stage.options))] == ["complete", "complete"], where
+    create_savepoint(open_pipeline(stage.options), str(place), copy=True)
+    assert [s.state for s in list_savepoints(open_pipeline(stage.options))] == ["complete", "complete"], where
 
 
 def check_dispose(stage: Stage, where: str) -> None:
-    listed = [s.id for s in list_savepoints(assemble(stage.options))]
+    listed = [s.id for s in list_savepoints(open_pipeline(stage.options))]
     for identity in listed:
-        dispose_savepoint(assemble(stage.options), identity)
+        dispose_savepoint(open_pipeline(stage.options), identity)
     assert files(stage.saved) == [], where
     assert pins(stage) == 0, where
     with pytest.raises(ConfigError):
-        dispose_savepoint(assemble(stage.options), str(stage.saved))
+        dispose_savepoint(open_pipeline(stage.options), str(stage.saved))
 
 
 def check_restore(name: str, stage: Stage, sample: SampleInput, where: str) -> None:
     options = stage.target if name == "restore-new" else stage.options
     kept = files(stage.keep / "saved")
-    result = restore_savepoint(assemble(options), str(stage.saved), "again")
+    result = restore_savepoint(open_pipeline(options), str(stage.saved), "again")
     assert table_ids(options.sinks[0].table) == stage.rows, where
     run = run_once(options)
     assert (run.exit_code, run.told.late) == (0, 0), where
-    assert restore_savepoint(assemble(options), str(stage.saved), "again").epoch == result.epoch, where
+    assert restore_savepoint(open_pipeline(options), str(stage.saved), "again").epoch == result.epoch, where
     assert files(stage.saved) == kept, where
     for sink in options.sinks:
         assert table_ids(sink.table) == sample.ids, where
-    found = [bytes(record["raw"]).strip() for record in load_quarantine(assemble(options))]
+    found = [bytes(record["raw"]).strip() for record in load_quarantine(open_pipeline(options))]
     assert sorted(found) == sorted(sample.bad.elements()), where
-    ledger = {options.name: assemble(options).storage}
+    ledger = {options.name: open_pipeline(options).storage}
     for sink in options.sinks:
         root = Path(sink.table)
         age_files(root, 2 * DAY)

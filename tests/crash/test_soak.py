@@ -16,7 +16,7 @@ from firnline.checkpoint.codec import canonical
 from firnline.history.status import load_files
 from firnline.options import PipelineOptions
 from firnline.run.observer import EpochFacts
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.run.runner import Runner
 from firnline.sources.base import Limits
 from firnline.sources.files import planning
@@ -53,7 +53,7 @@ def test_one_long_run(sample: SampleInput, make_options: MakeOptions, monkeypatc
     for number in range(EPOCHS):
         sample.add(f"{number:05d}.json", 3, bad=number % 2)
     meter = Meter()
-    runner = Runner(assemble(options, once=True), LocalEngine(1), meter, once=True)
+    runner = Runner(open_pipeline(options, once=True), LocalEngine(1), meter, once=True)
     assert runner.run().exit_code == 0
     assert len(meter.epochs) == EPOCHS
     assert table_ids(options.sinks[0].table) == sample.ids
@@ -70,9 +70,9 @@ def test_one_long_run(sample: SampleInput, make_options: MakeOptions, monkeypatc
     names = [path.name for path in ledger.iterdir()]
     assert any(name.startswith("fold-") for name in names)
     assert len(names) < EPOCHS / 2
-    known = assemble(options).known_files(assemble(options).load().entry)
+    known = open_pipeline(options).known_files(open_pipeline(options).load().entry)
     assert len(known) == EPOCHS
-    rows = list(load_files(assemble(options)))
+    rows = list(load_files(open_pipeline(options)))
     assert {row["status"] for row in rows} == {"committed"}
     sample.add("00007b.json", 2)  # late, far back in what is folded
     late = run_once(options)
@@ -116,8 +116,8 @@ def test_killed_while_it_folds(
     assert codes[0] == KILLED
     launcher.run_until_done(options, patches=patches)
     assert table_ids(options.sinks[0].table) == sample.ids
-    parts = assemble(options)
-    assert len(parts.known_files(parts.load().entry)) == 16
+    pipeline = open_pipeline(options)
+    assert len(pipeline.known_files(pipeline.load().entry)) == 16
     sample.add("00003b.json", 2)
     assert run_once(options).told.late == 1
     assert table_ids(options.sinks[0].table) == sample.ids

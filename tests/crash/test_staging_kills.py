@@ -235,7 +235,7 @@ def test_the_ledger_is_not_folded_past_the_log_while_the_committer_is_down(
     assert found.resumes_after_epoch == 2
     run = run_once(world.options)
     assert run.exit_code == 0, run.result
-    assert run.parts.deciding.load().repairs == ()
+    assert run.pipeline.deciding.load().repairs == ()
     world.finish()
 
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from firnline.options import LocalTierOptions, PipelineOptions, RemoteTierOptions, TriggerOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from tests.support.keyed import WINDOWS, KeyedInput, answers, answers_without_trouble, keyed_options
 from tests.support.processes import KILLED, Launcher
 from tests.support.state_changes import export_launcher, import_launcher, rescale_launcher, state_rows
@@ -33,7 +33,7 @@ def prepare(tmp_path: Path, launcher: Launcher, **settings: Any) -> tuple[KeyedI
 
 
 def shards_of(options: PipelineOptions) -> int:
-    checkpoint = assemble(options).load().checkpoint
+    checkpoint = open_pipeline(options).load().checkpoint
     assert checkpoint is not None
     return int(checkpoint.state["windows"]["shards"])
 

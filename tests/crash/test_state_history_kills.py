@@ -19,7 +19,7 @@ from firnline.history.savepoints.catalog import dispose_savepoint, list_savepoin
 from firnline.history.savepoints.create import create_savepoint
 from firnline.maintenance.state import sweep_state
 from firnline.options import PipelineOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from tests.support.keyed import KeyedInput, answers, answers_without_trouble, keyed_options
 from tests.support.kills import count_points, kill, spread
 from tests.support.pipelines import run_to_end
@@ -64,7 +64,7 @@ def stage(tmp_path: Path) -> Stage:
         keyed.add()
         run_to_end(options)
         if epoch == 2:
-            create_savepoint(assemble(options), str(folder / "saved"), copy=True)
+            create_savepoint(open_pipeline(options), str(folder / "saved"), copy=True)
     expected = answers_without_trouble(folder, options)
     shutil.rmtree(folder / "untroubled-delta")
     shutil.copytree(folder, keep)
@@ -72,31 +72,35 @@ def stage(tmp_path: Path) -> Stage:
 
 
 def operate(name: str, stage: Stage) -> None:
-    parts = assemble(stage.target if name == "restore" else stage.options)
+    pipeline = open_pipeline(stage.target if name == "restore" else stage.options)
     if name == "create":
-        create_savepoint(parts, str(stage.folder / "another"), copy=True)
+        create_savepoint(pipeline, str(stage.folder / "another"), copy=True)
     elif name == "dispose":
-        dispose_savepoint(parts, str(stage.folder / "saved"))
+        dispose_savepoint(pipeline, str(stage.folder / "saved"))
     elif name == "restore":
-        restore_savepoint(parts, str(stage.folder / "saved"), "test")
+        restore_savepoint(pipeline, str(stage.folder / "saved"), "test")
     elif name == "rollback":
-        Rollback(parts, 5).perform("test")
+        Rollback(pipeline, 5).perform("test")
     else:
-        sweep_state(parts, grace_seconds=0)
+        sweep_state(pipeline, grace_seconds=0)
 
 
 def finish(name: str, stage: Stage) -> None:
     """Do it again until it is done; what a killed `create` left is disposed of first."""
     if name == "create":
-        for found in list_savepoints(assemble(stage.options)):
+        for found in list_savepoints(open_pipeline(stage.options)):
             if found.state == "incomplete":
-                dispose_savepoint(assemble(stage.options), found.id)
+                dispose_savepoint(open_pipeline(stage.options), found.id)
                 assert not (stage.folder / "another").exists()
         if (stage.folder / "another" / "savepoint.json").exists():
             return
-    if name == "dispose" and not (stage.folder / "saved").exists() and not list_savepoints(assemble(stage.options)):
+    if (
+        name == "dispose"
+        and not (stage.folder / "saved").exists()
+        and not list_savepoints(open_pipeline(stage.options))
+    ):
         return
-    if name == "rollback" and assemble(stage.options).load().epoch > 6:
+    if name == "rollback" and open_pipeline(stage.options).load().epoch > 6:
         return
     operate(name, stage)
 

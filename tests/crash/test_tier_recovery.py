@@ -21,7 +21,7 @@ from firnline.history.checkpoints import load_checkpoints
 from firnline.history.status import load_status
 from firnline.options import CheckpointOptions, LocalTierOptions, PipelineOptions, RemoteTierOptions, StoreOptions
 from firnline.run.observer import EpochFacts
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.run.runner import Runner
 from firnline.sinks.delta.log import DeltaLog
 from firnline.storage import LocalStorage, open_storage
@@ -184,14 +184,14 @@ def test_status_and_checkpoints_tell_the_way(options: PipelineOptions, sample: S
     start(options)
     shutil.rmtree(local_of(options))
     go_on(options, sample, "remote")
-    status = load_status(assemble(options))
+    status = load_status(open_pipeline(options))
     assert status.recovery_path == "remote"
     assert [(c["path"], c["epoch"], c["epochs_behind"], c["problem"]) for c in status.copies] == [
         ("store", 5, 0, None),
         ("local", 5, 0, None),
         ("remote", 5, 0, None),
     ]
-    rows = load_checkpoints(assemble(options), 10).checkpoints
+    rows = load_checkpoints(open_pipeline(options), 10).checkpoints
     assert {row["epoch"]: row["path"] for row in rows} == {5: None, 4: "remote", 3: None, 2: None, 1: None}
 
 
@@ -204,7 +204,7 @@ def test_what_was_recorded_tells_how_the_epoch_went(options: PipelineOptions) ->
     told = found.sinks["delta"]
     assert (told["rows"], told["attempt"]) == (5, found.checkpoint.attempt)
     assert told["version"] == DeltaTable(str(table_of(options))).version()
-    assert found.checkpoint == assemble(options).load().checkpoint
+    assert found.checkpoint == open_pipeline(options).load().checkpoint
 
 
 # -- copies that do not count -------------------------------------------------------------------------
@@ -248,13 +248,13 @@ def test_a_foreign_local_copy_is_passed_over(options: PipelineOptions, sample: S
 def test_every_byte_of_the_local_copy(options: PipelineOptions) -> None:
     """The right checkpoint is found whatever is damaged; a damaged copy is never it."""
     start(options)
-    true = assemble(options).load()
+    true = open_pipeline(options).load()
     assert true.path == "local"
     path = local_file(options)
     paths = set()
     for at, damaged in flips(path.read_bytes(), step=7):
         path.write_bytes(damaged)
-        found = assemble(options).load()
+        found = open_pipeline(options).load()
         paths.add(found.path)
         assert (found.checkpoint, found.entry) == (true.checkpoint, true.entry), at
     assert paths == {"remote"}
@@ -333,7 +333,7 @@ def test_a_machine_that_was_put_back_is_refused_by_the_remote_tier(
         message = refuse(options, "store-ahead")
         assert str(remote_of(options)) in message
         assert "holds epoch 5" in message
-        assert assemble(options).load().epoch == 4
+        assert open_pipeline(options).load().epoch == 4
     assert in_remote(options)[-1] == 5
 
 
@@ -438,10 +438,10 @@ def test_remote_away_from_the_first_epoch_on(options: PipelineOptions, sample: S
     assert run.told.lags
     assert run.told.lags[-1].epochs_behind >= 1
     assert "away" in run.told.lags[-1].reason
-    status = load_status(assemble(options))
+    status = load_status(open_pipeline(options))
     assert [c["problem"] for c in status.copies if c["path"] == "remote"] == ["the network is away"]
     remote_away.unlink()
-    status = load_status(assemble(options))
+    status = load_status(open_pipeline(options))
     (behind,) = (c for c in status.copies if c["path"] == "remote")
     assert behind["epochs_behind"] == 3
     assert behind["lag_seconds"] >= 0
@@ -468,7 +468,7 @@ def test_remote_away_in_the_middle_of_a_run(options: PipelineOptions, sample: Sa
     for number in range(8):
         sample.add(f"m{number}.json", 2)
     told = Switcher(remote_away, 2, 10)
-    result = Runner(assemble(options, once=True), LocalEngine(1), told, once=True).run()
+    result = Runner(open_pipeline(options, once=True), LocalEngine(1), told, once=True).run()
     assert result.exit_code == 0
     check(options, sample)
     assert in_remote(options)[-1] == 12
@@ -667,15 +667,15 @@ def test_a_store_that_is_away_for_good_loses_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(FileStore, "put_raw_versioned", away)
-        parts = assemble(options, once=True, strict_store=True)
-        result = Runner(parts, LocalEngine(1), once=True).run()
+        pipeline = open_pipeline(options, once=True, strict_store=True)
+        result = Runner(pipeline, LocalEngine(1), once=True).run()
         assert result.exit_code == 3
         assert result.error is not None
         assert str(store_of(options)) in result.error.message
         sample.add("later.json", 3)
         assert run_once(options).exit_code == 0
         check(options, sample)
-        copy = load_status(assemble(options)).copies[0]
+        copy = load_status(open_pipeline(options)).copies[0]
         assert (copy["path"], copy["epochs_behind"]) == ("store", 5)
         assert copy["problem"] == "5 behind; cannot be written: the store is away"
     assert start(options) in ("local", "remote", "sink")
@@ -793,7 +793,7 @@ def test_a_checkpoint_that_is_asked_for_is_in_both_tiers(options: PipelineOption
         local=replace(options.checkpoint.local or LocalTierOptions(""), interval_ms=3_600_000),
         remote=replace(options.checkpoint.remote or RemoteTierOptions(""), interval_ms=3_600_000),
     )
-    runner = Runner(assemble(seldom), LocalEngine(1))
+    runner = Runner(open_pipeline(seldom), LocalEngine(1))
     running = threading.Thread(target=runner.run)
     running.start()
     try:
@@ -819,7 +819,7 @@ def test_a_staged_table_recovers_to_its_newest_unit(options: PipelineOptions, sa
     """What is only staged may still be taken back: no store and no tier is told of it before it is committed."""
     options = staged(options)
     start(options)
-    assert assemble(options).load().epoch == 4
+    assert open_pipeline(options).load().epoch == 4
     assert in_store(options) == in_local(options) == []
     commit_table(table_of(options))
     start(options)
@@ -828,7 +828,7 @@ def test_a_staged_table_recovers_to_its_newest_unit(options: PipelineOptions, sa
     shutil.rmtree(local_of(options))
     sample.add("z1.json", 3)
     assert start(options) == "remote"
-    assert assemble(options).load().epoch == 5
+    assert open_pipeline(options).load().epoch == 5
     assert in_store(options) == [1, 2, 3, 4]
 
 
@@ -873,11 +873,11 @@ def test_looking_writes_nothing(options: PipelineOptions, tmp_path: Path) -> Non
         folders = (local_of(options), remote_of(options))
         return {str(p): p.stat().st_mtime_ns for folder in folders for p in [folder, *folder.rglob("*")] if p.exists()}
 
-    assert assemble(options).load().path == "fresh"
+    assert open_pipeline(options).load().path == "fresh"
     assert everything() == {}
     start(options)
     before = everything()
-    assert assemble(options).load().path == "local"
+    assert open_pipeline(options).load().path == "local"
     shutil.rmtree(local_of(options))
-    assert assemble(options).load().path == "remote"
+    assert open_pipeline(options).load().path == "remote"
     assert everything() == {name: at for name, at in before.items() if not name.startswith(str(local_of(options)))}

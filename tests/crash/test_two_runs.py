@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from firnline.options import PipelineOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from tests.support.pipelines import MakeOptions, run_once
 from tests.support.processes import Launcher
 from tests.support.samples import SampleInput, quarantined, table_ids
@@ -134,7 +134,7 @@ def test_each_claim_is_a_new_generation(sample: SampleInput, make_options: MakeO
     for number in range(1, 5):
         sample.add(f"a{number}.json", 2)
         assert run_once(options).exit_code == 0
-        held = assemble(options).load()
+        held = open_pipeline(options).load()
         assert (held.generation, held.epoch) == (number, number)
     assert DeltaTable(options.sinks[0].table).transaction_version("firnline:demo") == 4
     assert DeltaTable(options.sinks[0].table).transaction_version("firnline-gen:demo") == 4

@@ -12,7 +12,7 @@ import pytest
 from firnline.cli.preview import preview
 from firnline.history.status import load_status
 from firnline.options import DeltaSinkOptions, OperatorOptions, PipelineOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from tests.support.committers import commit_table
 from tests.support.pipelines import MakeOptions, run_once
 from tests.support.processes import KILLED, Launcher
@@ -134,10 +134,10 @@ def test_an_optional_sink_whose_storage_is_away_stops_nobody(
         assert run.exit_code == 0, run.result
         if number % 2:
             assert table_ids(tmp_path / "one") == sample.ids
-            row = load_status(assemble(options)).sinks[1]
+            row = load_status(open_pipeline(options)).sinks[1]
             assert (row["name"], row["epoch"], row["epochs_behind"]) == ("optional", None, None)
             assert row["error"]
-            assert any("optional sink" in warning for warning in preview(assemble(options))["warnings"])
+            assert any("optional sink" in warning for warning in preview(open_pipeline(options))["warnings"])
             assert any(outbox.rglob("*.parquet"))
             table.unlink()
             if (tmp_path / "kept").exists():
@@ -154,7 +154,7 @@ def test_an_optional_sink_whose_storage_is_away_stops_nobody(
         assert {row["month"]: row["n"] for row in table_rows(table)} == months(sample)
     else:
         assert table_ids(table) == sample.ids
-        assert load_status(assemble(options)).sinks[1]["epochs_behind"] == 0
+        assert load_status(open_pipeline(options)).sinks[1]["epochs_behind"] == 0
     if write != "staged":
         assert not any(outbox.rglob("*.parquet"))
 
@@ -217,6 +217,6 @@ def test_first_required_sink_decides(sample: SampleInput, make_options: MakeOpti
     sample.add("a.json", 3)
     options: PipelineOptions = make_options(**sinks)
     assert run_once(options).exit_code == 0
-    assert assemble(options).deciding.name == "main"
+    assert open_pipeline(options).deciding.name == "main"
     assert (Path(options.sinks[1].table) / "_firnline").exists()
     assert not (Path(options.sinks[0].table) / "_firnline" / options.name / "ledger").exists()

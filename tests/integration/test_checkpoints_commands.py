@@ -209,14 +209,14 @@ def test_epochs_of_a_staged_table_are_shown_before_and_after_they_are_committed(
 
 
 def test_an_epoch_that_a_savepoint_holds_is_marked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from firnline.cli.common import load_parts
+    from firnline.cli.common import load_pipeline
     from firnline.history.savepoints.pins import Pin, put_pin
 
     prepare(folder, "file")
-    parts = load_parts(None)
+    pipeline = load_pipeline(None)
     whole = Pin("0" * 16, "flights", 2, "", "/elsewhere", True, 1, 1, [], completed=True)
-    put_pin(parts.storage, whole)
-    put_pin(parts.storage, Pin("1" * 16, "flights", 3, "", "/elsewhere", True, 1, 1, []))  # still being made
-    put_pin(parts.storage, Pin("2" * 16, "other", 4, "", "/elsewhere", True, 1, 1, [], completed=True))
+    put_pin(pipeline.storage, whole)
+    put_pin(pipeline.storage, Pin("1" * 16, "flights", 3, "", "/elsewhere", True, 1, 1, []))  # still being made
+    put_pin(pipeline.storage, Pin("2" * 16, "other", 4, "", "/elsewhere", True, 1, 1, [], completed=True))
     assert [c["epoch"] for c in read_json(capsys)["checkpoints"] if c["is_savepoint"]] == [2]
     assert read_json(capsys, "show", "2")["is_savepoint"] is True

@@ -109,7 +109,7 @@ def test_a_pipeline_goes_on_before_and_after(table: Path, options: PipelineOptio
         assert (run.exit_code, run.told.late) == (0, 0)
         assert table_ids(table) == sample.ids
         assert quarantined(table, options.name) == sample.bad
-        assert len(run.parts.known_files(run.parts.load().entry)) == 9 + number
+        assert len(run.pipeline.known_files(run.pipeline.load().entry)) == 9 + number
 
 
 def test_only_the_chosen_partitions_change(table: Path) -> None:

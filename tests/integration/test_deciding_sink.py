@@ -14,7 +14,7 @@ from firnline.checkpoint.model import Checkpoint
 from firnline.errors import DecidingSinkError
 from firnline.history.status import load_status
 from firnline.options import DeltaSinkOptions, PipelineOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from tests.support.pipelines import pipeline_options, run_once, run_to_end
 from tests.support.samples import SampleInput, table_ids
 
@@ -66,7 +66,7 @@ def test_another_table_does_not_decide(
     assert run.result.error is not None
     assert "'a'" in run.result.error.hint
     with pytest.raises(DecidingSinkError):
-        load_status(assemble(changed))
+        load_status(open_pipeline(changed))
     assert [table_ids(sink.table) for sink in options.sinks] == before
     sample.add("f2.json", 3)  # late: only the ledger of the deciding table tells
     run_to_end(options)

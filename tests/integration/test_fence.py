@@ -18,7 +18,7 @@ from firnline.errors import ConfigError, FencedError, SchemaError
 from firnline.history.edits.rollback import Rollback
 from firnline.maintenance.compact import compact
 from firnline.options import DeltaSinkOptions, FileSourceOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.sink import DeltaSink
 from firnline.sinks.delta.table import Table
 from firnline.sinks.staged.discard import discard
@@ -109,7 +109,7 @@ def test_a_rollback_that_was_checked_before_a_takeover_is_refused(
     sample.add("g1.json", 3)
     met = interrupt(monkeypatch, "restore", "delta.jump", lambda: run_to_end(options))
     with pytest.raises(FencedError):
-        Rollback(assemble(options), 2).perform("test")
+        Rollback(open_pipeline(options), 2).perform("test")
     assert met
     assert table_ids(options.deciding.table) == sample.ids
 

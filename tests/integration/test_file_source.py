@@ -14,7 +14,7 @@ import pytest
 
 from firnline.history.status import load_files
 from firnline.options import PipelineOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.types import RandomIds
 from tests.support.pipelines import LocalRun, MakeOptions, run_once
 from tests.support.processes import Launcher
@@ -32,22 +32,22 @@ def ids(options: PipelineOptions) -> Counter[int]:
 
 
 def statuses(options: PipelineOptions) -> dict[str, str]:
-    return {Path(row["path"]).name: row["status"] for row in load_files(assemble(options))}
+    return {Path(row["path"]).name: row["status"] for row in load_files(open_pipeline(options))}
 
 
 def reasons(options: PipelineOptions) -> dict[str, str | None]:
-    return {Path(row["path"]).name: row["reason"] for row in load_files(assemble(options))}
+    return {Path(row["path"]).name: row["reason"] for row in load_files(open_pipeline(options))}
 
 
 def position(options: PipelineOptions) -> dict[str, Any]:
-    checkpoint = assemble(options).load().checkpoint
+    checkpoint = open_pipeline(options).load().checkpoint
     assert checkpoint is not None
     found: dict[str, Any] = checkpoint.positions["files"]
     return found
 
 
 def retry(options: PipelineOptions, path: Path, *, changed: bool = False) -> None:
-    assemble(options).requests.ask_retry(str(path), changed=changed, ids=RandomIds())
+    open_pipeline(options).requests.ask_retry(str(path), changed=changed, ids=RandomIds())
 
 
 def test_a_file_that_a_full_task_did_not_reach_is_read_next(sample: SampleInput, make_options: MakeOptions) -> None:
@@ -133,18 +133,18 @@ def test_reconcile_while_an_epoch_settles(
     sample: SampleInput, make_options: MakeOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What commits while the ledger is being read is neither lost nor taken for late."""
-    from firnline.run.open_pipeline import Parts
+    from firnline.run.open_pipeline import OpenPipeline
     from firnline.run.runner import Runner
     from firnline.testing.local import LocalEngine
     from tests.support.pipelines import Recorder
 
-    add_known = Parts.add_known
+    add_known = OpenPipeline.add_known
 
-    def slowly(self: Parts, *args: Any) -> None:
+    def slowly(self: OpenPipeline, *args: Any) -> None:
         add_known(self, *args)
         time.sleep(0.15)  # epochs in flight commit meanwhile
 
-    monkeypatch.setattr(Parts, "add_known", slowly)
+    monkeypatch.setattr(OpenPipeline, "add_known", slowly)
     options = make_options(max_files=1, reconcile_interval_secs=0.02, poll_interval_secs=0.01)
     for number in range(10):
         sample.add(f"a{number}.json", 3)
@@ -161,7 +161,7 @@ def test_reconcile_while_an_epoch_settles(
                 runner.stop()
 
     told = UntilRead()
-    runner = Runner(assemble(options), LocalEngine(1), told)
+    runner = Runner(open_pipeline(options), LocalEngine(1), told)
     assert runner.run().exit_code == 0
     assert told.late == 0
     assert ids(options) == sample.ids
@@ -199,7 +199,7 @@ def run_until_epoch(options: PipelineOptions, epoch: int) -> None:
             if facts.epoch >= epoch:
                 raise KeyboardInterrupt
 
-    runner = Runner(assemble(options, once=True), LocalEngine(1), Stopper(), once=True)
+    runner = Runner(open_pipeline(options, once=True), LocalEngine(1), Stopper(), once=True)
     with pytest.raises(KeyboardInterrupt):
         runner.run()
     time.sleep(0.05)
@@ -297,7 +297,7 @@ def test_truncated_file_is_set_aside_and_holds_up_nobody(sample: SampleInput, ma
     sample.expect(unpack_lines(whole))
     assert ids(options) == sample.ids
     assert statuses(options)["b.json.gz"] == "committed"
-    assert assemble(options).requests.load() == []
+    assert open_pipeline(options).requests.load() == []
 
 
 def test_retry_of_a_file_that_is_still_broken(sample: SampleInput, make_options: MakeOptions) -> None:
@@ -307,7 +307,7 @@ def test_retry_of_a_file_that_is_still_broken(sample: SampleInput, make_options:
     retry(options, sample.path("b.json.gz"))
     done(options)
     assert statuses(options)["b.json.gz"] == "set_aside"
-    assert assemble(options).requests.load() == []
+    assert open_pipeline(options).requests.load() == []
 
 
 @pytest.mark.parametrize("after", [None, "c.json.gz"], ids=["the-newest", "passed-by-the-mark"])
@@ -323,8 +323,8 @@ def test_a_file_that_is_given_up_is_never_read_again(
     done(options)
     before = position(options)
     assert list(before["set_aside"]) == [str(sample.path("b.json.gz"))]
-    parts = assemble(options)
-    parts.requests.ask_drop(str(sample.path("b.json.gz")), ids=parts.ids)
+    pipeline = open_pipeline(options)
+    pipeline.requests.ask_drop(str(sample.path("b.json.gz")), ids=pipeline.ids)
     monkeypatch.setenv("FIRNLINE_FAULT", "epoch.stage.before:1:raise")
     monkeypatch.setattr("firnline.faults._seen", Counter())
     run = done(options)
@@ -332,8 +332,10 @@ def test_a_file_that_is_given_up_is_never_read_again(
     assert run.result.epochs == 1
     assert position(options)["set_aside"] == {}
     assert (statuses(options)["b.json.gz"], reasons(options)["b.json.gz"]) == ("dropped", run_reason(before))
-    assert assemble(options).requests.load() == []
-    rebuilt = parts.sources["files"].replay(before, next(iter(parts.entries(parts.load().entry))).inputs["files"])
+    assert open_pipeline(options).requests.load() == []
+    rebuilt = pipeline.sources["files"].replay(
+        before, next(iter(pipeline.entries(pipeline.load().entry))).inputs["files"]
+    )
     assert rebuilt == position(options)
     sample.path("b.json.gz").write_bytes(whole)
     again = done(options)
@@ -382,8 +384,8 @@ def test_broken_large_file_leaves_no_rows(
 
 def test_gzip_with_several_members_is_read_whole(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options()
-    parts = [b"\n".join(sample.lines(4)) + b"\n" for _ in range(3)]
-    sample.path("a.json.gz").write_bytes(b"".join(gzip.compress(p) for p in parts))
+    pipeline = [b"\n".join(sample.lines(4)) + b"\n" for _ in range(3)]
+    sample.path("a.json.gz").write_bytes(b"".join(gzip.compress(p) for p in pipeline))
     done(options)
     assert ids(options) == sample.ids
 

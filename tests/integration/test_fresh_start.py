@@ -10,14 +10,14 @@ from deltalake import DeltaTable
 from firnline.errors import RollbackRefusedError
 from firnline.history.edits.fresh_start import FreshStart, start_over
 from firnline.options import DeltaSinkOptions, PipelineOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from tests.support.committers import commit_table
 from tests.support.pipelines import MakeOptions, run_to_end
 from tests.support.samples import SampleInput, table_ids
 
 
 def fresh(options: PipelineOptions, after: int, *, truncate: bool = False) -> FreshStart:
-    return start_over(assemble(options), after, "test", truncate=truncate)
+    return start_over(open_pipeline(options), after, "test", truncate=truncate)
 
 
 def doubled(sample: SampleInput) -> dict[int, int]:
@@ -37,7 +37,7 @@ def test_everything_is_read_again(sample: SampleInput, make_options: MakeOptions
     assert sum(table_ids(options.deciding.table).values()) == (0 if truncate else 6)
     run_to_end(options)
     assert table_ids(options.deciding.table) == (sample.ids if truncate else doubled(sample))
-    assert assemble(options).deciding.load().epoch == 5
+    assert open_pipeline(options).deciding.load().epoch == 5
 
 
 def test_a_restart_with_the_same_words_does_not_repeat_it(sample: SampleInput, make_options: MakeOptions) -> None:
@@ -108,4 +108,4 @@ def test_one_cannot_go_back_behind_it(sample: SampleInput, make_options: MakeOpt
     run_to_end(options)
     fresh(options, 2)
     with pytest.raises(RollbackRefusedError, match="epoch 3 was a fresh"):
-        Rollback(assemble(options), 1).plan()
+        Rollback(open_pipeline(options), 1).plan()

@@ -35,7 +35,7 @@ from firnline.maintenance.gc import gc
 from firnline.maintenance.references import References
 from firnline.maintenance.survey import Survey
 from firnline.options import DeltaSinkOptions, PipelineOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.table import Table
 from firnline.spec.build import load_options
 from firnline.storage import open_storage
@@ -137,7 +137,7 @@ def test_a_pipeline_goes_on_after_it_and_knows_every_file(
     assert (run.exit_code, run.told.late) == (0, 0)
     assert table_ids(table) == sample.ids
     assert quarantined(table, options.name) == sample.bad
-    assert len(run.parts.known_files(run.parts.load().entry)) == 4
+    assert len(run.pipeline.known_files(run.pipeline.load().entry)) == 4
 
 
 # -- clocks -------------------------------------------------------------------------------------------
@@ -556,7 +556,7 @@ def test_young_files_do_not_make_such_a_listing_plausible(table: Path, monkeypat
 
 
 def test_a_table_whose_live_files_are_all_pinned_is_swept(table: Path, options: PipelineOptions) -> None:
-    create_savepoint(assemble(options), None, copy=False, run="test")
+    create_savepoint(open_pipeline(options), None, copy=False, run="test")
     kept = files(table)
     path = orphan(table, OWN)
     age_files(table, 2 * DAY)
@@ -625,7 +625,7 @@ def test_old_ledger_entries_are_folded_and_attempts_that_never_committed_swept(
     run = run_once(options)
     assert (run.exit_code, run.told.late) == (0, 0)
     assert table_ids(root) == sample.ids
-    assert len(run.parts.known_files(run.parts.load().entry)) == 13
+    assert len(run.pipeline.known_files(run.pipeline.load().entry)) == 13
     rows = duckdb.execute(
         f"select raw from read_parquet('{root}/_firnline/demo/quarantine/*.parquet', union_by_name=true)"
     )

@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from firnline.errors import CommitConflictError, FencedError
 from firnline.options import PipelineOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.sink import DeltaSink
 from firnline.sinks.delta.table import Table
 from firnline.sinks.staged.sink import StagedDeltaSink
@@ -59,7 +59,7 @@ def test_a_bare_claim_fences_the_run_before_it(
         commit_table(options.deciding.table)
     sample.add("g.json", 3)
     cls = StagedDeltaSink if mode == "staged" else DeltaSink
-    met = before(monkeypatch, cls, "commit", lambda _: assemble(options).deciding.claim("successor"))
+    met = before(monkeypatch, cls, "commit", lambda _: open_pipeline(options).deciding.claim("successor"))
     fenced(run_once(options))
     assert met
     assert txn(options, "-gen") == 3
@@ -83,7 +83,7 @@ def test_a_claim_between_the_look_and_the_put_fences_the_writer(
 
     def hooked(self: LocalStorage, key: str, data: bytes) -> None:
         if "_staging/pending/" in key and not claimed:
-            claimed.append(assemble(options).deciding.claim("successor").generation)
+            claimed.append(open_pipeline(options).deciding.claim("successor").generation)
         put(self, key, data)
 
     monkeypatch.setattr(LocalStorage, "put", hooked)
@@ -160,7 +160,7 @@ def test_a_table_that_another_run_creates_first_is_not_ours(
         if commits:
             run_to_end(options)
             return
-        other = assemble(options).deciding
+        other = open_pipeline(options).deciding
         other.claim("other")
         other._table.create(pa.schema([("id", pa.int64())]), [], other._info("create"), {"firnline-gen:demo": 1})
 
@@ -177,19 +177,19 @@ def test_a_repeated_commit_is_recognised_by_its_checkpoint(sample: SampleInput, 
     """Another checkpoint under the same number is another epoch, whoever asks."""
     options = make_options(max_files=1)
     make_epochs(sample, options, 1)
-    parts = assemble(options)
-    held = parts.deciding.load()
+    pipeline = open_pipeline(options)
+    held = pipeline.deciding.load()
     assert held.checkpoint is not None
     assert held.entry is not None
-    parts.deciding.claim("test")
+    pipeline.deciding.claim("test")
     from firnline.run.edit_entries import epoch_commit
 
-    entry = next(parts.entries(held.entry))
-    commit = epoch_commit(parts, parts.deciding, entry, held.entry, pa.schema([]))
-    assert parts.deciding.commit(commit).attempt == held.attempt, "a repeat returns the first receipt"
+    entry = next(pipeline.entries(held.entry))
+    commit = epoch_commit(pipeline, pipeline.deciding, entry, held.entry, pa.schema([]))
+    assert pipeline.deciding.commit(commit).attempt == held.attempt, "a repeat returns the first receipt"
     other = replace(commit, checkpoint=replace(commit.checkpoint, attempt="f" * 16))
     with pytest.raises(FencedError):
-        parts.deciding.commit(other)
+        pipeline.deciding.commit(other)
 
 
 # -- a table that is lost while a run goes on ---------------------------------------------------------

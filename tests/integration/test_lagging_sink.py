@@ -12,7 +12,7 @@ from firnline.history.edits.ledger_repair import LedgerRepair
 from firnline.history.edits.rollback import Rollback
 from firnline.history.status import load_status
 from firnline.options import DeltaSinkOptions, PipelineOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from tests.support.committers import commit_table
 from tests.support.damage import ledger_files
 from tests.support.pipelines import MakeOptions, run_once, run_to_end
@@ -45,12 +45,12 @@ def entry_of(options: PipelineOptions, epoch: int) -> Path:
 
 def repair(options: PipelineOptions) -> list[str]:
     told: list[str] = []
-    LedgerRepair(assemble(options), processed=["*"]).perform("person", told.append)
+    LedgerRepair(open_pipeline(options), processed=["*"]).perform("person", told.append)
     return told
 
 
 def failing(options: PipelineOptions) -> str:
-    return str(load_status(assemble(options)).sinks[1]["error"])
+    return str(load_status(open_pipeline(options)).sinks[1]["error"])
 
 
 def test_a_lost_entry_that_only_an_optional_sink_needs_stops_nobody(
@@ -64,7 +64,7 @@ def test_a_lost_entry_that_only_an_optional_sink_needs_stops_nobody(
     assert run_once(options).error_code == "ledger-hole"  # of late files, after everything new was read
     assert table_ids(tmp_path / "main") == sample.ids
     assert UNTOLD in failing(options)
-    plan = LedgerRepair(assemble(options), processed=["*"]).plan()
+    plan = LedgerRepair(open_pipeline(options), processed=["*"]).plan()
     assert [(behind.sink, behind.epoch) for behind in plan.sinks_behind] == [("copy", 1)]
     assert any(f"copy stays behind: {UNTOLD}" in line for line in repair(options))
     for number in (6, 7):
@@ -73,7 +73,7 @@ def test_a_lost_entry_that_only_an_optional_sink_needs_stops_nobody(
         assert table_ids(tmp_path / "main") == sample.ids
         assert table_ids(tmp_path / "copy") == held
         assert UNTOLD in failing(options)
-    refusals = Rollback(assemble(options), 7).plan().refusals
+    refusals = Rollback(open_pipeline(options), 7).plan().refusals
     assert any(UNTOLD in refusal.message and "--leave copy" in refusal.hint for refusal in refusals)
     lost.write_bytes(data)  # all that waits for the sink is still there
     for _ in range(2):
@@ -123,11 +123,11 @@ def test_a_required_sink_that_cannot_be_told_what_it_lacks_is_named_with_the_way
     assert run.result.error is not None
     assert "sink 'copy' holds epoch 1 and cannot be given epoch 2" in run.result.error.message
     assert "required: false" in run.result.error.hint
-    before = assemble(options).load()
+    before = open_pipeline(options).load()
     with pytest.raises(LedgerHoleError, match="sink 'copy' holds epoch 1") as refused:
         repair(options)
     assert "required: false" in refused.value.hint
-    assert assemble(options).load() == before
+    assert open_pipeline(options).load() == before
     options = replace(options, sinks=(sinks[0], replace(sinks[1], required=False)))
     repair(options)
     sample.add("a3.json", 3)

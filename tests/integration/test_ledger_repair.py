@@ -16,7 +16,7 @@ from firnline.history.edits.ledger_repair import LedgerRepair, RepairPlan
 from firnline.history.savepoints.create import create_savepoint
 from firnline.history.status import load_status
 from firnline.options import PipelineOptions, StoreOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.types import Json, RandomIds
 from tests.support.damage import break_info, commits_of, ledger_files
 from tests.support.pipelines import LocalRun, MakeOptions, run_once, run_to_end
@@ -47,7 +47,7 @@ def spoil_checkpoint(entry: Path) -> None:
 
 
 def repair(options: PipelineOptions, **settings: Any) -> RepairPlan:
-    plan, _ = LedgerRepair(assemble(options), **settings).perform(RandomIds().new())
+    plan, _ = LedgerRepair(open_pipeline(options), **settings).perform(RandomIds().new())
     return plan
 
 
@@ -75,7 +75,7 @@ def test_a_run_once_with_a_hole_reads_what_is_new_and_fails(options: PipelineOpt
     sample.add("f9.json", 3)
     run_with_hole(options)
     assert ids(options) == sample.ids - late
-    assert "is missing" in str(load_status(assemble(options)).ledger_hole)
+    assert "is missing" in str(load_status(open_pipeline(options)).ledger_hole)
     run_with_hole(options)  # it stays so until somebody repairs it
 
 
@@ -94,20 +94,20 @@ def test_an_entry_whose_list_of_files_is_intact_asks_nobody(options: PipelineOpt
     assert taken(plan) == {"f3.json": "new"}
     run_to_end(options)
     assert ids(options) == sample.ids
-    assert load_status(assemble(options)).ledger_hole is None
+    assert load_status(open_pipeline(options)).ledger_hole is None
 
 
 def test_what_nothing_tells_is_decided_by_name(options: PipelineOptions, sample: SampleInput) -> None:
     entry_of(options, 2).unlink()
     sample.add("f3.json", 3)
-    plan = LedgerRepair(assemble(options)).plan()
+    plan = LedgerRepair(open_pipeline(options)).plan()
     assert taken(plan) == {"f3.json": "unknown", "f4.json": "unknown"}
     assert [(hole.entry.epoch, hole.goes_on_at) for hole in plan.holes] == [(2, 1)]
-    before = assemble(options).load()
+    before = open_pipeline(options).load()
     for decided in ({}, {"new": ["*/f3.json"]}, {"processed": ["*/f4.json"]}):
         with pytest.raises(ConfigError, match="nothing tells"):
             repair(options, **decided)
-    assert assemble(options).load() == before
+    assert open_pipeline(options).load() == before
     assert taken(repair(options, new=["*/f3.json"], processed=["*"])) == {"f3.json": "new", "f4.json": "processed"}
     run_to_end(options)
     assert ids(options) == sample.ids
@@ -121,7 +121,7 @@ def test_rows_that_tell_their_file_decide(sample: SampleInput, make_options: Mak
     read(sample, options, 2, 4, 6)
     entry_of(options, 2).unlink()
     sample.add("f3.json", 3)
-    plan = LedgerRepair(assemble(options)).plan()
+    plan = LedgerRepair(open_pipeline(options)).plan()
     assert taken(plan) == {"f3.json": "unknown", "f4.json": "processed"}
     repair(options, new=["*"])
     run_to_end(options)
@@ -135,17 +135,17 @@ def test_a_copy_is_put_back_and_nothing_is_decided(
     shutil.copytree(Path(options.deciding.table) / "_firnline" / options.name / "ledger", backup)
     entry_of(options, 1).unlink()
     entry_of(options, 1).write_bytes(b"{}")  # what is now the oldest file: the entry of epoch 2
-    epoch = assemble(options).load().epoch
+    epoch = open_pipeline(options).load().epoch
     plan = repair(options, copies=[str(backup)])
     assert [Path(str(hole.copy)).name[:20] for hole in plan.holes] == [f"{n:020d}" for n in (2, 1)]
-    assert assemble(options).load().epoch == epoch
+    assert open_pipeline(options).load().epoch == epoch
     sample.add("f3.json", 3)
     run_to_end(options)
     assert ids(options) == sample.ids
 
 
 def test_a_savepoint_is_a_copy(options: PipelineOptions, sample: SampleInput, tmp_path: Path) -> None:
-    create_savepoint(assemble(options), str(tmp_path / "saved"))
+    create_savepoint(open_pipeline(options), str(tmp_path / "saved"))
     entry_of(options, 3).write_bytes(b"")
     assert repair(options).new_epoch is None
     sample.add("f3.json", 3)
@@ -158,7 +158,7 @@ def test_a_copy_that_is_not_what_the_chain_names_is_left(options: PipelineOption
     (tmp_path / "backup").mkdir()
     shutil.copy(entry_of(options, 3), tmp_path / "backup" / entry.name)
     entry.unlink()
-    plan = LedgerRepair(assemble(options), copies=[str(tmp_path / "backup")]).plan()
+    plan = LedgerRepair(open_pipeline(options), copies=[str(tmp_path / "backup")]).plan()
     assert [hole.copy for hole in plan.holes] == [None]
 
 
@@ -166,7 +166,7 @@ def test_where_the_log_is_silent_nothing_below_is_taken_for_granted(options: Pip
     entry_of(options, 3).unlink()
     for commit in commits_of(options.deciding.table, options.name)[:3]:
         break_info(commit)
-    plan = LedgerRepair(assemble(options)).plan()
+    plan = LedgerRepair(open_pipeline(options)).plan()
     assert [hole.goes_on_at for hole in plan.holes] == [None]
     assert {Path(f.path).name: f.how for f in plan.files if "names it" in f.how}.keys() == {"f2.json", "f4.json"}
     assert taken(plan) == dict.fromkeys(("f2.json", "f4.json", "f6.json"), "unknown")
@@ -176,23 +176,23 @@ def test_a_lost_fold_is_bridged_and_a_fold_keeps_the_bridge(
     options: PipelineOptions, sample: SampleInput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("firnline.checkpoint.ledger.FOLD_ENTRIES", 2)
-    parts = assemble(options)
-    tip = parts.load().entry
+    pipeline = open_pipeline(options)
+    tip = pipeline.load().entry
     assert tip is not None
-    assert parts.ledger.fold(tip, 3) == 2
+    assert pipeline.ledger.fold(tip, 3) == 2
     next(Path(options.deciding.table).rglob("fold-*")).write_bytes(b"rot")
     sample.add("f3.json", 3)
-    assert set(taken(LedgerRepair(parts).plan())) == {"f2.json", "f3.json", "f4.json"}
+    assert set(taken(LedgerRepair(pipeline).plan())) == {"f2.json", "f3.json", "f4.json"}
     repair(options, new=["*/f3.json"], processed=["*"])
     read(sample, options, 9)
-    tip = parts.load().entry
+    tip = pipeline.load().entry
     assert tip is not None
-    assert parts.ledger.fold(tip, tip.epoch) > 1  # the repair is folded, and still leads over the hole
-    assert any(link.jumps for link in parts.ledger.chain(tip) if isinstance(link, Fold))
+    assert pipeline.ledger.fold(tip, tip.epoch) > 1  # the repair is folded, and still leads over the hole
+    assert any(link.jumps for link in pipeline.ledger.chain(tip) if isinstance(link, Fold))
     read(sample, options, 5)
     assert ids(options) == sample.ids
-    saved, _ = create_savepoint(assemble(options), str(Path(options.deciding.table).parent / "saved"))
-    assert saved.epoch == parts.load().epoch
+    saved, _ = create_savepoint(open_pipeline(options), str(Path(options.deciding.table).parent / "saved"))
+    assert saved.epoch == pipeline.load().epoch
 
 
 def test_a_second_hole_needs_a_second_decision(options: PipelineOptions, sample: SampleInput) -> None:
@@ -201,7 +201,7 @@ def test_a_second_hole_needs_a_second_decision(options: PipelineOptions, sample:
     (damaged := entry_of(options, 2)).unlink()  # of epoch 3
     assert damaged.name.startswith(f"{3:020d}")
     sample.add("f3.json", 3)
-    assert set(taken(LedgerRepair(assemble(options)).plan())) == {"f3.json", "f6.json"}
+    assert set(taken(LedgerRepair(open_pipeline(options)).plan())) == {"f3.json", "f6.json"}
     repair(options, new=["*/f3.json"], processed=["*/f6.json"])
     run_to_end(options)
     assert ids(options) == sample.ids
@@ -211,16 +211,16 @@ def test_files_that_come_while_it_is_decided_are_not_swallowed(
     options: PipelineOptions, sample: SampleInput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry_of(options, 2).unlink()
-    parts = assemble(options)
-    claim = parts.deciding.claim
+    pipeline = open_pipeline(options)
+    claim = pipeline.deciding.claim
 
     def arrives_meanwhile(*args: Any, **kwargs: Any) -> Any:
         sample.add("f3.json", 3)
         return claim(*args, **kwargs)
 
-    monkeypatch.setattr(parts.deciding, "claim", arrives_meanwhile)
+    monkeypatch.setattr(pipeline.deciding, "claim", arrives_meanwhile)
     with pytest.raises(CheckpointError, match="came or went"):
-        LedgerRepair(parts, processed=["*"]).perform(RandomIds().new())
+        LedgerRepair(pipeline, processed=["*"]).perform(RandomIds().new())
     repair(options, processed=["*/f4.json"], new=["*/f3.json"])
     run_to_end(options)
     assert ids(options) == sample.ids
@@ -248,7 +248,7 @@ def test_rolled_back_to_before_the_repair_the_hole_is_told_again(options: Pipeli
 
     entry_of(options, 1).unlink()
     repair(options, processed=["*"])
-    Rollback(assemble(options), 3).perform(RandomIds().new())
+    Rollback(open_pipeline(options), 3).perform(RandomIds().new())
     run_with_hole(options)
     assert ids(options) == sample.ids
 
@@ -259,7 +259,7 @@ def test_the_command_shows_the_plan_and_does_it(
     from firnline.cli import ledger as command
     from firnline.cli.main import run_command
 
-    monkeypatch.setattr(command, "load_parts", lambda _: assemble(options))
+    monkeypatch.setattr(command, "load_pipeline", lambda _: open_pipeline(options))
 
     def told(*flags: str) -> Json:
         assert run_command(["ledger", "repair", "--json", *flags]) == 0

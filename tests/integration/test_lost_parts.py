@@ -1,4 +1,4 @@
-"""Parts that are gone: never a fresh start over history, never a commit of files that are not there."""
+"""OpenPipeline that are gone: never a fresh start over history, never a commit of files that are not there."""
 
 from __future__ import annotations
 

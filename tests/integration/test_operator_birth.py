@@ -31,7 +31,7 @@ from firnline.options import (
     StoreOptions,
     TriggerOptions,
 )
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.state.export import write_export
 from tests.support.damage import break_info, commits_of, ledger_files
 from tests.support.keyed import FIRSTS, TOTALS, WINDOWS, KeyedInput, answers, answers_without_trouble, keyed_options
@@ -75,7 +75,7 @@ class Story:
 
 
 def checkpoint_of(options: PipelineOptions) -> Checkpoint:
-    found = assemble(options).load().checkpoint
+    found = open_pipeline(options).load().checkpoint
     assert found is not None
     return found
 
@@ -102,9 +102,9 @@ def test_a_birth_follows_its_operator_through_a_new_name_a_rescale_and_a_rollbac
     renamed = replace(ADDED, name="firsts", renamed_from="second", initial_state="")
     options = replace(story.options(renamed), state=StateOptions())
     story.run(options, "c")
-    assert Rescale(assemble(options), 3).perform("rescale-1")[1] is not None
+    assert Rescale(open_pipeline(options), 3).perform("rescale-1")[1] is not None
     story.run(options, "d")
-    Rollback(assemble(options), 3).perform("rollback-1")
+    Rollback(open_pipeline(options), 3).perform("rollback-1")
     assert story.births(options) == {"totals": 1, "firsts": 2}
     story.lose_state()
     story.add("a", "c")
@@ -136,7 +136,7 @@ def test_an_operator_that_comes_back_begins_anew(story: Story) -> None:
 
 def test_an_operator_that_was_rolled_back_before_its_birth_is_born_again(story: Story) -> None:
     options = story.options(ADDED)
-    Rollback(assemble(options), 1).perform("rollback-1")
+    Rollback(open_pipeline(options), 1).perform("rollback-1")
     story.run(options)
     assert story.births(options) == {"totals": 1, "second": 4}
     story.lose_state()
@@ -148,12 +148,12 @@ def test_an_operator_that_was_rolled_back_before_its_birth_is_born_again(story: 
 def test_a_restore_from_a_savepoint_keeps_the_births(story: Story, elsewhere: bool) -> None:
     options = story.options(ADDED)
     saved = str(story.folder / "saved")
-    create_savepoint(assemble(options), saved, copy=True, run="save-1")
+    create_savepoint(open_pipeline(options), saved, copy=True, run="save-1")
     story.run(options, "c")
     if elsewhere:
         for table in ("out", "rows"):
             (story.folder / table).rename(story.folder / f"old-{table}")
-    restore_savepoint(assemble(options), saved, "restore-1")
+    restore_savepoint(open_pipeline(options), saved, "restore-1")
     assert story.births(options) == {"totals": 1, "second": 2}
     story.lose_state()
     story.run(options, "a", "b", "c")
@@ -162,8 +162,8 @@ def test_a_restore_from_a_savepoint_keeps_the_births(story: Story, elsewhere: bo
 
 def test_imported_state_is_never_made_again_without_what_was_imported(story: Story) -> None:
     options = story.options(ADDED)
-    view = load_state_view(assemble(options), "second")
-    assert import_state(assemble(options), "second", pa.concat_tables(view.reader.scan()), "import-1") is not None
+    view = load_state_view(open_pipeline(options), "second")
+    assert import_state(open_pipeline(options), "second", pa.concat_tables(view.reader.scan()), "import-1") is not None
     assert story.births(options) == {"totals": 1, "second": 2}
     story.lose_state()
     story.add("a")
@@ -173,16 +173,16 @@ def test_imported_state_is_never_made_again_without_what_was_imported(story: Sto
 
 def test_an_operator_that_began_with_an_exported_state_begins_with_that_very_state_again(story: Story) -> None:
     path = story.folder / "exported.parquet"
-    view = load_state_view(assemble(story.options(ADDED)), "second")
+    view = load_state_view(open_pipeline(story.options(ADDED)), "second")
     write_export(str(path), view.reader.schema, view.reader.scan(), {})
     options = story.options(ADDED, replace(ADDED, name="third", initial_state=str(path)))
     options = replace(options, sinks=(options.sinks[0], replace(options.sinks[1], input="second")))
     story.run(options, "c")
-    expected = load_state_view(assemble(options), "third").reader.count()
+    expected = load_state_view(open_pipeline(options), "third").reader.count()
     story.lose_state()
     run_to_end(options)
     story.run(options, "c")
-    assert load_state_view(assemble(options), "third").reader.count() == expected
+    assert load_state_view(open_pipeline(options), "third").reader.count() == expected
     story.lose_state()
     path.write_bytes(path.read_bytes()[:-1])
     story.add("c")
@@ -361,7 +361,7 @@ def test_snapshots_beyond_what_a_repair_of_the_ledger_leads_over_are_found(tmp_p
         run_to_end(options)
     newest = checkpoint_of(options).state["windows"]["checkpoint"]
     damage(ledger_files(tmp_path / "out", "demo")[-2], "missing")
-    LedgerRepair(assemble(options), processed=["*"]).perform("repair-1")
+    LedgerRepair(open_pipeline(options), processed=["*"]).perform("repair-1")
     shutil.rmtree(tmp_path / "out" / "_firnline" / "demo" / "state" / newest)
     source.add()
     run_to_end(options)

@@ -21,7 +21,7 @@ from firnline.history.epoch import load_epoch
 from firnline.history.state import load_state_view
 from firnline.options import LocalTierOptions, PipelineOptions, RemoteTierOptions, TriggerOptions
 from firnline.run.observer import EpochFacts, Observer
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.testing.local import LocalEngine
 from tests.support.keyed import (
     FIRST_TOTALS,
@@ -49,7 +49,7 @@ def run_epochs(keyed: KeyedInput, options: PipelineOptions, epochs: int) -> None
 
 
 def epoch_of(options: PipelineOptions) -> int:
-    return assemble(options).load().epoch
+    return open_pipeline(options).load().epoch
 
 
 def pipeline_of(options: PipelineOptions) -> firnline.Pipeline:
@@ -74,18 +74,18 @@ def test_state_is_what_the_table_says_after_every_epoch(tmp_path: Path, keyed: K
         told[epoch] = as_totals(answers(options.deciding.table))
     for epoch, rows in told.items():
         assert state_rows(options, "totals", at=epoch) == rows
-        view = load_state_view(assemble(options), "totals", at=epoch)
+        view = load_state_view(open_pipeline(options), "totals", at=epoch)
         assert (view.epoch, view.ref.epoch, view.note) == (epoch, epoch, "")
 
 
 def test_a_snapshot_older_than_the_epoch_is_told(tmp_path: Path, keyed: KeyedInput) -> None:
     options = keyed_options(tmp_path, trigger=TriggerOptions(every_epochs=3))
     run_epochs(keyed, options, 5)
-    checkpoint = assemble(options).load().checkpoint
+    checkpoint = open_pipeline(options).load().checkpoint
     assert checkpoint is not None
     snapshot = int(checkpoint.state["totals"]["epoch"])
     assert snapshot < 5
-    view = load_state_view(assemble(options), "totals")
+    view = load_state_view(open_pipeline(options), "totals")
     assert (view.epoch, view.ref.epoch) == (5, snapshot)
     assert view.note == f"the newest snapshot at epoch 5 is that of epoch {snapshot}"
     assert view.facts()["snapshot_epoch"] == snapshot
@@ -94,8 +94,8 @@ def test_a_snapshot_older_than_the_epoch_is_told(tmp_path: Path, keyed: KeyedInp
 def test_watermark_and_timers_are_those_of_the_snapshot(tmp_path: Path, keyed: KeyedInput) -> None:
     options = keyed_options(tmp_path, (WINDOWS,))
     run_epochs(keyed, options, 4)
-    view = load_state_view(assemble(options), "windows")
-    checkpoint = assemble(options).load().checkpoint
+    view = load_state_view(open_pipeline(options), "windows")
+    checkpoint = open_pipeline(options).load().checkpoint
     assert checkpoint is not None
     assert view.watermark == checkpoint.watermarks["windows"]["at"]
     counted = view.reader.count()
@@ -125,13 +125,13 @@ def test_what_the_local_tier_lacks_is_read_from_the_remote_one(tmp_path: Path, k
 def test_unknown_operators_and_epochs_are_answered_with_known_ones(tmp_path: Path, keyed: KeyedInput) -> None:
     options = keyed_options(tmp_path)
     with pytest.raises(ConfigError, match="has no checkpoint yet"):
-        load_state_view(assemble(options), "totals")
+        load_state_view(open_pipeline(options), "totals")
     run_epochs(keyed, options, 1)
     with pytest.raises(ConfigError, match="no operator 'total' that keeps state") as unknown:
-        load_state_view(assemble(options), "total")
+        load_state_view(open_pipeline(options), "total")
     assert unknown.value.hint == "Did you mean 'totals'?"
     with pytest.raises(ConfigError, match="epoch 7 is not known; the nearest known is 1"):
-        load_state_view(assemble(options), "totals", at=7)
+        load_state_view(open_pipeline(options), "totals", at=7)
 
 
 def test_an_operator_that_was_renamed_is_found_by_its_new_name(tmp_path: Path, keyed: KeyedInput) -> None:
@@ -141,7 +141,7 @@ def test_an_operator_that_was_renamed_is_found_by_its_new_name(tmp_path: Path, k
     renamed = keyed_options(tmp_path, (replace(TOTALS, name="sums", renamed_from="totals"),))
     assert state_rows(renamed, "sums") == rows
     gone = keyed_options(tmp_path, (replace(TOTALS, name="sums"),))
-    reader = load_state_view(assemble(gone), "totals").reader
+    reader = load_state_view(open_pipeline(gone), "totals").reader
     assert reader.count().keys == len(rows), "the spec no longer has it, but the checkpoint does"
     with pytest.raises(ConfigError, match="no longer has this operator"):
         reader.find(pa.table({"k": ["k1"]}))
@@ -174,10 +174,10 @@ def test_keys_move_from_one_pipeline_to_another(tmp_path: Path, keyed: KeyedInpu
 def test_an_import_changes_state_alone(tmp_path: Path, keyed: KeyedInput) -> None:
     options = keyed_options(tmp_path, (FIRSTS, FIRST_TOTALS))
     run_epochs(keyed, options, 2)
-    before, rows = assemble(options).load().checkpoint, answers(options.deciding.table)
+    before, rows = open_pipeline(options).load().checkpoint, answers(options.deciding.table)
     firsts = state_rows(options, "firsts")
     import_rows_of(options, "totals", [{"k": "new", "n": 7, "total": 70}])
-    after = assemble(options).load().checkpoint
+    after = open_pipeline(options).load().checkpoint
     assert before is not None
     assert after is not None
     assert (after.positions, after.watermarks, after.columns) == (before.positions, before.watermarks, before.columns)
@@ -194,7 +194,7 @@ def test_imported_timers_fire(tmp_path: Path, keyed: KeyedInput) -> None:
     import_rows_of(options, "windows", [{**row, "k": "new"}])
     assert any(one["k"] == "new" for one in state_rows(options, "windows"))
     run_epochs(keyed, options, 8)
-    view = load_state_view(assemble(options), "windows")
+    view = load_state_view(open_pipeline(options), "windows")
     assert view.watermark is not None
     assert view.watermark > row["_timer"]
     assert not any(one["k"] == "new" for one in state_rows(options, "windows"))
@@ -205,7 +205,7 @@ def test_one_can_go_back_before_an_import(tmp_path: Path, keyed: KeyedInput) -> 
     run_epochs(keyed, options, 2)
     import_rows_of(options, "totals", [{"k": "k1", "n": 1000, "total": 0}])
     run_epochs(keyed, options, 1)
-    Rollback(assemble(options), 2).perform("back")
+    Rollback(open_pipeline(options), 2).perform("back")
     run_to_end(options)
     assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
 
@@ -214,9 +214,9 @@ def test_an_import_that_is_lost_is_never_replaced_by_what_was_before(tmp_path: P
     options = keyed_options(tmp_path)
     run_epochs(keyed, options, 2)
     import_rows_of(options, "totals", [{"k": "k1", "n": 1000, "total": 0}])
-    checkpoint = assemble(options).load().checkpoint
+    checkpoint = open_pipeline(options).load().checkpoint
     assert checkpoint is not None
-    home = Path(assemble(options).state_home.root)
+    home = Path(open_pipeline(options).state_home.root)
     shutil.rmtree(home / checkpoint.state["totals"]["checkpoint"])
     keyed.add()
     run = run_once(options)
@@ -228,9 +228,9 @@ def test_a_rescale_that_is_lost_costs_nothing(tmp_path: Path, keyed: KeyedInput)
     options = keyed_options(tmp_path, shards=None)
     run_epochs(keyed, options, 2)
     rescale_to(options, 4)
-    checkpoint = assemble(options).load().checkpoint
+    checkpoint = open_pipeline(options).load().checkpoint
     assert checkpoint is not None
-    home = Path(assemble(options).state_home.root)
+    home = Path(open_pipeline(options).state_home.root)
     shutil.rmtree(home / checkpoint.state["totals"]["checkpoint"])
     run_epochs(keyed, options, 2)
     assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
@@ -258,8 +258,8 @@ def test_an_import_stands_in_the_history(tmp_path: Path, keyed: KeyedInput) -> N
     run_epochs(keyed, options, 1)
     import_rows_of(options, "totals", [{"k": "new", "n": 7, "total": 70}])
     run_epochs(keyed, options, 1)
-    parts = assemble(options)
-    between = load_between(parts, None, load_epoch(parts, None, 1), load_epoch(parts, None, 3))
+    pipeline = open_pipeline(options)
+    between = load_between(pipeline, None, load_epoch(pipeline, None, 1), load_epoch(pipeline, None, 3))
     jump = {"epoch": 2, "kind": "import", "to_epoch": 1, "operator": "totals", "keys": 1, "replaced": False}
     assert between.jumps == [jump]
 
@@ -315,7 +315,7 @@ def test_going_back_to_a_checkpoint_by_its_id(tmp_path: Path, keyed: KeyedInput)
     pipeline = pipeline_of(options)
     assert pipeline.restored_position() is None
     run_epochs(keyed, options, 2)
-    held = assemble(options).load()
+    held = open_pipeline(options).load()
     rows, state, position = answers(options.deciding.table), state_rows(options, "totals"), pipeline.restored_position()
     assert position is not None
     assert position["files"]["last_committed_file"].endswith("f00002.json")
@@ -324,7 +324,7 @@ def test_going_back_to_a_checkpoint_by_its_id(tmp_path: Path, keyed: KeyedInput)
     assert pipeline.restore_from_checkpoint(held.attempt) == 5
     assert (answers(options.deciding.table), state_rows(options, "totals")) == (rows, state)
     assert pipeline.restored_position() == position
-    newest = assemble(options).load().attempt
+    newest = open_pipeline(options).load().attempt
     assert pipeline.restore_from_checkpoint(newest) == 5, "it stands there already"
     with pytest.raises(ConfigError, match="has no checkpoint 'nosuch'"):
         pipeline.restore_from_checkpoint("nosuch")
@@ -373,7 +373,7 @@ def test_a_checkpoint_on_demand(tmp_path: Path, keyed: KeyedInput, started: Star
     pipeline, _ = started(options)
     keyed.add()
     found = pipeline.trigger_checkpoint()
-    held = assemble(options).load()
+    held = open_pipeline(options).load()
     assert held.attempt == found
     assert held.checkpoint is not None
     assert int(held.checkpoint.state["totals"]["epoch"]) == held.epoch, "the state too, whatever the trigger says"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from firnline.options import OperatorOptions, StateOptions, TriggerOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from tests.support.counters import CounterInput, counter_options, read_counts
 from tests.support.keyed import (
     FIRST_TOTALS,
@@ -54,7 +54,7 @@ def test_an_operator_skips_the_epochs_that_its_own_snapshot_holds(tmp_path: Path
 
 
 def held_state(options: Any) -> dict[str, Any]:
-    held = assemble(options).load().checkpoint
+    held = open_pipeline(options).load().checkpoint
     assert held is not None
     return dict(held.state)
 

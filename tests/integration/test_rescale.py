@@ -27,7 +27,7 @@ from firnline.options import (
     RemoteTierOptions,
     TriggerOptions,
 )
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta import DeltaSink
 from tests.support.committers import commit_table
 from tests.support.keyed import (
@@ -46,7 +46,7 @@ from tests.support.state_changes import rescale_to, state_rows
 
 
 def checkpoint_of(options: PipelineOptions) -> Checkpoint:
-    checkpoint = assemble(options).load().checkpoint
+    checkpoint = open_pipeline(options).load().checkpoint
     assert checkpoint is not None
     return checkpoint
 
@@ -66,9 +66,9 @@ def test_state_is_dealt_out_anew_and_nothing_is_rewritten(tmp_path: Path) -> Non
     run_epochs(keyed, options, 3)
     before, rows = answers(options.deciding.table), state_rows(options, "totals")
     version = DeltaTable(options.deciding.table).version()
-    home = Path(assemble(options).state_home.root)
+    home = Path(open_pipeline(options).state_home.root)
     files = set(home.rglob("*.arrow"))
-    plan, receipt = Rescale(assemble(options), 5).perform("test")
+    plan, receipt = Rescale(open_pipeline(options), 5).perform("test")
     assert receipt is not None
     assert (plan.shards_now, plan.shards, receipt.epoch, plan.new_epoch) == (1, 5, 4, 4)
     assert DeltaTable(options.deciding.table).version() == version + 2, "a claim, and one commit"
@@ -83,9 +83,9 @@ def test_state_is_dealt_out_anew_and_nothing_is_rewritten(tmp_path: Path) -> Non
 def test_positions_watermarks_and_columns_stay(tmp_path: Path) -> None:
     keyed, options = KeyedInput(tmp_path / "in"), keyed_options(tmp_path, (WINDOWS,), shards=None)
     run_epochs(keyed, options, 3)
-    before = assemble(options).load().checkpoint
+    before = open_pipeline(options).load().checkpoint
     rescale_to(options, 3)
-    after = assemble(options).load().checkpoint
+    after = open_pipeline(options).load().checkpoint
     assert before is not None
     assert after is not None
     assert before.watermarks["windows"]["at"] is not None
@@ -99,7 +99,7 @@ def test_repeating_it_changes_nothing(tmp_path: Path) -> None:
     run_epochs(keyed, options, 1)
     assert rescale_to(options, 3) == 2
     version = DeltaTable(options.deciding.table).version()
-    plan, receipt = Rescale(assemble(options), 3).perform("again")
+    plan, receipt = Rescale(open_pipeline(options), 3).perform("again")
     assert (plan.already, receipt) == (True, None)
     assert DeltaTable(options.deciding.table).version() == version
 
@@ -148,9 +148,9 @@ def test_runs_that_were_cut_are_merged_in_time(tmp_path: Path, graph: tuple[Oper
         rescale_to(options, shards)
     run_epochs(keyed, options, 7)
     assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
-    home = Path(assemble(options).state_home.root)
+    home = Path(open_pipeline(options).state_home.root)
     assert len(list(home.rglob("*.arrow"))) > 30, "each epoch wrote its own"
-    checkpoint = assemble(options).load().checkpoint
+    checkpoint = open_pipeline(options).load().checkpoint
     assert checkpoint is not None
     newest = next(iter(checkpoint.state.values()))
     assert newest["rows"] < 500, "old runs were merged"
@@ -164,9 +164,9 @@ def test_one_can_go_back_before_it_and_to_it(tmp_path: Path) -> None:
     run_epochs(keyed, options, 2)
     assert rescale_to(options, 4) == 3
     run_epochs(keyed, options, 2)
-    Rollback(assemble(options), 3).perform("back to it")
+    Rollback(open_pipeline(options), 3).perform("back to it")
     assert shards_of(options) == {"totals": 4}
-    Rollback(assemble(options), 2).perform("back before it")
+    Rollback(open_pipeline(options), 2).perform("back before it")
     assert shards_of(options) == {"totals": 1}
     run_to_end(options)
     assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
@@ -177,7 +177,7 @@ def test_it_stands_in_the_list_of_checkpoints(tmp_path: Path) -> None:
     run_epochs(keyed, options, 1)
     rescale_to(options, 2)
     run_epochs(keyed, options, 1)
-    rows = load_checkpoints(assemble(options), None).checkpoints
+    rows = load_checkpoints(open_pipeline(options), None).checkpoints
     assert [(row["epoch"], row["kind"], row["undone"]) for row in rows] == [
         (3, "epoch", False),
         (2, "rescale", False),
@@ -192,7 +192,7 @@ def test_further_sinks_come_through_it(tmp_path: Path) -> None:
     options = replace(options, sinks=(*options.sinks, raw))
     run_epochs(keyed, options, 2)
     rescale_to(options, 3)
-    assert [sink.load().epoch for sink in assemble(options).sinks] == [3, 3]
+    assert [sink.load().epoch for sink in open_pipeline(options).sinks] == [3, 3]
     run_epochs(keyed, options, 2)
     assert DeltaTable(raw.table).to_pyarrow_table().num_rows == 4 * 6
     assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
@@ -204,9 +204,9 @@ def test_further_sinks_come_through_it(tmp_path: Path) -> None:
 def test_a_number_in_the_spec_is_changed_in_the_spec(tmp_path: Path) -> None:
     options = keyed_options(tmp_path, shards=2)
     with pytest.raises(ConfigError, match=r"sets state\.shards to 2") as refused:
-        Rescale(assemble(options), 4)
+        Rescale(open_pipeline(options), 4)
     assert "state.shards: 4" in refused.value.hint
-    Rescale(assemble(options), 2)
+    Rescale(open_pipeline(options), 2)
 
 
 def test_more_shards_than_key_groups_are_refused(tmp_path: Path) -> None:
@@ -222,11 +222,11 @@ def test_where_snapshots_lack_epochs_the_next_run_deals_the_state_out(tmp_path: 
     run_epochs(keyed, options, 3)
     before = checkpoint_of(options)
     assert before.state["totals"]["epoch"] == 1, "the trigger left the newest epochs without a snapshot"
-    assert Rescale(assemble(options), 3).plan().by_next_run
+    assert Rescale(open_pipeline(options), 3).plan().by_next_run
     assert rescale_to(options, 3) == 4
     after = checkpoint_of(options)
     assert (after.state, after.positions, after.shards) == (before.state, before.positions, 3)
-    assert load_status(assemble(options)).shards == 3
+    assert load_status(open_pipeline(options)).shards == 3
     assert rescale_to(options, 3) == 4, "there are so many already"
     run_epochs(keyed, options, 2)
     done = checkpoint_of(options)
@@ -242,7 +242,7 @@ def test_a_rescale_that_waits_for_the_next_run_can_be_changed_and_taken_back(tmp
     assert rescale_to(options, 3) == 3
     assert rescale_to(options, 5) == 4
     assert checkpoint_of(options).shards == 5
-    Rollback(assemble(options), 2).perform("rollback-1")
+    Rollback(open_pipeline(options), 2).perform("rollback-1")
     run_epochs(keyed, options, 1)
     done = checkpoint_of(options)
     assert (done.state["totals"]["shards"], done.shards) == (shards, 0)
@@ -338,7 +338,7 @@ def test_a_table_that_moves_meanwhile_is_looked_at_again(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(DeltaSink, "jump", once_too_late)
     assert rescale_to(options, 3) == 3
-    home = Path(assemble(options).state_home.root)
+    home = Path(open_pipeline(options).state_home.root)
     made = sorted(path for path in home.iterdir() if path.name.startswith(f"{3:020d}"))
     assert sorted((path / "ABORTED").exists() for path in made) == [False, True], "nobody will ever name the first"
     run_epochs(keyed, options, 1)

@@ -22,7 +22,7 @@ from firnline.history.edits.restore_plan import copy_ledger
 from firnline.history.edits.rollback import Rollback
 from firnline.history.savepoints.create import create_savepoint
 from firnline.options import DeltaSinkOptions, PipelineOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.history_edit import find_owners
 from firnline.sinks.delta.log import encode_blizzard
 from tests.support.pipelines import MakeOptions, make_epochs, run_once, run_to_end
@@ -32,7 +32,7 @@ STATE: dict[str, Any] = {"files": {}, "last_committed_file": None}
 
 
 def restore(options: PipelineOptions, path: str, **settings: Any) -> Restored:
-    return restore_savepoint(assemble(options), path, "test", **settings)
+    return restore_savepoint(open_pipeline(options), path, "test", **settings)
 
 
 def write_as(table: str, app_id: str | None = None) -> None:
@@ -57,7 +57,7 @@ def options(make_options: MakeOptions, tmp_path: Path) -> PipelineOptions:
 def saved(request: pytest.FixtureRequest, sample: SampleInput, options: PipelineOptions, tmp_path: Path) -> str:
     """A savepoint of epoch 2, with copies, of tables at epoch 3; restored over the log, or by copying."""
     make_epochs(sample, options, 2)
-    create_savepoint(assemble(options), str(tmp_path / "saved"), copy=True)
+    create_savepoint(open_pipeline(options), str(tmp_path / "saved"), copy=True)
     make_epochs(sample, options, 1, first=3)
     for sink in options.sinks:
         DeltaTable(sink.table).optimize.compact()
@@ -113,14 +113,16 @@ def test_rows_that_come_after_the_decision_are_not_lost(
 ) -> None:
     """Before the sink is looked at, and between that look and its commit, which then conflicts."""
     copy = options.sinks[1].table
-    parts = assemble(options)
+    pipeline = open_pipeline(options)
     told: list[str] = []
     if moment == "decided":
-        monkeypatch.setattr(parts.ledger, "stage", once_before(parts.ledger.stage, lambda: write_as(copy, "reports")))
+        monkeypatch.setattr(
+            pipeline.ledger, "stage", once_before(pipeline.ledger.stage, lambda: write_as(copy, "reports"))
+        )
     else:
-        sink = parts.sinks[1]
+        sink = pipeline.sinks[1]
         monkeypatch.setattr(sink, "jump", once_before(sink.jump, lambda: write_as(copy, "reports")))
-    restore_savepoint(parts, saved, "test", tell=told.append)
+    restore_savepoint(pipeline, saved, "test", tell=told.append)
     assert any("copy follows when the next run joins it: copy: others changed rows" in line for line in told)
     assert table_ids(copy)[-1] == 1
     check_ways_out(sample, options, saved, "reports")
@@ -166,7 +168,7 @@ def test_a_sink_with_rows_of_others_can_be_left_as_it_is(
     run = run_once(options)
     assert run.result.error is not None
     assert "firnline rollback --to 2 --leave copy" in run.result.error.hint
-    Rollback(assemble(options), 2, leave=["copy"]).perform("test")
+    Rollback(open_pipeline(options), 2, leave=["copy"]).perform("test")
     run_to_end(options)
     assert table_ids(main) == sample.ids
     assert table_ids(copy)[-1] == 1
@@ -219,7 +221,7 @@ def test_without_copies_the_sink_is_left_as_it_is(
     sample: SampleInput, options: PipelineOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_epochs(sample, options, 2)
-    create_savepoint(assemble(options), str(tmp_path / "saved"))
+    create_savepoint(open_pipeline(options), str(tmp_path / "saved"))
     make_epochs(sample, options, 1, first=3)
     main, copy = (sink.table for sink in options.sinks)
     DeltaTable(copy).optimize.compact()
@@ -232,7 +234,7 @@ def test_without_copies_the_sink_is_left_as_it_is(
     assert "firnline rollback --to 2 --leave copy" in run.result.error.hint
     with pytest.raises(RollbackRefusedError, match="are gone from"):
         restore(options, str(tmp_path / "saved"))
-    Rollback(assemble(options), 2, leave=["copy"]).perform("test")
+    Rollback(open_pipeline(options), 2, leave=["copy"]).perform("test")
     run_to_end(options)
     assert table_ids(main) == sample.ids
     assert all(count >= 1 for count in table_ids(copy).values())
@@ -250,16 +252,16 @@ def test_a_vacuum_between_plan_and_commit_is_told_as_such(
     moment: str,
 ) -> None:
     table = options.sinks[which].table
-    parts = assemble(options)
+    pipeline = open_pipeline(options)
     with monkeypatch.context() as patch:
         if moment == "planned":
             patch.setattr(restoring, "copy_ledger", once_before(copy_ledger, lambda: vacuum(table)))
         else:
-            target = parts.sinks[which]
+            target = pipeline.sinks[which]
             patch.setattr(target, "jump", once_before(target.jump, lambda: vacuum(table)))
         told: list[str] = []
         try:
-            restore_savepoint(parts, saved, "test", tell=told.append)
+            restore_savepoint(pipeline, saved, "test", tell=told.append)
         except RollbackRefusedError as error:
             told.append(error.message)
     assert any("file(s)" in line and ("are gone" in line or "were deleted" in line) for line in told), told
@@ -291,14 +293,14 @@ def test_names_like_ours_are_strangers(
 ) -> None:
     make_epochs(sample, options, 2)
     saved = str(tmp_path / "saved")
-    create_savepoint(assemble(options), saved)
+    create_savepoint(open_pipeline(options), saved)
     make_epochs(sample, options, 1, first=3)
     write_as(options.sinks[which].table, app_id)
     with pytest.raises(RollbackRefusedError) as caught:
         restore(options, saved)
     assert f"--accept {app_id}" in caught.value.hint
     with pytest.raises(RollbackRefusedError) as caught:
-        Rollback(assemble(options), 2).perform("test")
+        Rollback(open_pipeline(options), 2).perform("test")
     assert f"--accept {app_id}" in caught.value.hint
     assert table_ids(options.sinks[which].table)[-1] == 1
     restore(options, saved, accept=[app_id])

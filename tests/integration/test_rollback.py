@@ -20,20 +20,20 @@ from firnline.errors import FencedError, RollbackRefusedError
 from firnline.history.edits.rollback import Rollback, RollbackPlan, find_epoch_at
 from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.run.edit_entries import epoch_commit
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from tests.support.committers import commit_table
 from tests.support.pipelines import MakeOptions, make_epochs, pipeline_options, run_once, run_to_end
 from tests.support.samples import SampleInput, table_ids
 
 
 def roll_back(options: PipelineOptions, to: int, **settings: Any) -> RollbackPlan:
-    plan, receipt = Rollback(assemble(options), to, **settings).perform("test")
+    plan, receipt = Rollback(open_pipeline(options), to, **settings).perform("test")
     assert receipt.epoch == plan.new_epoch
     return plan
 
 
 def held(options: PipelineOptions) -> Any:
-    return assemble(options).deciding.load()
+    return open_pipeline(options).deciding.load()
 
 
 def columns(table: str) -> list[str]:
@@ -157,8 +157,8 @@ def test_a_file_that_was_set_aside_then_and_retried_since_is_retried_again(
     aside = held(options).epoch
     sample.path("b.json.gz").write_bytes(whole)
     sample.expect(gzip.decompress(whole).splitlines())
-    parts = assemble(options)
-    parts.requests.ask_retry(str(sample.path("b.json.gz")), changed=True, ids=parts.ids)
+    pipeline = open_pipeline(options)
+    pipeline.requests.ask_retry(str(sample.path("b.json.gz")), changed=True, ids=pipeline.ids)
     run_to_end(options)
     assert table_ids(options.deciding.table) == sample.ids
     roll_back(options, aside)
@@ -177,25 +177,25 @@ def test_what_is_quarantined_after_it_comes_again_once(sample: SampleInput, make
     plan = roll_back(options, 1)
     assert plan.quarantined == 2
     run_to_end(options)
-    found = [record["raw"] for record in load_quarantine(assemble(options))]
+    found = [record["raw"] for record in load_quarantine(open_pipeline(options))]
     assert sorted(bytes(raw).strip() for raw in found) == sorted(sample.bad.elements())
 
 
 def test_an_active_run_is_fenced(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1)
     make_epochs(sample, options, 3)
-    zombie = assemble(options).deciding
+    zombie = open_pipeline(options).deciding
     zombie.claim("zombie")
     roll_back(options, 1)
-    parts = assemble(options)
-    now = parts.deciding.load()
+    pipeline = open_pipeline(options)
+    now = pipeline.deciding.load()
     assert now.entry is not None
-    entry = next(iter(parts.entries(now.entry)))
+    entry = next(iter(pipeline.entries(now.entry)))
     late = dataclasses.replace(
         entry, checkpoint=dataclasses.replace(entry.checkpoint, epoch=now.epoch + 1, attempt="z")
     )
     commit = epoch_commit(
-        parts, zombie, dataclasses.replace(late, previous=now.entry), now.entry, parts.deciding.table.schema()
+        pipeline, zombie, dataclasses.replace(late, previous=now.entry), now.entry, pipeline.deciding.table.schema()
     )
     with pytest.raises(FencedError):
         zombie.commit(commit)
@@ -304,11 +304,11 @@ def test_an_epoch_is_found_by_time(sample: SampleInput, make_options: MakeOption
     make_epochs(sample, options, 2)
     between = datetime.now(UTC)
     make_epochs(sample, options, 2, first=3)
-    parts = assemble(options)
-    assert find_epoch_at(parts, between) == 2
-    assert find_epoch_at(parts, datetime.now(UTC)) == 4
+    pipeline = open_pipeline(options)
+    assert find_epoch_at(pipeline, between) == 2
+    assert find_epoch_at(pipeline, datetime.now(UTC)) == 4
     with pytest.raises(RollbackRefusedError, match="the oldest that is known is epoch 1"):
-        find_epoch_at(parts, between - timedelta(days=1))
+        find_epoch_at(pipeline, between - timedelta(days=1))
 
 
 # -- staged tables --------------------------------------------------------------------------------------
@@ -404,7 +404,7 @@ def test_a_sink_that_lags_is_brought_through_the_rollback_when_it_is_back(
     sample.add("f101.json", 3)
     run = run_once(options)
     assert held(options).epoch == behind + 2, run.result
-    plan, _ = Rollback(assemble(options), 2, leave=[]).plan(), None
+    plan, _ = Rollback(open_pipeline(options), 2, leave=[]).plan(), None
     assert plan.refusals, "a sink that cannot be read must be named"
     log.unlink()
     os.rename(away, log)
@@ -430,7 +430,7 @@ def test_any_rollbacks_end_like_a_run_that_never_went_wrong(tmp_path: Path, step
         sample.add(f"{'f' if not late or number % 2 else 'a'}{number:03d}.json", 2, **({"e": step} if step > 3 else {}))
         run_to_end(options)
         newest = held(options).epoch
-        known = [e.epoch for e in assemble(options).entries(held(options).entry)]
+        known = [e.epoch for e in open_pipeline(options).entries(held(options).entry)]
         if step and newest - step in known:
             roll_back(options, newest - step)
     run_to_end(options)

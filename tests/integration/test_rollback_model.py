@@ -17,7 +17,7 @@ from firnline.errors import RollbackRefusedError, SinkError
 from firnline.history.edits.fresh_start import start_over
 from firnline.history.edits.rollback import Rollback
 from firnline.options import DeltaSinkOptions, PipelineOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from tests.support.committers import commit_table, pending_units
 from tests.support.pipelines import pipeline_options, run_once
 from tests.support.samples import SampleInput, table_ids
@@ -88,12 +88,12 @@ class History:
         DeltaTable(self.options.deciding.table).optimize.compact()
 
     def roll_back(self, *, crash: bool = False) -> None:
-        parts = assemble(self.options)
-        newest, committed = parts.deciding.load(), parts.deciding.load_committed()
+        pipeline = open_pipeline(self.options)
+        newest, committed = pipeline.deciding.load(), pipeline.deciding.load_committed()
         if committed.checkpoint is None:
             return
         floor = committed.checkpoint.floor
-        known = [e.epoch for e in parts.entries(newest.entry) if floor <= e.epoch < committed.epoch]
+        known = [e.epoch for e in pipeline.entries(newest.entry) if floor <= e.epoch < committed.epoch]
         if not known:
             return
         to = self.random.choice(known)
@@ -102,7 +102,7 @@ class History:
                 patch.setattr(jumps, "_record", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
                 patch.setattr(jumps, "drop_pending", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
             try:
-                Rollback(parts, to).perform("test")
+                Rollback(pipeline, to).perform("test")
                 self.trace.append(("rollback", to))
             except KeyboardInterrupt:
                 self.trace.append(("rollback", to, "crashed"))
@@ -116,10 +116,10 @@ class History:
     def fresh(self) -> None:
         if self.random.random() < 0.6:
             return
-        parts = assemble(self.options)
-        epoch = parts.deciding.load().epoch
+        pipeline = open_pipeline(self.options)
+        epoch = pipeline.deciding.load().epoch
         try:
-            start_over(parts, epoch, "test", truncate=True)
+            start_over(pipeline, epoch, "test", truncate=True)
             self.trace.append(("fresh", epoch))
         except SinkError as error:
             self.trace.append(("fresh", epoch, error.message))
@@ -137,7 +137,7 @@ class History:
                  self.commit, self.fresh, self.compact]
             )  # fmt: skip
             act()
-            epoch = assemble(self.options).deciding.load().epoch
+            epoch = open_pipeline(self.options).deciding.load().epoch
             assert epoch >= self.newest, self.trace
             self.newest = epoch
         if self.down:

@@ -18,14 +18,14 @@ from firnline.errors import ConfigError, RollbackRefusedError
 from firnline.history.edits.fresh_start import start_over
 from firnline.history.edits.rollback import Rollback, RollbackPlan
 from firnline.options import DeltaSinkOptions, PipelineOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from tests.support.committers import commit_table, pending_units, rejected_reasons
 from tests.support.pipelines import MakeOptions, make_epochs, run_once, run_to_end
 from tests.support.samples import SampleInput, table_ids
 
 
 def roll_back(options: PipelineOptions, to: int, **settings: Any) -> RollbackPlan:
-    return Rollback(assemble(options), to, **settings).perform("test")[0]
+    return Rollback(open_pipeline(options), to, **settings).perform("test")[0]
 
 
 def rows(table: str) -> int:
@@ -107,8 +107,8 @@ def test_a_committer_at_work_does_not_look_like_a_fence(
     make_epochs(sample, options, 1, first=3)
     commit_table(options.deciding.table)
     make_epochs(sample, options, 2, first=4)
-    parts = assemble(options)
-    original = parts.ledger.stage
+    pipeline = open_pipeline(options)
+    original = pipeline.ledger.stage
     cycles: list[CycleReport] = []
 
     def committing(entry: Any) -> Any:
@@ -116,8 +116,8 @@ def test_a_committer_at_work_does_not_look_like_a_fence(
             cycles.append(commit_table(options.deciding.table))
         return original(entry)
 
-    monkeypatch.setattr(parts.ledger, "stage", committing)
-    plan, receipt = Rollback(parts, 2).perform("test")
+    monkeypatch.setattr(pipeline.ledger, "stage", committing)
+    plan, receipt = Rollback(pipeline, 2).perform("test")
     assert cycles[0].units == 2, "the committer came between the look and the commit"
     assert (plan.pending_units, receipt.epoch) == (0, 6)
     assert rows(options.deciding.table) == 6
@@ -136,7 +136,7 @@ def test_units_left_by_a_kill_are_set_aside_not_committed(
     with monkeypatch.context() as patch:
         patch.setattr(jumps, "drop_pending", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
-            start_over(assemble(options), 3, "test", truncate=True)
+            start_over(open_pipeline(options), 3, "test", truncate=True)
     assert not commit_table(options.deciding.table).alarms
     assert next(iter(rejected_reasons(options.deciding.table).values())).startswith("fork")
     run_to_end(options)
@@ -167,8 +167,8 @@ def test_a_fresh_start_takes_a_new_sink_in_also_after_a_crash(
     make_epochs(sample, make_options(max_files=1, sinks=(main,)), 2)
     options = make_options(max_files=1, sinks=(main, copy))
     with dies_after_the_decision(monkeypatch):
-        start_over(assemble(options), 2, "test", truncate=True)
-    assert start_over(assemble(options), 2, "test", truncate=True).already
+        start_over(open_pipeline(options), 2, "test", truncate=True)
+    assert start_over(open_pipeline(options), 2, "test", truncate=True).already
     run_to_end(options)
     assert table_ids(main.table) == sample.ids
     assert table_ids(copy.table) == sample.ids
@@ -245,16 +245,16 @@ def test_a_strangers_rows_that_come_between_look_and_commit_are_seen(
 ) -> None:
     options = make_options(max_files=1)
     make_epochs(sample, options, 3)
-    parts = assemble(options)
-    original = parts.ledger.stage
+    pipeline = open_pipeline(options)
+    original = pipeline.ledger.stage
 
     def write_first(entry: Any) -> Any:
         write_deltalake(options.deciding.table, pa.table({"id": [-1], "month": ["2026-01"], "v": [0.5]}), mode="append")
         return original(entry)
 
-    monkeypatch.setattr(parts.ledger, "stage", write_first)
+    monkeypatch.setattr(pipeline.ledger, "stage", write_first)
     with pytest.raises(RollbackRefusedError, match="others changed rows since"):
-        Rollback(parts, 2).perform("test")
+        Rollback(pipeline, 2).perform("test")
     assert table_ids(options.deciding.table)[-1] == 1
     assert rows(options.deciding.table) == 10
 

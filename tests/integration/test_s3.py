@@ -22,7 +22,7 @@ from firnline.history.edits.restore import restore_savepoint
 from firnline.history.savepoints.catalog import dispose_savepoint, list_savepoints
 from firnline.history.savepoints.create import create_savepoint
 from firnline.options import DeltaSinkOptions, PipelineOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.storage import Storage, open_storage
 from tests.support.pipelines import MakeOptions, run_once
 from tests.support.processes import KILLED, Launcher, RunOrder
@@ -162,7 +162,7 @@ def test_runs_and_resumes(options: PipelineOptions, remote: RemoteInput) -> None
     run = run_once(options)
     assert run.exit_code == 0, run.result
     assert ids(options) == remote.ids
-    held = assemble(options).load()
+    held = open_pipeline(options).load()
     assert held.checkpoint is not None
     assert held.checkpoint.positions["files"]["last_committed_file"] == f"{remote.storage.root}/f4.json.gz"
     remote.add("f9.json", 5)
@@ -230,7 +230,7 @@ def test_large_object_over_several_epochs(options: PipelineOptions, remote: Remo
 
 def restore_from(place: str, order: RunOrder) -> int:
     """In a child: delta-rs holds the interpreter's lock while it restores a version, and the server needs it here."""
-    restore_savepoint(assemble(order.options), place, "test", dict(order.options.sinks[0].storage_options))
+    restore_savepoint(open_pipeline(order.options), place, "test", dict(order.options.sinks[0].storage_options))
     return 0
 
 
@@ -250,10 +250,10 @@ def test_a_savepoint_in_another_bucket(
     backup = "b" + os.urandom(6).hex()
     urllib.request.urlopen(urllib.request.Request(f"{s3}/{backup}", method="PUT")).close()
     place = f"s3://{backup}/deep/saved"
-    create_savepoint(assemble(options), place, copy=copy, storage_options=storage_options)
+    create_savepoint(open_pipeline(options), place, copy=copy, storage_options=storage_options)
     remote.add("b.json.gz", 5)
     assert run_once(options).exit_code == 0
-    assert [s.state for s in list_savepoints(assemble(options), storage_options)] == ["complete"]
+    assert [s.state for s in list_savepoints(open_pipeline(options), storage_options)] == ["complete"]
     new = dataclasses.replace(options.sinks[0], table=f"s3://{backup}/tables/new")
     launcher = Launcher(tmp_path / "restores", partial(restore_from, place))
     for target in (options, dataclasses.replace(options, sinks=(new,))):
@@ -261,6 +261,6 @@ def test_a_savepoint_in_another_bucket(
         assert ids(target) == before
         assert run_once(target).exit_code == 0
         assert ids(target) == remote.ids
-    dispose_savepoint(assemble(options), place, storage_options=storage_options)
+    dispose_savepoint(open_pipeline(options), place, storage_options=storage_options)
     assert list(open_storage(place, storage_options).list("")) == []
-    assert list_savepoints(assemble(options), storage_options) == []
+    assert list_savepoints(open_pipeline(options), storage_options) == []

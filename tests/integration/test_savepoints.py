@@ -50,7 +50,7 @@ from firnline.options import (
     StoreOptions,
 )
 from firnline.run.edit_entries import epoch_commit
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.storage import LocalStorage
 from firnline.stores import open_store
 from firnline.stores.audit import load_audit
@@ -74,16 +74,16 @@ def epochs(sample: SampleInput, options: PipelineOptions, count: int, first: int
 
 
 def save(options: PipelineOptions, path: Path | None = None, *, copy: bool = False) -> tuple[Savepoint, Path]:
-    made, place = create_savepoint(assemble(options), str(path) if path else None, copy=copy, run="test")
+    made, place = create_savepoint(open_pipeline(options), str(path) if path else None, copy=copy, run="test")
     return made, Path(place)
 
 
 def restore(options: PipelineOptions, path: Path, **settings: Any) -> Restored:
-    return restore_savepoint(assemble(options), str(path), "test", **settings)
+    return restore_savepoint(open_pipeline(options), str(path), "test", **settings)
 
 
 def held(options: PipelineOptions) -> Any:
-    return assemble(options).deciding.load()
+    return open_pipeline(options).deciding.load()
 
 
 def elsewhere(options: PipelineOptions, table: Path) -> PipelineOptions:
@@ -102,7 +102,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def states(options: PipelineOptions) -> list[str]:
-    return [found.state for found in list_savepoints(assemble(options))]
+    return [found.state for found in list_savepoints(open_pipeline(options))]
 
 
 # -- the same table -------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_the_same_command_again_goes_on(sample: SampleInput, make_options: MakeO
         f"savepoint {made.id} was restored as epoch {first.epoch} already; going on"
         f" (to go back to it: firnline rollback --to {first.epoch})"
     ]
-    Rollback(assemble(options), first.epoch).perform("test")
+    Rollback(open_pipeline(options), first.epoch).perform("test")
     assert DeltaTable(options.deciding.table).version() > version
     done(options)
     assert table_ids(options.deciding.table) == sample.ids
@@ -162,8 +162,8 @@ def test_it_is_still_known_when_the_ledger_is_folded(
     first = restore(options, path)
     epochs(sample, options, 5, first=3)
     gc(options.deciding.table)
-    parts = assemble(options)
-    assert not any(entry.epoch == first.epoch for entry in parts.entries(held(options).entry)), "folded away"
+    pipeline = open_pipeline(options)
+    assert not any(entry.epoch == first.epoch for entry in pipeline.entries(held(options).entry)), "folded away"
     again = restore(options, path)
     assert (again.already, again.epoch) == (True, first.epoch)
     _, folded = save(options)
@@ -171,7 +171,7 @@ def test_it_is_still_known_when_the_ledger_is_folded(
     restore(options, folded)
     done(options)
     assert table_ids(options.deciding.table) == sample.ids
-    assert len(parts.known_files(held(options).entry)) == 8
+    assert len(pipeline.known_files(held(options).entry)) == 8
 
 
 def test_after_deleted_rows_compaction_and_sweeps_without_grace(sample: SampleInput, make_options: MakeOptions) -> None:
@@ -248,9 +248,9 @@ def test_one_can_go_back_over_a_restore(sample: SampleInput, make_options: MakeO
     epochs(sample, options, 1, first=4)
     at = restore(options, path).epoch
     epochs(sample, options, 1, first=5)
-    Rollback(assemble(options), at).perform("test")
+    Rollback(open_pipeline(options), at).perform("test")
     assert sum(table_ids(options.deciding.table).values()) == 9
-    Rollback(assemble(options), 2).perform("test")
+    Rollback(open_pipeline(options), 2).perform("test")
     assert sum(table_ids(options.deciding.table).values()) == 6
     restore(options, path)
     assert sum(table_ids(options.deciding.table).values()) == 9
@@ -263,13 +263,15 @@ def test_an_active_run_is_fenced(sample: SampleInput, make_options: MakeOptions)
     epochs(sample, options, 2)
     _, path = save(options)
     epochs(sample, options, 1, first=3)
-    parts = assemble(options)
-    parts.deciding.claim("active")
-    entry = next(iter(parts.entries(held(options).entry)))
-    commit = epoch_commit(parts, parts.deciding, entry, held(options).entry, parts.deciding.table.schema())
+    pipeline = open_pipeline(options)
+    pipeline.deciding.claim("active")
+    entry = next(iter(pipeline.entries(held(options).entry)))
+    commit = epoch_commit(pipeline, pipeline.deciding, entry, held(options).entry, pipeline.deciding.table.schema())
     restore(options, path)
     with pytest.raises(FencedError):
-        parts.deciding.commit(dataclasses.replace(commit, checkpoint=dataclasses.replace(commit.checkpoint, epoch=9)))
+        pipeline.deciding.commit(
+            dataclasses.replace(commit, checkpoint=dataclasses.replace(commit.checkpoint, epoch=9))
+        )
 
 
 def test_what_the_source_no_longer_has_is_told(sample: SampleInput, make_options: MakeOptions) -> None:
@@ -301,11 +303,11 @@ def test_a_moved_source_is_told_before_anything_is_changed(
         restore(there, path)
     assert f"--source-moved {moved[0]}={moved[1]}" in caught.value.hint
     assert DeltaTable(options.deciding.table).version() == version
-    restore_savepoint(assemble(there, moved=moved), str(path), "test")
+    restore_savepoint(open_pipeline(there, moved=moved), str(path), "test")
     assert run_once(there, moved=moved).exit_code == 0
     assert restore(there, path).already, "a repeat need not be told of the move any more"
     done(there)
-    Rollback(assemble(there), 2).perform("test")
+    Rollback(open_pipeline(there), 2).perform("test")
     begin(there, Beginning(from_savepoint=str(path)), "test", lambda _: None, moved=moved)
     assert run_once(there, moved=moved).exit_code == 0
     assert table_ids(options.deciding.table) == sample.ids
@@ -352,9 +354,9 @@ def test_quarantine_comes_along(sample: SampleInput, make_options: MakeOptions, 
     there = elsewhere(options, tmp_path / "new")
     restore(there, path)
     done(there)
-    found = [bytes(record["raw"]).strip() for record in load_quarantine(assemble(there))]
+    found = [bytes(record["raw"]).strip() for record in load_quarantine(open_pipeline(there))]
     assert sorted(found) == sorted(sample.bad.elements())
-    gone = dispose_savepoint(assemble(options), str(path))
+    gone = dispose_savepoint(open_pipeline(options), str(path))
     assert gone.files == 3
     assert not path.exists()
 
@@ -497,7 +499,7 @@ def test_a_further_sink_that_is_lost_comes_back_over_a_rollback(
     options = make_options(max_files=1, sinks=two(tmp_path))
     epochs(sample, options, 3)
     _, path = save(options, copy=True)
-    Rollback(assemble(options), 1).perform("test")
+    Rollback(open_pipeline(options), 1).perform("test")
     done(options)
     shutil.rmtree(options.sinks[1].table)
     restore(options, path)
@@ -511,7 +513,7 @@ def test_a_sink_that_lags_is_named(
 ) -> None:
     options = make_options(max_files=1, sinks=two(tmp_path))
     epochs(sample, options, 2)
-    Rollback(assemble(dataclasses.replace(options, sinks=options.sinks[:1])), 1).perform("test")
+    Rollback(open_pipeline(dataclasses.replace(options, sinks=options.sinks[:1])), 1).perform("test")
     monkeypatch.setattr("firnline.history.savepoints.create.LOOKS", 2)
     with pytest.raises(SinkError, match="copy at epoch 2"):
         save(options)
@@ -630,8 +632,8 @@ def test_a_pin_that_cannot_be_read_is_listed(sample: SampleInput, make_options: 
     with pytest.raises(CheckpointError):
         gc(options.deciding.table)
     assert states(options) == ["complete", "damaged"]
-    assert list_savepoints(assemble(options))[1].id == made.id
-    dispose_savepoint(assemble(options), str(path))
+    assert list_savepoints(open_pipeline(options))[1].id == made.id
+    dispose_savepoint(open_pipeline(options), str(path))
     assert states(options) == ["complete"]
     gc(options.deciding.table)
 
@@ -672,9 +674,9 @@ def test_a_stopped_create_is_listed_and_disposed_of(
     epochs(sample, options, 2)
     place = tmp_path / "s"
     with pytest.raises(KeyboardInterrupt):
-        create_savepoint(assemble(options), str(place), copy=True, stopping=lambda: True)
+        create_savepoint(open_pipeline(options), str(place), copy=True, stopping=lambda: True)
     assert states(options) == ["incomplete"]
-    dispose_savepoint(assemble(options), str(place))
+    dispose_savepoint(open_pipeline(options), str(place))
     assert states(options) == []
 
 
@@ -709,21 +711,21 @@ def test_listed_and_disposed_of(sample: SampleInput, make_options: MakeOptions, 
     first, path = save(options)
     epochs(sample, options, 1, first=3)
     second, there = save(options, tmp_path / "second", copy=True)
-    found = list_savepoints(assemble(options))
+    found = list_savepoints(open_pipeline(options))
     assert [(s.id, s.epoch, s.path, s.copied, s.state) for s in found] == [
         (first.id, 2, str(path), False, "complete"),
         (second.id, 3, str(there), True, "complete"),
     ]
     assert found[1].size_bytes == second.size_bytes
     (there / "notes.txt").write_text("mine")
-    looked = dispose_savepoint(assemble(options), str(there), dry_run=True)
+    looked = dispose_savepoint(open_pipeline(options), str(there), dry_run=True)
     assert (looked.files, looked.pins) == (1 + 3 + 3, 1)
-    assert len(list_savepoints(assemble(options))) == 2
-    dispose_savepoint(assemble(options), str(there))
+    assert len(list_savepoints(open_pipeline(options))) == 2
+    dispose_savepoint(open_pipeline(options), str(there))
     assert contents(there) == {"notes.txt": b"mine"}
-    dispose_savepoint(assemble(options), first.id)
+    dispose_savepoint(open_pipeline(options), first.id)
     assert not path.exists()
-    assert list_savepoints(assemble(options)) == []
+    assert list_savepoints(open_pipeline(options)) == []
     compact(options.deciding.table)
     wipe(options.deciding.table)
     assert len(list(Path(options.deciding.table).glob("*.parquet"))) == 1, "nothing is pinned any more"
@@ -736,11 +738,11 @@ def test_disposing_of_a_copy_leaves_the_pins_to_the_original(
     epochs(sample, options, 2)
     made, path = save(options)
     shutil.copytree(path, tmp_path / "copy")
-    gone = dispose_savepoint(assemble(options), str(tmp_path / "copy"))
+    gone = dispose_savepoint(open_pipeline(options), str(tmp_path / "copy"))
     assert (gone.id, gone.pins, gone.pins_kept) == (made.id, 0, True)
     assert states(options) == ["complete"]
     shutil.move(path, tmp_path / "moved")
-    gone = dispose_savepoint(assemble(options), str(tmp_path / "moved"))
+    gone = dispose_savepoint(open_pipeline(options), str(tmp_path / "moved"))
     assert (gone.pins, gone.pins_kept) == (1, False)
     assert states(options) == []
 
@@ -755,7 +757,7 @@ def test_what_is_no_savepoint_of_the_pipeline_is_not_disposed_of(
     kept = contents(path)
     for target in (str(path), str(tmp_path / "in"), "0123456789abcdef"):
         with pytest.raises(ConfigError):
-            dispose_savepoint(assemble(other), target)
+            dispose_savepoint(open_pipeline(other), target)
     assert contents(path) == kept
     with pytest.raises(RollbackRefusedError, match="savepoint of 'demo', not of 'other'"):
         restore(other, path)
@@ -837,7 +839,7 @@ def test_hostile_manifests(sample: SampleInput, make_options: MakeOptions, tmp_p
     if error is DamagedError:
         (Path(options.deciding.table) / "_firnline/pins").rename(tmp_path / "pins")
         with pytest.raises(FirnlineError):
-            dispose_savepoint(assemble(options), str(path))
+            dispose_savepoint(open_pipeline(options), str(path))
     assert contents(tmp_path / "in") == outside
 
 
@@ -852,7 +854,7 @@ def test_links_are_refused(sample: SampleInput, make_options: MakeOptions, tmp_p
         restore(elsewhere(options, tmp_path / "new"), path)
     (Path(options.deciding.table) / "_firnline/pins").rename(tmp_path / "pins")
     with pytest.raises(DamagedError):
-        dispose_savepoint(assemble(options), str(path))
+        dispose_savepoint(open_pipeline(options), str(path))
     assert (tmp_path / "real").exists()
 
 
@@ -943,12 +945,12 @@ def test_a_savepoint_of_format_1_is_restored(sample: SampleInput, make_options: 
     path = tmp_path / "kept"
     shutil.copytree(SAMPLES / "savepoint", path)
     root = json.loads((path / "savepoint.json").read_text())["checkpoint"]["positions"]["files"]["root"]
-    parts = assemble(options, moved=(root, str(tmp_path / "in")))
-    assert restore_savepoint(parts, str(path), "test").epoch == 3
+    pipeline = open_pipeline(options, moved=(root, str(tmp_path / "in")))
+    assert restore_savepoint(pipeline, str(path), "test").epoch == 3
     assert table_ids(options.deciding.table) == Counter(dict.fromkeys([1, 2, 3, 4, 5, 6], 1))
     sample.add("f2.json", 3)
     sample.add("a-late.json", 3)
     assert run_once(options, moved=(root, str(tmp_path / "in"))).exit_code == 0
     assert sum(table_ids(options.deciding.table).values()) == 12
-    assert len(assemble(options).known_files(held(options).entry)) == 4
-    assert [bytes(record["raw"]) for record in load_quarantine(assemble(options))] == [b"{bad 7"]
+    assert len(open_pipeline(options).known_files(held(options).entry)) == 4
+    assert [bytes(record["raw"]) for record in load_quarantine(open_pipeline(options))] == [b"{bad 7"]

@@ -26,7 +26,7 @@ from firnline.committer.service import CommitterService, TableRef
 from firnline.errors import CommitUnknownError, FencedError, SinkError
 from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.run.log import load_runs
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.table import Table, parse_interval
 from firnline.sinks.staged.set_aside import retry
 from firnline.storage import LocalStorage, open_storage
@@ -471,10 +471,10 @@ def test_two_staged_tables_of_one_pipeline(
 def test_what_a_writer_holds_is_the_newest_of_log_and_units(sample: SampleInput, table: Path) -> None:
     options = staged(sample, table)
     stage(sample, options, "a", "b")
-    held = assemble(options).load()
+    held = open_pipeline(options).load()
     assert held.epoch == 2
     commit_table(table)
     stage(sample, options, "c")
-    held = assemble(options).load()
+    held = open_pipeline(options).load()
     assert held.epoch == 3
     assert DeltaTable(str(table)).transaction_version("firnline:demo") == 2

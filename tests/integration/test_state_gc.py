@@ -28,7 +28,7 @@ from firnline.options import (
     StoreOptions,
     TriggerOptions,
 )
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.spec.build import load_options
 from firnline.state.remote import Replica
 from tests.support.keyed import KeyedInput, answers, answers_without_trouble, keyed_options
@@ -70,7 +70,7 @@ def epochs(keyed: KeyedInput, options: PipelineOptions, count: int) -> None:
 
 
 def home(options: PipelineOptions) -> Path:
-    return Path(assemble(options).state_home.root)
+    return Path(open_pipeline(options).state_home.root)
 
 
 def complete(folder: Path) -> list[int]:
@@ -83,7 +83,7 @@ def files(folder: Path) -> set[str]:
 
 
 def sweep(options: PipelineOptions, **settings: Any) -> list[StateSwept]:
-    return sweep_state(assemble(options), **{"grace_seconds": 0, **settings})
+    return sweep_state(open_pipeline(options), **{"grace_seconds": 0, **settings})
 
 
 def record_run(table: Path, **changes: Any) -> None:
@@ -102,7 +102,7 @@ def test_what_lies_below_the_floor_goes_and_one_may_go_back_to_all_that_is_left(
 ) -> None:
     options = options_of(tmp_path)
     epochs(keyed, options, 8)
-    checkpoint = assemble(options).load().checkpoint
+    checkpoint = open_pipeline(options).load().checkpoint
     assert checkpoint is not None
     floor = checkpoint.floor
     assert 0 < floor < 8
@@ -114,9 +114,9 @@ def test_what_lies_below_the_floor_goes_and_one_may_go_back_to_all_that_is_left(
     assert swept.files == len(before) - len(files(home(options))) > 0
     assert complete(home(options)) == list(range(floor, 9))
     assert swept.kept == 9 - floor
-    assert all(not Rollback(assemble(options), to).plan().refusals for to in range(floor, 8))
+    assert all(not Rollback(open_pipeline(options), to).plan().refusals for to in range(floor, 8))
     assert sweep(options)[0].files == 0
-    Rollback(assemble(options), floor).perform("test")
+    Rollback(open_pipeline(options), floor).perform("test")
     run_to_end(options)
     assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
 
@@ -140,7 +140,7 @@ def test_what_a_sparse_snapshot_is_followed_by_stays(tmp_path: Path, keyed: Keye
 def test_a_rollback_keeps_the_older_state_that_it_stands_on(tmp_path: Path, keyed: KeyedInput) -> None:
     options = options_of(tmp_path, rollback_window=6)
     epochs(keyed, options, 5)
-    Rollback(assemble(options), 1).perform("test")
+    Rollback(open_pipeline(options), 1).perform("test")
     for _ in range(2):
         sweep(options)
         assert 1 in complete(home(options))
@@ -155,13 +155,15 @@ def test_a_sink_that_lags_keeps_what_its_epoch_names(
     second = DeltaSinkOptions("copy", str(tmp_path / "two"), input="totals", write="upsert", required=False)
     options = options_of(tmp_path, sinks=(first, second), commit_policy="required")
     epochs(keyed, options, 6)
-    parts = assemble(options)
-    entries = {entry.epoch: entry for entry in parts.entries(parts.load().entry)}
-    before = find_needed(parts).marks
-    lagging = replace(parts.sinks[1].load(), epoch=1)
-    monkeypatch.setattr(type(parts.sinks[1]), "load", lambda sink: lagging if sink.name == "copy" else parts.load())
-    monkeypatch.setattr(type(parts), "load", lambda _: type(parts.sinks[0]).load_committed(parts.sinks[0]))
-    marks = find_needed(parts).marks
+    pipeline = open_pipeline(options)
+    entries = {entry.epoch: entry for entry in pipeline.entries(pipeline.load().entry)}
+    before = find_needed(pipeline).marks
+    lagging = replace(pipeline.sinks[1].load(), epoch=1)
+    monkeypatch.setattr(
+        type(pipeline.sinks[1]), "load", lambda sink: lagging if sink.name == "copy" else pipeline.load()
+    )
+    monkeypatch.setattr(type(pipeline), "load", lambda _: type(pipeline.sinks[0]).load_committed(pipeline.sinks[0]))
+    marks = find_needed(pipeline).marks
     assert entries[1].checkpoint.state["totals"]["checkpoint"] in set(marks.ids) - set(before.ids)
     assert marks.keep_from_epoch <= 1
 
@@ -174,14 +176,14 @@ def test_versions_of_the_store_and_of_the_tiers_are_marked(tmp_path: Path, keyed
         remote=RemoteTierOptions(str(tmp_path / "remote"), interval_ms=1),
     )
     epochs(keyed, options, 6)
-    parts = assemble(options)
-    since = {place.path: [r.epoch for r in place.load_since(3)] for place in parts.recorder.places}
+    pipeline = open_pipeline(options)
+    since = {place.path: [r.epoch for r in place.load_since(3)] for place in pipeline.recorder.places}
     assert since["store"] == [6, 5, 4, 3]
     assert since["local"][0] == since["remote"][0] == 6
     assert min(since["local"] + since["remote"]) >= 3
     shutil.rmtree(tmp_path / "store")
     (tmp_path / "store").write_text("an outage")
-    assert any("store" in note for note in find_needed(assemble(options)).notes)
+    assert any("store" in note for note in find_needed(open_pipeline(options)).notes)
 
 
 # -- what stops a sweep -----------------------------------------------------------------------------------
@@ -283,7 +285,7 @@ def test_the_remote_tier_is_swept_while_no_run_is_at_work(tmp_path: Path, tiered
 
 def test_the_run_sweeps_the_remote_tier_through_its_replica(tmp_path: Path, tiered: PipelineOptions) -> None:
     record_run(tmp_path / "out", **ALIVE)
-    place = assemble(tiered).state_home
+    place = open_pipeline(tiered).state_home
     assert place.fallback is not None
     _, swept = sweep(tiered, replica=Replica(place.storage, place.fallback.storage))
     assert (swept.files > 0, swept.notes) == (True, ())
@@ -296,9 +298,9 @@ def test_what_only_the_remote_tier_has_does_not_stop_the_home(
     epochs(keyed, tiered, 1)
     swept, _ = sweep(tiered)
     assert any("remote tier alone" in note for note in swept.notes)
-    floor = assemble(tiered).load().checkpoint.floor  # type: ignore[union-attr]  # there are epochs
-    assert not Rollback(assemble(tiered), floor).plan().refusals
-    Rollback(assemble(tiered), floor).perform("test")
+    floor = open_pipeline(tiered).load().checkpoint.floor  # type: ignore[union-attr]  # there are epochs
+    assert not Rollback(open_pipeline(tiered), floor).plan().refusals
+    Rollback(open_pipeline(tiered), floor).perform("test")
     run_to_end(tiered)
     assert answers(tiered.deciding.table) == answers_without_trouble(tmp_path, tiered)
 

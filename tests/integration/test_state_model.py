@@ -18,7 +18,7 @@ from firnline.history.edits.rollback import Rollback
 from firnline.maintenance.gc import gc
 from firnline.maintenance.state import sweep_state
 from firnline.options import OperatorOptions, StateOptions, TriggerOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from tests.support.keyed import GRAPHS, KeyedInput, answers, answers_without_trouble, keyed_options
 from tests.support.pipelines import run_once
 
@@ -55,7 +55,7 @@ class History:
 
     def run(self) -> None:
         run = run_once(self.options)
-        self.trace.append(("run", run.exit_code, run.parts.load().epoch))
+        self.trace.append(("run", run.exit_code, run.pipeline.load().epoch))
         assert run.exit_code == 0, (self.trace, run.result)
 
     def rescale(self) -> None:
@@ -64,10 +64,10 @@ class History:
         self.trace.append(("rescale", shards))
 
     def roll_back(self, *, crash: bool = False) -> None:
-        parts = assemble(self.options)
-        held = parts.deciding.load()
+        pipeline = open_pipeline(self.options)
+        held = pipeline.deciding.load()
         floor = held.checkpoint.floor if held.checkpoint else 0
-        known = [e.epoch for e in parts.entries(held.entry) if floor <= e.epoch < held.epoch]
+        known = [e.epoch for e in pipeline.entries(held.entry) if floor <= e.epoch < held.epoch]
         if not known:
             return
         to = self.random.choice(known)
@@ -75,7 +75,7 @@ class History:
             if crash:
                 patch.setattr(jumps, "_record", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
             try:
-                Rollback(parts, to).perform("test")
+                Rollback(pipeline, to).perform("test")
             except KeyboardInterrupt:
                 assert crash
         self.rollbacks += 1
@@ -87,24 +87,24 @@ class History:
     def fresh(self) -> None:
         if self.random.random() < 0.7:
             return
-        parts = assemble(self.options)
-        done = start_over(parts, parts.deciding.load().epoch, "test", truncate=True)
-        assert parts.deciding.load().checkpoint.state == {}  # type: ignore[union-attr]  # it has just been written
+        pipeline = open_pipeline(self.options)
+        done = start_over(pipeline, pipeline.deciding.load().epoch, "test", truncate=True)
+        assert pipeline.deciding.load().checkpoint.state == {}  # type: ignore[union-attr]  # it has just been written
         self.trace.append(("fresh", done.epoch))
 
     def sweep(self) -> None:
         gc(self.options.deciding.table, grace_seconds=0)
-        (home,) = sweep_state(assemble(self.options), grace_seconds=0)
+        (home,) = sweep_state(open_pipeline(self.options), grace_seconds=0)
         self.trace.append(("sweep", home.checkpoints, home.files, home.kept))
 
     def check(self) -> None:
         """One may go back to every epoch from the floor on, whatever was swept."""
-        parts = assemble(self.options)
-        held = parts.deciding.load()
+        pipeline = open_pipeline(self.options)
+        held = pipeline.deciding.load()
         floor = held.checkpoint.floor if held.checkpoint else 0
-        for entry in parts.entries(held.entry):
+        for entry in pipeline.entries(held.entry):
             if floor <= entry.epoch < held.epoch:
-                refusals = Rollback(assemble(self.options), entry.epoch).plan().refusals
+                refusals = Rollback(open_pipeline(self.options), entry.epoch).plan().refusals
                 assert not refusals, (self.trace, entry.epoch, refusals)
 
     def live(self, length: int) -> None:

@@ -13,7 +13,7 @@ from firnline.errors import RollbackRefusedError
 from firnline.history.edits.fresh_start import start_over
 from firnline.history.edits.rollback import Rollback, RollbackPlan
 from firnline.options import LocalTierOptions, PipelineOptions, RemoteTierOptions, StateOptions, TriggerOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from tests.support.keyed import GRAPHS, KeyedInput, answers, answers_without_trouble, keyed_options
 from tests.support.pipelines import run_once, run_to_end
 
@@ -30,21 +30,21 @@ def epochs(keyed: KeyedInput, options: PipelineOptions, count: int) -> None:
 
 
 def plan(options: PipelineOptions, to: int) -> RollbackPlan:
-    return Rollback(assemble(options), to).plan()
+    return Rollback(open_pipeline(options), to).plan()
 
 
 def go_back(options: PipelineOptions, to: int) -> None:
-    Rollback(assemble(options), to).perform("test")
+    Rollback(open_pipeline(options), to).perform("test")
 
 
 def held(options: PipelineOptions) -> Checkpoint:
-    found = assemble(options).load().checkpoint
+    found = open_pipeline(options).load().checkpoint
     assert found is not None
     return found
 
 
 def home(options: PipelineOptions) -> Path:
-    return Path(assemble(options).state_home.root)
+    return Path(open_pipeline(options).state_home.root)
 
 
 def reasons(options: PipelineOptions, to: int) -> list[str]:
@@ -103,10 +103,10 @@ def test_state_that_is_not_whole_is_refused(tmp_path: Path, keyed: KeyedInput, l
     (folder / lost).rename(tmp_path / "away")
     (message,) = reasons(options, 2)
     assert "the state of epoch 2 is not whole" in message
-    before = assemble(options).load()
+    before = open_pipeline(options).load()
     with pytest.raises(RollbackRefusedError, match="not whole"):
         go_back(options, 2)
-    assert assemble(options).load() == before
+    assert open_pipeline(options).load() == before
     assert reasons(options, 1) == []
     (tmp_path / "away").rename(folder / lost)
     assert reasons(options, 2) == []
@@ -176,7 +176,7 @@ def test_an_operator_that_the_spec_no_longer_has_is_refused(tmp_path: Path, keye
 def test_a_fresh_start_begins_with_empty_state(tmp_path: Path, keyed: KeyedInput, graph: str) -> None:
     options = keyed_options(tmp_path, GRAPHS[graph])
     epochs(keyed, options, 3)
-    start_over(assemble(options), 3, "test", truncate=True)
+    start_over(open_pipeline(options), 3, "test", truncate=True)
     now = held(options)
     assert (now.state, now.watermarks, now.columns) == ({}, {}, {})
     assert answers(options.deciding.table) == []
@@ -191,7 +191,7 @@ def test_a_fresh_start_that_keeps_rows_gives_keys_that_come_again_new_answers(
     options = keyed_options(tmp_path)
     epochs(keyed, options, 2)
     before = answers(options.deciding.table)
-    start_over(assemble(options), 2, "test")
+    start_over(open_pipeline(options), 2, "test")
     assert answers(options.deciding.table) == before
     run_to_end(options)
     assert answers(options.deciding.table) == before  # counted once, not on top of what was there
@@ -200,7 +200,7 @@ def test_a_fresh_start_that_keeps_rows_gives_keys_that_come_again_new_answers(
 def test_one_may_go_back_to_a_fresh_start_and_to_what_came_before_it(tmp_path: Path, keyed: KeyedInput) -> None:
     options = keyed_options(tmp_path)
     epochs(keyed, options, 2)
-    start_over(assemble(options), 2, "test", truncate=True)
+    start_over(open_pipeline(options), 2, "test", truncate=True)
     run_to_end(options)
     go_back(options, 3)
     assert held(options).state == {}

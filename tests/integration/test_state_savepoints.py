@@ -21,7 +21,7 @@ from firnline.history.savepoints.state import is_behind
 from firnline.maintenance.gc import gc
 from firnline.maintenance.state import sweep_state
 from firnline.options import LocalTierOptions, PipelineOptions, RemoteTierOptions, TriggerOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from tests.support.keyed import GRAPHS, KeyedInput, answers, answers_without_trouble, keyed_options
 from tests.support.pipelines import run_once, run_to_end
 
@@ -38,17 +38,17 @@ def epochs(keyed: KeyedInput, options: PipelineOptions, count: int) -> None:
 
 
 def save(options: PipelineOptions, path: Path, *, copy: bool) -> Savepoint:
-    return create_savepoint(assemble(options), str(path), copy=copy, run="test")[0]
+    return create_savepoint(open_pipeline(options), str(path), copy=copy, run="test")[0]
 
 
 def restore(options: PipelineOptions, path: Path, **settings: Any) -> Restored:
-    return restore_savepoint(assemble(options), str(path), "test", **settings)
+    return restore_savepoint(open_pipeline(options), str(path), "test", **settings)
 
 
 def sweep(options: PipelineOptions) -> None:
     """Everything goes that may, at once."""
     gc(options.deciding.table, grace_seconds=0)
-    sweep_state(assemble(options), grace_seconds=0)
+    sweep_state(open_pipeline(options), grace_seconds=0)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -56,7 +56,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def home(options: PipelineOptions) -> Path:
-    return Path(assemble(options).state_home.root)
+    return Path(open_pipeline(options).state_home.root)
 
 
 @pytest.mark.parametrize("copy", [False, True], ids=["pinned", "copied"])
@@ -87,12 +87,12 @@ def test_a_pinned_savepoint_keeps_its_state_from_sweeps_until_it_is_disposed_of(
     options = keyed_options(tmp_path, rollback_window=1, keep_checkpoints=0)
     epochs(keyed, options, 2)
     made = save(options, tmp_path / "saved", copy=False)
-    (listed,) = list_savepoints(assemble(options))
+    (listed,) = list_savepoints(open_pipeline(options))
     assert listed.state_size_bytes == made.state_size_bytes
     epochs(keyed, options, 6)
     sweep(options)
     assert all((home(options) / file.name).is_file() for file in made.state_files)
-    dispose_savepoint(assemble(options), made.id)
+    dispose_savepoint(open_pipeline(options), made.id)
     sweep(options)
     (state,) = made.state
     assert not (home(options) / state.checkpoint / "COMMITTED").exists()
@@ -141,7 +141,7 @@ def test_sweeping_goes_on_after_a_restore_elsewhere(tmp_path: Path, keyed: Keyed
     )
     restore(there, tmp_path / "saved")
     epochs(keyed, there, 1)
-    (swept,) = sweep_state(assemble(there), grace_seconds=0)
+    (swept,) = sweep_state(open_pipeline(there), grace_seconds=0)
     assert any("cannot go back" in note for note in swept.notes)
     epochs(keyed, there, 1)
     assert answers(there.deciding.table) == answers_without_trouble(tmp_path, there)
@@ -170,7 +170,7 @@ def test_state_that_only_the_remote_tier_has_is_saved_from_there(tmp_path: Path,
 def test_epochs_since_the_snapshot_are_folded_again(tmp_path: Path, keyed: KeyedInput, copy: bool) -> None:
     options = keyed_options(tmp_path, trigger=TriggerOptions(every_epochs=4))
     epochs(keyed, options, 3)
-    assert is_behind(assemble(options))
+    assert is_behind(open_pipeline(options))
     made = save(options, tmp_path / "saved", copy=copy)
     assert made.state_replayed == [2, 3]
     epochs(keyed, options, 3)
@@ -188,7 +188,7 @@ def test_a_savepoint_whose_state_could_not_be_made_again_is_refused(tmp_path: Pa
     with pytest.raises(CheckpointError, match=r"f00002\.json: gone"):
         save(options, tmp_path / "saved", copy=False)
     assert not (tmp_path / "saved" / "savepoint.json").exists()
-    assert list_savepoints(assemble(options)) == []
+    assert list_savepoints(open_pipeline(options)) == []
 
 
 def test_a_restore_whose_state_could_not_be_made_again_is_refused_while_nothing_has_changed(
@@ -198,10 +198,10 @@ def test_a_restore_whose_state_could_not_be_made_again_is_refused_while_nothing_
     epochs(keyed, options, 3)
     save(options, tmp_path / "saved", copy=True)
     (keyed.folder / "f00003.json").unlink()
-    before = assemble(options).load()
+    before = open_pipeline(options).load()
     with pytest.raises(RollbackRefusedError, match=r"f00003\.json: gone"):
         restore(options, tmp_path / "saved")
-    assert assemble(options).load() == before
+    assert open_pipeline(options).load() == before
 
 
 @pytest.mark.parametrize("copy", [False, True], ids=["pinned", "copied"])
@@ -214,7 +214,7 @@ def test_an_older_snapshot_that_a_restore_goes_on_from_is_saved_too(
     for due in ((), (), ("totals",), ("firsts",), ()):  # the first epoch makes a snapshot of both
         epochs(keyed, every(options, due), 1)
     rare = every(options, ())
-    held = assemble(rare).load().checkpoint
+    held = open_pipeline(rare).load().checkpoint
     assert held is not None
     assert {name: ref["epoch"] for name, ref in held.state.items()} == {"firsts": 4, "totals": 3}
     made = save(rare, tmp_path / "saved", copy=copy)
@@ -347,7 +347,7 @@ def test_disposing_of_a_copy_deletes_its_state(tmp_path: Path, keyed: KeyedInput
     options = keyed_options(tmp_path)
     epochs(keyed, options, 1)
     made = save(options, tmp_path / "saved", copy=True)
-    dispose_savepoint(assemble(options), made.id)
+    dispose_savepoint(open_pipeline(options), made.id)
     assert not (tmp_path / "saved").exists()
     assert run_once(options).exit_code == 0
 
@@ -359,5 +359,5 @@ def test_disposing_of_a_copy_that_was_killed_leaves_no_empty_folders(tmp_path: P
     (tmp_path / "saved" / "savepoint.json").unlink()
     for path in (tmp_path / "saved" / "state").rglob("shard_1/*"):
         path.unlink()  # the folder was made, the file was not
-    dispose_savepoint(assemble(options), made.id)
+    dispose_savepoint(open_pipeline(options), made.id)
     assert not (tmp_path / "saved").exists()

@@ -14,7 +14,7 @@ from firnline.history.savepoints.create import create_savepoint
 from firnline.maintenance.state import sweep_state
 from firnline.options import PipelineOptions, TriggerOptions
 from firnline.run.flight import Base
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.run.operator_state import StateKeeper
 from firnline.state.manifest import SnapshotRef
 from tests.support.ageing import age_files
@@ -30,7 +30,7 @@ def home_of(options: PipelineOptions) -> Path:
 def sweep_all(options: PipelineOptions) -> int:
     """Hours go by, and everything that nothing needs goes."""
     age_files(home_of(options), 36_000)
-    return sum(one.files for one in sweep_state(assemble(options), grace_seconds=900))
+    return sum(one.files for one in sweep_state(open_pipeline(options), grace_seconds=900))
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_a_sweep_spares_what_the_run_stands_on(
     run_to_end(options)
     assert swept
     assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
-    held = assemble(options).deciding.load()
+    held = open_pipeline(options).deciding.load()
     assert held.checkpoint is not None
     made = SnapshotRef.from_json(held.checkpoint.state["totals"]).epoch
     assert made == held.epoch, "the first epoch after the restore makes a snapshot"
@@ -98,7 +98,7 @@ def saved(tmp_path: Path) -> tuple[PipelineOptions, str]:
         keyed.add()
     run_to_end(options)
     place = str(tmp_path / "saved")
-    create_savepoint(assemble(options), place, copy=False)
+    create_savepoint(open_pipeline(options), place, copy=False)
     for _ in range(40):
         keyed.add(60)
     run_to_end(options)
@@ -127,14 +127,14 @@ def test_a_restore_is_refused_when_its_state_is_swept_before_it_commits(
     options, place = saved
 
     def lose() -> int:
-        dispose_savepoint(assemble(options), place)
+        dispose_savepoint(open_pipeline(options), place)
         for pin in Path(options.deciding.table).glob("_firnline/pins/restore-*"):
             pin.unlink()  # taken for abandoned: the restore stood still for days
         return sweep_all(options)
 
     found = at_point(monkeypatch, "delta.jump.before", lose)
     with pytest.raises(RollbackRefusedError):
-        restore_savepoint(assemble(options), place, "e" * 16)
+        restore_savepoint(open_pipeline(options), place, "e" * 16)
     assert isinstance(found[-1], int)
     assert found[-1] > 0
     monkeypatch.undo()
@@ -148,7 +148,9 @@ def test_a_restore_does_not_take_up_state_that_a_sweep_is_about_to_delete(
     options, place = saved
     for pin in Path(options.deciding.table).glob("_firnline/pins/savepoint-*"):
         pin.unlink()
-    found = at_point(monkeypatch, "delta.sweep.after", lambda: restore_savepoint(assemble(options), place, "e" * 16))
+    found = at_point(
+        monkeypatch, "delta.sweep.after", lambda: restore_savepoint(open_pipeline(options), place, "e" * 16)
+    )
     assert sweep_all(options) > 0
     assert isinstance(found[-1], RollbackRefusedError)
     assert "deleted by a sweep of state" in found[-1].message
@@ -163,7 +165,9 @@ def test_a_sweep_lets_go_when_a_restore_came_before_it_declared(
     options, place = saved
     for pin in Path(options.deciding.table).glob("_firnline/pins/savepoint-*"):
         pin.unlink()
-    found = at_point(monkeypatch, "delta.sweep.before", lambda: restore_savepoint(assemble(options), place, "e" * 16))
+    found = at_point(
+        monkeypatch, "delta.sweep.before", lambda: restore_savepoint(open_pipeline(options), place, "e" * 16)
+    )
     sweep_all(options)
     assert getattr(found[-1], "to_epoch", None) == 2
     monkeypatch.undo()

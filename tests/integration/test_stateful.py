@@ -30,7 +30,7 @@ from firnline.options import (
     SchemaOptions,
     TriggerOptions,
 )
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.run.runner import Runner
 from firnline.sources.files.source import FileSource
 from firnline.state.export import write_export
@@ -177,15 +177,15 @@ def test_a_silent_input_no_longer_holds_windows_open_after_idle_after(world: Wor
     def run(minute: int) -> dict[str, Any]:
         """One epoch at a time of day, in the run that began at midnight; what the operator did in it."""
         clock.minute = 0
-        parts = assemble(options, once=True, clock=clock)
+        pipeline = open_pipeline(options, once=True, clock=clock)
         told = Recorder()
-        runner = Runner(parts, LocalEngine(1), told, once=True)
+        runner = Runner(pipeline, LocalEngine(1), told, once=True)
         clock.minute = minute
         assert runner.run().exit_code == 0
         return told.epochs[-1].operators["windows"]
 
     def idle() -> list[str]:
-        (found,) = [one for one in load_status(assemble(options)).operators if one.operator == "windows"]
+        (found,) = [one for one in load_status(open_pipeline(options)).operators if one.operator == "windows"]
         return list(found.idle_inputs)
 
     for source in "ab":
@@ -208,7 +208,7 @@ def test_closed_windows_leave_no_state_behind(world: World) -> None:
             world.add(source, f"f{hour}", [("x", 1, f"{hour:02d}:00:00")])
         run = run_once(options)
         assert run.exit_code == 0
-    held = run.parts.load()
+    held = run.pipeline.load()
     assert held.checkpoint is not None
     removed = sum(int(e.operators["windows"]["removed"]) for e in run.told.epochs)
     assert removed > 0
@@ -241,7 +241,7 @@ def test_each_operator_keeps_its_own_time_in_per_operator_mode(world: World) -> 
     fill(world, range(3))
     run_to_end(options)
     run = run_once(options)
-    held = run.parts.load().checkpoint
+    held = run.pipeline.load().checkpoint
     assert held is not None
     assert held.state["totals"]["epoch"] == 1
     assert held.state["windows"]["epoch"] == held.epoch
@@ -272,14 +272,14 @@ def test_a_slow_source_does_not_hold_up_the_others(world: World, monkeypatch: py
         return planned(self, *args)
 
     monkeypatch.setattr(FileSource, "plan", plan)
-    parts, told = assemble(options, once=True), Recorder()
+    pipeline, told = open_pipeline(options, once=True), Recorder()
 
     class Releasing(Recorder):
         def committed(self, facts: Any) -> None:
             told.committed(facts)
             slow.set()
 
-    assert Runner(parts, LocalEngine(1), Releasing(), once=True).run().exit_code == 0
+    assert Runner(pipeline, LocalEngine(1), Releasing(), once=True).run().exit_code == 0
     assert [set(facts.sources) for facts in told.epochs] == [{"a"}, {"b"}]
     assert len(world.read("a")) == len(world.read("b")) == 24
 
@@ -340,7 +340,7 @@ def test_an_operator_that_is_given_leave_begins_empty(world: World) -> None:
     more = dataclasses.replace(more, operators=(totals(), second))
     world.add("a", "g1", [("k0", 1, "10:00:00")])
     run_to_end(more)
-    held = assemble(more).load().checkpoint
+    held = open_pipeline(more).load().checkpoint
     assert held is not None
     assert set(held.state) == {"totals", "third"}
 
@@ -350,7 +350,7 @@ def test_an_operator_begins_with_an_exported_state(world: World, tmp_path: Path)
     fill(world, range(1))
     run_to_end(first)
     path = tmp_path / "exported.parquet"
-    view = load_state_view(assemble(first), "totals")
+    view = load_state_view(open_pipeline(first), "totals")
     assert write_export(str(path), view.reader.schema, view.reader.scan(), {}) == 3
     again = World(tmp_path / "again")
     options = again.options(operators=[totals(initial_state=str(path))], sinks=["totals"])
@@ -494,7 +494,7 @@ class Losing(LocalEngine):
 
 def run_with(options: PipelineOptions, engine: Engine) -> Recorder:
     told = Recorder()
-    result = Runner(assemble(options, once=True), engine, told, once=True).run()
+    result = Runner(open_pipeline(options, once=True), engine, told, once=True).run()
     assert result.exit_code == 0, result
     return told
 
@@ -534,12 +534,12 @@ def test_absorbed_shards_are_given_back_when_workers_return(
     options = counter_options(counted.folder, tmp_path / "table", on_worker_loss="absorb", shards=None)
     counted.add(files=1)
     run_with(options, LocalEngine(3))
-    generation = assemble(options).load().generation
+    generation = open_pipeline(options).load().generation
     counted.add(files=3)
     engine = Losing(1, threads=3)
     run_with(options, engine)
     assert engine.shards == [3, 2, 3, 3]
-    held = assemble(options).load()
+    held = open_pipeline(options).load()
     assert held.checkpoint is not None
     assert held.generation == generation + 3  # its own claim, one to absorb, one to give back
     assert {ref["shards"] for ref in held.checkpoint.state.values()} == {3}

@@ -29,7 +29,7 @@ from firnline.options import (
 )
 from firnline.run import operator_state as state_keeper
 from firnline.run import steps
-from firnline.run.open_pipeline import Parts, assemble
+from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.run.requests import FileRequest
 from firnline.run.runner import Runner
 from firnline.sinks.base import EpochCommit
@@ -122,7 +122,7 @@ def with_operators(options: PipelineOptions, *operators: OperatorOptions, reads:
 
 
 def watermark(run: LocalRun, operator: str) -> int:
-    held = run.parts.load().checkpoint
+    held = run.pipeline.load().checkpoint
     assert held is not None
     return int(held.watermarks[operator]["at"])
 
@@ -254,9 +254,9 @@ class _Losing:
         self.running, self.dropped = threading.Event(), threading.Event()
         self._cancels = 0
 
-    def run(self, options: PipelineOptions) -> tuple[Runner, Parts]:
-        parts = assemble(options, once=True)
-        commit = parts.deciding.commit
+    def run(self, options: PipelineOptions) -> tuple[Runner, OpenPipeline]:
+        pipeline = open_pipeline(options, once=True)
+        commit = pipeline.deciding.commit
         lost = threading.Event()
 
         def refuse(told: EpochCommit) -> Receipt:
@@ -266,10 +266,10 @@ class _Losing:
                 raise SchemaError("the table has another column now")
             return commit(told)
 
-        parts.deciding.commit = refuse  # type: ignore[method-assign,assignment]
-        runner = Runner(parts, self._engine(), Recorder(), once=True)
+        pipeline.deciding.commit = refuse  # type: ignore[method-assign,assignment]
+        runner = Runner(pipeline, self._engine(), Recorder(), once=True)
         assert runner.run().exit_code == 0
-        return runner, parts
+        return runner, pipeline
 
     def _engine(self) -> LocalEngine:
         losing = self
@@ -307,8 +307,8 @@ def test_a_job_that_was_cancelled_is_no_lost_worker(world: World) -> None:
 
 
 def test_epochs_that_run_again_make_their_checkpoints_of_state(world: World) -> None:
-    _, parts = _Losing("read", dies=False).run(_five_epochs(world))
-    entries = list(parts.entries(parts.load().entry))
+    _, pipeline = _Losing("read", dies=False).run(_five_epochs(world))
+    entries = list(pipeline.entries(pipeline.load().entry))
     assert [e.checkpoint.state["totals"]["epoch"] for e in entries] == [5, 4, 3, 2, 1]
 
 
@@ -340,7 +340,7 @@ def test_an_operator_whose_input_begins_later_begins_with_its_initial_state(worl
     run_to_end(options)
     world.add("b", "f1", row("x"))
     run = run_once(options)
-    found = load_state_view(run.parts, "totals").reader.first(10)
+    found = load_state_view(run.pipeline, "totals").reader.first(10)
     assert found.select(["k", "n"]).to_pylist() == [{"k": "x", "n": 101}]
 
 
@@ -353,7 +353,7 @@ def test_a_retry_of_a_source_that_is_left_out_is_not_forgotten(world: World, mon
     path.write_bytes(whole[:-6])
     run = run_once(options)
     path.write_bytes(whole)
-    run.parts.requests.ask_retry(str(path), changed=True, ids=run.parts.ids)
+    run.pipeline.requests.ask_retry(str(path), changed=True, ids=run.pipeline.ids)
     world.add("a", "f2", row("x"))
     planned, listed = FileSource.plan, threading.Event()
     taken: list[list[FileRequest]] = []
@@ -369,7 +369,7 @@ def test_a_retry_of_a_source_that_is_left_out_is_not_forgotten(world: World, mon
             listed.set()
 
     monkeypatch.setattr(FileSource, "plan", plan)
-    runner = Runner(assemble(options, once=True), LocalEngine(1), Releasing(), once=True)
+    runner = Runner(open_pipeline(options, once=True), LocalEngine(1), Releasing(), once=True)
     assert runner.run().exit_code == 0
     assert taken[0] == []  # the epoch that read a alone
     assert sorted(r["k"] for r in world.read("b")) == ["again", "x"]
@@ -420,7 +420,7 @@ def test_rows_of_a_source_that_is_left_out_at_first_are_not_late(world: World, m
 
     monkeypatch.setattr(FileSource, "plan", plan)
     told = Releasing()
-    assert Runner(assemble(options, once=True), LocalEngine(1), told, once=True).run().exit_code == 0
+    assert Runner(open_pipeline(options, once=True), LocalEngine(1), told, once=True).run().exit_code == 0
     assert [facts.operators["windows"]["late"] for facts in told.epochs] == [0, 0]
     assert [(r["window_start"].hour, r["n"]) for r in world.read("windows")] == [(10, 2)]
 
@@ -443,7 +443,7 @@ def test_rows_that_a_checkpoint_holds_do_not_count_for_the_next_one(world: World
         world.add("a", f"f{number}", *[row("x")] * 10)
     trigger = TriggerOptions(every_epochs=None, every_records=20)
     run = run_once(world.options(totals(), sinks={"totals": "upsert"}, trigger=trigger))
-    entries = list(run.parts.entries(run.parts.load().entry))
+    entries = list(run.pipeline.entries(run.pipeline.load().entry))
     assert [e.checkpoint.state["totals"]["epoch"] for e in entries] == [5, 3, 3, 1, 1]
 
 
@@ -462,7 +462,7 @@ def test_an_operator_that_raises_is_no_lost_worker(world: World) -> None:
     own = OperatorOptions("totals", "own:Raising", ("a",), {"keys": ["k"]})
     options = world.options(own, sinks={"a": "append"}, on_worker_loss="absorb")
     world.add("a", "f1", row("x"))
-    parts = assemble(dataclasses.replace(options, operator_paths=(str(world.folder),)), once=True)
-    runner = Runner(parts, LocalEngine(1), Recorder(), once=True)
+    pipeline = open_pipeline(dataclasses.replace(options, operator_paths=(str(world.folder),)), once=True)
+    runner = Runner(pipeline, LocalEngine(1), Recorder(), once=True)
     assert runner.run().exit_code != 0
     assert runner._steps.state.shards == 3

@@ -10,7 +10,7 @@ import pytest
 from firnline.errors import EngineError
 from firnline.history.checkpoints import load_checkpoints
 from firnline.history.status import load_status
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.testing.local import LocalEngine
 from firnline.types import Json
 from tests.support.committers import commit_table
@@ -20,7 +20,7 @@ from tests.support.samples import SampleInput
 
 
 def _states(options: Any) -> list[tuple[int, str, str | None]]:
-    rows = load_checkpoints(assemble(options), 20).checkpoints
+    rows = load_checkpoints(open_pipeline(options), 20).checkpoints
     return [(row["epoch"], row["status"], row["reason"]) for row in rows]
 
 
@@ -32,11 +32,11 @@ def test_a_staged_epoch_is_in_progress_until_the_committer_has_committed_it(tmp_
     assert [facts.is_staged for facts in run_once(options).told.epochs] == [True, True]
     waits = "staged, waits for the committer"
     assert _states(options) == [(2, "IN_PROGRESS", waits), (1, "IN_PROGRESS", waits)]
-    found = load_status(assemble(options))
+    found = load_status(open_pipeline(options))
     assert (found.epoch, found.committed_epoch) == (2, 0)
     commit_table(tmp_path / "out")
     assert _states(options) == [(2, "COMPLETED", None), (1, "COMPLETED", None)]
-    assert load_status(assemble(options)).committed_epoch == 2
+    assert load_status(open_pipeline(options)).committed_epoch == 2
 
 
 def test_an_epoch_whose_run_was_killed_before_the_commit_is_failed(tmp_path: Path) -> None:
@@ -68,5 +68,5 @@ def test_an_attempt_that_failed_is_listed_with_its_reason(tmp_path: Path, monkey
     sample = SampleInput(tmp_path / "in")
     sample.add("a.json", 3)
     options = pipeline_options(str(tmp_path / "in"), str(tmp_path / "out"))
-    assert Runner(assemble(options, once=True), _FailsOnce(1), Recorder(), once=True).run().exit_code == 0
+    assert Runner(open_pipeline(options, once=True), _FailsOnce(1), Recorder(), once=True).run().exit_code == 0
     assert _states(options) == [(1, "COMPLETED", None), (1, "FAILED", "Spark stumbled")]

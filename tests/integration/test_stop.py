@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.run.runner import Runner
 from firnline.testing.local import LocalEngine
 from tests.support.pipelines import Recorder, pipeline_options, run_to_end
@@ -31,7 +31,7 @@ def test_a_run_stops_after_the_current_epoch(tmp_path: Path) -> None:
         sample.add(f"{name}.json", 3)
     options = pipeline_options(str(tmp_path / "in"), str(tmp_path / "out"), max_files=1)
     told = StopsEarly()
-    told.runner = Runner(assemble(options), LocalEngine(1), told)
+    told.runner = Runner(open_pipeline(options), LocalEngine(1), told)
     result = told.runner.run()
     assert (result.exit_code, result.epochs, told.ran_epochs) == (0, 1, [1])
     assert sum(table_ids(tmp_path / "out").values()) == 3

@@ -13,7 +13,7 @@ import firnline.run.runner
 from firnline.cli.main import run_command
 from firnline.history.store import open_for_writing
 from firnline.options import StoreOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.spec.build import load_options
 from firnline.stores.audit import load_audit
 from tests.support.ageing import age_files
@@ -82,7 +82,7 @@ def test_what_a_run_sweeps_of_its_state_is_on_record(tmp_path: Path, monkeypatch
     for _ in range(24):
         keyed.add()
     run_to_end(options)
-    records = [entry.record for entry in load_audit(open_for_writing(assemble(options)), "demo")]
+    records = [entry.record for entry in load_audit(open_for_writing(open_pipeline(options)), "demo")]
     assert records
     assert all(
         record is not None and record.what == "state-sweep" and record.details["files"] > 0 for record in records

@@ -24,7 +24,7 @@ from firnline.maintenance.compact import compact
 from firnline.maintenance.gc import gc
 from firnline.maintenance.vacuum import vacuum
 from firnline.options import PipelineOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.sink import DeltaSink
 from firnline.sinks.delta.sweeps import SweepLog
 from firnline.sinks.delta.table import Table
@@ -107,7 +107,7 @@ def rows(root: Path) -> int:
 
 
 def roll_back(options: PipelineOptions, to: int = 2) -> Callable[[], object]:
-    return lambda: Rollback(assemble(options), to).perform("f" * 16)
+    return lambda: Rollback(open_pipeline(options), to).perform("f" * 16)
 
 
 def check_goes_on(options: PipelineOptions, sample: SampleInput) -> None:
@@ -146,7 +146,7 @@ def test_what_a_rollback_needs_is_pinned_from_its_first_look_on(
     at: At, options: PipelineOptions, root: Path, sample: SampleInput, sweep: Sweep, point: str
 ) -> None:
     at.do(point, lambda: sweep(root))
-    Rollback(assemble(options), 2).perform("f" * 16)
+    Rollback(open_pipeline(options), 2).perform("f" * 16)
     assert rows(root) == 6
     check_goes_on(options, sample)
 
@@ -159,7 +159,7 @@ def test_a_rollback_without_pins_is_refused_rather_than_wrong(
     monkeypatch.setattr("firnline.history.savepoints.pins.RestorePins.keep", lambda *_: False)
     at.do("delta.jump.before", lambda: sweep(root))
     with pytest.raises(RollbackRefusedError, match="vacuumed"):
-        Rollback(assemble(options), 2).perform("f" * 16)
+        Rollback(open_pipeline(options), 2).perform("f" * 16)
     assert rows(root) == 12
     check_goes_on(options, sample)
 
@@ -176,11 +176,11 @@ def test_a_sweep_that_died_is_finished_by_the_next_and_refuses_rollbacks_until_t
     at.do("delta.sweep.after", die)
     with pytest.raises(DiedError):
         gc(str(root), grace_seconds=0)
-    plan = Rollback(assemble(options), 2).plan()
+    plan = Rollback(open_pipeline(options), 2).plan()
     assert "being deleted by gc" in plan.refusals[0].message
     report = gc(str(root), grace_seconds=0)
     assert any("finished what gc" in note for note in report.notes)
-    assert [e.message for e in Rollback(assemble(options), 2).plan().refusals if "vacuumed" in e.message]
+    assert [e.message for e in Rollback(open_pipeline(options), 2).plan().refusals if "vacuumed" in e.message]
     assert rows(root) == 12
     check_goes_on(options, sample)
 
@@ -215,7 +215,7 @@ def test_a_savepoint_is_not_made_of_what_a_sweep_is_about_to_delete(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(firnline.storage.LocalStorage, "put", put)
-        made, _ = create_savepoint(assemble(options), str(tmp_path / "saved"))
+        made, _ = create_savepoint(open_pipeline(options), str(tmp_path / "saved"))
     assert taken
     there = {str(p.relative_to(root)) for p in root.rglob("*.parquet")}
     assert {file.path for file in made.sinks["delta"].files} <= there
@@ -228,17 +228,17 @@ def test_a_restore_does_not_take_back_what_a_sweep_is_about_to_delete(
     options = make_options(max_files=1)
     make_epochs(sample, options, 2)
     root, place = Path(options.sinks[0].table), str(tmp_path / "saved")
-    create_savepoint(assemble(options), place)
+    create_savepoint(open_pipeline(options), place)
     make_epochs(sample, options, 2, first=3)
     compact(str(root))
 
     def lose() -> None:
-        dispose_savepoint(assemble(options), place)
+        dispose_savepoint(open_pipeline(options), place)
         gc(str(root), grace_seconds=0)
 
     at.do("delta.jump.before", lose)
     with pytest.raises(RollbackRefusedError, match="deleted at this moment"):
-        restore_savepoint(assemble(options), place, "e" * 16)
+        restore_savepoint(open_pipeline(options), place, "e" * 16)
     assert rows(root) == 12
     check_goes_on(options, sample)
 
@@ -270,7 +270,7 @@ def test_a_unit_that_is_taken_up_again_is_not_committed_while_a_sweep_deletes_it
     storage = open_storage(str(root))
     units = sorted(p.name.removesuffix(".meta.json") for p in (root / "_staging/pending").glob("*.meta.json"))
     for name in units:
-        reject(storage, name, "for a test", assemble(options).clock)
+        reject(storage, name, "for a test", open_pipeline(options).clock)
     monkeypatch.setattr(
         firnline.maintenance.references, "REJECTED_KEPT", -firnline.maintenance.references.REJECTED_KEPT
     )
@@ -299,6 +299,6 @@ def test_a_jump_is_made_onto_the_version_that_was_looked_at(options: PipelineOpt
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DeltaSink, "jump", noting)
-        Rollback(assemble(options), 2).perform("f" * 16)
+        Rollback(open_pipeline(options), 2).perform("f" * 16)
     assert seen
     assert None not in seen

@@ -27,7 +27,7 @@ from firnline.options import (
     SchemaOptions,
     TriggerOptions,
 )
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from tests.support.pipelines import pipeline_options, run_to_end
 from tests.support.processes import KILLED, Launcher
 
@@ -133,10 +133,10 @@ def rows_of(table: Path) -> list[dict[str, Any]]:
 
 def late_by_the_rule(options: PipelineOptions) -> Counter[Seen]:
     """Rows from before the watermark that stood when their epoch began, less what is retained; epochs as recorded."""
-    parts = assemble(options)
+    pipeline = open_pipeline(options)
     found: Counter[Seen] = Counter()
     limit: datetime | None = None
-    for entry in reversed(list(parts.entries(parts.load().entry))):
+    for entry in reversed(list(pipeline.entries(pipeline.load().entry))):
         for sensor, files in entry.inputs.items():
             for file in files:
                 lines = Path(file["path"]).read_text().splitlines()[file["from"] : file["to"]]

@@ -14,7 +14,7 @@ from firnline.committer.committer import Committer
 from firnline.errors import ConfigError, FencedError
 from firnline.history.status import load_status
 from firnline.options import DeltaSinkOptions, PipelineOptions, StoreOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.run.runner import Runner
 from firnline.sinks.base import EpochCommit
 from firnline.sinks.delta.table import Table
@@ -66,7 +66,7 @@ def test_a_further_sink_gets_an_epoch_once_the_deciding_tables_log_holds_it(
     run_to_end(options)
     assert len(pending_units(tmp_path / "a")) == 2
     assert not pending_units(tmp_path / "b")
-    found = load_status(assemble(options)).sinks
+    found = load_status(open_pipeline(options)).sinks
     assert [(sink["epoch"], sink["epochs_pending"]) for sink in found] == [(2, 2), (0, 0)]
     commit_table(tmp_path / "a")
     run_to_end(options)
@@ -94,13 +94,13 @@ class Zombie:
 
     def __init__(self, options: PipelineOptions, patch: pytest.MonkeyPatch) -> None:
         self._stands, self._goes = threading.Event(), threading.Event()
-        self._parts = assemble(options, once=True)
-        self.runner = Runner(self._parts, LocalEngine(1), Recorder(), once=True)
+        self._pipeline = open_pipeline(options, once=True)
+        self.runner = Runner(self._pipeline, LocalEngine(1), Recorder(), once=True)
         self._thread = threading.Thread(target=self.runner.run)
         commit = StagedDeltaSink.commit
 
         def stands_still(sink: StagedDeltaSink, epoch: EpochCommit) -> Any:
-            if sink is self._parts.deciding:
+            if sink is self._pipeline.deciding:
                 self._stands.set()
                 assert self._goes.wait(SECONDS)
             return commit(sink, epoch)
@@ -176,7 +176,7 @@ def test_a_zombies_last_unit_is_in_no_store_and_stops_no_run(
 
 def recorded(options: PipelineOptions) -> int:
     """The newest epoch in the store, as `status` reads it."""
-    copies = load_status(assemble(options)).copies
+    copies = load_status(open_pipeline(options)).copies
     return int(next(copy["epoch"] or 0 for copy in copies if copy["path"] == "store"))
 
 
@@ -193,7 +193,7 @@ def test_a_run_that_goes_on_gives_further_sinks_what_the_committer_has_committed
 
     monkeypatch.setattr(StagedDeltaSink, "commit", told)
     sample.add("f1.json", 3)
-    runner = Runner(assemble(two_sinks(tmp_path)), LocalEngine(1))
+    runner = Runner(open_pipeline(two_sinks(tmp_path)), LocalEngine(1))
     thread = threading.Thread(target=runner.run)
     thread.start()
     try:
@@ -231,7 +231,7 @@ def test_a_sink_that_holds_another_chain_is_refused_by_name(tmp_path: Path, samp
 def test_a_run_whose_unit_was_replaced_in_the_log_stops(tmp_path: Path, sample: SampleInput) -> None:
     options = two_sinks(tmp_path)
     sample.add("f1.json", 3)
-    sink = run_once(options).parts.deciding
+    sink = run_once(options).pipeline.deciding
     assert isinstance(sink, StagedDeltaSink)
     sink._chain[1] += 1  # the run takes its own unit for another one
     commit_table(tmp_path / "a")

@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 
 from firnline.jobs.spark import SparkEngine
 from firnline.options import DeltaSinkOptions, FileSourceOptions, OperatorOptions, PipelineOptions, TriggerOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.run.runner import Runner
 from tests.support.counters import CounterInput, counter_options, read_counts
 from tests.support.pipelines import Recorder, pipeline_options
@@ -36,7 +36,7 @@ def engine() -> Iterator[SparkEngine]:
 
 def run(options: PipelineOptions, engine: SparkEngine) -> Recorder:
     told = Recorder()
-    result = Runner(assemble(options, once=True), engine, told, once=True).run()
+    result = Runner(open_pipeline(options, once=True), engine, told, once=True).run()
     assert result.exit_code == 0, (result, told.troubles)
     return told
 

@@ -10,7 +10,7 @@ from firnline.errors import FirnlineError
 from firnline.history.edits.fresh_start import start_over
 from firnline.history.edits.ledger_repair import LedgerRepair
 from firnline.history.edits.rollback import Rollback
-from firnline.run.open_pipeline import Parts, assemble
+from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.types import RandomIds
 from tests.support.processes import Launcher, RunOrder, reached_points, tell_end
 
@@ -30,23 +30,23 @@ def repair_launcher(folder: Path, **decided: list[str]) -> Launcher:
     return Launcher(folder, partial(_in_child, partial(_repair, decided=decided)))
 
 
-def _repair(parts: Parts, run: str, decided: dict[str, list[str]]) -> None:
-    LedgerRepair(parts, **decided).perform(run)
+def _repair(pipeline: OpenPipeline, run: str, decided: dict[str, list[str]]) -> None:
+    LedgerRepair(pipeline, **decided).perform(run)
 
 
-def _roll_back(parts: Parts, run: str, to_epoch: int) -> None:
-    Rollback(parts, to_epoch).perform(run)
+def _roll_back(pipeline: OpenPipeline, run: str, to_epoch: int) -> None:
+    Rollback(pipeline, to_epoch).perform(run)
 
 
-def _start_over(parts: Parts, run: str, after_epoch: int, truncate: bool) -> None:
-    start_over(parts, after_epoch, run, truncate=truncate)
+def _start_over(pipeline: OpenPipeline, run: str, after_epoch: int, truncate: bool) -> None:
+    start_over(pipeline, after_epoch, run, truncate=truncate)
 
 
-def _in_child(work: Callable[[Parts, str], None], order: RunOrder) -> int:
+def _in_child(work: Callable[[OpenPipeline, str], None], order: RunOrder) -> int:
     error: FirnlineError | None = None
     with reached_points() as points:
         try:
-            work(assemble(order.options), RandomIds().new())
+            work(open_pipeline(order.options), RandomIds().new())
         except FirnlineError as found:
             error = found
     tell_end(order, error, points)

@@ -18,9 +18,9 @@ from firnline.options import (
     StateOptions,
 )
 from firnline.run.observer import EpochFacts, Observer
-from firnline.run.open_pipeline import Parts, assemble
+from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.run.runner import Runner, RunResult
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.stores.replicator import Replication
 from firnline.testing.local import LocalEngine
 from tests.support.samples import SampleInput
@@ -71,10 +71,10 @@ class Recorder(Observer):
         self.troubles: list[FirnlineError] = []
         self.late = 0
         self.changed: list[str] = []
-        self.starts: list[Held] = []
+        self.starts: list[Head] = []
         self.lags: list[Replication] = []
 
-    def started(self, run: str, held: Held) -> None:
+    def started(self, run: str, held: Head) -> None:
         self.starts.append(held)
 
     def replication(self, lag: Replication) -> None:
@@ -110,7 +110,7 @@ class LocalRun:
 
     result: RunResult
     told: Recorder
-    parts: Parts
+    pipeline: OpenPipeline
 
     @property
     def exit_code(self) -> int:
@@ -129,10 +129,10 @@ def run_once(
     accept_duplicates: bool = False,
 ) -> LocalRun:
     """Run in this process, without Spark, until the input is exhausted."""
-    parts = assemble(options, once=True, moved=moved)
+    pipeline = open_pipeline(options, once=True, moved=moved)
     told = Recorder()
-    runner = Runner(parts, LocalEngine(threads), told, once=True, accept_duplicates=accept_duplicates)
-    return LocalRun(runner.run(), told, parts)
+    runner = Runner(pipeline, LocalEngine(threads), told, once=True, accept_duplicates=accept_duplicates)
+    return LocalRun(runner.run(), told, pipeline)
 
 
 def run_to_end(options: PipelineOptions) -> None:

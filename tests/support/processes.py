@@ -191,7 +191,7 @@ def _perform(order: RunOrder, work: Callable[[RunOrder], int]) -> None:
 def _run(order: RunOrder) -> int:
     from firnline.jobs.engine import Engine
     from firnline.jobs.spark import SparkEngine
-    from firnline.run.open_pipeline import assemble
+    from firnline.run.open_pipeline import open_pipeline
     from firnline.run.runner import Runner
     from firnline.testing.local import LocalEngine
     from tests.support.pipelines import Loud
@@ -199,8 +199,8 @@ def _run(order: RunOrder) -> int:
     options = order.options
     engine: Engine = SparkEngine(options.name, options.spark) if order.spark else LocalEngine(order.threads)
     with reached_points() as points:
-        parts = assemble(options, once=order.once, moved=order.moved)
-        runner = Runner(parts, engine, Loud(), once=order.once, accept_duplicates=order.accept_duplicates)
+        pipeline = open_pipeline(options, once=order.once, moved=order.moved)
+        runner = Runner(pipeline, engine, Loud(), once=order.once, accept_duplicates=order.accept_duplicates)
         signal.signal(signal.SIGTERM, lambda *_: runner.stop())
         result = runner.run()
     engine.stop()

@@ -26,7 +26,7 @@ from firnline.options import (
     StateOptions,
     TriggerOptions,
 )
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.run.runner import Runner, RunResult
 from firnline.testing.local import LocalEngine
 from firnline.types import RandomIds
@@ -62,9 +62,9 @@ class SetClock(SystemClock):
 def run_at(options: PipelineOptions, minute: int) -> RunResult:
     """Run until the input is exhausted, in this process: a run that began at midnight, and now it is `minute`."""
     clock = SetClock()
-    parts = assemble(options, once=True, clock=clock)
-    parts.sources.align_seconds = 3600.0  # how fast a source answers must not decide what an epoch reads
-    runner = Runner(parts, LocalEngine(1), Loud(), once=True)
+    pipeline = open_pipeline(options, once=True, clock=clock)
+    pipeline.sources.align_seconds = 3600.0  # how fast a source answers must not decide what an epoch reads
+    runner = Runner(pipeline, LocalEngine(1), Loud(), once=True)
     clock.minute = minute
     return runner.run()
 
@@ -184,11 +184,11 @@ class Life:
 
     def _rescale(self) -> None:
         """Another number of shards by an epoch of its own, where there is state by now."""
-        parts = assemble(replace(self.troubled, state=StateOptions()))
-        held = parts.load().checkpoint
+        pipeline = open_pipeline(replace(self.troubled, state=StateOptions()))
+        held = pipeline.load().checkpoint
         if held is not None and held.state:
             shards = self.random.choice([1, 2, 4])
-            Rescale(parts, shards).perform(RandomIds().new())
+            Rescale(pipeline, shards).perform(RandomIds().new())
             self.troubled = replace(self.troubled, state=StateOptions())
             self.trace.append(("rescale", shards))
 

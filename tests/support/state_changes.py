@@ -13,7 +13,7 @@ from firnline.history.edits.rescale import Rescale
 from firnline.history.edits.state_import import import_state
 from firnline.history.state import load_state_view
 from firnline.options import PipelineOptions
-from firnline.run.open_pipeline import Parts, assemble
+from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.state.keys import locate
 from firnline.types import RandomIds
 from tests.support.processes import Launcher, RunOrder, reached_points, tell_end
@@ -21,21 +21,21 @@ from tests.support.processes import Launcher, RunOrder, reached_points, tell_end
 
 def rescale_to(options: PipelineOptions, shards: int) -> int:
     """Rescale; returns the epoch at which the pipeline stands then."""
-    parts = assemble(options)
-    Rescale(parts, shards).perform(RandomIds().new())
-    return parts.load().epoch
+    pipeline = open_pipeline(options)
+    Rescale(pipeline, shards).perform(RandomIds().new())
+    return pipeline.load().epoch
 
 
 def import_rows_of(options: PipelineOptions, operator: str, rows: list[dict[str, Any]], **settings: Any) -> int:
     """Import rows of state; returns the epoch at which the pipeline stands then."""
-    parts = assemble(options)
-    _import(parts, operator, rows, **settings)
-    return parts.load().epoch
+    pipeline = open_pipeline(options)
+    _import(pipeline, operator, rows, **settings)
+    return pipeline.load().epoch
 
 
 def state_rows(options: PipelineOptions, operator: str, at: int | None = None) -> list[dict[str, Any]]:
     """All rows of an operator's state, sorted; each of them is checked to lie in the shard that owns its key."""
-    view = load_state_view(assemble(options), operator, at)
+    view = load_state_view(open_pipeline(options), operator, at)
     table = pa.concat_tables([view.reader.schema.empty_table(), *view.reader.scan()])
     rows: list[dict[str, Any]] = table.to_pylist()
     keys = table.select(range(len(view.reader.layout.key)))
@@ -64,26 +64,26 @@ def _in_child(what: str, argument: Any, order: RunOrder) -> int:
     error: FirnlineError | None = None
     with reached_points() as points:
         try:
-            _change(assemble(order.options), what, argument)
+            _change(open_pipeline(order.options), what, argument)
         except FirnlineError as found:
             error = found
     tell_end(order, error, points)
     return error.exit_code if error else 0
 
 
-def _change(parts: Parts, what: str, argument: Any) -> None:
+def _change(pipeline: OpenPipeline, what: str, argument: Any) -> None:
     from firnline.state.export import write_export
 
     match what:
         case "rescale":
-            Rescale(parts, argument).perform(RandomIds().new())
+            Rescale(pipeline, argument).perform(RandomIds().new())
         case "import":
-            _import(parts, *argument)
+            _import(pipeline, *argument)
         case _:
             operator, path = argument
-            reader = load_state_view(parts, operator).reader
+            reader = load_state_view(pipeline, operator).reader
             write_export(path, reader.schema, reader.scan(), {"operator": operator})
 
 
-def _import(parts: Parts, operator: str, rows: list[dict[str, Any]], **settings: Any) -> None:
-    import_state(parts, operator, pa.Table.from_pylist(rows), RandomIds().new(), **settings)
+def _import(pipeline: OpenPipeline, operator: str, rows: list[dict[str, Any]], **settings: Any) -> None:
+    import_state(pipeline, operator, pa.Table.from_pylist(rows), RandomIds().new(), **settings)

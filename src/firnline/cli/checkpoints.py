@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Flag, Spec, load_parts, look
+from firnline.cli.common import Common, Flag, Spec, load_pipeline, look
 from firnline.cli.output import Column, say, short_time
 from firnline.errors import SinkError
 
 if TYPE_CHECKING:
-    from firnline.run.open_pipeline import Parts
+    from firnline.run.open_pipeline import OpenPipeline
     from firnline.types import Json
 
 COLUMNS = (
@@ -107,20 +107,20 @@ def checkpoints(
     common: Common = Common(),
 ) -> int:
     """List the newest checkpoints, or the audit trail."""
-    parts = load_parts(spec)
+    pipeline = load_pipeline(spec)
     if audit:
-        return _audit(parts, None if every else limit, before, common)
+        return _audit(pipeline, None if every else limit, before, common)
     from firnline.history.checkpoints import load_checkpoints
 
     found = look(
-        parts, lambda store: load_checkpoints(parts, None if every else limit, store, before=before, undone=every)
+        pipeline, lambda store: load_checkpoints(pipeline, None if every else limit, store, before=before, undone=every)
     )
     if found.lost is not None:
         say(f"{found.lost}; what is listed is the store's")
     if common.json:
         rows = found.checkpoints
         common.out.json(
-            {"pipeline": parts.options.name, "checkpoints": rows, "more": found.more, "damaged": found.damaged}
+            {"pipeline": pipeline.options.name, "checkpoints": rows, "more": found.more, "damaged": found.damaged}
         )
         return 0
     if found.checkpoints:
@@ -147,18 +147,18 @@ def _shown(row: dict[str, Json]) -> dict[str, Json]:
     return {**row, "kind": kind, "trigger_timestamp": short_time(row["trigger_timestamp"])}
 
 
-def _audit(parts: Parts, limit: int | None, before: int | None, common: Common) -> int:
+def _audit(pipeline: OpenPipeline, limit: int | None, before: int | None, common: Common) -> int:
     from firnline.history.store import check_store, find_store
     from firnline.stores.audit import load_audit
 
-    check_store(parts)
-    name = parts.options.name
+    check_store(pipeline)
+    name = pipeline.options.name
     try:
-        store = find_store(parts)
+        store = find_store(pipeline)
         with closing(store) if store is not None else nullcontext():
             found = load_audit(store, name, None if limit is None else limit + 1, before) if store is not None else []
     except OSError as error:
-        options = parts.options.checkpoint.store
+        options = pipeline.options.checkpoint.store
         place = (options.path or options.uri or options.type) if options is not None else ""
         raise SinkError(
             f"the checkpoint store ({place}) cannot be read: {error}",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from firnline.cli.common import Common, Flag, Spec, load_parts
+from firnline.cli.common import Common, Flag, Spec, load_pipeline
 from firnline.cli.output import count_text, size_text
 
 if TYPE_CHECKING:
@@ -43,14 +43,14 @@ def delete(
     common: Common = Common(),
 ) -> int:
     """Delete the checkpoint store's copies; the table keeps its own."""
-    parts = load_parts(spec)
+    pipeline = load_pipeline(spec)
     from firnline.history.store import open_for_writing
     from firnline.stores.audit import audited, make_record
     from firnline.stores.transfer import count_versions
 
-    name = parts.options.name
+    name = pipeline.options.name
     really = yes and not dry_run
-    with closing(open_for_writing(parts)) as store:
+    with closing(open_for_writing(pipeline)) as store:
         held, place = count_versions(store, name), store.place
         if held.versions and really:
             details = {"versions": held.versions, "place": place}

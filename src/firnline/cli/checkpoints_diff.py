@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Spec, load_parts, look
+from firnline.cli.common import Common, Spec, load_pipeline, look
 from firnline.cli.output import count_text, size_text
 
 if TYPE_CHECKING:
@@ -55,10 +55,10 @@ def diff(
     common: Common = Common(),
 ) -> int:
     """Tell what moved between two epochs."""
-    parts = load_parts(spec)
+    pipeline = load_pipeline(spec)
     from firnline.history.diff import diff_epochs
 
-    found = look(parts, lambda store: diff_epochs(parts, store, one, other))
+    found = look(pipeline, lambda store: diff_epochs(pipeline, store, one, other))
     if common.json:
         common.out.json(found)
     else:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from firnline.cli.common import Common, Flag, Spec, load_parts
+from firnline.cli.common import Common, Flag, Spec, load_pipeline
 from firnline.cli.output import count_text, size_text
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ def export(
     common: Common = Common(),
 ) -> int:
     """Write the checkpoints and the audit trail into one file."""
-    parts = load_parts(spec)
+    pipeline = load_pipeline(spec)
     from firnline.history.store import export_checkpoints
 
-    manifest = export_checkpoints(parts, file, replace=yes)
+    manifest = export_checkpoints(pipeline, file, replace=yes)
     members = manifest.members
     facts: dict[str, Json] = {
         "file": file,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from firnline.cli.common import Common, Flag, Spec, load_parts
+from firnline.cli.common import Common, Flag, Spec, load_pipeline
 from firnline.cli.output import count_text
 
 EPILOGUE = """\
@@ -43,14 +43,14 @@ def import_(
     common: Common = Common(),
 ) -> int:
     """Put the checkpoints of an exported file into the checkpoint store."""
-    parts = load_parts(spec)
+    pipeline = load_pipeline(spec)
     from firnline.history.store import load_truth, open_for_writing
     from firnline.stores.archive import open_archive
     from firnline.stores.audit import make_record
     from firnline.stores.transfer import perform_import, plan_import
 
-    with open_archive(file) as archive, closing(open_for_writing(parts)) as store:
-        plan = plan_import(store, archive, parts.options.name, load_truth(parts))
+    with open_archive(file) as archive, closing(open_for_writing(pipeline)) as store:
+        plan = plan_import(store, archive, pipeline.options.name, load_truth(pipeline))
         if plan.is_needed and not dry_run:
             details = {"file": file, "versions": len(plan.put), "audit": len(plan.audit)}
             begun = make_record(

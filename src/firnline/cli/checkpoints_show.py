@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Spec, load_parts, look
+from firnline.cli.common import Common, Spec, load_pipeline, look
 from firnline.cli.output import Column, Output, count_text, size_text
 
 if TYPE_CHECKING:
@@ -72,12 +72,12 @@ def show(
     common: Common = Common(),
 ) -> int:
     """Show one checkpoint, and which of its copies are intact."""
-    parts = load_parts(spec)
+    pipeline = load_pipeline(spec)
     from firnline.history.epoch import load_epoch
 
-    found = look(parts, lambda store: load_epoch(parts, store, epoch))
+    found = look(pipeline, lambda store: load_epoch(pipeline, store, epoch))
     if common.json:
-        common.out.json(_facts(parts.options.name, found))
+        common.out.json(_facts(pipeline.options.name, found))
     else:
         _show(common.out, found)
     return 0

@@ -14,9 +14,9 @@ from firnline.jobs.read_orders import columns_from_json, declared
 from firnline.jobs.spark import SparkEngine
 from firnline.operators.base import MAIN
 from firnline.options import OperatorOptions, PipelineOptions
-from firnline.run.open_pipeline import Parts
+from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import type_to_text
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.sinks.delta import DeltaSink
 from firnline.sinks.delta.contents import missing_fields
 from firnline.sinks.delta.upsert.changes import table_columns
@@ -24,24 +24,26 @@ from firnline.sinks.delta.upsert.changes import table_columns
 ANY_TIME = "2000-01-01T00:00:00+00:00"  # columns do not depend on the epoch's time
 
 
-def sinks_of(parts: Parts, port: str) -> list[DeltaSink]:
+def sinks_of(pipeline: OpenPipeline, port: str) -> list[DeltaSink]:
     """The sinks that take what comes out of a source, an operator or a port."""
-    return [parts.sink(s.name) for s in parts.options.sinks if sink_input(parts.options, s) == port]
+    return [pipeline.sink(s.name) for s in pipeline.options.sinks if sink_input(pipeline.options, s) == port]
 
 
-def known_columns(parts: Parts, held: Held, source: str) -> pa.Schema | None:
+def known_columns(pipeline: OpenPipeline, held: Head, source: str) -> pa.Schema | None:
     """The columns that a source is known to have: the checkpoint's, or those of a table that takes its rows."""
     stored = columns_from_json(held.checkpoint.columns) if held.checkpoint else {}
     if source in stored:
         return stored[source]
-    return next((table for sink in sinks_of(parts, source) if (table := _find_table(sink)) is not None), None)
+    return next((table for sink in sinks_of(pipeline, source) if (table := _find_table(sink)) is not None), None)
 
 
-def source_schemas(parts: Parts, held: Held, sampled: Mapping[str, Sampled]) -> dict[str, pa.Schema]:
+def source_schemas(pipeline: OpenPipeline, held: Head, sampled: Mapping[str, Sampled]) -> dict[str, pa.Schema]:
     """The columns of every source of which something is known: read, stored or declared."""
     found: dict[str, pa.Schema] = {}
-    for options in parts.options.sources:
-        schema = sampled[options.name].schema if options.name in sampled else known_columns(parts, held, options.name)
+    for options in pipeline.options.sources:
+        schema = (
+            sampled[options.name].schema if options.name in sampled else known_columns(pipeline, held, options.name)
+        )
         if schema is None and options.schema.fields:
             schema = declared(options)
         if schema is not None:
@@ -109,27 +111,27 @@ def _find_table(sink: DeltaSink) -> pa.Schema | None:
         return None
 
 
-def check_tables(parts: Parts, schemas: Mapping[str, pa.Schema]) -> None:
+def check_tables(pipeline: OpenPipeline, schemas: Mapping[str, pa.Schema]) -> None:
     """Raise SchemaError when a table that is there cannot take the rows that would be written to it."""
-    for options in parts.options.sinks:
-        table, rows = _find_table(parts.sink(options.name)), schemas.get(sink_input(parts.options, options))
+    for options in pipeline.options.sinks:
+        table, rows = _find_table(pipeline.sink(options.name)), schemas.get(sink_input(pipeline.options, options))
         if table is not None and rows is not None:
             missing_fields(table, table_columns(rows) if options.write == "upsert" else rows)
 
 
 def schema_rows(
-    parts: Parts, sampled: Mapping[str, Sampled], schemas: Mapping[str, pa.Schema]
+    pipeline: OpenPipeline, sampled: Mapping[str, Sampled], schemas: Mapping[str, pa.Schema]
 ) -> list[dict[str, str | float]]:
     """The columns of the deciding table, where each comes from, and what share of sampled values does not fit."""
-    deciding = parts.options.deciding
-    port = sink_input(parts.options, deciding)
-    table = parts.deciding.find_schema()
+    deciding = pipeline.options.deciding
+    port = sink_input(pipeline.options, deciding)
+    table = pipeline.deciding.find_schema()
     rows = schemas.get(port)
     schema = table if rows is None else table_columns(rows) if deciding.write == "upsert" else rows
     if schema is None:
         return []
     held = set(table.names) if table is not None else set()
-    spec = {name for source in parts.options.sources if source.name == port for name in declared(source).names}
+    spec = {name for source in pipeline.options.sources if source.name == port for name in declared(source).names}
     folders = set(sampled[port].columns.folder) if port in sampled else set()
     choices = sampled[port].choices if port in sampled else {}
     found: list[dict[str, str | float]] = []

@@ -13,7 +13,7 @@ from firnline.cli.output import Output
 
 if TYPE_CHECKING:
     from firnline.options import PipelineOptions
-    from firnline.run.open_pipeline import Parts
+    from firnline.run.open_pipeline import OpenPipeline
 from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING, TypeVar
@@ -22,7 +22,7 @@ from firnline.cli.output import brief, say
 from firnline.errors import DamagedError, StoreUnsafeError
 
 if TYPE_CHECKING:
-    from firnline.run.open_pipeline import Parts
+    from firnline.run.open_pipeline import OpenPipeline
     from firnline.stores.base import CheckpointStore
 import threading
 
@@ -59,23 +59,23 @@ def load_options(spec: str | None) -> PipelineOptions:
     return build.load_options(spec, environ=os.environ)
 
 
-def load_parts(spec: str | None) -> Parts:
-    """The parts that commands work with that only look; nothing is read yet."""
+def load_pipeline(spec: str | None) -> OpenPipeline:
+    """The pipeline that commands work with that only look; nothing is read yet."""
     options = load_options(spec)
-    from firnline.run.open_pipeline import assemble
+    from firnline.run.open_pipeline import open_pipeline
 
-    return assemble(options)
+    return open_pipeline(options)
 
 
 T = TypeVar("T")
 
 
-def look(parts: Parts, work: Callable[[CheckpointStore | None], T]) -> T:
+def look(pipeline: OpenPipeline, work: Callable[[CheckpointStore | None], T]) -> T:
     """Do it with the store, or with None where there is none, nothing was ever put, or it cannot be read."""
     from firnline.history.store import find_store
 
     try:
-        store = find_store(parts)
+        store = find_store(pipeline)
         if store is None:
             return work(None)
         with closing(store):

@@ -20,7 +20,7 @@ from cyclopts.validators import Number
 
 from firnline.cli.chaos import LogWatch
 from firnline.cli.common import Common, Spec
-from firnline.cli.drill_child import DrillPlan, drill_options, drill_parts
+from firnline.cli.drill_child import DrillPlan, drill_options, drill_pipeline
 from firnline.cli.output import Column, count_text, print_failure, say
 from firnline.errors import ConfigError, FirnlineError
 
@@ -161,9 +161,9 @@ def _check_scratch(options: PipelineOptions, scratch: Path) -> None:
 def _plan(options: PipelineOptions, kills: int) -> DrillPlan:
     """The files that lie there now, in epochs that are small enough for every kill to meet one."""
     from firnline.cli.drill_child import DrillPlan
-    from firnline.run.open_pipeline import assemble
+    from firnline.run.open_pipeline import open_pipeline
 
-    files = {source.name: [stat.name for stat in source.list_all()] for source in assemble(options).sources}
+    files = {source.name: [stat.name for stat in source.list_all()] for source in open_pipeline(options).sources}
     count = sum(len(names) for names in files.values())
     if not count:
         raise ConfigError("the sources of the spec hold no file", hint="Put some input there, then drill.")
@@ -212,12 +212,14 @@ class Drill:
         from firnline.history.status import load_files_by_source, load_quarantine
         from firnline.storage import open_storage
 
-        parts = drill_parts(self.options, self.plan, self.scratch / "killed")
-        storages = {s.name: open_storage(parts.sources[s.name].root, s.storage_options) for s in parts.options.sources}
-        bad = Counter(str(row["file"]) for row in load_quarantine(parts))
-        counts = [(sink_input(parts.options, s), count_by_file(s.table)) for s in parts.options.sinks]
+        pipeline = drill_pipeline(self.options, self.plan, self.scratch / "killed")
+        storages = {
+            s.name: open_storage(pipeline.sources[s.name].root, s.storage_options) for s in pipeline.options.sources
+        }
+        bad = Counter(str(row["file"]) for row in load_quarantine(pipeline))
+        counts = [(sink_input(pipeline.options, s), count_by_file(s.table)) for s in pipeline.options.sinks]
         found: dict[str, dict[str, Any]] = {}
-        for source, file in load_files_by_source(parts):
+        for source, file in load_files_by_source(pipeline):
             path, status = str(file["path"]), str(file["status"])
             if status == "ignored":
                 continue

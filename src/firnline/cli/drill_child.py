@@ -18,7 +18,7 @@ from firnline.clock import SystemClock
 
 if TYPE_CHECKING:
     from firnline.options import DeltaSinkOptions, FileSourceOptions, PipelineOptions
-    from firnline.run.open_pipeline import Parts
+    from firnline.run.open_pipeline import OpenPipeline
 
 ONE_DAY_MS = 24 * 3600 * 1000
 
@@ -75,16 +75,16 @@ def drill_options(options: PipelineOptions, plan: DrillPlan, folder: Path) -> Pi
     )
 
 
-def drill_parts(options: PipelineOptions, plan: DrillPlan, folder: Path) -> Parts:
-    """The parts of such a pipeline; its sources show the planned files alone, and wait for each other."""
-    from firnline.run.open_pipeline import assemble
+def drill_pipeline(options: PipelineOptions, plan: DrillPlan, folder: Path) -> OpenPipeline:
+    """The pipeline of such a pipeline; its sources show the planned files alone, and wait for each other."""
+    from firnline.run.open_pipeline import open_pipeline
 
     clock = _StoppedClock(datetime.fromisoformat(plan.time))
-    parts = assemble(drill_options(options, plan, folder), once=True, clock=clock)
-    for source in parts.sources:
+    pipeline = open_pipeline(drill_options(options, plan, folder), once=True, clock=clock)
+    for source in pipeline.sources:
         source.restrict(plan.files[source.name])
-    parts.sources.align_seconds = ONE_DAY_MS / 1000
-    return parts
+    pipeline.sources.align_seconds = ONE_DAY_MS / 1000
+    return pipeline
 
 
 def run_drill(spec: str, plan: Path, folder: Path) -> int:
@@ -96,10 +96,10 @@ def run_drill(spec: str, plan: Path, folder: Path) -> int:
     from firnline.spec.build import load_options
 
     try:
-        parts = drill_parts(load_options(spec, environ=os.environ), DrillPlan.load(plan), folder)
-        engine = spark.SparkEngine(parts.options.name, parts.options.spark)
+        pipeline = drill_pipeline(load_options(spec, environ=os.environ), DrillPlan.load(plan), folder)
+        engine = spark.SparkEngine(pipeline.options.name, pipeline.options.spark)
         try:
-            result = Runner(parts, engine, once=True).run()
+            result = Runner(pipeline, engine, once=True).run()
         finally:
             engine.stop()
     except FirnlineError as error:

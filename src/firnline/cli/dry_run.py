@@ -6,7 +6,7 @@ from typing import Any
 
 from cyclopts import App
 
-from firnline.cli.common import Common, Spec, load_parts
+from firnline.cli.common import Common, Spec, load_pipeline
 from firnline.cli.output import Column, Output, count_text, say, size_text
 
 EPILOGUE = """\
@@ -62,12 +62,12 @@ app = App(name="dry-run", help_epilogue=EPILOGUE)
 @app.default
 def dry_run(spec: Spec = None, /, *, common: Common = Common()) -> int:
     """Check spec, access and schema, and tell what would be read; writes nothing."""
-    parts = load_parts(spec)
+    pipeline = load_pipeline(spec)
     from firnline.cli.common import warm_decoder
     from firnline.cli.preview import preview
 
     warm_decoder(say)
-    found = preview(parts)
+    found = preview(pipeline)
     if common.json:
         common.out.json(found)
     else:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Flag, Spec, load_parts
+from firnline.cli.common import Common, Flag, Spec, load_pipeline
 from firnline.cli.output import Column
 from firnline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from firnline.run.open_pipeline import Parts
+    from firnline.run.open_pipeline import OpenPipeline
     from firnline.types import Json
 
 Status = Literal["pending", "in_progress", "committed", "late", "set_aside", "ignored", "dropped"]
@@ -83,22 +83,22 @@ def files(
         raise ConfigError("--yes belongs to --drop", hint="firnline files --drop PATH --yes")
     if drop and retry is not None:
         raise ConfigError("--drop and --retry exclude each other", hint="Run the command once for each.")
-    parts = load_parts(spec)
+    pipeline = load_pipeline(spec)
     if drop:
-        return _drop(parts, drop, yes=yes, common=common)
+        return _drop(pipeline, drop, yes=yes, common=common)
     if retry is not None:
-        return _retry(parts, retry, changed=changed, common=common)
+        return _retry(pipeline, retry, changed=changed, common=common)
     from firnline.history.status import load_files
 
     found: list[dict[str, Json]] = []
     total = 0
-    for row in load_files(parts):
+    for row in load_files(pipeline):
         if status is None or row["status"] == status:
             total += 1
             if not limit or total <= limit:
                 found.append(row)
     if common.json:
-        common.out.json({"pipeline": parts.options.name, "total": total, "files": found})
+        common.out.json({"pipeline": pipeline.options.name, "total": total, "files": found})
     elif found:
         common.out.table(COLUMNS, found)
         if total > len(found):
@@ -108,11 +108,11 @@ def files(
     return 0
 
 
-def _retry(parts: Parts, path: str, *, changed: bool, common: Common) -> int:
-    found = _find_set_aside(parts, path)
-    asked = any(r.path == found and r.changed == changed for r in parts.requests.load())
+def _retry(pipeline: OpenPipeline, path: str, *, changed: bool, common: Common) -> int:
+    found = _find_set_aside(pipeline, path)
+    asked = any(r.path == found and r.changed == changed for r in pipeline.requests.load())
     if not asked:
-        parts.requests.ask_retry(found, changed=changed, ids=parts.ids)
+        pipeline.requests.ask_retry(found, changed=changed, ids=pipeline.ids)
     if common.json:
         common.out.json({"path": found, "changed": changed, "status": "already_asked" if asked else "asked"})
     else:
@@ -120,45 +120,45 @@ def _retry(parts: Parts, path: str, *, changed: bool, common: Common) -> int:
     return 0
 
 
-def _drop(parts: Parts, wanted: list[str], *, yes: bool, common: Common) -> int:
+def _drop(pipeline: OpenPipeline, wanted: list[str], *, yes: bool, common: Common) -> int:
     from firnline.history.auditing import on_record
 
-    aside = _load_set_aside(parts)
+    aside = _load_set_aside(pipeline)
     chosen: dict[str, str] = {}
     for one in wanted:
-        fits = [path for path in aside if fnmatchcase(path, one)] or [_find_set_aside(parts, one)]
+        fits = [path for path in aside if fnmatchcase(path, one)] or [_find_set_aside(pipeline, one)]
         chosen |= {path: aside[path] for path in sorted(fits)}
     if yes:
-        run, asked = parts.ids.new(), {request.path for request in parts.requests.load() if request.drop}
+        run, asked = pipeline.ids.new(), {request.path for request in pipeline.requests.load() if request.drop}
         facts = {"files": len(chosen), "patterns": wanted, "paths": list(chosen)[:NAMED]}
-        with on_record(parts, "files-drop", run, from_epoch=parts.load().epoch, to_epoch=None, **facts):
+        with on_record(pipeline, "files-drop", run, from_epoch=pipeline.load().epoch, to_epoch=None, **facts):
             for path in chosen.keys() - asked:
-                parts.requests.ask_drop(path, ids=parts.ids)
+                pipeline.requests.ask_drop(path, ids=pipeline.ids)
     rows = [{"path": path, "reason": reason} for path, reason in chosen.items()]
     if common.json:
-        common.out.json({"pipeline": parts.options.name, "done": yes, "files": rows})
+        common.out.json({"pipeline": pipeline.options.name, "done": yes, "files": rows})
         return 0
     common.out.table(DROP_COLUMNS, rows)
     common.out.line("the next epoch gives them up" if yes else "nothing was changed; add --yes to give them up")
     return 0
 
 
-def _load_set_aside(parts: Parts) -> dict[str, str]:
+def _load_set_aside(pipeline: OpenPipeline) -> dict[str, str]:
     """The files that are set aside, with their reasons."""
     from firnline.sources.files.position import FileState
 
-    held = parts.load()
+    held = pipeline.load()
     positions = held.checkpoint.positions if held.checkpoint else {}
     states = [FileState.from_json(stored) for stored in positions.values()]
     return {path: item.reason for state in states for path, item in state.set_aside.items()}
 
 
-def _find_set_aside(parts: Parts, path: str) -> str:
+def _find_set_aside(pipeline: OpenPipeline, path: str) -> str:
     """The full name of a file that is set aside; the path may be relative to the source or to this folder."""
     from firnline.storage import is_remote, normalise
 
-    aside = _load_set_aside(parts)
-    names = [path, *(f"{source.root}/{path}" for source in parts.sources)]
+    aside = _load_set_aside(pipeline)
+    names = [path, *(f"{source.root}/{path}" for source in pipeline.sources)]
     if not is_remote(path):
         names.append(normalise(path))
     for name in names:

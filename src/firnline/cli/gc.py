@@ -120,14 +120,14 @@ def gc(
 def _sweep_state(options: PipelineOptions, seconds: float, *, dry_run: bool) -> list[StateSwept]:
     """Sweep the operators' state; what stands in the way is told, and leaves it alone."""
     from firnline.maintenance.state import StateSwept, sweep_state
-    from firnline.run.open_pipeline import assemble
+    from firnline.run.open_pipeline import open_pipeline
 
-    parts = assemble(options)
+    pipeline = open_pipeline(options)
     try:
-        return sweep_state(parts, grace_seconds=seconds, dry_run=dry_run)
+        return sweep_state(pipeline, grace_seconds=seconds, dry_run=dry_run)
     except (CheckpointError, SinkError) as error:
         note = f"the state was left alone: {error.message}"
-        return [StateSwept(parts.state_home.storage.root, "home", dry_run, notes=(note,))]
+        return [StateSwept(pipeline.state_home.storage.root, "home", dry_run, notes=(note,))]
 
 
 def _show_state(out: Output, swept: list[StateSwept], *, asked: bool) -> None:

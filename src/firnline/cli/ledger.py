@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from firnline.cli.common import Common, Flag, Spec, load_parts
+from firnline.cli.common import Common, Flag, Spec, load_pipeline
 from firnline.cli.output import Column, count_text, say
 
 if TYPE_CHECKING:
@@ -90,16 +90,16 @@ def repair(
     common: Common = Common(),
 ) -> int:
     """Put back what copies have of the ledger, and decide about the files that nothing tells."""
-    parts = load_parts(spec)
+    pipeline = load_pipeline(spec)
     from firnline.history.edits.ledger_repair import LedgerRepair
 
-    work = LedgerRepair(parts, copies=from_ or [], processed=assume_processed or [], new=assume_new or [])
+    work = LedgerRepair(pipeline, copies=from_ or [], processed=assume_processed or [], new=assume_new or [])
     plan = work.plan()
     if not common.json:
         _show(common, plan)
     done = yes and bool(plan.holes)
     if done:
-        plan, _ = work.perform(parts.ids.new(), say)
+        plan, _ = work.perform(pipeline.ids.new(), say)
     if common.json:
         common.out.json({**asdict(plan), "done": done})
     else:

@@ -10,7 +10,7 @@ from typing import Any
 from firnline.cli.output import count_text, size_text, time_text
 from firnline.errors import FirnlineError, LedgerHoleError
 from firnline.run.observer import EpochFacts, Observer, took_ms
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.sources.base import Backlog
 from firnline.sources.group import EpochPlan
 from firnline.stores.replicator import Replication
@@ -68,7 +68,7 @@ class Tally(Observer):
             return None
         return self.waiting.bytes_outstanding / stored
 
-    def started(self, run: str, held: Held) -> None:
+    def started(self, run: str, held: Head) -> None:
         self.run, self.epoch, self.generation = run, held.epoch, held.generation
         self.recovery_path = self.recovery_path or held.path
         self.doing = "looking for files"
@@ -189,7 +189,7 @@ class Narrator(Observer):
         self._idle = False
         self._say("paused: nothing more is planned, what is in flight completes" if paused else "resumed")
 
-    def started(self, run: str, held: Held) -> None:
+    def started(self, run: str, held: Head) -> None:
         self._starts += 1
         if self._starts == 1:
             came_from = f", from the {held.path} tier" if held.path in ("local", "remote") else ""

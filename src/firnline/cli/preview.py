@@ -27,9 +27,9 @@ from firnline.graph import sink_input, stateful
 from firnline.history.status import load_lease
 from firnline.jobs.spark import SparkEngine, find_java
 from firnline.options import DeltaSinkOptions
-from firnline.run.open_pipeline import Parts
+from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.standby import is_gone
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.sinks.delta.adopt import find_foreign
 from firnline.sources.base import SourcePlan
 from firnline.sources.files.known import KnownFiles
@@ -42,8 +42,8 @@ from firnline.types import Json
 class _Reading:
     """What is found out on the way."""
 
-    parts: Parts
-    held: Held
+    pipeline: OpenPipeline
+    held: Head
     warnings: list[str] = field(default_factory=list)
     positions: dict[str, Json] = field(default_factory=dict)
     known: dict[str, KnownFiles] | None = field(
@@ -51,39 +51,39 @@ class _Reading:
     )  # files that the ledger knows; None when that cannot be told
 
 
-def preview(parts: Parts) -> dict[str, Any]:
+def preview(pipeline: OpenPipeline) -> dict[str, Any]:
     """Everything that `dry-run` shows. Only queries start Spark.
 
     Raises:
         FirnlineError: a run would fail, as far as can be told without writing.
     """
-    for source in parts.sources:
+    for source in pipeline.sources:
         _check_source(source)
-    reading = _Reading(parts, parts.load())
+    reading = _Reading(pipeline, pipeline.load())
     away = _check_sinks(reading)
     copies = _copies(reading)
     lease = _lease(reading)
     _resume(reading)
-    sources = [_source(reading, source) for source in parts.sources]
-    parallelism = SparkEngine(parts.options.name, parts.options.spark).parallelism
-    plan = parts.sources.plan(reading.positions, parts.limits(parallelism))
+    sources = [_source(reading, source) for source in pipeline.sources]
+    parallelism = SparkEngine(pipeline.options.name, pipeline.options.spark).parallelism
+    plan = pipeline.sources.plan(reading.positions, pipeline.limits(parallelism))
     sampled, sample = _sample(reading, plan.plans if plan is not None else {})
     reading.warnings += sample.warnings
     schemas = _schemas(reading, sampled)
     java = find_java()
     if java is None:
         reading.warnings.append("no Java found: a run needs Java 17 or newer on PATH or in JAVA_HOME")
-    for source, found in zip(parts.sources, sources, strict=True):
+    for source, found in zip(pipeline.sources, sources, strict=True):
         if not found["files_outstanding"] and not found["late_files"]:
             reading.warnings.append(f"there is nothing to read below {source.root}")
     held, only, shards = reading.held, sources[0] if len(sources) == 1 else None, _shards(reading, parallelism)
     return {
-        "pipeline": parts.options.name,
+        "pipeline": pipeline.options.name,
         "source": {k: v for k, v in only.items() if k in _SOURCE_FIELDS} if only else None,
         "sources": sources,
         "first_epoch": {"files": plan.files if plan else 0, "size_bytes": plan.size_bytes if plan else 0},
-        "epochs_about": _epochs(parts, sources),
-        "sinks": [_sink(parts, options, options.name in away) for options in parts.options.ordered_sinks],
+        "epochs_about": _epochs(pipeline, sources),
+        "sinks": [_sink(pipeline, options, options.name in away) for options in pipeline.options.ordered_sinks],
         "copies": copies,
         "lease": lease,
         "resume": {
@@ -92,12 +92,12 @@ def preview(parts: Parts) -> dict[str, Any]:
             "generation": held.generation,
             "last_committed_file": only["last_committed_file"] if only else None,
         },
-        "schema": schema_rows(parts, sampled, schemas),
+        "schema": schema_rows(pipeline, sampled, schemas),
         "schemas": [
             {"name": port, "columns": [{"name": f.name, "type": type_words(f)} for f in schema]}
             for port, schema in schemas.items()
         ],
-        "graph": {**graph_json(parts.options, shards), "drawing": draw_graph(parts.options, shards)},
+        "graph": {**graph_json(pipeline.options, shards), "drawing": draw_graph(pipeline.options, shards)},
         "sample": sample.to_json(),
         "java": java,
         "warnings": [*reading.warnings, *held.repairs],
@@ -123,25 +123,25 @@ def _check_source(source: FileSource) -> None:
 
 def _resume(reading: _Reading) -> None:
     """Find the positions that a run would start at, and the files that are known."""
-    parts, held = reading.parts, reading.held
+    pipeline, held = reading.pipeline, reading.held
     if held.checkpoint is not None:
-        reading.positions = parts.sources.start(held.checkpoint.positions)
+        reading.positions = pipeline.sources.start(held.checkpoint.positions)
         try:
-            reading.known = {name: KnownFiles() for name in parts.sources.names}
-            parts.add_known(reading.known, held.entry)
+            reading.known = {name: KnownFiles() for name in pipeline.sources.names}
+            pipeline.add_known(reading.known, held.entry)
         except LedgerHoleError as error:
             reading.warnings.append(f"late files cannot be told: {error.message}")
             reading.known = None
         return
-    reading.positions = parts.sources.start({})
-    scan = parts.options.checkpoint.recovery_scan_commits
-    foreign = find_foreign(parts.storage, held.version, scan, accept_older=False) if held.exists else None
+    reading.positions = pipeline.sources.start({})
+    scan = pipeline.options.checkpoint.recovery_scan_commits
+    foreign = find_foreign(pipeline.storage, held.version, scan, accept_older=False) if held.exists else None
     if foreign is None:
         return
-    source = parts.sources.only
+    source = pipeline.sources.only
     if source is None:
         raise ConfigError(
-            f"the table {parts.storage.root} was filled by another tool, from one source; the spec has several",
+            f"the table {pipeline.storage.root} was filled by another tool, from one source; the spec has several",
             hint="Take over with a spec of that one source first, or write to another table.",
         )
     reading.warnings.append("the table holds another tool's progress; a run would take it over")
@@ -156,7 +156,7 @@ def _source(reading: _Reading, source: FileSource) -> dict[str, Any]:
     backlog = source.backlog(position)
     return {
         "name": source.name,
-        "path": next(o.path for o in reading.parts.options.sources if o.name == source.name),
+        "path": next(o.path for o in reading.pipeline.options.sources if o.name == source.name),
         "files_outstanding": backlog.files_outstanding,
         "bytes_outstanding": backlog.bytes_outstanding,
         "late_files": _late(reading, source),
@@ -170,13 +170,13 @@ def _late(reading: _Reading, source: FileSource) -> int:
     found = source.compare(reading.positions[source.name], reading.known.get(source.name, KnownFiles()))
     if found.changed:
         reading.warnings.append(f"{len(found.changed)} processed file(s) changed later: {found.changed[0]}")
-    options = next(o for o in reading.parts.options.sources if o.name == source.name)
+    options = next(o for o in reading.pipeline.options.sources if o.name == source.name)
     return len(found.late) if options.late_files != "ignore" else 0
 
 
-def _epochs(parts: Parts, sources: list[dict[str, Any]]) -> int:
+def _epochs(pipeline: OpenPipeline, sources: list[dict[str, Any]]) -> int:
     """About how many epochs; several sources share the limits of one."""
-    batch = parts.options.batch
+    batch = pipeline.options.batch
     files, size = max(1, batch.max_files // len(sources)), max(1, batch.max_bytes // len(sources))
     by_files = [math.ceil(int(source["files_outstanding"] + source["late_files"]) / files) for source in sources]
     return max([*by_files, *(math.ceil(int(source["bytes_outstanding"]) / size) for source in sources)])
@@ -187,24 +187,24 @@ def _epochs(parts: Parts, sources: list[dict[str, Any]]) -> int:
 
 def _sample(reading: _Reading, plans: Mapping[str, SourcePlan]) -> tuple[dict[str, Sampled], Sample]:
     """The columns that the first files of every source need, merged with those that are known."""
-    parts, sample = reading.parts, Sample()
+    pipeline, sample = reading.pipeline, Sample()
     found: dict[str, Sampled] = {}
-    for options in parts.options.sources:
+    for options in pipeline.options.sources:
         plan = plans.get(options.name)
         if plan is not None and plan.tasks:
-            targets = [sink.stage_target() for sink in sinks_of(parts, options.name)]
-            base = known_columns(parts, reading.held, options.name)
-            root = parts.sources[options.name].root
+            targets = [sink.stage_target() for sink in sinks_of(pipeline, options.name)]
+            base = known_columns(pipeline, reading.held, options.name)
+            root = pipeline.sources[options.name].root
             found[options.name] = sample_source(options, root, plan, base, targets, sample)
     return found, sample
 
 
 def _schemas(reading: _Reading, sampled: Mapping[str, Sampled]) -> dict[str, pa.Schema]:
     """The columns of every source, operator and port, as far as they can be told."""
-    options = reading.parts.options
-    found = source_schemas(reading.parts, reading.held, sampled)
+    options = reading.pipeline.options
+    found = source_schemas(reading.pipeline, reading.held, sampled)
     found |= operator_schemas(options, found)
-    check_tables(reading.parts, found)
+    check_tables(reading.pipeline, found)
     for operator in options.operators:
         if operator.name not in found:
             reading.warnings.append(f"the columns of operator {operator.name} cannot be told: it has no input yet")
@@ -216,7 +216,7 @@ def _schemas(reading: _Reading, sampled: Mapping[str, Sampled]) -> dict[str, pa.
 
 def _shards(reading: _Reading, parallelism: int) -> int | None:
     """How many tasks share the keys of an operator; None where only the stored state tells."""
-    state, held = reading.parts.options.state, reading.held
+    state, held = reading.pipeline.options.state, reading.held
     if state.shards is None and held.checkpoint is not None and held.checkpoint.state:
         return None
     return state.shards or min(parallelism, state.key_groups)
@@ -224,12 +224,12 @@ def _shards(reading: _Reading, parallelism: int) -> int | None:
 
 def _copies(reading: _Reading) -> list[dict[str, Any]]:
     """What the store and the tiers hold; one that a run would refuse is refused here, too."""
-    parts = reading.parts
+    pipeline = reading.pipeline
     found = []
-    for look in parts.recorder.inspect(reading.held, parts.load):
+    for look in pipeline.recorder.inspect(reading.held, pipeline.load):
         name = "checkpoint store" if look.path == "store" else f"{look.path} tier"
         writable = _writable(look.place) if os.path.isabs(look.place) else None
-        if writable is False and look.path == "local" and stateful(parts.options):
+        if writable is False and look.path == "local" and stateful(pipeline.options):
             raise SinkError(
                 f"the local tier {look.place} cannot be written, and the operators' state lies there",
                 hint="Allow this user to write there, or take checkpoint.local out of the spec.",
@@ -247,7 +247,7 @@ def _copies(reading: _Reading) -> list[dict[str, Any]]:
 
 def _lease(reading: _Reading) -> dict[str, Json] | None:
     """Who holds the lease, as `status` tells it."""
-    lease = load_lease(reading.parts)
+    lease = load_lease(reading.pipeline)
     if lease and "unreadable" in lease:
         reading.warnings.append(f"the lease cannot be read ({lease['unreadable']}); a run would go on without one")
     elif lease and not lease["released"] and not is_gone(str(lease["host"]), int(lease["pid"])):
@@ -258,21 +258,21 @@ def _lease(reading: _Reading) -> dict[str, Json] | None:
 
 def _check_sinks(reading: _Reading) -> set[str]:
     """Refuse tables that a run would refuse; returns the optional sinks that cannot be read, whose rows would wait."""
-    parts, away = reading.parts, set[str]()
-    for sink in parts.sinks:
+    pipeline, away = reading.pipeline, set[str]()
+    for sink in pipeline.sinks:
         try:
             sink.check()
         except (SinkError, OSError) as error:
-            if sink.required or parts.options.batch.commit_policy == "all":
+            if sink.required or pipeline.options.batch.commit_policy == "all":
                 raise
             away.add(sink.name)
             reading.warnings.append(f"the optional sink {sink.name} cannot be read, its rows would wait: {error}")
     return away
 
 
-def _sink(parts: Parts, options: DeltaSinkOptions, is_away: bool) -> dict[str, Any]:
-    sink = parts.sink(options.name)
-    held = sink.load() if not is_away else Held(exists=False, version=-1)
+def _sink(pipeline: OpenPipeline, options: DeltaSinkOptions, is_away: bool) -> dict[str, Any]:
+    sink = pipeline.sink(options.name)
+    held = sink.load() if not is_away else Head(exists=False, version=-1)
     root = sink.storage.root
     writable = _writable(root)
     if writable is False and not is_away:
@@ -280,7 +280,7 @@ def _sink(parts: Parts, options: DeltaSinkOptions, is_away: bool) -> dict[str, A
     return {
         "name": sink.name,
         "table": root,
-        "input": sink_input(parts.options, options),
+        "input": sink_input(pipeline.options, options),
         "write": options.write,
         "exists": held.exists,
         "version": held.version if held.exists else None,

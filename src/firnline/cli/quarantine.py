@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Spec, load_parts
+from firnline.cli.common import Common, Spec, load_pipeline
 from firnline.cli.output import Column, safe_bytes
 from firnline.types import Json
 
@@ -50,12 +50,12 @@ def quarantine(
     common: Common = Common(),
 ) -> int:
     """Show records that could not be decoded."""
-    parts = load_parts(spec)
+    pipeline = load_pipeline(spec)
     from firnline.history.status import load_quarantine
 
     found: list[dict[str, Json]] = []
     more = False
-    for row in load_quarantine(parts):
+    for row in load_quarantine(pipeline):
         if reason is not None and row["reason"] != reason:
             continue
         if limit and len(found) == limit:
@@ -64,7 +64,7 @@ def quarantine(
         found.append(row)
     if common.json:
         rows = [{**row, "raw": base64.b64encode(row["raw"]).decode()} for row in found]
-        common.out.json({"pipeline": parts.options.name, "more": more, "quarantine": rows})
+        common.out.json({"pipeline": pipeline.options.name, "more": more, "quarantine": rows})
     elif found:
         common.out.table(COLUMNS, [{**row, "raw": safe_bytes(row["raw"], RAW_SHOWN)} for row in found])
         if more:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Flag, Spec, load_parts
+from firnline.cli.common import Common, Flag, Spec, load_pipeline
 from firnline.cli.output import Column, count_text, say
 
 if TYPE_CHECKING:
@@ -54,16 +54,16 @@ def rescale(
     common: Common = Common(),
 ) -> int:
     """Give the state of operators another number of shards."""
-    parts = load_parts(spec)
+    pipeline = load_pipeline(spec)
     from firnline.history.edits.rescale import Rescale
 
-    work = Rescale(parts, shards)
+    work = Rescale(pipeline, shards)
     plan = work.plan()
     if not common.json:
         _show(common, plan)
     done = yes and not dry_run and not plan.already
     if done:
-        plan, receipt = work.perform(parts.ids.new(), say)
+        plan, receipt = work.perform(pipeline.ids.new(), say)
         done = receipt is not None
     if common.json:
         common.out.json({**asdict(plan), "done": done})

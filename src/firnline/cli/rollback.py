@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Flag, Spec, load_parts
+from firnline.cli.common import Common, Flag, Spec, load_pipeline
 from firnline.cli.output import Column, Output, count_text, say, size_text
 from firnline.errors import ConfigError
 
@@ -95,17 +95,17 @@ def rollback(
     if to is None and to_time is None:
         raise ConfigError("say where to go back to, by epoch or by time", hint="firnline rollback --to 41")
     moment = _moment(to_time) if to_time is not None else None
-    parts = load_parts(spec)
+    pipeline = load_pipeline(spec)
     from firnline.history.edits.rollback import Rollback, find_epoch_at
 
-    epoch = to if to is not None else find_epoch_at(parts, moment or datetime.now(UTC))
-    work = Rollback(parts, epoch, accept=accept, leave=leave)
+    epoch = to if to is not None else find_epoch_at(pipeline, moment or datetime.now(UTC))
+    work = Rollback(pipeline, epoch, accept=accept, leave=leave)
     really = yes and not dry_run
     plan = work.plan()
     if not common.json:
         _show(common.out, plan)
     if really:
-        plan, _ = work.perform(parts.ids.new(), say)
+        plan, _ = work.perform(pipeline.ids.new(), say)
     if common.json:
         common.out.json({**_as_json(plan), "done": really})
     elif really:

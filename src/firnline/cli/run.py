@@ -150,7 +150,7 @@ def _run(
     from firnline.cli.signals import StopFlag, stop_on_signals
     from firnline.jobs.spark import SparkEngine
     from firnline.run.observer import Observers
-    from firnline.run.open_pipeline import assemble
+    from firnline.run.open_pipeline import open_pipeline
     from firnline.run.runner import Runner, RunResult
 
     tally = Tally(monotonic)
@@ -162,7 +162,7 @@ def _run(
         engine = SparkEngine(options.name, options.spark, prepare=lambda: warm_decoder(display.say))
         stack.callback(engine.stop)
         runner = Runner(
-            assemble(options, once=once, moved=moved, strict_store=strict_store),
+            open_pipeline(options, once=once, moved=moved, strict_store=strict_store),
             engine,
             Observers(tally, narrator, *watchers),
             once=once,
@@ -230,12 +230,14 @@ def _last_line(tally: Tally, *, asked: bool) -> str:
         return f"stopped cleanly after epoch {tally.epoch}"
     if not tally.epochs:
         return f"nothing to do; the table stands at epoch {tally.epoch}"
-    parts = [f"done after epoch {tally.epoch}: {count_text(tally.rows, 'row')} from {count_text(tally.files, 'file')}"]
+    pipeline = [
+        f"done after epoch {tally.epoch}: {count_text(tally.rows, 'row')} from {count_text(tally.files, 'file')}"
+    ]
     if tally.quarantined:
-        parts.append(f"{tally.quarantined.total():,} quarantined")
+        pipeline.append(f"{tally.quarantined.total():,} quarantined")
     if tally.set_aside:
-        parts.append(f"{count_text(tally.set_aside, 'file')} set aside")
-    return ", ".join([*parts, time_text(tally.seconds)])
+        pipeline.append(f"{count_text(tally.set_aside, 'file')} set aside")
+    return ", ".join([*pipeline, time_text(tally.seconds)])
 
 
 def _as_json(options: PipelineOptions, result: RunResult, tally: Tally, *, asked: bool) -> dict[str, Any]:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from firnline.cli.common import Common, Flag, Spec, load_parts
+from firnline.cli.common import Common, Flag, Spec, load_pipeline
 from firnline.cli.output import Column, count_text, safe, short_time, size_text
 from firnline.cli.run_control import RunningPipeline
 from firnline.errors import ControlError
 
 if TYPE_CHECKING:
-    from firnline.run.open_pipeline import Parts
+    from firnline.run.open_pipeline import OpenPipeline
 
 CHECKPOINTS_ASKED = 3  # of a busy run, which may be an epoch further each time
 CHECKPOINT_SECONDS = 60.0
@@ -106,21 +106,21 @@ def create(
     common: Common = Common(),
 ) -> int:
     """Save the newest epoch."""
-    parts = load_parts(spec)
+    pipeline = load_pipeline(spec)
     from firnline.cli.long_task import working
     from firnline.cli.start_over import CopyProgress
     from firnline.history.savepoints.create import create_savepoint
 
-    _ask_for_checkpoint(parts, spec)
-    options = dict(parts.options.deciding.storage_options)
+    _ask_for_checkpoint(pipeline, spec)
+    options = dict(pipeline.options.deciding.storage_options)
     progress = CopyProgress(lambda text: print(safe(text), file=sys.stderr))
     with working() as work:
         try:
             made, place = create_savepoint(
-                parts,
+                pipeline,
                 path,
                 copy=copy,
-                run=parts.ids.new(),
+                run=pipeline.ids.new(),
                 storage_options=options,
                 progress=progress,
                 stopping=work.stopping,
@@ -156,12 +156,12 @@ def create(
     return 0
 
 
-def _ask_for_checkpoint(parts: Parts, spec: str | None) -> None:
+def _ask_for_checkpoint(pipeline: OpenPipeline, spec: str | None) -> None:
     """Have a run on this machine make a checkpoint of state, if the newest one is older than the newest epoch."""
     from firnline.history.savepoints.state import is_behind
 
     for _ in range(CHECKPOINTS_ASKED):
-        if not is_behind(parts):
+        if not is_behind(pipeline):
             return
         running = RunningPipeline(spec)
         try:
@@ -174,12 +174,12 @@ def _ask_for_checkpoint(parts: Parts, spec: str | None) -> None:
 @app.command(name="list", help_epilogue=LIST_EPILOGUE)
 def list_(spec: Spec = None, /, *, common: Common = Common()) -> int:
     """List the savepoints of the pipeline."""
-    parts = load_parts(spec)
+    pipeline = load_pipeline(spec)
     from firnline.history.savepoints.catalog import list_savepoints
 
-    found = list_savepoints(parts, dict(parts.options.deciding.storage_options))
+    found = list_savepoints(pipeline, dict(pipeline.options.deciding.storage_options))
     if common.json:
-        common.out.json({"pipeline": parts.options.name, "savepoints": [asdict(one) for one in found]})
+        common.out.json({"pipeline": pipeline.options.name, "savepoints": [asdict(one) for one in found]})
     elif found:
         rows = [
             {**asdict(one), "created_at": short_time(one.created_at or None), "size": size_text(one.size_bytes)}
@@ -202,12 +202,12 @@ def dispose(
     common: Common = Common(),
 ) -> int:
     """Delete a savepoint."""
-    parts = load_parts(spec)
+    pipeline = load_pipeline(spec)
     from firnline.history.savepoints.catalog import dispose_savepoint
 
-    options = dict(parts.options.deciding.storage_options)
+    options = dict(pipeline.options.deciding.storage_options)
     only_look = dry_run or not yes
-    done = dispose_savepoint(parts, savepoint, dry_run=only_look, run=parts.ids.new(), storage_options=options)
+    done = dispose_savepoint(pipeline, savepoint, dry_run=only_look, run=pipeline.ids.new(), storage_options=options)
     if common.json:
         common.out.json(asdict(done))
         return 0

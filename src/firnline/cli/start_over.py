@@ -54,9 +54,9 @@ def begin(
     if beginning.fresh_after is None:
         return
     from firnline.history.edits.fresh_start import start_over
-    from firnline.run.open_pipeline import assemble
+    from firnline.run.open_pipeline import open_pipeline
 
-    done = start_over(assemble(options), beginning.fresh_after, run, truncate=beginning.truncate)
+    done = start_over(open_pipeline(options), beginning.fresh_after, run, truncate=beginning.truncate)
     rows = "rows removed" if done.truncated else "rows stay"
     if done.already:
         say(f"started over after epoch {done.after_epoch} already, as epoch {done.epoch}; going on")
@@ -74,11 +74,11 @@ def _restore(
 ) -> None:
     from firnline.cli.output import count_text, size_text
     from firnline.history.edits.restore import restore_savepoint
-    from firnline.run.open_pipeline import assemble
+    from firnline.run.open_pipeline import open_pipeline
 
     assert beginning.from_savepoint is not None
     done = restore_savepoint(
-        assemble(options, moved=moved),
+        open_pipeline(options, moved=moved),
         beginning.from_savepoint,
         run,
         dict(options.deciding.storage_options),

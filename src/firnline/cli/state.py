@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, load_parts
+from firnline.cli.common import Common, load_pipeline
 from firnline.cli.output import Column, Output, count_text, say, size_text
 from firnline.errors import ConfigError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from firnline.history.state import StateView
-    from firnline.run.open_pipeline import Parts
+    from firnline.run.open_pipeline import OpenPipeline
 
 EPILOGUE = """\
 Reads the files that the checkpoint in the table names; starts no Spark, writes
@@ -79,12 +79,12 @@ def state(
     if sql is not None and (key or export is not None):
         raise ConfigError("--sql excludes --key and --export", hint="Put the condition into the query.")
     spec, operator = _words(words)
-    parts = load_parts(spec)
+    pipeline = load_pipeline(spec)
     if operator is None:
-        raise _no_operator(parts)
+        raise _no_operator(pipeline)
     from firnline.history.state import load_state_view
 
-    view = load_state_view(parts, operator, at)
+    view = load_state_view(pipeline, operator, at)
     if view.note and not common.json:
         say(view.note)
     if sql is not None:
@@ -109,10 +109,10 @@ def _words(words: Sequence[str]) -> tuple[str | None, str | None]:
     return None, words[0]
 
 
-def _no_operator(parts: Parts) -> ConfigError:
+def _no_operator(pipeline: OpenPipeline) -> ConfigError:
     from firnline.graph import stateful
 
-    names = [operator.name for operator in stateful(parts.options)]
+    names = [operator.name for operator in stateful(pipeline.options)]
     told = f"Operators that keep state: {', '.join(names)}" if names else "This pipeline has none that keeps state."
     return ConfigError("name the operator whose state is meant", hint=told)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import App
 
 from firnline.cli.checkpoints_show import state_facts
-from firnline.cli.common import Common, Spec, load_parts
+from firnline.cli.common import Common, Spec, load_pipeline
 from firnline.cli.output import Column, Output, count_text, short_time, size_text, time_text
 from firnline.errors import ControlError
 
@@ -101,10 +101,10 @@ app = App(name="status", help_epilogue=EPILOGUE)
 @app.default
 def status(spec: Spec = None, /, *, common: Common = Common()) -> int:
     """Show where the pipeline stands."""
-    parts = load_parts(spec)
+    pipeline = load_pipeline(spec)
     from firnline.history.status import load_status
 
-    found = load_status(parts, _ask(parts.options))
+    found = load_status(pipeline, _ask(pipeline.options))
     if common.json:
         common.out.json(asdict(found))
     else:

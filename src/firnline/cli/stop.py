@@ -32,9 +32,9 @@ def stop(spec: Spec = None, /, *, timeout: Timeout = 300.0, common: Common = Com
     running = RunningPipeline(spec)
     found = running.ask("status")
     running.wait_for_end(found["pid"], lambda: running.ask("stop"), timeout)
-    from firnline.run.open_pipeline import assemble
+    from firnline.run.open_pipeline import open_pipeline
 
-    held = assemble(running.options).load()
+    held = open_pipeline(running.options).load()
     if common.json:
         facts = {key: found[key] for key in ("pipeline", "run", "pid")}
         common.out.json({**facts, "status": "stopped", "epoch": held.epoch, "generation": held.generation})

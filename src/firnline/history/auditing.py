@@ -8,31 +8,37 @@ from collections.abc import Iterator
 from firnline.errors import SinkError
 from firnline.history.store import open_for_writing
 from firnline.options import PipelineOptions
-from firnline.run.open_pipeline import Parts, assemble
+from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.stores.audit import audited, make_record
 from firnline.types import Json
 
 
 @contextlib.contextmanager
 def on_record(
-    parts: Parts, what: str, run: str, *, from_epoch: int | None, to_epoch: int | None, **details: Json
+    pipeline: OpenPipeline, what: str, run: str, *, from_epoch: int | None, to_epoch: int | None, **details: Json
 ) -> Iterator[dict[str, Json]]:
     """Write down what begins, do it, write down how it ended, with the details that are put into what it yields.
 
     Raises:
         SinkError: the trail cannot be written; then nothing is done.
     """
-    options = parts.options.checkpoint.store
+    options = pipeline.options.checkpoint.store
     if options is None or options.type == "memory":
         yield {}
         return
     begun = make_record(
-        parts.options.name, what, run=run, from_epoch=from_epoch, to_epoch=to_epoch, details=details, clock=parts.clock
+        pipeline.options.name,
+        what,
+        run=run,
+        from_epoch=from_epoch,
+        to_epoch=to_epoch,
+        details=details,
+        clock=pipeline.clock,
     )
     with contextlib.ExitStack() as stack:
         try:
-            store = stack.enter_context(contextlib.closing(open_for_writing(parts)))
-            found = stack.enter_context(audited(store, begun, parts.clock))
+            store = stack.enter_context(contextlib.closing(open_for_writing(pipeline)))
+            found = stack.enter_context(audited(store, begun, pipeline.clock))
         except OSError as error:
             raise SinkError(
                 f"the audit trail cannot be written: {error}",
@@ -51,5 +57,5 @@ def deletion_on_record(options: PipelineOptions | None, what: str, **details: Js
     if options is None:
         yield {}
         return
-    with on_record(assemble(options), what, "", from_epoch=None, to_epoch=None, **details) as found:
+    with on_record(open_pipeline(options), what, "", from_epoch=None, to_epoch=None, **details) as found:
         yield found

@@ -14,8 +14,8 @@ from firnline.history.snapshots import state_bytes
 from firnline.history.store import find_lost, savepoint_epochs
 from firnline.run.log import has_died, load_runs
 from firnline.run.observer import took_ms
-from firnline.run.open_pipeline import Parts
-from firnline.sinks.base import Held
+from firnline.run.open_pipeline import OpenPipeline
+from firnline.sinks.base import Head
 from firnline.stores.base import CheckpointStore
 from firnline.stores.transfer import Version, walk_versions
 from firnline.types import Json
@@ -39,7 +39,7 @@ class CheckpointList:
 
 
 def load_checkpoints(
-    parts: Parts,
+    pipeline: OpenPipeline,
     limit: int | None,
     store: CheckpointStore | None = None,
     *,
@@ -52,15 +52,15 @@ def load_checkpoints(
     behind.
     """
     damaged: list[dict[str, Json]] = []
-    held = parts.load()
-    lost = find_lost(parts, held, store)
-    restored, saved = _restores(parts), savepoint_epochs(parts)
+    held = pipeline.load()
+    lost = find_lost(pipeline, held, store)
+    restored, saved = _restores(pipeline), savepoint_epochs(pipeline)
     if lost is not None and store is not None:
-        found_rows = _lost_rows(parts, store, before, damaged)
+        found_rows = _lost_rows(pipeline, store, before, damaged)
     else:
-        found_rows = _rows(parts, held, limit, store, before, undone, damaged)
+        found_rows = _rows(pipeline, held, limit, store, before, undone, damaged)
     if before is None and lost is None:
-        found_rows = _with_unfinished(parts, held, found_rows)
+        found_rows = _with_unfinished(pipeline, held, found_rows)
     rows = ({**row, "is_savepoint": row["epoch"] in saved, "path": restored.get(row["epoch"])} for row in found_rows)
     if limit is None:
         return CheckpointList(list(rows), damaged=damaged, lost=lost)
@@ -68,23 +68,23 @@ def load_checkpoints(
     return CheckpointList(found[:limit], len(found) > limit, damaged, lost)
 
 
-def _restores(parts: Parts) -> dict[int, str]:
+def _restores(pipeline: OpenPipeline) -> dict[int, str]:
     """Epochs that a run resumed after, with where it read the checkpoint; the newest run counts."""
-    runs = load_runs(parts.storage, parts.options.name)
+    runs = load_runs(pipeline.storage, pipeline.options.name)
     return {int(r["resumed_after"]): str(r["recovery_path"]) for r in reversed(runs) if r.get("recovery_path")}
 
 
-def _with_unfinished(parts: Parts, held: Held, rows: Iterator[dict[str, Json]]) -> Iterator[dict[str, Json]]:
+def _with_unfinished(pipeline: OpenPipeline, held: Head, rows: Iterator[dict[str, Json]]) -> Iterator[dict[str, Json]]:
     """The checkpoints together with attempts that came to nothing, or to nothing yet, newest epoch first.
 
     What a run staged and no commit names is in progress while that run lives, and failed when it is gone. Attempts that
     failed in mid-run are told by the history of runs, with the reason.
     """
-    runs = load_runs(parts.storage, parts.options.name)
+    runs = load_runs(pipeline.storage, pipeline.options.name)
     alive = {str(run["run"]) for run in runs if run["status"] == "running" and not has_died(run)}
     unfinished = []
-    for entry in parts.ledger.staged_after(held.epoch):
-        row = _entry_row(parts, entry, None, f"0/{len(parts.sinks)}", None)
+    for entry in pipeline.ledger.staged_after(held.epoch):
+        row = _entry_row(pipeline, entry, None, f"0/{len(pipeline.sinks)}", None)
         if entry.checkpoint.run in alive:
             unfinished.append({**row, "status": "IN_PROGRESS", "reason": "staged, not committed yet"})
         else:
@@ -92,7 +92,7 @@ def _with_unfinished(parts: Parts, held: Held, rows: Iterator[dict[str, Json]]) 
     for run in runs:
         for failed in run["last_restarts"]:
             if failed.get("epoch") is not None:
-                unfinished.append(_failed_row(parts, run, failed))
+                unfinished.append(_failed_row(pipeline, run, failed))
     unfinished.sort(key=lambda row: (int(row["epoch"]), str(row["trigger_timestamp"])))
     for row in rows:
         while unfinished and unfinished[-1]["epoch"] > row["epoch"]:
@@ -103,7 +103,7 @@ def _with_unfinished(parts: Parts, held: Held, rows: Iterator[dict[str, Json]]) 
     yield from (row for row in reversed(unfinished) if held.epoch == 0)
 
 
-def _failed_row(parts: Parts, run: dict[str, Json], failed: dict[str, Json]) -> dict[str, Json]:
+def _failed_row(pipeline: OpenPipeline, run: dict[str, Json], failed: dict[str, Json]) -> dict[str, Json]:
     """An attempt at an epoch that failed and was made again."""
     return {
         "id": None,
@@ -115,7 +115,7 @@ def _failed_row(parts: Parts, run: dict[str, Json], failed: dict[str, Json]) -> 
         "end_to_end_duration_ms": None,
         "checkpointed_size_bytes": None,
         "state_size_bytes": 0,
-        "acknowledged": f"0/{len(parts.sinks)}",
+        "acknowledged": f"0/{len(pipeline.sinks)}",
         "path": None,
         "table_version": None,
         "kind": "epoch",
@@ -132,26 +132,26 @@ def _failed_row(parts: Parts, run: dict[str, Json], failed: dict[str, Json]) -> 
 
 
 def _lost_rows(
-    parts: Parts, store: CheckpointStore, before: int | None, damaged: list[dict[str, Json]]
+    pipeline: OpenPipeline, store: CheckpointStore, before: int | None, damaged: list[dict[str, Json]]
 ) -> Iterator[dict[str, Json]]:
     """What the store has of a pipeline whose table is gone: no sink holds any of it."""
-    for version in _stored(store, parts.options.name, damaged):
+    for version in _stored(store, pipeline.options.name, damaged):
         if before is None or _epoch(version) < before:
-            yield _stored_row(parts, version, f"0/{len(parts.sinks)}")
+            yield _stored_row(pipeline, version, f"0/{len(pipeline.sinks)}")
 
 
 def _rows(
-    parts: Parts,
-    held: Held,
+    pipeline: OpenPipeline,
+    held: Head,
     limit: int | None,
     store: CheckpointStore | None,
     before: int | None,
     undone: bool,
     damaged: list[dict[str, Json]],
 ) -> Iterator[dict[str, Json]]:
-    reached = [held.epoch, *(sink.load().epoch for sink in parts.sinks[1:])]
+    reached = [held.epoch, *(sink.load().epoch for sink in pipeline.sinks[1:])]
     scanned = ALL_COMMITS if limit is None or before is not None else limit + COMMITS_BETWEEN
-    commits = parts.deciding.commit_times(held.version, scanned) if held.exists else {}
+    commits = pipeline.deciding.commit_times(held.version, scanned) if held.exists else {}
 
     def acknowledged(epoch: int) -> str:
         return f"{sum(1 for e in reached if e >= epoch)}/{len(reached)}"
@@ -159,38 +159,38 @@ def _rows(
     def wanted(epoch: int) -> bool:
         return before is None or epoch < before
 
-    stored = _stored(store, parts.options.name, damaged) if store is not None else iter(())
+    stored = _stored(store, pipeline.options.name, damaged) if store is not None else iter(())
     waiting: Version | None = None
     oldest: int | None = None
     jumps: list[LedgerEntry | Fold] = []
-    for entry in _entries(parts, held, damaged, jumps, go_on=store is not None):
+    for entry in _entries(pipeline, held, damaged, jumps, go_on=store is not None):
         oldest = entry.epoch
         waiting = waiting or (next(stored, None) if undone else None)
         while waiting is not None and _epoch(waiting) >= entry.epoch:
             if wanted(_epoch(waiting)) and held.epoch >= _epoch(waiting) > entry.epoch:
-                yield _undone_row(parts, waiting)
+                yield _undone_row(pipeline, waiting)
             waiting = next(stored, None)
         if wanted(entry.epoch):
-            yield _entry_row(parts, entry, commits.get(entry.epoch), acknowledged(entry.epoch), held.committed)
+            yield _entry_row(pipeline, entry, commits.get(entry.epoch), acknowledged(entry.epoch), held.committed)
     for version in stored if waiting is None else chain([waiting], stored):
         epoch = _epoch(version)
         if not wanted(epoch) or epoch > held.epoch or (oldest is not None and epoch >= oldest):
             continue
         if not any(leaves_behind(link, epoch) for link in jumps):
-            yield _stored_row(parts, version, acknowledged(epoch))
+            yield _stored_row(pipeline, version, acknowledged(epoch))
         elif undone:
-            yield _undone_row(parts, version)
+            yield _undone_row(pipeline, version)
 
 
 def _entries(
-    parts: Parts, held: Held, damaged: list[dict[str, Json]], jumps: list[LedgerEntry | Fold], *, go_on: bool
+    pipeline: OpenPipeline, held: Head, damaged: list[dict[str, Json]], jumps: list[LedgerEntry | Fold], *, go_on: bool
 ) -> Iterator[LedgerEntry]:
     """The entries that are not folded yet; behind a hole the store goes on, where there is one.
 
     Links with jumps in them are put into `jumps`, folded or not.
     """
     try:
-        for link in parts.ledger.chain(held.entry):
+        for link in pipeline.ledger.chain(held.entry):
             if isinstance(link, Fold):
                 if link.jumps:
                     jumps.append(link)
@@ -221,11 +221,11 @@ def _epoch(version: Version) -> int:
 
 
 def _entry_row(
-    parts: Parts, entry: LedgerEntry, commit: tuple[int, str] | None, acknowledged: str, committed: int | None
+    pipeline: OpenPipeline, entry: LedgerEntry, commit: tuple[int, str] | None, acknowledged: str, committed: int | None
 ) -> dict[str, Json]:
     """A checkpoint of the ledger; in a two-stage table it is in progress until the log has `committed` it."""
     checkpoint = entry.checkpoint
-    staged = entry.staged.get(parts.deciding.name, [])
+    staged = entry.staged.get(pipeline.deciding.name, [])
     waits = committed is not None and entry.epoch > committed
     return {
         "id": checkpoint.attempt,
@@ -246,17 +246,17 @@ def _entry_row(
         "files": sum(len(files) for files in entry.inputs.values()),
         "rows": sum(int(f["rows"]) for f in staged),
         "quarantined": sum(int(q["rows"]) for q in entry.quarantine),
-        "last_committed_file": _mark(parts, checkpoint.positions),
+        "last_committed_file": _mark(pipeline, checkpoint.positions),
         "read_from": "ledger",
         "undone": False,
         "reason": "staged, waits for the committer" if waits else None,
     }
 
 
-def _stored_row(parts: Parts, version: Version, acknowledged: str) -> dict[str, Json]:
+def _stored_row(pipeline: OpenPipeline, version: Version, acknowledged: str) -> dict[str, Json]:
     assert version.record is not None
     record, checkpoint = version.record, version.record.checkpoint
-    sink = record.sinks.get(parts.deciding.name, {})
+    sink = record.sinks.get(pipeline.deciding.name, {})
     return {
         "id": checkpoint.attempt,
         "epoch": record.epoch,
@@ -276,19 +276,19 @@ def _stored_row(parts: Parts, version: Version, acknowledged: str) -> dict[str, 
         "files": None,  # not recorded
         "rows": sink.get("rows"),
         "quarantined": None,
-        "last_committed_file": _mark(parts, checkpoint.positions),
+        "last_committed_file": _mark(pipeline, checkpoint.positions),
         "read_from": "store",
         "undone": False,
         "reason": None,
     }
 
 
-def _undone_row(parts: Parts, version: Version) -> dict[str, Json]:
-    return {**_stored_row(parts, version, f"0/{len(parts.sinks)}"), "undone": True}
+def _undone_row(pipeline: OpenPipeline, version: Version) -> dict[str, Json]:
+    return {**_stored_row(pipeline, version, f"0/{len(pipeline.sinks)}"), "undone": True}
 
 
-def _mark(parts: Parts, positions: dict[str, Json]) -> str | None:
-    source = parts.sources.only
+def _mark(pipeline: OpenPipeline, positions: dict[str, Json]) -> str | None:
+    source = pipeline.sources.only
     position = positions.get(source.name) if source is not None else None
     mark = position.get("last_committed_file") if isinstance(position, dict) else None
     return None if mark is None else str(mark)

@@ -11,7 +11,7 @@ from firnline.errors import DamagedError, LedgerHoleError
 from firnline.history.epoch import EpochView, load_epoch
 from firnline.history.snapshots import event_time, snapshots_of
 from firnline.jobs.watermarks import Watermarks
-from firnline.run.open_pipeline import Parts
+from firnline.run.open_pipeline import OpenPipeline
 from firnline.sources.files.position import FileState
 from firnline.stores.base import CheckpointStore
 from firnline.stores.transfer import walk_versions
@@ -32,18 +32,18 @@ class Between:
     notes: list[str] = field(default_factory=list)
 
 
-def diff_epochs(parts: Parts, store: CheckpointStore | None, one: int, other: int) -> dict[str, Json]:
+def diff_epochs(pipeline: OpenPipeline, store: CheckpointStore | None, one: int, other: int) -> dict[str, Json]:
     """What moved from the older of two epochs to the newer one, as plain JSON.
 
     Raises:
         ConfigError: nobody knows one of them.
     """
-    older, newer = load_epoch(parts, store, min(one, other)), load_epoch(parts, store, max(one, other))
-    between = load_between(parts, store, older, newer)
+    older, newer = load_epoch(pipeline, store, min(one, other)), load_epoch(pipeline, store, max(one, other))
+    between = load_between(pipeline, store, older, newer)
     before, after = older.checkpoint, newer.checkpoint
     names = sorted({*before.positions, *after.positions})
     return {
-        "pipeline": parts.options.name,
+        "pipeline": pipeline.options.name,
         "from_epoch": older.epoch,
         "to_epoch": newer.epoch,
         "epochs": between.epochs,
@@ -129,14 +129,14 @@ def _columns(entry: LedgerEntry) -> dict[str, Json]:
     return {str(column["name"]): column["type"] for column in entry.schema}
 
 
-def load_between(parts: Parts, store: CheckpointStore | None, older: EpochView, newer: EpochView) -> Between:
+def load_between(pipeline: OpenPipeline, store: CheckpointStore | None, older: EpochView, newer: EpochView) -> Between:
     """Add up the epochs after `older` up to `newer`, from the ledger, and from the store where that is folded."""
     found = Between()
     known: set[int] = set()
     folded: set[int] = set()
     links: list[LedgerEntry | Fold] = []
     try:
-        for link in _chain(parts, newer):
+        for link in _chain(pipeline, newer):
             epoch = link.last.epoch if isinstance(link, Fold) else link.epoch
             if epoch <= older.epoch:
                 if isinstance(link, LedgerEntry) and epoch < older.epoch:
@@ -150,20 +150,20 @@ def load_between(parts: Parts, store: CheckpointStore | None, older: EpochView, 
             _add_fold(found, link, older.epoch)
             folded |= set(range(max(link.first_epoch, older.epoch + 1), link.last.epoch + 1))
         else:
-            _add_entry(found, link, parts.deciding.name)
+            _add_entry(found, link, pipeline.deciding.name)
             known.add(link.epoch)
-    told = _add_stored(parts, store, found, folded)
+    told = _add_stored(pipeline, store, found, folded)
     found.epochs = len(known) + len(folded)
     found.epochs_unknown = len(folded - told)
     return found
 
 
-def _chain(parts: Parts, newer: EpochView) -> Iterator[LedgerEntry | Fold]:
+def _chain(pipeline: OpenPipeline, newer: EpochView) -> Iterator[LedgerEntry | Fold]:
     """Down from an epoch; one that is folded is found on the way down from the newest."""
     if newer.ledger_entry is not None:
-        yield from parts.ledger.chain(newer.entry)
+        yield from pipeline.ledger.chain(newer.entry)
         return
-    for link in parts.ledger.chain(parts.load().entry):
+    for link in pipeline.ledger.chain(pipeline.load().entry):
         if isinstance(link, LedgerEntry) and link.epoch > newer.epoch:
             continue
         if isinstance(link, Fold) and link.last.epoch > newer.epoch:
@@ -210,16 +210,16 @@ def _read(record: dict[str, Json], epoch: int) -> dict[str, Json]:
     }
 
 
-def _add_stored(parts: Parts, store: CheckpointStore | None, found: Between, folded: set[int]) -> set[int]:
+def _add_stored(pipeline: OpenPipeline, store: CheckpointStore | None, found: Between, folded: set[int]) -> set[int]:
     """Add what the store tells of epochs that are folded; which of them it told."""
     told: set[int] = set()
     if store is None or not folded:
         return told
-    for version in walk_versions(store, parts.options.name):
+    for version in walk_versions(store, pipeline.options.name):
         record = version.record
         if record is None or record.epoch not in folded or record.epoch in told:
             continue
-        sink = record.sinks.get(parts.deciding.name, {})
+        sink = record.sinks.get(pipeline.deciding.name, {})
         if "rows" in sink:
             found.rows += int(sink["rows"])
             found.size_bytes += int(sink.get("size_bytes", 0))

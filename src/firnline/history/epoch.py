@@ -14,8 +14,8 @@ from firnline.checkpoint.model import Checkpoint
 from firnline.errors import CheckpointError, ConfigError, DamagedError, FirnlineError, LedgerHoleError, NewerFormatError
 from firnline.history.left_behind import leaves_behind
 from firnline.history.store import savepoint_epochs
-from firnline.run.open_pipeline import Parts
-from firnline.sinks.base import Held
+from firnline.run.open_pipeline import OpenPipeline
+from firnline.sinks.base import Head
 from firnline.sinks.delta.log import DeltaLog, LogCommit
 from firnline.storage import Storage
 from firnline.stores.base import CheckpointStore
@@ -80,26 +80,26 @@ class EpochView:
         return self.checkpoint.epoch
 
 
-def load_epoch(parts: Parts, store: CheckpointStore | None, epoch: int) -> EpochView:
+def load_epoch(pipeline: OpenPipeline, store: CheckpointStore | None, epoch: int) -> EpochView:
     """Read one epoch.
 
     Raises:
         ConfigError: nobody knows it; the message names the nearest one that is known.
     """
-    held = parts.load()
-    walk = _walk_chain(parts, held, epoch)
-    logged = find_logged(parts.storage, parts.options.name, held.version, epoch) if held.exists else None
-    version = find_version(store, parts.options.name, epoch) if store is not None else None
+    held = pipeline.load()
+    walk = _walk_chain(pipeline, held, epoch)
+    logged = find_logged(pipeline.storage, pipeline.options.name, held.version, epoch) if held.exists else None
+    version = find_version(store, pipeline.options.name, epoch) if store is not None else None
     record = version.record if version else None
     entry, ref, in_ledger = _ledger_copy(
-        parts, walk, [logged.entry if logged else None, record.entry if record else None]
+        pipeline, walk, [logged.entry if logged else None, record.entry if record else None]
     )
     copies = [in_ledger, logged.copy() if logged else Copy("commitInfo", "missing", detail="not in the table's log")]
     if store is not None:
         copies.append(_store_copy(version))
     chosen = next((copy.checkpoint for copy in copies if copy.checkpoint is not None), None)
     if chosen is None:
-        raise _unknown(parts, store, held, epoch, walk)
+        raise _unknown(pipeline, store, held, epoch, walk)
     return EpochView(
         checkpoint=chosen,
         kind=entry.kind if entry else (record.kind if record else (logged.kind if logged else "epoch")),
@@ -107,9 +107,9 @@ def load_epoch(parts: Parts, store: CheckpointStore | None, epoch: int) -> Epoch
         ledger_entry=entry,
         record=record,
         undone=walk.undone,
-        is_savepoint=epoch in savepoint_epochs(parts),
+        is_savepoint=epoch in savepoint_epochs(pipeline),
         copies=tuple(_compared(copy, chosen) for copy in copies),
-        sinks=tuple(_sink_views(parts, epoch, entry, record, undone=walk.undone)),
+        sinks=tuple(_sink_views(pipeline, epoch, entry, record, undone=walk.undone)),
         durations_ms={**(entry.durations_ms if entry else {}), **(record.durations_ms if record else {})},
     )
 
@@ -135,10 +135,10 @@ class _Walk:
     hole: str = ""
 
 
-def _walk_chain(parts: Parts, held: Held, epoch: int) -> _Walk:
+def _walk_chain(pipeline: OpenPipeline, held: Head, epoch: int) -> _Walk:
     ref, undone = held.entry, False
     try:
-        for link in parts.ledger.chain(held.entry):
+        for link in pipeline.ledger.chain(held.entry):
             undone = undone or leaves_behind(link, epoch)
             if isinstance(link, Fold):
                 if link.last.epoch >= epoch:
@@ -154,7 +154,7 @@ def _walk_chain(parts: Parts, held: Held, epoch: int) -> _Walk:
 
 
 def _ledger_copy(
-    parts: Parts, walk: _Walk, named: list[EntryRef | None]
+    pipeline: OpenPipeline, walk: _Walk, named: list[EntryRef | None]
 ) -> tuple[LedgerEntry | None, EntryRef | None, Copy]:
     """The entry: reached by the chain, or left behind by it and named by another copy."""
     if walk.entry is not None and walk.ref is not None:
@@ -167,7 +167,7 @@ def _ledger_copy(
         if walk.folded:
             return None, ref, Copy("ledger", "folded", ref.name, "its files are kept in a fold, the rest is not")
         try:
-            entry = parts.ledger.load(ref)
+            entry = pipeline.ledger.load(ref)
         except (LedgerHoleError, DamagedError) as error:
             return None, ref, Copy("ledger", "missing", ref.name, error.message)
         return entry, ref, Copy("ledger", "intact", ref.name, checkpoint=entry.checkpoint)
@@ -284,11 +284,11 @@ def _store_copy(version: Version | None) -> Copy:
 
 
 def _sink_views(
-    parts: Parts, epoch: int, entry: LedgerEntry | None, record: CheckpointRecord | None, *, undone: bool
+    pipeline: OpenPipeline, epoch: int, entry: LedgerEntry | None, record: CheckpointRecord | None, *, undone: bool
 ) -> Iterator[SinkView]:
-    for sink in parts.sinks:
+    for sink in pipeline.sinks:
         held = sink.load()
-        logged = find_logged(sink.storage, parts.options.name, held.version, epoch) if held.exists else None
+        logged = find_logged(sink.storage, pipeline.options.name, held.version, epoch) if held.exists else None
         told = record.sinks.get(sink.name, {}) if record else {}
         rows, size = (logged.rows, logged.size_bytes) if logged else (None, None)
         if entry is not None and rows is None:
@@ -308,19 +308,21 @@ def _sink_views(
 # -- what is known --------------------------------------------------------------------------------------
 
 
-def known_epochs(parts: Parts, store: CheckpointStore | None, held: Held) -> set[int]:
+def known_epochs(pipeline: OpenPipeline, store: CheckpointStore | None, held: Head) -> set[int]:
     """Every epoch that can be shown, as far as the chain and the store can be read."""
     found: set[int] = set()
     with contextlib.suppress(LedgerHoleError):  # what lies behind the hole may still be in the store
-        for entry in parts.entries(held.entry):
+        for entry in pipeline.entries(held.entry):
             found.add(entry.epoch)
     if store is not None:
-        found |= {v.record.epoch for v in walk_versions(store, parts.options.name) if v.record is not None}
+        found |= {v.record.epoch for v in walk_versions(store, pipeline.options.name) if v.record is not None}
     return found
 
 
-def _unknown(parts: Parts, store: CheckpointStore | None, held: Held, epoch: int, walk: _Walk) -> FirnlineError:
-    known = known_epochs(parts, store, held)
+def _unknown(
+    pipeline: OpenPipeline, store: CheckpointStore | None, held: Head, epoch: int, walk: _Walk
+) -> FirnlineError:
+    known = known_epochs(pipeline, store, held)
     nearest = min(known, key=lambda e: (abs(e - epoch), e), default=None)
     told = f"; the nearest known is {nearest}" if nearest is not None else "; there is no checkpoint yet"
     hint = f"firnline checkpoints show {nearest}" if nearest is not None else "`firnline run` makes the first."

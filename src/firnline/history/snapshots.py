@@ -10,8 +10,8 @@ from firnline.checkpoint.model import Checkpoint
 from firnline.errors import CheckpointError, ConfigError, RollbackRefusedError, StateIncompleteError
 from firnline.graph import stateful
 from firnline.jobs.watermarks import Watermarks
-from firnline.run.open_pipeline import Parts
-from firnline.sinks.base import Held
+from firnline.run.open_pipeline import OpenPipeline
+from firnline.sinks.base import Head
 from firnline.state import snapshot as layout
 from firnline.state.home import StateHome
 from firnline.state.manifest import CompleteCheckpoint, SnapshotRef
@@ -128,7 +128,11 @@ class StateLook:
 
 
 def look_at_state(
-    parts: Parts, checkpoint: Checkpoint, entry: EntryRef, positions: Mapping[str, Json], home: StateHome | None = None
+    pipeline: OpenPipeline,
+    checkpoint: Checkpoint,
+    entry: EntryRef,
+    positions: Mapping[str, Json],
+    home: StateHome | None = None,
 ) -> StateLook:
     """Look whether a run that goes on from an epoch finds its state.
 
@@ -140,22 +144,22 @@ def look_at_state(
         positions: Where the sources stand now, which tells under what names their files lie.
         home: Where the state lies, if not in the pipeline's own home.
     """
-    if not stateful(parts.options) and not checkpoint.state:
+    if not stateful(pipeline.options) and not checkpoint.state:
         return StateLook()
     # These load compiled code, which commands that only look need not wait for.
     from firnline.jobs.dataflow import dataflow_of
     from firnline.run.restore_state import check_operators, restore_state
 
-    home = home or parts.state_home
-    flow = dataflow_of(parts.options)
+    home = home or pipeline.state_home
+    flow = dataflow_of(pipeline.options)
     problems: list[RollbackRefusedError] = []
     try:
         snapshots = snapshots_of(checkpoint)
         for ref in refs_of(checkpoint).values():
             load_snapshot(home, ref)
-        held = Held(exists=True, version=0, epoch=checkpoint.epoch, entry=entry, checkpoint=checkpoint)
-        check_operators(parts, flow, held)
-        found = restore_state(parts, flow, home, held, only_look=True)
+        held = Head(exists=True, version=0, epoch=checkpoint.epoch, entry=entry, checkpoint=checkpoint)
+        check_operators(pipeline, flow, held)
+        found = restore_state(pipeline, flow, home, held, only_look=True)
         behind, used = found.behind, list(found.used.values())
     except CheckpointError as error:
         hint = "Bring the files of state back, or go back to another epoch: `firnline checkpoints`."
@@ -166,7 +170,7 @@ def look_at_state(
     except ConfigError as error:
         return StateLook(problems=[RollbackRefusedError(error.message, hint=error.hint)])
     inputs = [one.entry.inputs for one in reversed(behind)]
-    lost = parts.sources.find_unavailable(positions, inputs)
+    lost = pipeline.sources.find_unavailable(positions, inputs)
     if lost:
         shown = ", ".join(lost[:NAMED]) + (" ..." if len(lost) > NAMED else "")
         problems.append(

@@ -11,7 +11,7 @@ from firnline.jobs.dataflow import dataflow_of
 from firnline.jobs.watermarks import Watermarks
 from firnline.operators.columns import suggest
 from firnline.options import OperatorOptions
-from firnline.run.open_pipeline import Parts
+from firnline.run.open_pipeline import OpenPipeline
 from firnline.state import snapshot as layout
 from firnline.state.export import StateReader
 from firnline.state.home import StateHome
@@ -65,31 +65,32 @@ class Stateful:
     options: OperatorOptions | None = field(default=None, repr=False)
 
 
-def find_stateful(parts: Parts, name: str, checkpoint: Checkpoint | None) -> Stateful:
+def find_stateful(pipeline: OpenPipeline, name: str, checkpoint: Checkpoint | None) -> Stateful:
     """The operator of this name, in the spec or in a checkpoint.
 
     Raises:
         ConfigError: there is none, or it keeps no state; the hint names the one that was probably meant.
     """
     known = checkpoint.state if checkpoint else {}
-    for operator in dataflow_of(parts.options).stateful:
+    for operator in dataflow_of(pipeline.options).stateful:
         if operator.name == name:
             renamed = operator.renamed_from in known and name not in known
             return Stateful(name, operator.renamed_from if renamed else name, len(operator.keys), operator)
     if name in known:
         return Stateful(name, name, None)
-    if any(operator.name == name for operator in parts.options.operators):
-        raise ConfigError(f"operator {name!r} is a query: it keeps no state", hint=_names(parts, known, ""))
+    if any(operator.name == name for operator in pipeline.options.operators):
+        raise ConfigError(f"operator {name!r} is a query: it keeps no state", hint=_names(pipeline, known, ""))
     raise ConfigError(
-        f"pipeline {parts.options.name!r} has no operator {name!r} that keeps state", hint=_names(parts, known, name)
+        f"pipeline {pipeline.options.name!r} has no operator {name!r} that keeps state",
+        hint=_names(pipeline, known, name),
     )
 
 
-def _names(parts: Parts, known: dict[str, Json], word: str) -> str:
-    return suggest(word, {operator.name for operator in dataflow_of(parts.options).stateful} | set(known))
+def _names(pipeline: OpenPipeline, known: dict[str, Json], word: str) -> str:
+    return suggest(word, {operator.name for operator in dataflow_of(pipeline.options).stateful} | set(known))
 
 
-def load_state_view(parts: Parts, operator: str, at: int | None = None) -> StateView:
+def load_state_view(pipeline: OpenPipeline, operator: str, at: int | None = None) -> StateView:
     """The state of an operator after the newest epoch, or after epoch `at`.
 
     Raises:
@@ -97,12 +98,12 @@ def load_state_view(parts: Parts, operator: str, at: int | None = None) -> State
         CheckpointError: no tier has the snapshot whole.
     """
     if at is not None:
-        checkpoint: Checkpoint | None = load_epoch(parts, None, at).checkpoint
+        checkpoint: Checkpoint | None = load_epoch(pipeline, None, at).checkpoint
     else:
-        checkpoint = parts.load().checkpoint
-    found = find_stateful(parts, operator, checkpoint)
+        checkpoint = pipeline.load().checkpoint
+    found = find_stateful(pipeline, operator, checkpoint)
     if checkpoint is None:
-        raise ConfigError(f"pipeline {parts.options.name!r} has no checkpoint yet", hint="`firnline run` makes one.")
+        raise ConfigError(f"pipeline {pipeline.options.name!r} has no checkpoint yet", hint="`firnline run` makes one.")
     value = checkpoint.state.get(found.known_as)
     if value is None:
         raise ConfigError(
@@ -110,7 +111,7 @@ def load_state_view(parts: Parts, operator: str, at: int | None = None) -> State
             hint="It had none by then; `firnline checkpoint` has a run make a snapshot now.",
         )
     ref = SnapshotRef.from_json(value)
-    complete = load_snapshot(parts.state_home, ref)
+    complete = load_snapshot(pipeline.state_home, ref)
     name, plan = found.known_as, complete.plan
     if name not in complete.operators:
         raise CheckpointError(f"checkpoint {ref.checkpoint} of state has none of {name!r}", checkpoint=ref.checkpoint)
@@ -118,13 +119,13 @@ def load_state_view(parts: Parts, operator: str, at: int | None = None) -> State
     if ref.epoch != checkpoint.epoch:
         note = f"the newest snapshot at epoch {checkpoint.epoch} is that of epoch {ref.epoch}"
     return StateView(
-        pipeline=parts.options.name,
+        pipeline=pipeline.options.name,
         operator=operator,
         epoch=checkpoint.epoch,
         ref=ref,
         key_groups=plan.key_groups,
         watermark=Watermarks.from_json(plan.watermarks).of(name).at,
-        reader=StateReader(_tiers(parts.state_home), complete.operators[name], plan.key_groups, found.deciding),
+        reader=StateReader(_tiers(pipeline.state_home), complete.operators[name], plan.key_groups, found.deciding),
         note=note,
     )
 

@@ -17,8 +17,8 @@ from firnline.errors import CheckpointError, FirnlineError, LedgerHoleError, Sin
 from firnline.history.snapshots import OperatorSnapshot, snapshots_of
 from firnline.history.store import find_store
 from firnline.run.log import has_died, load_runs
-from firnline.run.open_pipeline import Parts
-from firnline.sinks.base import Held
+from firnline.run.open_pipeline import OpenPipeline
+from firnline.sinks.base import Head
 from firnline.sinks.delta import DeltaSink
 from firnline.sources.base import Backlog
 from firnline.sources.files.known import KnownFiles
@@ -69,25 +69,25 @@ class PipelineStatus:
     control: dict[str, Json] | None = None
 
 
-def load_status(parts: Parts, control: dict[str, Json] | None = None) -> PipelineStatus:
+def load_status(pipeline: OpenPipeline, control: dict[str, Json] | None = None) -> PipelineStatus:
     """Read everything that `status` shows. `control` is what a run on this machine says of itself."""
-    parts.recorder.tiers.look_again()
-    held = parts.load()
+    pipeline.recorder.tiers.look_again()
+    held = pipeline.load()
     positions = held.checkpoint.positions if held.checkpoint else {}
     states = {name: FileState.from_json(stored) for name, stored in positions.items()}
     only = next(iter(states.values())) if len(states) == 1 else None
-    backlog = _find_backlog(parts, positions)
-    on_record = load_runs(parts.storage, parts.options.name)
+    backlog = _find_backlog(pipeline, positions)
+    on_record = load_runs(pipeline.storage, pipeline.options.name)
     runs = [{**run, "status": "died"} if has_died(run) else run for run in on_record]
     failing = runs[0].get("sinks_failing") or {} if runs else {}
-    sinks = [_sink_row(sink, held.epoch, failing.get(sink.name)) for sink in parts.sinks]
+    sinks = [_sink_row(sink, held.epoch, failing.get(sink.name)) for sink in pipeline.sinks]
     snapshots = snapshots_of(held.checkpoint)
     return PipelineStatus(
-        pipeline=parts.options.name,
+        pipeline=pipeline.options.name,
         state=_state(runs, control),
         epoch=held.epoch,
         generation=held.generation,
-        table=parts.storage.root,
+        table=pipeline.storage.root,
         table_version=held.version if held.exists else None,
         sinks=sinks,
         last_committed_file=only.mark if only else None,
@@ -102,23 +102,23 @@ def load_status(parts: Parts, control: dict[str, Json] | None = None) -> Pipelin
         align_ms=runs[0].get("align_ms") if runs else None,
         worker_losses=int(runs[0].get("worker_losses") or 0) if runs else 0,
         last_worker_loss=runs[0].get("last_worker_loss") if runs else None,
-        ledger_hole=_find_hole(parts, held, runs),
+        ledger_hole=_find_hole(pipeline, held, runs),
         runs=runs,
         recovery_path=str(runs[0]["recovery_path"]) if runs and runs[0].get("recovery_path") else None,
         state_recovery_path=runs[0].get("state_recovery_path") if runs else None,
-        restored_position=_restored(parts, held, runs),
+        restored_position=_restored(pipeline, held, runs),
         operators=snapshots,
         shards=(held.checkpoint.shards if held.checkpoint else 0) or max((s.shards for s in snapshots), default=None),
-        copies=load_copies(parts, held, runs[0].get("copies_failing") if runs else None),
-        lease=load_lease(parts),
+        copies=load_copies(pipeline, held, runs[0].get("copies_failing") if runs else None),
+        lease=load_lease(pipeline),
         control=control,
     )
 
 
-def _find_hole(parts: Parts, held: Held, runs: list[dict[str, Json]]) -> str | None:
+def _find_hole(pipeline: OpenPipeline, held: Head, runs: list[dict[str, Json]]) -> str | None:
     """What is wrong with the ledger: down to the first fold it is looked at now, and below by the newest run."""
     try:
-        for link in parts.ledger.chain(held.entry):
+        for link in pipeline.ledger.chain(held.entry):
             if isinstance(link, Fold):
                 break
             if link.kind == "repair" and (not runs or link.checkpoint.created_at > str(runs[0].get("updated_at"))):
@@ -129,14 +129,14 @@ def _find_hole(parts: Parts, held: Held, runs: list[dict[str, Json]]) -> str | N
     return str(told) if told else None
 
 
-def _restored(parts: Parts, held: Held, runs: list[dict[str, Json]]) -> dict[str, Json] | None:
+def _restored(pipeline: OpenPipeline, held: Head, runs: list[dict[str, Json]]) -> dict[str, Json] | None:
     """Where the newest run took up; positions are None where the ledger no longer tells them."""
     epoch = runs[0].get("resumed_after") if runs else None
     if not epoch:
         return None
     found: dict[str, Json] = {"epoch": int(epoch), "positions": None}
     try:
-        for entry in parts.entries(held.entry):
+        for entry in pipeline.entries(held.entry):
             if entry.epoch <= int(epoch):
                 found["positions"] = entry.checkpoint.positions if entry.epoch == int(epoch) else None
                 break
@@ -155,59 +155,59 @@ def _state(runs: list[dict[str, Json]], control: dict[str, Json] | None) -> str:
     return "paused" if running and runs[0].get("paused") else str(runs[0]["status"])
 
 
-def _find_backlog(parts: Parts, positions: dict[str, Json]) -> Backlog | None:
+def _find_backlog(pipeline: OpenPipeline, positions: dict[str, Json]) -> Backlog | None:
     """What is still to be read; None when a source is missing or cannot be listed."""
     try:
-        for root in (source.root for source in parts.sources):
+        for root in (source.root for source in pipeline.sources):
             if not is_remote(root) and not os.path.isdir(root):
                 raise FileNotFoundError(f"{root}: no such folder")
-        return parts.sources.backlog({s.name: positions.get(s.name) or s.start(None) for s in parts.sources})
+        return pipeline.sources.backlog({s.name: positions.get(s.name) or s.start(None) for s in pipeline.sources})
     except (OSError, SourceError) as error:
         logger.warning("the source cannot be listed", extra={"reason": str(error)})
         return None
 
 
-def load_lease(parts: Parts) -> dict[str, Json] | None:
+def load_lease(pipeline: OpenPipeline) -> dict[str, Json] | None:
     """Who holds the lease; None when nobody ever did. A store that does not answer is told, and no failure."""
     try:
-        store = find_store(parts)
+        store = find_store(pipeline)
         if store is None:
             return None
         try:
-            record = store.get(f"{parts.options.name}/lease", LeaseRecord)
+            record = store.get(f"{pipeline.options.name}/lease", LeaseRecord)
         finally:
             store.close()
     except (OSError, CheckpointError, SinkError) as error:
         return {"unreadable": str(error)}
     if record is None:
         return None
-    return {**record.to_json(), "renewed_seconds_ago": _age_seconds(parts, record.renewed_at)}
+    return {**record.to_json(), "renewed_seconds_ago": _age_seconds(pipeline, record.renewed_at)}
 
 
-def _age_seconds(parts: Parts, moment: str) -> float | None:
+def _age_seconds(pipeline: OpenPipeline, moment: str) -> float | None:
     """Seconds since a time that somebody wrote; None when it is no time, or one of no zone."""
     try:
-        return round((parts.clock.now() - datetime.fromisoformat(moment)).total_seconds(), 1)
+        return round((pipeline.clock.now() - datetime.fromisoformat(moment)).total_seconds(), 1)
     except (ValueError, TypeError, OverflowError):
         return None
 
 
-def _ahead(look: Look, held: Held) -> str:
+def _ahead(look: Look, held: Head) -> str:
     """A copy that knows more than the sink: a run would refuse to start."""
     if look.record is None or look.epoch <= held.epoch:
         return ""
     return f"holds epoch {look.epoch}, but the table holds {f'epoch {held.epoch}' if held.epoch else 'none'}"
 
 
-def load_copies(parts: Parts, held: Held, failing: Mapping[str, Json] | None = None) -> list[dict[str, Json]]:
+def load_copies(pipeline: OpenPipeline, held: Head, failing: Mapping[str, Json] | None = None) -> list[dict[str, Json]]:
     """What the store and the tiers hold, and how far each is behind the sink.
 
     `failing` has the reasons why the newest run could not write some of them.
     """
     found = []
-    for place in parts.recorder.places:
+    for place in pipeline.recorder.places:
         try:
-            look = parts.recorder.tiers.look(place) if place.path != "store" else place.look()
+            look = pipeline.recorder.tiers.look(place) if place.path != "store" else place.look()
         except FirnlineError as error:
             look = Look(place.path, place.place, unreachable=error.message)
         behind = 0 if look.unreachable else max(0, held.epoch - look.epoch)
@@ -217,7 +217,9 @@ def load_copies(parts: Parts, held: Held, failing: Mapping[str, Json] | None = N
                 "place": look.place,
                 "epoch": None if look.unreachable or look.record is None else look.epoch,
                 "epochs_behind": None if look.unreachable else behind,
-                "lag_seconds": _lag_seconds(parts, held, look.epoch) if behind else (None if look.unreachable else 0.0),
+                "lag_seconds": _lag_seconds(pipeline, held, look.epoch)
+                if behind
+                else (None if look.unreachable else 0.0),
                 "problem": look.unreachable or look.damaged or _ahead(look, held) or _unwritten(look, behind, failing),
             }
         )
@@ -230,11 +232,11 @@ def _unwritten(look: Look, behind: int, failing: Mapping[str, Json] | None) -> s
     return f"{behind} behind; cannot be written: {reason}" if reason else None
 
 
-def _lag_seconds(parts: Parts, held: Held, epoch: int) -> float | None:
+def _lag_seconds(pipeline: OpenPipeline, held: Head, epoch: int) -> float | None:
     """Seconds since the oldest epoch after `epoch` was made; None when the ledger does not know it any more."""
     made = None
     try:
-        for entry in parts.entries(held.entry):
+        for entry in pipeline.entries(held.entry):
             if entry.epoch <= epoch:
                 break
             made = entry.checkpoint.created_at
@@ -242,7 +244,7 @@ def _lag_seconds(parts: Parts, held: Held, epoch: int) -> float | None:
         return None
     if made is None:
         return None
-    return round(max(0.0, (parts.clock.now() - datetime.fromisoformat(made)).total_seconds()), 3)
+    return round(max(0.0, (pipeline.clock.now() - datetime.fromisoformat(made)).total_seconds()), 3)
 
 
 def _sink_row(sink: DeltaSink, decided: int, failing: Json) -> dict[str, Json]:
@@ -257,19 +259,19 @@ def _sink_row(sink: DeltaSink, decided: int, failing: Json) -> dict[str, Json]:
     return {**row, "epochs_behind": max(0, decided - epoch), "error": failing if epoch < decided else None}
 
 
-def load_files(parts: Parts) -> Iterator[dict[str, Json]]:
+def load_files(pipeline: OpenPipeline) -> Iterator[dict[str, Json]]:
     """Every file that is known, in progress, set aside, late or still to be read, as CONVENTIONS names the fields."""
-    return (row for _, row in load_files_by_source(parts))
+    return (row for _, row in load_files_by_source(pipeline))
 
 
-def load_files_by_source(parts: Parts) -> Iterator[tuple[str, dict[str, Json]]]:
+def load_files_by_source(pipeline: OpenPipeline) -> Iterator[tuple[str, dict[str, Json]]]:
     """The same, each with the name of its source: two sources may read one file."""
-    held = parts.load()
+    held = pipeline.load()
     positions = held.checkpoint.positions if held.checkpoint else {}
-    states = {s.name: FileState.from_json(positions.get(s.name) or s.start(None)) for s in parts.sources}
-    commits = parts.deciding.commit_times(held.version, COMMITS_READ) if held.exists else {}
+    states = {s.name: FileState.from_json(positions.get(s.name) or s.start(None)) for s in pipeline.sources}
+    commits = pipeline.deciding.commit_times(held.version, COMMITS_READ) if held.exists else {}
     seen: dict[str, dict[str, str]] = {name: {} for name in states}
-    for name, record in parts.ledger_files(held.entry):
+    for name, record in pipeline.ledger_files(held.entry):
         state = states[name]
         path = state.current_name(str(record["path"]))
         if path in seen[name] or record["status"] == "pending":
@@ -280,7 +282,7 @@ def load_files_by_source(parts: Parts) -> Iterator[tuple[str, dict[str, Json]]]:
         if record["status"] == "dropped" and status == "committed":
             status, reason = "dropped", str(record["reason"])
         yield name, _file_row({**record, "path": path}, status, reason, commit)
-    for source in parts.sources:
+    for source in pipeline.sources:
         yield from ((source.name, row) for row in _unread_files(source, states[source.name], seen[source.name]))
 
 
@@ -327,9 +329,9 @@ def _file_row(
     }
 
 
-def load_quarantine(parts: Parts) -> Iterator[dict[str, Json]]:
+def load_quarantine(pipeline: OpenPipeline) -> Iterator[dict[str, Json]]:
     """Bad records of committed epochs, newest epoch first: only what a commit's ledger entry names."""
-    for link in parts.ledger.chain(parts.load().entry):
+    for link in pipeline.ledger.chain(pipeline.load().entry):
         for file in link.quarantine:
-            data = parts.storage.get(f"_firnline/{parts.options.name}/quarantine/{file['name']}")
+            data = pipeline.storage.get(f"_firnline/{pipeline.options.name}/quarantine/{file['name']}")
             yield from pq.ParquetFile(pa.BufferReader(data)).read().to_pylist()

@@ -10,8 +10,8 @@ from itertools import chain
 
 from firnline.errors import ConfigError, FirnlineError, LedgerHoleError, RollbackRefusedError
 from firnline.history.savepoints.pins import load_pins
-from firnline.run.open_pipeline import Parts
-from firnline.sinks.base import Held
+from firnline.run.open_pipeline import OpenPipeline
+from firnline.sinks.base import Head
 from firnline.stores.archive import Manifest, Stored, write_archive
 from firnline.stores.base import CheckpointStore
 from firnline.stores.payload import encode
@@ -20,17 +20,17 @@ from firnline.stores.transfer import Truth, stored_versions, walk_versions
 from firnline.types import EntryRef
 
 
-def find_store(parts: Parts) -> CheckpointStore | None:
+def find_store(pipeline: OpenPipeline) -> CheckpointStore | None:
     """The checkpoint store, opened, for looking; None without one, or while nothing was ever put on local disk."""
-    options = parts.options.checkpoint.store
+    options = pipeline.options.checkpoint.store
     if options is None or options.type == "memory" or (options.path and not os.path.exists(options.path)):
         return None
-    return _open(parts, looking=True)
+    return _open(pipeline, looking=True)
 
 
-def check_store(parts: Parts) -> None:
+def check_store(pipeline: OpenPipeline) -> None:
     """ConfigError when the spec names no store that outlives a process."""
-    options = parts.options.checkpoint.store
+    options = pipeline.options.checkpoint.store
     if options is None or options.type == "memory":
         raise ConfigError(
             "this pipeline has no checkpoint store that outlives a process",
@@ -38,35 +38,35 @@ def check_store(parts: Parts) -> None:
         )
 
 
-def open_for_writing(parts: Parts) -> CheckpointStore:
+def open_for_writing(pipeline: OpenPipeline) -> CheckpointStore:
     """The checkpoint store, opened.
 
     Raises:
         ConfigError: the spec names none that outlives a process.
     """
-    check_store(parts)
-    return _open(parts)
+    check_store(pipeline)
+    return _open(pipeline)
 
 
-def _open(parts: Parts, *, looking: bool = False) -> CheckpointStore:
+def _open(pipeline: OpenPipeline, *, looking: bool = False) -> CheckpointStore:
     from firnline.stores import open_store
 
-    options = parts.options.checkpoint.store
+    options = pipeline.options.checkpoint.store
     assert options is not None
-    return open_store(options, held_by=parts.deciding.name, looking=looking)
+    return open_store(options, held_by=pipeline.deciding.name, looking=looking)
 
 
-def savepoint_epochs(parts: Parts) -> frozenset[int]:
+def savepoint_epochs(pipeline: OpenPipeline) -> frozenset[int]:
     """The epochs that savepoints hold."""
-    return frozenset(pin.epoch for pin in load_pins(parts.storage, parts.options.name) if pin.completed)
+    return frozenset(pin.epoch for pin in load_pins(pipeline.storage, pipeline.options.name) if pin.completed)
 
 
-def load_truth(parts: Parts) -> Truth:
+def load_truth(pipeline: OpenPipeline) -> Truth:
     """What the deciding sink holds, for comparing copies with it."""
-    held = parts.load()
+    held = pipeline.load()
     entries: dict[int, EntryRef] = {}
     try:
-        entries.update((ref.epoch, ref) for _, ref in parts.ledger.entries(held.entry))
+        entries.update((ref.epoch, ref) for _, ref in pipeline.ledger.entries(held.entry))
     except LedgerHoleError:
         entries.clear()  # nothing is compared with a chain that is broken, but the newest epoch still is
     return Truth(
@@ -78,9 +78,9 @@ def load_truth(parts: Parts) -> Truth:
     )
 
 
-def records_from_ledger(parts: Parts) -> Iterator[CheckpointRecord]:
+def records_from_ledger(pipeline: OpenPipeline) -> Iterator[CheckpointRecord]:
     """The records that a store would have of the entries that are not folded yet, newest first."""
-    for entry, ref in parts.ledger.entries(parts.load().entry):
+    for entry, ref in pipeline.ledger.entries(pipeline.load().entry):
         sinks = {
             name: {
                 "rows": sum(int(f["rows"]) for f in files),
@@ -91,29 +91,29 @@ def records_from_ledger(parts: Parts) -> Iterator[CheckpointRecord]:
         yield CheckpointRecord(entry.checkpoint, ref, entry.kind, sinks, entry.durations_ms)
 
 
-def find_lost(parts: Parts, held: Held, store: CheckpointStore | None) -> str | None:
+def find_lost(pipeline: OpenPipeline, held: Head, store: CheckpointStore | None) -> str | None:
     """What to say when the table knows nothing and the store knows epochs; None when all is as it should be."""
     if held.checkpoint is not None or held.epoch or store is None:
         return None
-    records = (version.record for version in walk_versions(store, parts.options.name))
+    records = (version.record for version in walk_versions(store, pipeline.options.name))
     epoch = next((record.epoch for record in records if record is not None), None)
     if epoch is None:
         return None
-    root = parts.storage.root
+    root = pipeline.storage.root
     lost = f"the table is gone: nothing is at {root}"
     if held.exists:
-        lost = f"{root} knows nothing of {parts.options.name!r}"
+        lost = f"{root} knows nothing of {pipeline.options.name!r}"
     return f"{lost}, but the checkpoint store {store.place} holds epoch {epoch}"
 
 
-def nothing_to_leave(parts: Parts, held: Held) -> RollbackRefusedError:
+def nothing_to_leave(pipeline: OpenPipeline, held: Head) -> RollbackRefusedError:
     """Why one cannot go back: nothing ever ran, or the table is gone."""
     lost = None
     with contextlib.suppress(OSError, FirnlineError):  # a store that cannot be read tells nothing
-        store = find_store(parts)
+        store = find_store(pipeline)
         if store is not None:
             with closing(store):
-                lost = find_lost(parts, held, store)
+                lost = find_lost(pipeline, held, store)
     if lost is None:
         return RollbackRefusedError("there is no epoch to go back from", hint="`firnline run` makes the first.")
     return RollbackRefusedError(
@@ -122,38 +122,38 @@ def nothing_to_leave(parts: Parts, held: Held) -> RollbackRefusedError:
     )
 
 
-def export_checkpoints(parts: Parts, path: str, *, replace: bool = False) -> Manifest:
+def export_checkpoints(pipeline: OpenPipeline, path: str, *, replace: bool = False) -> Manifest:
     """Write the archive, atomically.
 
     Raises:
         ConfigError: the file is there already and is not to be replaced.
         LedgerHoleError: there is no store, and the ledger's chain is broken.
     """
-    store = find_store(parts)
+    store = find_store(pipeline)
     if store is None:
-        return _write(parts, path, _from_ledger(parts), "ledger", [], replace)
+        return _write(pipeline, path, _from_ledger(pipeline), "ledger", [], replace)
     with closing(store):
-        return export_store(parts, store, path, replace=replace)
+        return export_store(pipeline, store, path, replace=replace)
 
 
-def export_store(parts: Parts, store: CheckpointStore, path: str, *, replace: bool = False) -> Manifest:
+def export_store(pipeline: OpenPipeline, store: CheckpointStore, path: str, *, replace: bool = False) -> Manifest:
     """The same from a store that is open."""
-    name = parts.options.name
+    name = pipeline.options.name
     left_out: list[str] = []
     if not store.list_versions(name, limit=1):
         kept = (item for item in stored_versions(store, name, left_out) if item.part == "audit")
-        return _write(parts, path, chain(_from_ledger(parts), kept), "ledger", left_out, replace)
-    return _write(parts, path, stored_versions(store, name, left_out), store.kind, left_out, replace)
+        return _write(pipeline, path, chain(_from_ledger(pipeline), kept), "ledger", left_out, replace)
+    return _write(pipeline, path, stored_versions(store, name, left_out), store.kind, left_out, replace)
 
 
 def _write(
-    parts: Parts, path: str, versions: Iterator[Stored], origin: str, left_out: list[str], replace: bool
+    pipeline: OpenPipeline, path: str, versions: Iterator[Stored], origin: str, left_out: list[str], replace: bool
 ) -> Manifest:
-    created_at = parts.clock.now().isoformat()
+    created_at = pipeline.clock.now().isoformat()
     return write_archive(
         path,
         versions,
-        pipeline=parts.options.name,
+        pipeline=pipeline.options.name,
         created_at=created_at,
         origin=origin,
         left_out=left_out,
@@ -161,8 +161,8 @@ def _write(
     )
 
 
-def _from_ledger(parts: Parts) -> Iterator[Stored]:
+def _from_ledger(pipeline: OpenPipeline) -> Iterator[Stored]:
     """Versions as a store would have numbered them, had it been there since the oldest entry."""
-    for number, record in enumerate(list(records_from_ledger(parts))[::-1], 1):
+    for number, record in enumerate(list(records_from_ledger(pipeline))[::-1], 1):
         data = encode(record.to_json(), CheckpointRecord.__name__)
         yield Stored("checkpoints", number, record.checkpoint.created_at, f"epoch {record.epoch}", data)

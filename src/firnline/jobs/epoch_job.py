@@ -28,7 +28,7 @@ from firnline.operators.base import MAIN, Operator
 from firnline.operators.loading import build_operator, own_code
 from firnline.options import OperatorOptions
 from firnline.run.flight import Base
-from firnline.run.open_pipeline import Parts
+from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import schema_to_json
 from firnline.sinks.delta.upsert.changes import table_columns
 from firnline.sources.group import EpochPlan
@@ -82,8 +82,8 @@ class Worked:
 class EpochJob:
     """Runs the jobs of epochs, one epoch at a time."""
 
-    def __init__(self, parts: Parts, engine: Engine, flow: Dataflow, home: StateHome) -> None:
-        self.parts = parts
+    def __init__(self, pipeline: OpenPipeline, engine: Engine, flow: Dataflow, home: StateHome) -> None:
+        self.pipeline = pipeline
         self.engine = engine
         self.flow = flow
         self.home = home
@@ -113,16 +113,16 @@ class EpochJob:
             self._sweep(place)
 
     def _watch(self, attempt: str, place: dict[str, Json]) -> Watch:
-        options = self.parts.options
+        options = self.pipeline.options
         return Watch(attempt, place, options.state.worker_ping_secs, options.batch.job_timeout_secs)
 
     def place(self, folder: str) -> dict[str, Json]:
         """A folder of the pipeline in the deciding table, which every worker reaches; plain JSON for orders."""
-        deciding = self.parts.options.deciding
+        deciding = self.pipeline.options.deciding
         return {
-            "root": self.parts.storage.root,
+            "root": self.pipeline.storage.root,
             "storage_options": dict(deciding.storage_options),
-            "folder": f"_firnline/{self.parts.options.name}/{folder}",
+            "folder": f"_firnline/{self.pipeline.options.name}/{folder}",
         }
 
     def sweep_all(self) -> None:
@@ -161,7 +161,7 @@ class _Run:
         return dict(self.watch.place)
 
     def perform(self) -> Worked:
-        parts, flow = self.job.parts, self.job.flow
+        pipeline, flow = self.job.pipeline, self.job.flow
         contexts = self._contexts()
         produced, reports = read_sources(self.job.engine, self.task.plan, contexts, self.watch)
         self.edges = exchanged(reports, contexts)
@@ -181,18 +181,18 @@ class _Run:
             else:
                 self._fold(operator, worked, finish=operator.name == last)
         if not self.task.replay:
-            for sink in parts.sinks:
+            for sink in pipeline.sinks:
                 produced.staged.setdefault(sink.name, [])
         return worked
 
     def _contexts(self) -> dict[str, Context]:
-        parts, task = self.job.parts, self.task
+        pipeline, task = self.job.pipeline, self.task
         return {
             one.name: Context(
                 epoch=task.epoch,
                 attempt=task.attempt,
                 options=one,
-                root=parts.sources[one.name].root,
+                root=pipeline.sources[one.name].root,
                 targets=self._targets(one.name),
                 quarantine=self.job.place("quarantine"),
                 base=self.base.columns.get(one.name),
@@ -200,13 +200,13 @@ class _Run:
                 exchange=self.place,
                 replay=task.replay,
             )
-            for one in parts.options.sources
+            for one in pipeline.options.sources
         }
 
     def _targets(self, port: str) -> list[dict[str, Json]]:
         if self.task.replay:
             return []
-        return [self.job.parts.sink(name).stage_target() for name in self.job.flow.sinks_of(port)]
+        return [self.job.pipeline.sink(name).stage_target() for name in self.job.flow.sinks_of(port)]
 
     # -- SQL ------------------------------------------------------------------------------------------
 
@@ -257,7 +257,7 @@ class _Run:
         """Fold what came for one operator into its state, one task per shard."""
         if options.name in self.task.skip:
             return
-        task, parts = self.task, self.job.parts
+        task, pipeline = self.task, self.job.pipeline
         before = self.base.watermarks.of(options.name)
         inputs = {port: self.edges.get(keyed_edge(options.name, port), Exchanged()) for port in options.inputs}
         latest = {port: found.latest for port, found in inputs.items() if found.latest is not None}
@@ -272,12 +272,12 @@ class _Run:
         listed = worked.due if finish else frozenset[str]()
         ports = {port: self._port(options, port) for port in self.job.flow.ports_of(options)}
         job = FoldJob(
-            pipeline=parts.options.name,
+            pipeline=pipeline.options.name,
             epoch=task.epoch,
             attempt=task.attempt,
             epoch_time=task.epoch_time,
             options=options,
-            code=own_code(options, parts.options.operator_paths),
+            code=own_code(options, pipeline.options.operator_paths),
             inputs=inputs,
             unordered=tuple(o.name for o in self.job.flow.operators if o.is_sql and o.name in options.inputs),
             schemas=operator.inputs if operator is not None else None,
@@ -293,7 +293,7 @@ class _Run:
             others={n: _state_of(worked, n) for n in listed if n != options.name} if listed else None,
             listed=options.name in listed,
         )
-        watch = replace(self.watch, timeout_seconds=parts.options.checkpoint.timeout_ms / 1000)
+        watch = replace(self.watch, timeout_seconds=pipeline.options.checkpoint.timeout_ms / 1000)
         name = options.name
         reports = run_watched(self.job.engine, watch, job.orders(), lambda shard: f"shard {shard} of operator {name}")
         folded = take_folded(reports, self.ranges, task.epoch)
@@ -304,7 +304,7 @@ class _Run:
             for port in ports:
                 schema = operator.output_schema(resolve_port(port, [options.name])[1] or MAIN)
                 self._take_output(port, schema, reports, worked.produced)
-        logger.debug("folded", extra={"operator": options.name, "rows": folded.rows, "pipeline": parts.options.name})
+        logger.debug("folded", extra={"operator": options.name, "rows": folded.rows, "pipeline": pipeline.options.name})
 
     def _watermark(
         self,
@@ -329,7 +329,7 @@ class _Run:
         left_out = self.task.plan.left_out
         if not left_out:
             return False
-        options = self.job.parts.options
+        options = self.job.pipeline.options
         return port in left_out or any(node.name in left_out for node in upstream(options, port))
 
     def _note_silence(
@@ -370,7 +370,7 @@ class _Run:
         wanted = [*options.keys, options.settings.get("time")]
         alike = pa.schema([field for field in first if field.name in wanted])  # an input that never gave a row
         inputs = {port: known.get(port, alike) for port in options.inputs}
-        operator = build_operator(options, inputs, self.job.parts.options.operator_paths)
+        operator = build_operator(options, inputs, self.job.pipeline.options.operator_paths)
         _check_settings(options, operator)
         return operator
 

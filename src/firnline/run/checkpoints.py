@@ -10,10 +10,10 @@ from datetime import datetime, timedelta
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import LedgerHoleError
 from firnline.run.flight import Base
-from firnline.run.open_pipeline import Parts
+from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.operator_state import StateKeeper
 from firnline.schema import fingerprint, schema_to_json
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 
 logger = logging.getLogger(__name__)
 
@@ -23,25 +23,28 @@ KEPT_FLOORS = 4096  # more units than ever wait for a committer that works
 class CheckpointMaker:
     """The checkpoints of one run. `slowest` is the epoch of the sink that lags most, kept up to date by the runner."""
 
-    def __init__(self, parts: Parts, run: str, state: StateKeeper) -> None:
+    def __init__(self, pipeline: OpenPipeline, run: str, state: StateKeeper) -> None:
         self._state = state
-        self._parts = parts
+        self._pipeline = pipeline
         self._run = run
-        self._window = RollbackWindow(parts.options.checkpoint.rollback_window)
+        self._window = RollbackWindow(pipeline.options.checkpoint.rollback_window)
         self._floors: dict[int, int] = {}  # of the newest epochs
         self._through = {  # sources whose rows go through operators: no table tells their columns
-            name for operator in parts.options.operators for name in operator.inputs if name in parts.sources.names
+            name
+            for operator in pipeline.options.operators
+            for name in operator.inputs
+            if name in pipeline.sources.names
         }
         self.slowest = 0
 
-    def begin(self, held: Held) -> None:
+    def begin(self, held: Head) -> None:
         """Go on from what the deciding sink holds."""
         if held.checkpoint is not None and (self._window.needs_history or self._state.has_state):
             past = self._since_floor(held)
             self._window.begin(past)
             self._state.floor.begin(past)
 
-    def note_committed(self, committed: Held) -> None:
+    def note_committed(self, committed: Head) -> None:
         """What a staged sink's log holds: its floor is the one that counts until more is committed."""
         self._floors[committed.epoch] = committed.checkpoint.floor if committed.checkpoint else 0
 
@@ -58,14 +61,14 @@ class CheckpointMaker:
         version, floor = (before.schema_version, before.floor) if before else (0, 0)
         if before is None or columns != before.schema_fingerprint:
             version += 1
-        now = self._parts.clock.now()
-        settled = [found for sink in self._parts.sinks if (found := sink.settled_epoch()) is not None]
-        settled += [found for found in (self._parts.recorder.remote_epoch,) if found is not None]
+        now = self._pipeline.clock.now()
+        settled = [found for sink in self._pipeline.sinks if (found := sink.settled_epoch()) is not None]
+        settled += [found for found in (self._pipeline.recorder.remote_epoch,) if found is not None]
         oldest = min(self._window.oldest(epoch, now), self.slowest, *settled)
         if self._state.remote is not None:
             oldest = self._state.remote.below(oldest)
         return Checkpoint(
-            pipeline=self._parts.options.name,
+            pipeline=self._pipeline.options.name,
             epoch=epoch,
             generation=generation,
             run=self._run,
@@ -78,7 +81,7 @@ class CheckpointMaker:
             schema_fingerprint=columns,
             schema_version=version,
             floor=max(floor, self._state.floor.below(oldest, epoch, after.snapshots)),
-            deciding=self._parts.deciding.identity,
+            deciding=self._pipeline.deciding.identity,
         )
 
     def add(self, checkpoint: Checkpoint) -> None:
@@ -89,18 +92,18 @@ class CheckpointMaker:
 
     def committed_floor(self, tip: Checkpoint) -> int:
         """The floor that the deciding sink's newest commit names: pending units may still be taken back."""
-        settled = self._parts.deciding.settled_epoch()
+        settled = self._pipeline.deciding.settled_epoch()
         if settled is None or settled >= tip.epoch:
             return tip.floor
         known = [epoch for epoch in self._floors if epoch <= settled]
         return self._floors[max(known)] if known else 0
 
-    def _since_floor(self, held: Held) -> list[Checkpoint]:
+    def _since_floor(self, held: Head) -> list[Checkpoint]:
         """The checkpoints that one may still go back to, oldest first; what a hole hides is not offered."""
         found: list[Checkpoint] = []
         floor = held.checkpoint.floor if held.checkpoint else 0
         try:
-            for entry in self._parts.entries(held.entry):
+            for entry in self._pipeline.entries(held.entry):
                 if entry.epoch < floor:
                     break
                 found.append(entry.checkpoint)

@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from firnline.errors import FirnlineError, SinkError, StoreAheadError
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.stores.record import CheckpointRecord
 from firnline.stores.tiers import Look, entry_digest, same_entry
 
 logger = logging.getLogger(__name__)
 
-Reload = Callable[[], Held]
+Reload = Callable[[], Head]
 
 
 class Judge:
@@ -29,13 +29,13 @@ class Judge:
         self._pipeline = pipeline
         self._sink_place = place
         self._staged = staged
-        self._base: Held | None = None  # what stood in the sink before this run added to it
+        self._base: Head | None = None  # what stood in the sink before this run added to it
         self._own: tuple[int, str] | None = None  # generation and run, from the claim on
         self._suspects: dict[str, Look] = {}
         self._refused: FirnlineError | None = None
         self._lock = threading.Lock()
 
-    def confirm(self, looks: Callable[[Held], Sequence[Look]], held: Held, reload: Reload | None) -> Held:
+    def confirm(self, looks: Callable[[Head], Sequence[Look]], held: Head, reload: Reload | None) -> Head:
         """Compare what was read at the start; returns what the sink holds, which may be more by now.
 
         Raises:
@@ -69,7 +69,7 @@ class Judge:
         if suspects:
             self._compare_all(suspects, reload())
 
-    def claimed(self, held: Held, run: str) -> None:
+    def claimed(self, held: Head, run: str) -> None:
         """Take what stands under this run's claim as what every copy is judged by from now on."""
         with self._lock:
             self._own = (held.generation, run)
@@ -119,7 +119,7 @@ class Judge:
 
     # -- one copy -------------------------------------------------------------------------------------
 
-    def _compare_all(self, looks: Sequence[Look], held: Held) -> None:
+    def _compare_all(self, looks: Sequence[Look], held: Head) -> None:
         if held.checkpoint is None:
             self._check_never_seen(looks)
             return
@@ -144,7 +144,7 @@ class Judge:
                     hint="A first start needs every store and tier to answer; make it reachable, then run again.",
                 )
 
-    def compare(self, look: Look, held: Held) -> None:
+    def compare(self, look: Look, held: Head) -> None:
         """Refuse a copy that tells of more than the sink does, unless that was taken back in the sink."""
         facts = {"tier": look.path, "place": look.place}
         if look.unreachable or look.damaged:
@@ -162,7 +162,7 @@ class Judge:
             raise self._ahead(look, held)
         logger.warning("copy tells of an epoch that was taken back", extra={**facts, "epoch": look.epoch})
 
-    def _ahead(self, look: Look, held: Held) -> StoreAheadError:
+    def _ahead(self, look: Look, held: Head) -> StoreAheadError:
         other = " (another one)" if look.epoch == held.epoch else ""
         hint = f"Bring the right table back, or delete {self._pipeline!r} from {look.place} if the table is right."
         if self._staged:
@@ -177,7 +177,7 @@ class Judge:
         )
 
 
-def fits(record: CheckpointRecord, held: Held) -> bool:
+def fits(record: CheckpointRecord, held: Head) -> bool:
     """Whether a record is of the very epoch and entry that the sink holds."""
     return held.entry is not None and record.epoch == held.epoch and same_entry(record.entry, entry_digest(held.entry))
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from firnline.checkpoint.ledger import LedgerEntry
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import ConfigError, RollbackRefusedError
-from firnline.run.open_pipeline import Parts
+from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import EpochCommit
 from firnline.sinks.delta import DeltaSink
 from firnline.sinks.delta.history_edit import Effect, KeepRows, ReplaceRows, RestoreVersion, read_epoch_versions
@@ -19,7 +19,7 @@ from firnline.types import EntryRef, Json
 
 
 def jump_checkpoint(
-    parts: Parts, base: Checkpoint, held: Checkpoint | None, *, epoch: int, generation: int, run: str
+    pipeline: OpenPipeline, base: Checkpoint, held: Checkpoint | None, *, epoch: int, generation: int, run: str
 ) -> Checkpoint:
     """The checkpoint of a jump: State + Position of `base`, under a new epoch. The floor never goes back."""
     version = max(base.schema_version, held.schema_version if held else 0)
@@ -30,20 +30,22 @@ def jump_checkpoint(
         epoch=epoch,
         generation=generation,
         run=run,
-        attempt=parts.ids.new(),
-        created_at=parts.clock.now().isoformat(),
+        attempt=pipeline.ids.new(),
+        created_at=pipeline.clock.now().isoformat(),
         schema_version=version,
         floor=max(base.floor, held.floor if held else 0),
-        deciding=parts.deciding.identity,
+        deciding=pipeline.deciding.identity,
     )
 
 
-def epoch_commit(parts: Parts, sink: DeltaSink, entry: LedgerEntry, ref: EntryRef, schema: pa.Schema) -> EpochCommit:
+def epoch_commit(
+    pipeline: OpenPipeline, sink: DeltaSink, entry: LedgerEntry, ref: EntryRef, schema: pa.Schema
+) -> EpochCommit:
     """What a sink is given of an entry, be it of an epoch that was read or of a jump."""
     if not entry.is_jump and entry.staged and sink.name not in entry.staged:
         raise new_sink_error(sink.name)
     before = entry.previous
-    if before is not None and before.epoch == 0 and sink is not parts.deciding:
+    if before is not None and before.epoch == 0 and sink is not pipeline.deciding:
         before = None  # a baseline stands in the deciding sink alone
     facts: dict[str, Json] = {"files": sum(len(files) for files in entry.inputs.values())}
     return EpochCommit(
@@ -53,16 +55,16 @@ def epoch_commit(parts: Parts, sink: DeltaSink, entry: LedgerEntry, ref: EntryRe
         previous_checkpoint=entry.previous_checkpoint,
         files=[] if entry.is_jump else without_outbox(entry.staged.get(sink.name, [])),
         schema=schema,
-        source_state=_interchange(parts, entry),
+        source_state=_interchange(pipeline, entry),
         facts={**facts, "jump": entry.jump} if entry.is_jump else facts,
         kind=entry.kind if entry.is_jump else "epoch",
     )
 
 
-def _interchange(parts: Parts, entry: LedgerEntry) -> Json:
+def _interchange(pipeline: OpenPipeline, entry: LedgerEntry) -> Json:
     """What other tools can read of a position: only of a pipeline that takes one source to its tables as it is."""
-    source = parts.sources.only
-    if source is None or parts.options.operators:
+    source = pipeline.sources.only
+    if source is None or pipeline.options.operators:
         return None
     return FileState.from_json(entry.checkpoint.positions[source.name]).interchange()
 

@@ -14,7 +14,7 @@ from firnline.checkpoint.model import Checkpoint
 from firnline.jobs.read_orders import Produced
 from firnline.jobs.watermarks import Watermarks
 from firnline.run.requests import FileRequest
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.sources.group import EpochPlan, Positions, Records, Sources
 from firnline.state.refs import OperatorState
 from firnline.types import EntryRef, Json, Receipt
@@ -84,7 +84,7 @@ class Flight:
         self.bases: dict[str, Base] = {}
         self.epochs: dict[str, EpochInFlight] = {}
         self.generation = 0
-        self.held = Held(exists=False, version=-1)
+        self.held = Head(exists=False, version=-1)
         self.baseline: LedgerEntry | None = None  # another tool's progress, before our first claim
         self.receipts: list[Receipt] = []
         self.recent: dict[int, tuple[LedgerEntry, EntryRef]] = {}  # decided entries that a further sink takes next
@@ -98,7 +98,7 @@ class Flight:
         receipt = next((r for r in reversed(self.receipts) if r.epoch == epoch), None)
         base = self.bases.get(attempt)
         if base is not None and base.entry is not None:
-            self.held = Held(
+            self.held = Head(
                 exists=True,
                 version=receipt.version if receipt else self.held.version,
                 generation=self.generation,

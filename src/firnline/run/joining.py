@@ -22,10 +22,10 @@ from firnline.run.edit_entries import (
     find_effect,
     new_sink_error,
 )
-from firnline.run.open_pipeline import Parts
+from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.rollback_sinks import check_restored, find_missing, plan_sink
 from firnline.schema import schema_from_json
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.sinks.delta import DeltaSink
 from firnline.sinks.delta.history_edit import RestoreVersion
 from firnline.sinks.delta.outbox import KEY as OUTBOX
@@ -40,11 +40,11 @@ logger = logging.getLogger(__name__)
 
 TRIES = 20
 
-Look = Callable[[int], tuple[LedgerEntry, Held]]
+Look = Callable[[int], tuple[LedgerEntry, Head]]
 
 
 def perform_jump(
-    parts: Parts,
+    pipeline: OpenPipeline,
     run: str,
     look: Look,
     tell: Callable[[str], None] = lambda _: None,
@@ -73,46 +73,46 @@ def perform_jump(
         SinkError: a sink cannot be claimed; nothing is decided.
         LedgerHoleError: the ledger does not tell what a required sink lacks; nothing is decided.
     """
-    deciding = parts.deciding
+    deciding = pipeline.deciding
     held = deciding.claim(run, generation=generation)
     generation = held.generation
     tell(f"claimed generation {generation}")
-    for sink in parts.sinks[1:]:
+    for sink in pipeline.sinks[1:]:
         try:
-            join_sink(parts, sink, run, generation, None if replaces else held.entry, goes_on_from)
+            join_sink(pipeline, sink, run, generation, None if replaces else held.entry, goes_on_from)
         except (SinkError, RollbackRefusedError, SinkDivergedError, LedgerHoleError) as error:
             is_untold = isinstance(error, LedgerHoleError) and not sink.required
             if sink.name not in leave and not is_untold:
                 raise
             tell(f"{sink.name} is left as it is: {error.message}")
-    ref, receipt = _decide(parts, look, generation)
+    ref, receipt = _decide(pipeline, look, generation)
     tell(f"{deciding.name} stands at epoch {receipt.epoch}, version {receipt.version}")
     if isinstance(deciding, StagedDeltaSink):
-        drop_pending(deciding.storage, parts.options.name, receipt.epoch)
-    for sink in parts.sinks[1:]:
+        drop_pending(deciding.storage, pipeline.options.name, receipt.epoch)
+    for sink in pipeline.sinks[1:]:
         try:
-            tell(f"{sink.name} stands at epoch {settle_jumps(parts, sink, ref)}")
+            tell(f"{sink.name} stands at epoch {settle_jumps(pipeline, sink, ref)}")
         except LedgerHoleError as error:
             logger.warning("sink stays behind", extra={"sink": sink.name, "reason": error.message})
             tell(f"{sink.name} stays behind: {error.message}. {error.hint}")
         except (SinkError, CheckpointError, OSError) as error:
             logger.warning("sink follows later", extra={"sink": sink.name, "reason": str(error)})
             tell(f"{sink.name} follows when the next run joins it: {error}")
-    _record(parts)
+    _record(pipeline)
     return receipt
 
 
-def _decide(parts: Parts, look: Look, generation: int) -> tuple[EntryRef, Receipt]:
-    deciding = parts.deciding
+def _decide(pipeline: OpenPipeline, look: Look, generation: int) -> tuple[EntryRef, Receipt]:
+    deciding = pipeline.deciding
     for _ in range(TRIES):
         entry, committed = look(generation)
         if committed.exists and committed.generation != generation:
             raise FencedError("another run took over while this one looked")
-        ref = parts.ledger.stage(entry)
+        ref = pipeline.ledger.stage(entry)
         as_it_is = committed.exists and entry.kind != "restore"
         schema = deciding.table.schema() if as_it_is else schema_from_json(entry.schema)
-        commit = epoch_commit(parts, deciding, entry, ref, schema)
-        effect = find_effect(deciding, parts.options.name, entry, committed.epoch)
+        commit = epoch_commit(pipeline, deciding, entry, ref, schema)
+        effect = find_effect(deciding, pipeline.options.name, entry, committed.epoch)
         try:
             version = committed.version if committed.exists else None
             return ref, deciding.jump(commit, effect, committed.entry, version)
@@ -121,21 +121,21 @@ def _decide(parts: Parts, look: Look, generation: int) -> tuple[EntryRef, Receip
     raise SinkError(f"{deciding.name}: other writers commit all the time; try again")
 
 
-def _record(parts: Parts) -> None:
+def _record(pipeline: OpenPipeline) -> None:
     """Bring store and tiers level with the jump; if that fails now, the next run does it when it starts."""
     try:
-        parts.recorder.look()
-        parts.recorder.begin(parts.deciding.load())
+        pipeline.recorder.look()
+        pipeline.recorder.begin(pipeline.deciding.load())
     except (FirnlineError, OSError) as error:
         logger.warning("jump not recorded in the store yet", extra={"reason": str(error)})
     finally:
-        parts.recorder.close(drain=True)
+        pipeline.recorder.close(drain=True)
 
 
 # -- the other sinks ----------------------------------------------------------------------------------
 
 
-def check_new_sinks(parts: Parts, tip: EntryRef | None, epochs: Mapping[str, int]) -> None:
+def check_new_sinks(pipeline: OpenPipeline, tip: EntryRef | None, epochs: Mapping[str, int]) -> None:
     """Refuse a sink that was added to a pipeline with history: it would lack the rows made before it.
 
     Where a hole of the ledger hides the beginning nobody can tell a new sink from one that lags; its join fails then.
@@ -144,10 +144,10 @@ def check_new_sinks(parts: Parts, tip: EntryRef | None, epochs: Mapping[str, int
         ConfigError: it names the sink.
     """
     for name, epoch in epochs.items():
-        if tip is None or tip.epoch == 0 or epoch or name == parts.deciding.name:
+        if tip is None or tip.epoch == 0 or epoch or name == pipeline.deciding.name:
             continue
         try:
-            first = _find_first(parts, tip)
+            first = _find_first(pipeline, tip)
         except LedgerHoleError as error:
             logger.warning("sink may be new", extra={"sink": name, "reason": error.message})
             continue
@@ -155,9 +155,9 @@ def check_new_sinks(parts: Parts, tip: EntryRef | None, epochs: Mapping[str, int
             raise new_sink_error(name)
 
 
-def _find_first(parts: Parts, tip: EntryRef) -> LedgerEntry | None:
+def _find_first(pipeline: OpenPipeline, tip: EntryRef) -> LedgerEntry | None:
     """The newest entry that gives a sink all its rows; None when it is folded. LedgerHoleError when a hole hides it."""
-    for link in parts.ledger.chain(tip):
+    for link in pipeline.ledger.chain(tip):
         if isinstance(link, Fold):
             if link.is_bridge:
                 raise LedgerHoleError(f"ledger entry {link.last.name} is lost", epoch=link.last.epoch)
@@ -168,7 +168,7 @@ def _find_first(parts: Parts, tip: EntryRef) -> LedgerEntry | None:
 
 
 def join_sink(
-    parts: Parts,
+    pipeline: OpenPipeline,
     sink: DeltaSink,
     run: str,
     generation: int,
@@ -185,19 +185,19 @@ def join_sink(
     """
     if isinstance(sink, StagedDeltaSink):
         sink.follow(
-            lambda epoch: {short_number(ref.checksum) for _, ref in ahead_of(parts, goes_on_from, epoch, sink.name)}
+            lambda epoch: {short_number(ref.checksum) for _, ref in ahead_of(pipeline, goes_on_from, epoch, sink.name)}
         )
     held = sink.claim(run, generation=generation)
     if tip is None:
         return held.epoch
     if held.epoch < tip.epoch:
-        settle_jumps(parts, sink, tip)
+        settle_jumps(pipeline, sink, tip)
         held = sink.load()
-    prove_on_chain(parts, sink.name, held, tip)
+    prove_on_chain(pipeline, sink.name, held, tip)
     return held.epoch
 
 
-def prove_on_chain(parts: Parts, name: str, held: Held, tip: EntryRef) -> None:
+def prove_on_chain(pipeline: OpenPipeline, name: str, held: Head, tip: EntryRef) -> None:
     """Compare the newest entry of a further sink, by checksum, with the one of its epoch on the chain down from `tip`.
 
     Raises:
@@ -208,21 +208,22 @@ def prove_on_chain(parts: Parts, name: str, held: Held, tip: EntryRef) -> None:
         return
     decided: EntryRef | None = tip
     if held.epoch < tip.epoch:
-        above = next(iter(ahead_of(parts, tip, held.epoch, name)))[0]
+        above = next(iter(ahead_of(pipeline, tip, held.epoch, name)))[0]
         decided = above.previous
     if decided is None or (decided.epoch, short_number(decided.checksum)) != (
         held.epoch,
         short_number(held.entry.checksum),
     ):
         raise SinkDivergedError(
-            f"sink {name!r} holds an epoch {held.epoch} that {parts.deciding.name!r}, which decides, never committed",
+            f"sink {name!r} holds an epoch {held.epoch} that {pipeline.deciding.name!r}, "
+            f"which decides, never committed",
             hint=f"Restore {name!r} from a savepoint (firnline restore), or take it out of the spec: the others go on.",
             sink=name,
             epoch=held.epoch,
         )
 
 
-def settle_jumps(parts: Parts, sink: DeltaSink, tip: EntryRef | None) -> int:
+def settle_jumps(pipeline: OpenPipeline, sink: DeltaSink, tip: EntryRef | None) -> int:
     """Bring a sink that was claimed through every jump on the true chain that it lacks; returns its epoch then.
 
     Epochs before a jump are committed on the way; those after it follow in their own time.
@@ -235,39 +236,41 @@ def settle_jumps(parts: Parts, sink: DeltaSink, tip: EntryRef | None) -> int:
     before = -1
     for _ in range(TRIES * TRIES):
         epoch, digest, _ = sink.find_holder() if sink.table.refresh() else (0, None, 0)
-        ahead = _since_restore(list(ahead_of(parts, tip, epoch, sink.name)))
+        ahead = _since_restore(list(ahead_of(pipeline, tip, epoch, sink.name)))
         at = next((n for n, (entry, _) in enumerate(ahead) if entry.is_jump), None)
         if at is None:
             return epoch
         entry, ref = ahead[0]
         columns = entry.jump.get("schemas", {}).get(sink.name, entry.schema_of(sink.name))
-        commit = epoch_commit(parts, sink, entry, ref, schema_from_json(columns))
+        commit = epoch_commit(pipeline, sink, entry, ref, schema_from_json(columns))
         if at > 0:  # an epoch before the jump that this sink still lacks
             if epoch == before:
                 raise SinkError(f"{sink.name} waits for its committer, which has not committed epoch {epoch + 1} yet")
             before = epoch
-            bring_staged(parts, sink, entry)
+            bring_staged(pipeline, sink, entry)
             sink.commit(commit)
             continue
-        onto = _find_held(parts, entry, epoch, digest)
-        version = _check_return(parts, sink, entry, epoch)
+        onto = _find_held(pipeline, entry, epoch, digest)
+        version = _check_return(pipeline, sink, entry, epoch)
         try:
-            sink.jump(commit, find_effect(sink, parts.options.name, entry, epoch), onto, version)
+            sink.jump(commit, find_effect(sink, pipeline.options.name, entry, epoch), onto, version)
         except CommitConflictError:
             continue  # somebody wrote since it was looked at
         if isinstance(sink, StagedDeltaSink):
-            drop_pending(sink.storage, parts.options.name, entry.epoch)
+            drop_pending(sink.storage, pipeline.options.name, entry.epoch)
     raise SinkError(f"{sink.name}: other writers commit all the time")
 
 
-def _check_return(parts: Parts, sink: DeltaSink, entry: LedgerEntry, holds: int) -> int | None:
+def _check_return(pipeline: OpenPipeline, sink: DeltaSink, entry: LedgerEntry, holds: int) -> int | None:
     """Look, as the jump did, whether this sink can follow it; returns the version that this was found under."""
     if entry.kind == "restore":
-        return check_restored(sink, parts.options.name, entry, parts.deciding.name)
-    if entry.kind != "rollback" or not isinstance(find_effect(sink, parts.options.name, entry, holds), RestoreVersion):
+        return check_restored(sink, pipeline.options.name, entry, pipeline.deciding.name)
+    if entry.kind != "rollback" or not isinstance(
+        find_effect(sink, pipeline.options.name, entry, holds), RestoreVersion
+    ):
         return None
     to = int(entry.jump["to_epoch"])
-    plan, problems = plan_sink(sink, parts.options.name, to, left=False, accept=entry.jump.get("accepted", []))
+    plan, problems = plan_sink(sink, pipeline.options.name, to, left=False, accept=entry.jump.get("accepted", []))
     if problems:
         raise RollbackRefusedError(
             f"{sink.name} cannot follow the rollback to epoch {to}: {'; '.join(p.message for p in problems)}",
@@ -276,14 +279,14 @@ def _check_return(parts: Parts, sink: DeltaSink, entry: LedgerEntry, holds: int)
     return plan.version_now
 
 
-def bring_staged(parts: Parts, sink: DeltaSink, entry: LedgerEntry) -> None:
+def bring_staged(pipeline: OpenPipeline, sink: DeltaSink, entry: LedgerEntry) -> None:
     """Bring what was staged for a sink into its table, and look that all of it is there: delta-rs would not.
 
     Raises:
         CheckpointError: a file is gone or damaged.
         OSError: the sink's storage cannot be reached.
     """
-    deliver(parts.storage, sink.storage, entry.staged.get(sink.name, []))
+    deliver(pipeline.storage, sink.storage, entry.staged.get(sink.name, []))
     check_staged(sink, entry)
 
 
@@ -306,7 +309,9 @@ def check_staged(sink: DeltaSink, entry: LedgerEntry, outbox: Storage | None = N
         )
 
 
-def ahead_of(parts: Parts, tip: EntryRef | None, epoch: int, sink: str) -> Iterator[tuple[LedgerEntry, EntryRef]]:
+def ahead_of(
+    pipeline: OpenPipeline, tip: EntryRef | None, epoch: int, sink: str
+) -> Iterator[tuple[LedgerEntry, EntryRef]]:
     """The entries of the chain down from `tip` that lie above the epoch of a sink, oldest first; no other one is read.
 
     They follow on one another without a gap; only below a restore, which replaces all rows, some may be left out.
@@ -319,7 +324,7 @@ def ahead_of(parts: Parts, tip: EntryRef | None, epoch: int, sink: str) -> Itera
         return iter(found)
     cause: LedgerHoleError | None = None
     try:
-        for entry, ref in parts.ledger.entries(tip):
+        for entry, ref in pipeline.ledger.entries(tip):
             found.append((entry, ref))
             if entry.previous is None or entry.previous.epoch <= epoch:
                 return reversed(found)
@@ -329,11 +334,11 @@ def ahead_of(parts: Parts, tip: EntryRef | None, epoch: int, sink: str) -> Itera
         return reversed(found)
     untold = found[-1][0].previous if found else tip
     assert untold is not None
-    raise _untold_error(parts, sink, epoch, untold, cause) from cause
+    raise _untold_error(pipeline, sink, epoch, untold, cause) from cause
 
 
 def _untold_error(
-    parts: Parts, sink: str, epoch: int, newest: EntryRef, cause: LedgerHoleError | None
+    pipeline: OpenPipeline, sink: str, epoch: int, newest: EntryRef, cause: LedgerHoleError | None
 ) -> LedgerHoleError:
     """A sink that holds `epoch` lacks those up to the one that `newest` names, and the ledger does not tell them."""
     lacks = f"epoch {newest.epoch}" if newest.epoch == epoch + 1 else f"epochs {epoch + 1} to {newest.epoch}"
@@ -341,7 +346,7 @@ def _untold_error(
     return LedgerHoleError(
         f"sink {sink!r} holds epoch {epoch} and cannot be given {lacks}: {reason}",
         hint=f"Bring that entry back from a copy: firnline ledger repair --from COPY, or, if the ledger was repaired "
-        f"since, put the file into {parts.storage.root}/{parts.ledger.folder}. Without a copy set `required: false` "
+        f"since, put the file into {pipeline.storage.root}/{pipeline.ledger.folder}. Without a copy set `required: false` "
         f"for {sink!r}, or take it out of the spec: the others go on, and it stays behind.",
         sink=sink,
         epoch=newest.epoch,
@@ -354,12 +359,12 @@ def _since_restore(ahead: list[tuple[LedgerEntry, EntryRef]]) -> list[tuple[Ledg
     return ahead[last:]
 
 
-def _find_held(parts: Parts, jump: LedgerEntry, epoch: int, digest: int | None) -> EntryRef | None:
+def _find_held(pipeline: OpenPipeline, jump: LedgerEntry, epoch: int, digest: int | None) -> EntryRef | None:
     """The entry that a sink holds, proven to lie on the history that the jump leaves or goes on from."""
     if epoch == 0:
         return None
     for start in (jump.previous, jump.onto):
-        found = _search(parts, start, epoch, digest)
+        found = _search(pipeline, start, epoch, digest)
         if found is not None:
             return found
     if jump.kind == "restore" and digest is not None:  # whatever it holds is replaced; enough is known for the fence
@@ -367,11 +372,11 @@ def _find_held(parts: Parts, jump: LedgerEntry, epoch: int, digest: int | None) 
     raise CheckpointError(f"a sink holds an epoch {epoch} that the ledger does not know", epoch=epoch)
 
 
-def _search(parts: Parts, start: EntryRef | None, epoch: int, digest: int | None) -> EntryRef | None:
+def _search(pipeline: OpenPipeline, start: EntryRef | None, epoch: int, digest: int | None) -> EntryRef | None:
     """An entry by epoch and digest, down a chain and down the chains that its jumps left."""
     left = []
     try:
-        for entry, ref in parts.ledger.entries(start):
+        for entry, ref in pipeline.ledger.entries(start):
             if ref.epoch < epoch:
                 break
             if ref.epoch == epoch and short_number(ref.checksum) == digest:
@@ -380,4 +385,4 @@ def _search(parts: Parts, start: EntryRef | None, epoch: int, digest: int | None
                 left.append(entry.onto)
     except LedgerHoleError:
         pass  # what was left behind is swept in time; a sink is never behind the floor
-    return next((found for one in left if (found := _search(parts, one, epoch, digest)) is not None), None)
+    return next((found for one in left if (found := _search(pipeline, one, epoch, digest)) is not None), None)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from firnline.errors import FirnlineError, LedgerHoleError
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.sources.base import Backlog
 from firnline.sources.group import EpochPlan
 from firnline.stores.replicator import Replication
@@ -49,7 +49,7 @@ def took_ms(durations_ms: Mapping[str, int]) -> int:
 class Observer:
     """Override what you want to hear of. Calls come from the run's main thread, and must not block."""
 
-    def started(self, run: str, held: Held) -> None:
+    def started(self, run: str, held: Head) -> None:
         """The sinks have been read; `held` is what the deciding one holds."""
 
     def claimed(self, generation: int) -> None:
@@ -119,7 +119,7 @@ class Observers(Observer):
     def __init__(self, *observers: Observer) -> None:
         self._observers = observers
 
-    def started(self, run: str, held: Held) -> None:
+    def started(self, run: str, held: Head) -> None:
         for o in self._observers:
             o.started(run, held)
 

@@ -1,4 +1,4 @@
-"""Assembles the parts that a run, or a command that only looks, works with."""
+"""Assembles the pipeline that a run, or a command that only looks, works with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from firnline.graph import output_key, sink_input
 from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.run.recorder import Recorder
 from firnline.run.requests import Requests
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.sinks.delta import DeltaSink
 from firnline.sinks.delta.outbox import outbox_folder
 from firnline.sinks.delta.upsert.sink import UpsertSink
@@ -27,7 +27,7 @@ from firnline.types import Clock, EntryRef, Ids, Json, RandomIds
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class OpenPipeline:
     """Sources, sinks and ledger of one pipeline. The deciding sink is the first of `sinks`."""
 
     options: PipelineOptions
@@ -101,12 +101,12 @@ class Parts:
         """The entries that are not folded yet, newest first."""
         return (link for link in self.ledger.chain(tip) if isinstance(link, LedgerEntry))
 
-    def load(self) -> Held:
+    def load(self) -> Head:
         """What the deciding sink holds."""
         return self.deciding.load()
 
 
-def assemble(
+def open_pipeline(
     options: PipelineOptions,
     *,
     once: bool = False,
@@ -114,8 +114,8 @@ def assemble(
     clock: Clock | None = None,
     ids: Ids | None = None,
     strict_store: bool = False,
-) -> Parts:
-    """Make the parts of a pipeline; nothing is read or written yet."""
+) -> OpenPipeline:
+    """Make the pipeline of a pipeline; nothing is read or written yet."""
     clock = clock or SystemClock()
     deciding = options.deciding
     storage = open_storage(deciding.table, deciding.storage_options)
@@ -123,7 +123,7 @@ def assemble(
     sources = _open_sources(options, once, moved)
     recorder = Recorder(options, ledger, clock, storage.root, strict_store=strict_store)
     sinks = _open_sinks(options, ledger, clock, sources, recorder)
-    return Parts(
+    return OpenPipeline(
         options, sources, sinks, ledger, storage, Requests(storage, options.name), clock, ids or RandomIds(), recorder
     )
 

@@ -27,10 +27,10 @@ from firnline.process import Calls
 from firnline.run.checkpoints import CheckpointMaker
 from firnline.run.flight import Base, Flight
 from firnline.run.joining import ahead_of, check_new_sinks, join_sink, prove_on_chain
-from firnline.run.open_pipeline import Parts
+from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.operator_state import StateKeeper
 from firnline.run.restore_state import known_watermarks
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.sinks.delta import DeltaSink
 from firnline.sinks.delta.adopt import find_foreign
 from firnline.sinks.delta.contents import missing_fields
@@ -53,7 +53,7 @@ class Opening:
 
     def __init__(
         self,
-        parts: Parts,
+        pipeline: OpenPipeline,
         flight: Flight,
         maker: CheckpointMaker,
         state: StateKeeper,
@@ -61,67 +61,69 @@ class Opening:
         *,
         accept_duplicates: bool,
     ) -> None:
-        self._parts = parts
+        self._pipeline = pipeline
         self._state = state
         self._flight = flight
         self._maker = maker
         self._run = run
         self._accept_duplicates = accept_duplicates
         self._baseline_version = -1
-        self._others = parts.open_readers()[1:]
+        self._others = pipeline.open_readers()[1:]
         self.unread: dict[str, str] = {}  # further sinks that could not be read, with the reason
 
     def read_sinks(self) -> m.Event:
-        recorder, flight = self._parts.recorder, self._flight
+        recorder, flight = self._pipeline.recorder, self._flight
         recorder.look()
-        self._parts.deciding.check_whole()  # before a copy of it is made anywhere
-        held = self._parts.deciding.load()
+        self._pipeline.deciding.check_whole()  # before a copy of it is made anywhere
+        held = self._pipeline.deciding.load()
         if held.exists:
-            self._parts.deciding.make_durable()
+            self._pipeline.deciding.make_durable()
         if held.checkpoint is None and not held.generation:  # a log that knows our claim knows what it lacks
             self._check_no_history()
         self._check_ledger_is_here(held)
-        held = recorder.confirm(held, self._parts.deciding.load)
+        held = recorder.confirm(held, self._pipeline.deciding.load)
         self._state.check(held)
         if held.exists and held.checkpoint is None:
             flight.baseline = self._find_baseline(held.version)
         self._set_tip(held)
         tip = flight.baseline.checkpoint.attempt if flight.baseline else held.attempt
-        epochs = {self._parts.deciding.name: held.epoch}
+        epochs = {self._pipeline.deciding.name: held.epoch}
         for sink in self._others:
             try:
                 epochs[sink.name] = _ask(sink, partial(self._read_further, sink, held))
             except (SinkError, SinkDivergedError, LedgerHoleError, OSError) as error:  # it lags until it can be joined
                 logger.warning("sink could not be read", extra={"sink": sink.name, "reason": str(error)})
                 self.unread[sink.name] = str(error)
-        check_new_sinks(self._parts, held.entry, epochs)
+        check_new_sinks(self._pipeline, held.entry, epochs)
         unknown = held.checkpoint is None and flight.baseline is None
         if unknown:
             self._check_others_know_nothing(epochs)
         # Units that are pending may still be taken back: nothing outside the table is told of them.
         pending = held.committed is not None and held.committed < held.epoch
-        recorded = recorder.begin(self._parts.deciding.load_committed() if pending else held)
+        recorded = recorder.begin(self._pipeline.deciding.load_committed() if pending else held)
         if unknown:
-            logger.warning("no sink, store or tier knows this pipeline", extra={"pipeline": self._parts.options.name})
+            logger.warning(
+                "no sink, store or tier knows this pipeline", extra={"pipeline": self._pipeline.options.name}
+            )
         return m.SinksRead(tip, tuple(epochs.items()), recorded=recorded, committed=held.committed)
 
-    def _read_further(self, sink: DeltaSink, decided: Held) -> int:
+    def _read_further(self, sink: DeltaSink, decided: Head) -> int:
         """The epoch that a further sink holds; it lies on the decided chain, or a jump leads there from it."""
         held = sink.load()
         if held.epoch > decided.epoch:  # another run goes on, and both moved since
-            decided = self._parts.deciding.load()
+            decided = self._pipeline.deciding.load()
         tip = decided.entry
         if tip is None or held.epoch == 0:
             return held.epoch
-        if not any(entry.is_jump for entry, _ in ahead_of(self._parts, tip, held.epoch, sink.name)):
-            prove_on_chain(self._parts, sink.name, held, tip)
+        if not any(entry.is_jump for entry, _ in ahead_of(self._pipeline, tip, held.epoch, sink.name)):
+            prove_on_chain(self._pipeline, sink.name, held, tip)
         return held.epoch
 
     def _check_no_history(self) -> None:
         """Without a table there may be epochs that were staged and never committed, but no more than fly at once."""
-        staged = self._parts.ledger.newest_epoch()
-        if staged > self._parts.options.batch.max_inflight:
-            root = self._parts.storage.root
+        staged = self._pipeline.ledger.newest_epoch()
+        if staged > self._pipeline.options.batch.max_inflight:
+            root = self._pipeline.storage.root
             raise CheckpointLostError(
                 f"the ledger knows epoch {staged}, but {root} is no table any more",
                 hint=f"Restore {root}/_delta_log from a backup; to start over, move the whole folder away.",
@@ -132,48 +134,48 @@ class Opening:
         """Another tool's progress in this table's log, as the entry that the first claim will name."""
         self._baseline_version = version
         found = find_foreign(
-            self._parts.storage,
+            self._pipeline.storage,
             version,
-            self._parts.options.checkpoint.recovery_scan_commits,
+            self._pipeline.options.checkpoint.recovery_scan_commits,
             accept_older=self._accept_duplicates,
         )
         if found is None:
             return None
-        source = self._parts.sources.only
+        source = self._pipeline.sources.only
         if source is None:
             raise ConfigError(
-                f"the table {self._parts.storage.root} was filled by another tool, from one source alone",
+                f"the table {self._pipeline.storage.root} was filled by another tool, from one source alone",
                 hint="Take over with a spec of that one source first, or write to another table.",
             )
         position, records = source.adopt(found)
         name = source.name
-        checkpoint = self._maker.make(0, self._parts.ids.new(), 0, Base(0, None, None, {name: position}, None), None)
+        checkpoint = self._maker.make(0, self._pipeline.ids.new(), 0, Base(0, None, None, {name: position}, None), None)
         return LedgerEntry(checkpoint, None, {name: records}, kind="baseline")
 
     def _check_others_know_nothing(self, epochs: dict[str, int]) -> None:
         """A further sink that holds epochs of which the deciding one knows nothing would never be given them again."""
         ahead = {name: epoch for name, epoch in epochs.items() if epoch}
-        if ahead and self._parts.deciding.load().checkpoint is None:  # else another run began in between
+        if ahead and self._pipeline.deciding.load().checkpoint is None:  # else another run began in between
             name, epoch = ahead.popitem()
             raise StoreAheadError(
-                f"sink {name!r} holds epoch {epoch}, but {self._parts.storage.root}, which decides, knows nothing",
+                f"sink {name!r} holds epoch {epoch}, but {self._pipeline.storage.root}, which decides, knows nothing",
                 hint="Bring that table back. If the order of the sinks, `required` or a table in the spec was changed, "
                 "change it back: the sink that decided so far stays the first required one.",
                 epoch=epoch,
             )
 
-    def _check_ledger_is_here(self, held: Held) -> None:
+    def _check_ledger_is_here(self, held: Head) -> None:
         """A checkpoint that names no table as the deciding one is judged by where the ledger lies.
 
         Raises:
             DecidingSinkError: it lies in another sink's table.
         """
-        if held.checkpoint is None or held.checkpoint.deciding.get("table") or self._parts.ledger.newest_epoch():
+        if held.checkpoint is None or held.checkpoint.deciding.get("table") or self._pipeline.ledger.newest_epoch():
             return
         for sink in self._others:
-            if Ledger(sink.storage, self._parts.options.name).newest_epoch():
+            if Ledger(sink.storage, self._pipeline.options.name).newest_epoch():
                 raise DecidingSinkError(
-                    f"{self._parts.storage.root} would decide, but the ledger of {self._parts.options.name!r} lies in "
+                    f"{self._pipeline.storage.root} would decide, but the ledger of {self._pipeline.options.name!r} lies in "
                     f"the table of sink {sink.name!r}, which decided so far",
                     hint=f"List the sink {sink.name!r} first, with required: true.",
                     epoch=held.epoch,
@@ -181,7 +183,7 @@ class Opening:
 
     def claim(self, *, again: bool = False) -> m.Event:
         """Claim a generation and take up what stands under it; `again`: this run held the pipeline before."""
-        sink, recorder = self._parts.deciding, self._parts.recorder
+        sink, recorder = self._pipeline.deciding, self._pipeline.recorder
         recorder.before_claim(sink.load)
         if self._flight.baseline is not None and not again:
             held = self._claim_onto_baseline()
@@ -194,28 +196,28 @@ class Opening:
         if sink.settled_epoch() is not None:
             self._maker.note_committed(sink.load_committed())
         if held.exists:
-            taken = sink_input(self._parts.options, self._parts.options.deciding)
-            for source in (one for one in self._parts.options.sources if one.name == taken):
+            taken = sink_input(self._pipeline.options, self._pipeline.options.deciding)
+            for source in (one for one in self._pipeline.options.sources if one.name == taken):
                 missing_fields(sink.find_schema() or pa.schema([]), declared(source))
         return m.Claimed(held.epoch, held.attempt, held.committed)
 
-    def _claim_onto_baseline(self) -> Held:
+    def _claim_onto_baseline(self) -> Head:
         """Claim onto the very version that the other tool's progress was read from; if it moved on, read it again."""
         for _ in range(CLAIM_TRIES):
             assert self._flight.baseline is not None
-            ref = self._parts.ledger.stage(self._flight.baseline)
+            ref = self._pipeline.ledger.stage(self._flight.baseline)
             try:
-                return self._parts.deciding.claim(self._run, baseline=ref, onto=self._baseline_version)
+                return self._pipeline.deciding.claim(self._run, baseline=ref, onto=self._baseline_version)
             except CommitConflictError:
-                self._flight.baseline = self._find_baseline(self._parts.deciding.load().version)
+                self._flight.baseline = self._find_baseline(self._pipeline.deciding.load().version)
         raise SinkError("the other tool commits all the time; stop it before Firnline takes over")
 
     def join(self, name: str) -> m.Event:
         tip, generation = self._flight.held.entry, self._flight.generation
-        sink = self._parts.sink(name)
-        return m.Joined(name, join_sink(self._parts, sink, self._run, generation, tip, tip))
+        sink = self._pipeline.sink(name)
+        return m.Joined(name, join_sink(self._pipeline, sink, self._run, generation, tip, tip))
 
-    def _set_tip(self, held: Held) -> Base:
+    def _set_tip(self, held: Head) -> Base:
         """Take what the deciding sink holds as the base of the next plan."""
         flight = self._flight
         flight.held = held
@@ -226,7 +228,7 @@ class Opening:
             epoch=held.epoch,
             entry=held.entry,
             checkpoint=checkpoint,
-            positions=self._parts.sources.start(stored),
+            positions=self._pipeline.sources.start(stored),
             table=None,
             watermarks=known_watermarks(self._state.flow, checkpoint),
             snapshots=dict(checkpoint.state) if checkpoint else {},
@@ -237,7 +239,7 @@ class Opening:
 
     def _check_sources(self, stored: Mapping[str, Json]) -> None:
         """A source that the checkpoint knows and the spec does not: under another name it would be read all over."""
-        gone = [name for name in stored if name not in self._parts.sources.names]
+        gone = [name for name in stored if name not in self._pipeline.sources.names]
         if gone:
             raise ConfigError(
                 f"the checkpoint knows a source {gone[0]!r}, which the spec no longer has",
@@ -246,11 +248,11 @@ class Opening:
 
     def learn_columns(self, base: Base) -> None:
         """Take up what is known of columns: those of the tables that take a source as it is, and the checkpoint's."""
-        base.table = self._parts.deciding.find_schema()
+        base.table = self._pipeline.deciding.find_schema()
         base.columns = columns_from_json(base.checkpoint.columns if base.checkpoint else {})
-        for sink, options in zip((None, *self._others), self._parts.options.ordered_sinks, strict=True):
-            source = sink_input(self._parts.options, options)
-            if source in self._parts.sources.names and source not in base.columns:
+        for sink, options in zip((None, *self._others), self._pipeline.options.ordered_sinks, strict=True):
+            source = sink_input(self._pipeline.options, options)
+            if source in self._pipeline.sources.names and source not in base.columns:
                 found = base.table if sink is None else _find_schema(sink)
                 if found is not None:
                     base.columns[source] = found

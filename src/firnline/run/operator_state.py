@@ -15,13 +15,13 @@ from firnline.jobs.engine import Engine
 from firnline.jobs.epoch_job import EpochJob, Task, Worked
 from firnline.maintenance.state import find_doomed_state
 from firnline.run.flight import Base, Behind, EpochInFlight, Flight
-from firnline.run.open_pipeline import Parts
+from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.remote_state import RemoteState, StandingState
 from firnline.run.replay import replay_plan
 from firnline.run.restore_state import Restored, check_operators, fed_by, known_watermarks, restore_state
 from firnline.run.snapshots import Coordinated, Since, due_operators
 from firnline.run.state_floor import StateFloor
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.state.keys import shard_ranges
 from firnline.state.manifest import Ranges, SnapshotRef
 from firnline.types import Json
@@ -44,16 +44,16 @@ class _Past:
 class StateKeeper:
     """The state of one run. Its work is done on the `spark` lane."""
 
-    def __init__(self, parts: Parts, engine: Engine, flight: Flight) -> None:
-        self._parts = parts
+    def __init__(self, pipeline: OpenPipeline, engine: Engine, flight: Flight) -> None:
+        self._pipeline = pipeline
         self._engine = engine
         self._flight = flight
-        self.flow = dataflow_of(parts.options)
-        self.home = parts.state_home
-        self._job = EpochJob(parts, engine, self.flow, self.home)
-        self._coordinated = Coordinated(self.home, parts.options, parts.clock)
-        self._shards: int | None = parts.options.state.shards
-        self._began = parts.clock.now()
+        self.flow = dataflow_of(pipeline.options)
+        self.home = pipeline.state_home
+        self._job = EpochJob(pipeline, engine, self.flow, self.home)
+        self._coordinated = Coordinated(self.home, pipeline.options, pipeline.clock)
+        self._shards: int | None = pipeline.options.state.shards
+        self._began = pipeline.clock.now()
         self._wanted: int | None = None  # shards to go back to once workers return, while some are absorbed
         self._absorbed = threading.Event()  # a worker's shards were just dealt out to the others
         self._past: dict[str, _Past] = {}
@@ -62,9 +62,9 @@ class StateKeeper:
         self.asked = threading.Event()  # a checkpoint is asked for, whatever the trigger says
         self._lost_at: float | None = None  # since when an epoch has been tried again for want of a worker
         self.tell_loss: Callable[[dict[str, Json]], None] = lambda _: None  # set by the runner
-        self._standing = StandingState(parts.storage, parts.options.name)
+        self._standing = StandingState(pipeline.storage, pipeline.options.name)
         self.remote = self._open_remote()
-        self.floor = StateFloor({o.name: fed_by(parts, self.flow, o) for o in self.flow.stateful})
+        self.floor = StateFloor({o.name: fed_by(pipeline, self.flow, o) for o in self.flow.stateful})
 
     @property
     def has_state(self) -> bool:
@@ -80,12 +80,12 @@ class StateKeeper:
 
     # -- beginning ------------------------------------------------------------------------------------
 
-    def check(self, held: Held) -> None:
+    def check(self, held: Head) -> None:
         """Refuse operators that are not those of the checkpoint, unless the spec says what becomes of their state."""
         if self.has_state or (held.checkpoint is not None and held.checkpoint.state):
-            check_operators(self._parts, self.flow, held)
+            check_operators(self._pipeline, self.flow, held)
 
-    def restore(self, held: Held, base: Base) -> None:
+    def restore(self, held: Head, base: Base) -> None:
         """Take up the state that the deciding sink's checkpoint names.
 
         Raises:
@@ -102,29 +102,29 @@ class StateKeeper:
         self.restored_path = self.restored_path or found.path
         if self._shards is None:
             self._shards = (held.checkpoint.shards if held.checkpoint else 0) or found.shards
-        now = self._parts.clock.monotonic()
+        now = self._pipeline.clock.monotonic()
         for operator in self.flow.stateful:
             mark = base.watermarks.of(operator.name).at
             self._past[operator.name] = _Past(found.epochs.get(operator.name, 0), now, watermark=mark)
         self._coordinated.begin_after(max(found.epochs.values(), default=0))
 
-    def _restore(self, held: Held) -> Restored:
+    def _restore(self, held: Head) -> Restored:
         """Find the state; where damaged snapshots were passed over, pin it, and look for it again under the pin."""
-        found = restore_state(self._parts, self.flow, self.home, held)
+        found = restore_state(self._pipeline, self.flow, self.home, held)
         if not found.passed_over:
             self._standing.begin(held.generation, held.epoch, None)
             return found
         self.asked.set()  # the next epoch makes a snapshot that the sinks name
         for _ in range(LOOKS):
             self._standing.begin(held.generation, held.epoch, found.used)
-            pinned, found = found.used, restore_state(self._parts, self.flow, self.home, held)
-            doomed = find_doomed_state(self._parts, found.used.values())
+            pinned, found = found.used, restore_state(self._pipeline, self.flow, self.home, held)
+            doomed = find_doomed_state(self._pipeline, found.used.values())
             if found.used == pinned and doomed is None:
                 return found
             if doomed is not None:
                 logger.warning("a sweep deletes state that is to be restored", extra={"sweep": str(doomed)})
         raise SinkError(
-            f"the state of {self._parts.options.name!r} is swept while it is restored",
+            f"the state of {self._pipeline.options.name!r} is swept while it is restored",
             hint="The run tries again. A sweep that died is finished by: firnline gc SPEC --yes",
         )
 
@@ -137,9 +137,9 @@ class StateKeeper:
     def _replay(self, base: Base, behind: Behind) -> None:
         entry = behind.entry
         logger.info("state catches up", extra={"epoch": entry.epoch})
-        plan = replay_plan(self._parts, entry, self._engine.parallelism)
+        plan = replay_plan(self._pipeline, entry, self._engine.parallelism)
         recorded = known_watermarks(self.flow, entry.checkpoint)
-        attempt = self._parts.ids.new()
+        attempt = self._pipeline.ids.new()
         task = Task(
             entry.epoch,
             attempt,
@@ -171,10 +171,10 @@ class StateKeeper:
     # -- the remote tier ------------------------------------------------------------------------------
 
     def _open_remote(self) -> RemoteState | None:
-        remote = self._parts.options.checkpoint.remote
+        remote = self._pipeline.options.checkpoint.remote
         if remote is None or self.home.fallback is None or not self.has_state:
             return None
-        return RemoteState(self.home, remote, [o.name for o in self.flow.stateful], self._parts.clock)
+        return RemoteState(self.home, remote, [o.name for o in self.flow.stateful], self._pipeline.clock)
 
     def settled(self, checkpoint: Checkpoint) -> None:
         """The deciding sink holds an epoch."""
@@ -201,7 +201,7 @@ class StateKeeper:
         def begin(worked: Worked) -> None:
             worked.due = self._due(made, base, worked, asked=asked)
             if worked.due:
-                positions, _ = made.advance(self._parts.sources, base, worked.produced)
+                positions, _ = made.advance(self._pipeline.sources, base, worked.produced)
                 self._coordinated.begin(made.epoch, made.attempt, self.ranges(), worked, positions)
 
         task = Task(
@@ -252,13 +252,13 @@ class StateKeeper:
         return any(ref.shards != self.shards for ref in self._references(base).values())
 
     def _warn_of_pause(self, epoch: int, seconds: float) -> None:
-        most = self._parts.options.checkpoint.max_pause_ms
+        most = self._pipeline.options.checkpoint.max_pause_ms
         if seconds * 1000 > most:
             facts = {"epoch": epoch, "pause_ms": round(seconds * 1000), "max_pause_ms": most}
             logger.warning("an epoch waited long for its checkpoint", extra=facts)
 
     def _due(self, made: EpochInFlight, base: Base, worked: Worked, *, asked: bool) -> frozenset[str]:
-        now = self._parts.clock.monotonic()
+        now = self._pipeline.clock.monotonic()
         since = {}
         for operator in self.flow.stateful:
             past = self._past[operator.name]
@@ -270,10 +270,10 @@ class StateKeeper:
                 watermark_now=worked.watermarks.of(operator.name).at,
                 never=operator.name not in base.snapshots,
             )
-        return due_operators(self._parts.options.checkpoint, self.flow.stateful, since, asked=asked)
+        return due_operators(self._pipeline.options.checkpoint, self.flow.stateful, since, asked=asked)
 
     def _note_past(self, made: EpochInFlight, worked: Worked) -> None:
-        now = self._parts.clock.monotonic()
+        now = self._pipeline.clock.monotonic()
         for name in worked.due:
             self._past[name] = _Past(made.epoch, now, watermark=worked.watermarks.of(name).at)
 
@@ -294,7 +294,7 @@ class StateKeeper:
     @contextlib.contextmanager
     def _losing(self, made: EpochInFlight) -> Iterator[None]:
         """While the block runs the jobs of an epoch, take note of a lost worker, and of when the loss is overcome."""
-        began = self._parts.clock.monotonic()
+        began = self._pipeline.clock.monotonic()
         try:
             yield
         except WorkerLostError as error:
@@ -322,13 +322,13 @@ class StateKeeper:
         """A task was lost with its worker: the epoch runs again, with as many shards or, to absorb it, one fewer."""
         if error.fields.get("timed_out") and self.has_state:
             self._coordinated.time_out(made.epoch, made.attempt)
-        choice = self._parts.options.state.on_worker_loss if self.has_state else "replace"
+        choice = self._pipeline.options.state.on_worker_loss if self.has_state else "replace"
         before = self.shards
         if choice == "absorb" and before > 1:
             self._wanted = self._wanted or before
             self._shards = before - 1
             self._absorbed.set()
-        now = self._parts.clock.monotonic()
+        now = self._pipeline.clock.monotonic()
         self._lost_at = now if self._lost_at is None else self._lost_at
         facts: dict[str, Json] = {
             "epoch": made.epoch,
@@ -344,7 +344,7 @@ class StateKeeper:
     def _overcome(self, epoch: int) -> None:
         """An epoch ran to its end: say how long it took since the first loss."""
         if self._lost_at is not None:
-            took = round((self._parts.clock.monotonic() - self._lost_at) * 1000)
+            took = round((self._pipeline.clock.monotonic() - self._lost_at) * 1000)
             logger.info("the loss of a worker is overcome", extra={"epoch": epoch, "took_ms": took})
             self.tell_loss({"epoch": epoch, "took_ms": took})
             self._lost_at = None

@@ -14,7 +14,7 @@ from firnline.process import Calls, HungError
 from firnline.run.copy_check import Judge, Reload, fits
 from firnline.run.records import Entries, Records
 from firnline.run.store_copy import StoreCopy
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.stores.base import CheckpointStore
 from firnline.stores.record import CheckpointRecord
 from firnline.stores.replicator import Replication, TierWriter
@@ -154,7 +154,7 @@ class Recorder:
             self._store.look()
         self.tiers.look_again()
 
-    def confirm(self, held: Held, reload: Reload | None = None) -> Held:
+    def confirm(self, held: Head, reload: Reload | None = None) -> Head:
         """Compare with what the sink holds; returns what it holds by now, if it was read again with `reload`.
 
         Raises:
@@ -165,7 +165,7 @@ class Recorder:
         self._looks = {look.path: look for look in self._find_looks(held)}
         return held
 
-    def inspect(self, held: Held, reload: Reload) -> list[Look]:
+    def inspect(self, held: Head, reload: Reload) -> list[Look]:
         """What the store and the tiers hold, read only, and refused as a start of a run would refuse it.
 
         Raises:
@@ -175,7 +175,7 @@ class Recorder:
         self._judge.confirm(lambda _: looks, held, reload)
         return looks
 
-    def begin(self, held: Held) -> int | None:
+    def begin(self, held: Head) -> int | None:
         """Bring the copies level with the sink, once they are compared; returns what the store holds, if known.
 
         Raises:
@@ -191,7 +191,7 @@ class Recorder:
             self._look_far(self.tiers.remote)
         return self._store.level(held) if self._store is not None else None
 
-    def _find_looks(self, held: Held) -> list[Look]:
+    def _find_looks(self, held: Head) -> list[Look]:
         """What the copies hold; the remote tier is left to the background when the local one fits."""
         found = [self._store.seen] if self._store is not None and self._store.seen is not None else []
         for look in self.tiers.looks():
@@ -229,13 +229,13 @@ class Recorder:
         self._far_looked.wait(FAR_WAIT_SECONDS)
         self._judge.before_claim(reload)
 
-    def claimed(self, held: Held, run: str) -> None:
+    def claimed(self, held: Head, run: str) -> None:
         """Take note of what stands under the claim of this run."""
         self._judge.claimed(held, run)
         if self._store is not None:
             self._store.claimed()
 
-    def _begin_tiers(self, held: Held, looks: Mapping[str, Look]) -> None:
+    def _begin_tiers(self, held: Head, looks: Mapping[str, Look]) -> None:
         """Start the writers. What a tier lacks is given to it; where it fits already, that is found out there."""
         if held.checkpoint is None or held.entry is None or held.epoch < 1:
             return
@@ -261,7 +261,7 @@ class Recorder:
         """Keep how long each step took for the epoch's record."""
         self._records.note_durations(epoch, durations_ms)
 
-    def record(self, epoch: int, held: Held, recent: Entries) -> None:
+    def record(self, epoch: int, held: Head, recent: Entries) -> None:
         """Record every epoch up to this one: the tiers first, since they are not waited for.
 
         Raises:
@@ -284,7 +284,7 @@ class Recorder:
         if self._store is not None:
             self._store.catch_up(now=now)
 
-    def _offer(self, epoch: int, held: Held, recent: Entries) -> None:
+    def _offer(self, epoch: int, held: Head, recent: Entries) -> None:
         writers = [w for w in (self._local, self._remote) if w is not None]
         if not writers:
             return

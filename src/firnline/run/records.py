@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from firnline.checkpoint.ledger import Fold, Ledger, LedgerEntry
 from firnline.errors import CheckpointError, LedgerHoleError
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.stores.record import CheckpointRecord
 from firnline.types import EntryRef, Json, Receipt
 
@@ -51,7 +51,7 @@ class Records:
             del self._facts[old]
         return self._facts.setdefault(epoch, ({}, {}))
 
-    def between(self, held: Held, after: int, upto: int, recent: Entries) -> list[CheckpointRecord]:
+    def between(self, held: Head, after: int, upto: int, recent: Entries) -> list[CheckpointRecord]:
         """The records of the epochs in between, oldest first: as far back as the ledger knows them."""
         wanted = range(max(after, upto - self._most) + 1, upto + 1)
         if all(epoch in recent for epoch in wanted):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from firnline.checkpoint.ledger import LedgerEntry
-from firnline.run.open_pipeline import Parts
+from firnline.run.open_pipeline import OpenPipeline
 from firnline.sources.base import SourcePlan, Task
 from firnline.sources.files.position import FileState
 from firnline.sources.group import EpochPlan
@@ -12,11 +12,11 @@ from firnline.types import Json
 _NO_LIMIT = 1 << 62
 
 
-def replay_plan(parts: Parts, entry: LedgerEntry, parallelism: int) -> EpochPlan:
+def replay_plan(pipeline: OpenPipeline, entry: LedgerEntry, parallelism: int) -> EpochPlan:
     """The slice that an epoch read, to be read again for its operators' state."""
     plans: dict[str, SourcePlan] = {}
     for name, records in entry.inputs.items():
-        if name not in parts.sources.names:
+        if name not in pipeline.sources.names:
             continue
         position = entry.checkpoint.positions[name]
         state = FileState.from_json(position)

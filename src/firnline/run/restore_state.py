@@ -17,8 +17,8 @@ from firnline.jobs.read_orders import columns_from_json
 from firnline.jobs.watermarks import Watermarks
 from firnline.options import OperatorOptions
 from firnline.run.flight import Behind
-from firnline.run.open_pipeline import Parts
-from firnline.sinks.base import Held
+from firnline.run.open_pipeline import OpenPipeline
+from firnline.sinks.base import Head
 from firnline.sinks.delta.table import Table
 from firnline.state import snapshot as layout
 from firnline.state.home import StateHome
@@ -57,11 +57,11 @@ class PastEpoch:
 class Past:
     """The history from an epoch that a sink holds backwards, read as far as it is needed."""
 
-    def __init__(self, parts: Parts, held: Held) -> None:
-        self._ledger = parts.ledger
-        self._copies = _Copies(parts, held)
+    def __init__(self, pipeline: OpenPipeline, held: Head) -> None:
+        self._ledger = pipeline.ledger
+        self._copies = _Copies(pipeline, held)
         self._next = held.entry
-        self._entries = parts.ledger.entries(held.entry)
+        self._entries = pipeline.ledger.entries(held.entry)
         self._ended = False
         self._problem = ""
         self.epochs: list[PastEpoch] = []  # newest first
@@ -126,8 +126,8 @@ class Past:
 class _Copies:
     """Copies of checkpoints outside the ledger, each proven by its own checksum."""
 
-    def __init__(self, parts: Parts, held: Held) -> None:
-        self._parts = parts
+    def __init__(self, pipeline: OpenPipeline, held: Head) -> None:
+        self._pipeline = pipeline
         self._held = held
         self._commits: Iterator[dict[str, Json]] | None = None
         self._known: dict[int, dict[str, Json]] = {}  # by epoch: what the commit says
@@ -146,7 +146,7 @@ class _Copies:
 
     def _mend(self, ref: EntryRef, checkpoint: Checkpoint) -> LedgerEntry | None:
         """The entry with this checkpoint in the place of its own; None unless that gives the checksum that it had."""
-        ledger, what = self._parts.ledger, f"ledger entry {ref.name}"
+        ledger, what = self._pipeline.ledger, f"ledger entry {ref.name}"
         data = next((data for found, data in ledger.candidates(ref.epoch) if found.name == ref.name), b"")
         try:
             mended = canonical({**parse(data, what), "checkpoint": checkpoint.to_json()})
@@ -159,7 +159,7 @@ class _Copies:
             return self._held.checkpoint
         with contextlib.suppress(DamagedError, KeyError):
             found = Checkpoint.from_json(info["checkpoint"], f"the commit of epoch {ref.epoch}")
-            if (found.pipeline, found.epoch) == (self._parts.options.name, ref.epoch):
+            if (found.pipeline, found.epoch) == (self._pipeline.options.name, ref.epoch):
                 return found
         record = self._recorded(ref)
         return record[0] if record else None
@@ -170,7 +170,7 @@ class _Copies:
 
     def _recorded(self, ref: EntryRef) -> tuple[Checkpoint, str] | None:
         """What the store or a tier kept of the very entry."""
-        places: tuple[Place, ...] = self._parts.recorder.places
+        places: tuple[Place, ...] = self._pipeline.recorder.places
         for place in places:
             with contextlib.suppress(OSError, CheckpointError, ValueError):
                 found = place.search(ref.epoch, short_number(ref.checksum))
@@ -201,12 +201,12 @@ class _Copies:
         return self._known[epoch]
 
     def _scan(self) -> Iterator[dict[str, Json]]:
-        sink = self._parts.deciding
+        sink = self._pipeline.deciding
         table = Table(sink.table.uri, sink.table.storage_options or {})  # a handle of its own: others commit by theirs
         if not table.refresh():
             return
         for commit in sink.log.backwards(table.version):
-            info = commit.find_info(self._parts.options.name)
+            info = commit.find_info(self._pipeline.options.name)
             if info is not None and isinstance(info.get("epoch"), int) and "checkpoint" in info:
                 yield info
 
@@ -225,7 +225,9 @@ class Restored:
     initial: dict[str, str] = field(default_factory=dict)  # digests of exported states that are to be taken up again
 
 
-def restore_state(parts: Parts, flow: Dataflow, home: StateHome, held: Held, *, only_look: bool = False) -> Restored:
+def restore_state(
+    pipeline: OpenPipeline, flow: Dataflow, home: StateHome, held: Head, *, only_look: bool = False
+) -> Restored:
     """Restore every operator: its newest snapshot that is intact and no newer than those it feeds.
 
     With `only_look` nothing is written: what only the remote tier has is read there.
@@ -236,13 +238,13 @@ def restore_state(parts: Parts, flow: Dataflow, home: StateHome, held: Held, *, 
     """
     if held.checkpoint is None or not flow.stateful:
         return Restored()
-    past, named = Past(parts, held), held.checkpoint.state
+    past, named = Past(pipeline, held), held.checkpoint.state
     if not named and past.began_afresh:
         return Restored()
     finder = _Finder(home, past, only_look=only_look)
     restored = Restored()
     for operator in reversed(flow.stateful):  # those downstream first: they limit those that feed them
-        fed = [name for name in fed_by(parts, flow, operator) if name in restored.epochs]
+        fed = [name for name in fed_by(pipeline, flow, operator) if name in restored.epochs]
         limit = min((restored.epochs[name] for name in fed), default=held.epoch)
         known = [name for name in (operator.name, operator.renamed_from) if name in named]
         if not known:  # added, with leave to begin empty
@@ -257,14 +259,14 @@ def restore_state(parts: Parts, flow: Dataflow, home: StateHome, held: Held, *, 
                 restored.initial[operator.name] = start.initial
             continue
         assert start.complete is not None
-        _check_same(parts, operator, start.complete, start.name)
+        _check_same(pipeline, operator, start.complete, start.name)
         restored.used[operator.name] = start.ref
         if start.complete.plan.operators[start.name].key_schema:  # else no row of it ever came
             restored.state[operator.name] = start.complete.operators[start.name]
             restored.shards = max(restored.shards or 0, start.ref.wanted or len(start.complete.plan.shards))
-    restored.path = "sink" if finder.path == "local" and parts.options.checkpoint.local is None else finder.path
+    restored.path = "sink" if finder.path == "local" and pipeline.options.checkpoint.local is None else finder.path
     restored.passed_over = finder.passed_over
-    restored.behind = _epochs_since(parts, flow, past, held, restored.epochs)
+    restored.behind = _epochs_since(pipeline, flow, past, held, restored.epochs)
     return restored
 
 
@@ -278,7 +280,9 @@ def _added_before_old_state(name: str, fed: list[str], epochs: Mapping[str, int]
     )
 
 
-def _epochs_since(parts: Parts, flow: Dataflow, past: Past, held: Held, epochs: Mapping[str, int]) -> list[Behind]:
+def _epochs_since(
+    pipeline: OpenPipeline, flow: Dataflow, past: Past, held: Head, epochs: Mapping[str, int]
+) -> list[Behind]:
     """The epochs that some operator lacks, oldest first.
 
     Raises:
@@ -297,7 +301,7 @@ def _epochs_since(parts: Parts, flow: Dataflow, past: Past, held: Held, epochs: 
             )
         if found.epoch <= oldest or found.kind == "fresh":
             break
-        _check_import(parts, found, epochs)
+        _check_import(pipeline, found, epochs)
         if found.is_read:
             needed.append(_behind(flow, past, number, epochs))
         number += 1
@@ -327,11 +331,11 @@ def _behind(flow: Dataflow, past: Past, number: int, epochs: Mapping[str, int]) 
     return Behind(found.entry, known_watermarks(flow, checkpoint), columns, skip)
 
 
-def _check_import(parts: Parts, found: PastEpoch, epochs: Mapping[str, int]) -> None:
+def _check_import(pipeline: OpenPipeline, found: PastEpoch, epochs: Mapping[str, int]) -> None:
     """What an epoch imported must be in the snapshot that is gone on from: no input makes it again."""
     if found.kind != "import":
         return
-    renamed = {o.renamed_from: o.name for o in parts.options.operators if o.renamed_from}
+    renamed = {o.renamed_from: o.name for o in pipeline.options.operators if o.renamed_from}
     name = str(found.jump.get("operator", ""))
     lacking = [
         one for one, epoch in epochs.items() if epoch < found.epoch and (one == renamed.get(name, name) or not name)
@@ -473,18 +477,18 @@ def known_watermarks(flow: Dataflow, checkpoint: Checkpoint | None) -> Watermark
     return stored.renamed(old, inputs)
 
 
-def fed_by(parts: Parts, flow: Dataflow, operator: OperatorOptions) -> list[str]:
+def fed_by(pipeline: OpenPipeline, flow: Dataflow, operator: OperatorOptions) -> list[str]:
     """The stateful operators that an operator's rows reach."""
-    reached = {node.name for node in downstream(parts.options, operator.name) if node.kind == "operator"}
+    reached = {node.name for node in downstream(pipeline.options, operator.name) if node.kind == "operator"}
     return [other.name for other in flow.stateful if other.name in reached]
 
 
-def _check_same(parts: Parts, operator: OperatorOptions, complete: CompleteCheckpoint, known: str) -> None:
+def _check_same(pipeline: OpenPipeline, operator: OperatorOptions, complete: CompleteCheckpoint, known: str) -> None:
     """State means what it meant when it was written; ConfigError where the spec would read it as something else."""
     groups, found = complete.plan.key_groups, complete.plan.operators[known]
-    if groups != parts.options.state.key_groups:
+    if groups != pipeline.options.state.key_groups:
         raise ConfigError(
-            f"the state was made with {groups} key groups, the spec says {parts.options.state.key_groups}",
+            f"the state was made with {groups} key groups, the spec says {pipeline.options.state.key_groups}",
             hint=f"Set state.key_groups: {groups}; they are fixed for the life of a pipeline, shards are not.",
         )
     if found.type != operator.type or found.shape not in ("", shape_of(operator)):
@@ -495,7 +499,7 @@ def _check_same(parts: Parts, operator: OperatorOptions, complete: CompleteCheck
         )
 
 
-def check_operators(parts: Parts, flow: Dataflow, held: Held) -> None:
+def check_operators(pipeline: OpenPipeline, flow: Dataflow, held: Head) -> None:
     """State is never lost in silence: what the checkpoint holds must be in the spec, or be given up by name.
 
     Raises:
@@ -504,12 +508,12 @@ def check_operators(parts: Parts, flow: Dataflow, held: Held) -> None:
     if held.checkpoint is None:
         return
     named = held.checkpoint.state
-    if not named and Past(parts, held).began_afresh:
+    if not named and Past(pipeline, held).began_afresh:
         return
     spec = {operator.name for operator in flow.stateful}
     renamed = {operator.renamed_from for operator in flow.stateful if operator.renamed_from}
     for name in named:
-        if name not in spec | renamed | set(parts.options.state.dropped):
+        if name not in spec | renamed | set(pipeline.options.state.dropped):
             raise ConfigError(
                 f"the checkpoint holds the state of an operator {name!r}, which the spec no longer has",
                 hint=f"If it has another name now: renamed_from: {name}. To give its state up: state.dropped: [{name}]",

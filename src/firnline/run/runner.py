@@ -24,10 +24,10 @@ from firnline.run.backpressure import BacklogMeter
 from firnline.run.lanes import Lanes
 from firnline.run.log import RunLog
 from firnline.run.observer import Observer
-from firnline.run.open_pipeline import Parts, assemble
+from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.run.status import CheckpointWatch, Standing, is_still, stand
 from firnline.run.steps import Steps, failure_event
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.sinks.delta.upsert.sink import UpsertSink
 from firnline.sources.base import Backlog
 from firnline.stores import open_store
@@ -96,34 +96,34 @@ class Runner:
 
     def __init__(
         self,
-        parts: Parts,
+        pipeline: OpenPipeline,
         engine: Engine,
         observer: Observer | None = None,
         *,
         once: bool = False,
         accept_duplicates: bool = False,
     ) -> None:
-        self.run_id = parts.ids.new()
-        self._parts = parts
+        self.run_id = pipeline.ids.new()
+        self._pipeline = pipeline
         self._engine = engine
         self._observer = observer or Observer()
         self._once = once
-        self._steps = Steps(parts, engine, self.run_id, once=once, accept_duplicates=accept_duplicates)
+        self._steps = Steps(pipeline, engine, self.run_id, once=once, accept_duplicates=accept_duplicates)
         # SimpleQueue: a signal handler may put while this very thread is inside get.
         self._steps.credits.tell_waiting = self._waiting
         self._steps.tell_lost = self._tell_trouble
         self._steps.state.tell_loss = lambda facts: self._inbox.put(_Note(lambda: self._tell_loss(facts)))
         self._steps.credits.tell_still = lambda: self._inbox.put(_Note(lambda: None))  # watches are looked at after it
-        parts.recorder.tell = lambda _: self._inbox.put(_Note(self._tell_replication))
-        for sink in parts.sinks:
+        pipeline.recorder.tell = lambda _: self._inbox.put(_Note(self._tell_replication))
+        for sink in pipeline.sinks:
             if isinstance(sink, UpsertSink):
                 sink.run_orders = self._steps.state.run_orders
-        self._resumed: Held | None = None  # what the first look found
+        self._resumed: Head | None = None  # what the first look found
         self._watches: list[CheckpointWatch] = []
         self._inbox: queue.SimpleQueue[m.Event | _Note] = queue.SimpleQueue()
         self._lanes = Lanes()
         self._timers = _Timers()
-        self._log = RunLog(parts.storage, parts.options.name, self.run_id, parts.clock)
+        self._log = RunLog(pipeline.storage, pipeline.options.name, self.run_id, pipeline.clock)
         self._totals = _Totals()
         self._backlog = BacklogMeter()
         self._error: FirnlineError | None = None
@@ -131,15 +131,15 @@ class Runner:
         self._state = self._initial()
 
     def _initial(self) -> EpochState:
-        batch = self._parts.options.batch
+        batch = self._pipeline.options.batch
         settings = Settings(
             policy=Policy(batch.commit_policy),
             quorum=batch.quorum,
             max_inflight=batch.max_inflight,
-            restart_attempts=self._parts.options.restart.attempts,
+            restart_attempts=self._pipeline.options.restart.attempts,
             once=self._once,
         )
-        return initial(settings, [(s.name, s.required) for s in self._parts.sinks])
+        return initial(settings, [(s.name, s.required) for s in self._pipeline.sinks])
 
     def stop(self) -> None:
         """Finish what is in flight and end. May be called from a signal handler."""
@@ -211,12 +211,12 @@ class Runner:
             self._lanes.close(wait=exit_code == 0)
             if self._steps.state.remote is not None:
                 self._steps.state.remote.close(drain_seconds=DRAIN_SECONDS if exit_code == 0 else 0.0)
-            self._parts.recorder.close(drain=exit_code == 0, tell=self._observer.draining)
+            self._pipeline.recorder.close(drain=exit_code == 0, tell=self._observer.draining)
             self._tell_replication()
             if exit_code == 0 and self._state.committed < self._state.decided:
                 behind = [sink.name for sink in self._state.sinks[1:] if sink.epoch < self._state.decided]
                 waiting = self._state.decided - self._state.committed
-                self._observer.left_staged(waiting, self._parts.storage.root, behind)
+                self._observer.left_staged(waiting, self._pipeline.storage.root, behind)
             self._log.close(exit_code)
             self._observer.stopped(exit_code)
         error = self._error if exit_code else None
@@ -227,7 +227,7 @@ class Runner:
     def _next(self) -> m.Event | _Note:
         """The next event: what a lane answered, or a timer that is due."""
         while True:
-            due, wait = self._timers.next(self._parts.clock.monotonic())
+            due, wait = self._timers.next(self._pipeline.clock.monotonic())
             if due == LOG_TIMER:
                 self._on(self._deciding_lane, m.WatchLog(), self._steps.read_log)
                 continue
@@ -275,23 +275,23 @@ class Runner:
             case m.FindReceipt(sink, epoch):
                 self._on(f"sink {sink}", action, lambda: steps.find_receipt(sink, epoch))
             case m.WatchLog():
-                self._timers.set(LOG_TIMER, self._parts.clock.monotonic() + self._delay(0))
+                self._timers.set(LOG_TIMER, self._pipeline.clock.monotonic() + self._delay(0))
             case m.Drop(_, attempt):
                 steps.drop(attempt)
             case m.Record(epoch):
                 self._on("stage", action, lambda: self._record(epoch))
             case m.Acknowledge():
                 self._on("stage", action, lambda: steps.acknowledge(action))
-                for each in self._parts.sinks:
+                for each in self._pipeline.sinks:
                     self._on(f"sink {each.name}", action, partial(self._maintain, each.name))
-                if self._parts.recorder.prune_due():
-                    self._aside("stage", self._parts.recorder.prune)
+                if self._pipeline.recorder.prune_due():
+                    self._aside("stage", self._pipeline.recorder.prune)
                 if self._steps.state.has_state and action.passes(SWEEP_EVERY):
                     self._aside("upkeep", self._sweep_state)
             case m.Wait(failures, sink):
                 asked = not failures and any(watch.wants_look for watch in self._watches)
                 delay = 0.0 if asked else self._delay(failures)
-                self._timers.set(sink, self._parts.clock.monotonic() + delay)
+                self._timers.set(sink, self._pipeline.clock.monotonic() + delay)
                 if failures and self._state.settled < self._state.committed:
                     facts = {"sink": sink, "epoch": self._state.decided, "settled": self._state.settled}
                     logger.warning("commit policy not satisfied; checkpoint not advanced", extra=facts)
@@ -300,18 +300,18 @@ class Runner:
                 else:
                     self._observer.idle()
                     self._aside(self._deciding_lane, self._check_holder)
-                    self._on("stage", action, self._parts.recorder.catch_up)
+                    self._on("stage", action, self._pipeline.recorder.catch_up)
             case m.Stop():
                 pass
 
     @property
     def _deciding_lane(self) -> str:
-        return f"sink {self._parts.deciding.name}"
+        return f"sink {self._pipeline.deciding.name}"
 
     def _delay(self, failures: int) -> float:
         if not failures:
-            return min(source.poll_interval_secs for source in self._parts.options.sources)
-        restart = self._parts.options.restart
+            return min(source.poll_interval_secs for source in self._pipeline.options.sources)
+        restart = self._pipeline.options.restart
         delay = min(restart.backoff_secs * 2.0 ** min(failures - 1, 64), restart.max_backoff_secs)
         return delay * random.uniform(0.8, 1.2)
 
@@ -411,7 +411,7 @@ class Runner:
 
     def _count_backlog(self, epoch: int, base: str) -> None:
         """Count what lies after `epoch` when a count is due, on a lane of its own: a listing holds up nobody."""
-        clock = self._parts.clock
+        clock = self._pipeline.clock
         began = clock.monotonic()
         positions = self._steps.find_positions(base)
         if positions is None or not self._backlog.is_due(began):
@@ -421,7 +421,7 @@ class Runner:
         def count() -> None:
             found: Backlog | None = None
             try:
-                found = self._parts.sources.backlog(positions)
+                found = self._pipeline.sources.backlog(positions)
             except (OSError, FirnlineError) as error:
                 logger.debug("backlog not counted", extra={"reason": str(error)})
             self._inbox.put(_Note(lambda: self._backlog_counted(epoch, found, began)))
@@ -429,7 +429,7 @@ class Runner:
         self._aside("backlog", count)
 
     def _backlog_counted(self, epoch: int, found: Backlog | None, began: float) -> None:
-        self._backlog.end(epoch, found, began=began, now=self._parts.clock.monotonic())
+        self._backlog.end(epoch, found, began=began, now=self._pipeline.clock.monotonic())
         self._tell_backlog()
 
     def _backlog_emptied(self) -> None:
@@ -474,12 +474,12 @@ class Runner:
             self._watches.remove(watch)
             self._aside("flush", partial(self._finish_checkpoint, watch, self._steps.held))
 
-    def _finish_checkpoint(self, watch: CheckpointWatch, held: Held) -> None:
+    def _finish_checkpoint(self, watch: CheckpointWatch, held: Head) -> None:
         """After the record of the epoch, on a lane of its own: tiers that lag behind it are written out first."""
         try:
             remote = self._steps.state.remote
             level = remote is None or remote.flush(FLUSH_SECONDS)
-            if not self._parts.recorder.flush(FLUSH_SECONDS) or not level:
+            if not self._pipeline.recorder.flush(FLUSH_SECONDS) or not level:
                 logger.warning("checkpoint taken, but a tier lags behind it", extra={"epoch": held.epoch})
         finally:
             watch.finish(held)
@@ -504,27 +504,27 @@ class Runner:
         return event
 
     def _sweep_state(self) -> None:
-        """Delete state that nothing can need any more, with parts of its own: sinks serve one thread."""
+        """Delete state that nothing can need any more, with pipeline of its own: sinks serve one thread."""
         remote = self._steps.state.remote
         replica = remote.replica if remote is not None else None
-        swept = sweep_state(assemble(self._parts.options), grace_seconds=RUN_GRACE_SECONDS, replica=replica)
+        swept = sweep_state(open_pipeline(self._pipeline.options), grace_seconds=RUN_GRACE_SECONDS, replica=replica)
         facts = {"checkpoints": sum(s.checkpoints for s in swept), "files": sum(s.files for s in swept)}
         if facts["files"]:
             self._audit_sweep({**facts, "homes": [s.home for s in swept]})
 
     def _audit_sweep(self, facts: dict[str, Json]) -> None:
         """Put a sweep of this run's own into the audit trail, where the pipeline has a store to keep it."""
-        options = self._parts.options.checkpoint.store
+        options = self._pipeline.options.checkpoint.store
         if options is None or options.type == "memory":
             return
-        record = make_record(self._parts.options.name, "state-sweep", run=self.run_id, details=facts)
-        with contextlib.closing(open_store(options, held_by=self._parts.deciding.name)) as store:
+        record = make_record(self._pipeline.options.name, "state-sweep", run=self.run_id, details=facts)
+        with contextlib.closing(open_store(options, held_by=self._pipeline.deciding.name)) as store:
             append_audit(store, record)
 
     def _check_holder(self) -> None:
         """An idle run commits nothing that would be refused: it looks whether another run, or a rollback, took over."""
         try:
-            self._parts.deciding.check_holder(self._steps.held.generation)
+            self._pipeline.deciding.check_holder(self._steps.held.generation)
         except FencedError as error:
             self.fence(error)
         except SinkError as error:
@@ -539,10 +539,10 @@ class Runner:
     # -- telling --------------------------------------------------------------------------------------
 
     def _tell_replication(self) -> None:
-        lag = self._parts.recorder.replication()
+        lag = self._pipeline.recorder.replication()
         if lag is not None:
             self._observer.replication(lag)
-        self._observer.copies(self._parts.recorder.lags())
+        self._observer.copies(self._pipeline.recorder.lags())
 
     def _tell_loss(self, facts: dict[str, Json]) -> None:
         """A worker was lost, or, with `took_ms`, the loss is overcome."""
@@ -558,12 +558,12 @@ class Runner:
 
     def _lag(self) -> dict[str, Json]:
         """How far the store and the tiers are behind, for the run's history."""
-        lags = self._parts.recorder.lags()
+        lags = self._pipeline.recorder.lags()
         failing: dict[str, Json] = {lag.path: lag.reason for lag in lags if lag.reason}
         found: dict[str, Json] = {"copies_failing": failing}
         for lag in lags:
             if lag.path == "remote":
-                seconds = lag.lag_seconds(self._parts.clock.monotonic())
+                seconds = lag.lag_seconds(self._pipeline.clock.monotonic())
                 found["replication_lag_seconds"] = round(seconds, 3)
                 found["replication_epochs_behind"] = lag.epochs_behind
         return found
@@ -589,7 +589,7 @@ class Runner:
         self._totals.rows += receipt.rows
         facts = self._steps.facts(made, receipt)
         self._observer.committed(facts)
-        if len(self._parts.options.sources) > 1:
+        if len(self._pipeline.options.sources) > 1:
             self._aside("stage", lambda: self._log.note(align_ms=facts.align_ms))
         self._backlog.committed(facts.epoch, facts.files, facts.bytes_read)
         self._tell_backlog()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from firnline.epoch import messages as m
 from firnline.epoch.state import EpochState, Phase
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.types import Json
 
 
@@ -29,7 +29,7 @@ class Standing:
         }
 
 
-def stand(state: EpochState, held: Held, *, paused: bool, waiting: bool) -> Standing:
+def stand(state: EpochState, held: Head, *, paused: bool, waiting: bool) -> Standing:
     """Put the state in words. `waiting`: the plan under way has not looked at its source yet."""
     if state.phase is Phase.STOPPED:
         word = "ended"
@@ -114,7 +114,7 @@ class CheckpointWatch:
             return state.decided >= self.epoch and state.recorded >= min(self.epoch, state.committed)
         return still or (self.empty and _all_recorded(state))
 
-    def finish(self, held: Held) -> None:
+    def finish(self, held: Head) -> None:
         """Answer with the epoch that was waited for, or with what the deciding sink holds."""
         self.answer = {
             "epoch": self.epoch if self.attempt else held.epoch,  # a later one may be decided and not recorded yet

@@ -31,12 +31,12 @@ from firnline.run.edit_entries import epoch_commit
 from firnline.run.flight import Base, EpochInFlight, Flight
 from firnline.run.joining import bring_staged
 from firnline.run.observer import EpochFacts
-from firnline.run.open_pipeline import Parts
+from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.opening import Opening
 from firnline.run.operator_state import StateKeeper
 from firnline.run.requests import FileRequest
 from firnline.schema import merge, schema_from_json, schema_to_json
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.sinks.delta.outbox import list_outbox, release, sweep_outbox, waiting_for
 from firnline.sources.files.known import KnownFiles
 from firnline.sources.group import EpochPlan, Positions
@@ -50,8 +50,10 @@ FOLD_EVERY = 64
 class Steps:
     """The I/O of one run."""
 
-    def __init__(self, parts: Parts, engine: Engine, run: str, *, once: bool, accept_duplicates: bool) -> None:
-        self._parts = parts
+    def __init__(
+        self, pipeline: OpenPipeline, engine: Engine, run: str, *, once: bool, accept_duplicates: bool
+    ) -> None:
+        self._pipeline = pipeline
         self._engine = engine
         self._once = once
         self._reconciled_at: dict[str, float] = {}  # by source
@@ -62,13 +64,13 @@ class Steps:
         self._reconcile_lock = threading.Lock()  # epochs are dropped by another thread than the one that reconciles
         self.tell_lost: Callable[[FirnlineError], None] = lambda _: None  # why an epoch in flight was lost
         self.flight = Flight()
-        self.state = StateKeeper(parts, engine, self.flight)
-        self.maker = CheckpointMaker(parts, run, self.state)
-        self.credits = Credits(parts.sinks)
-        self.opening = Opening(parts, self.flight, self.maker, self.state, run, accept_duplicates=accept_duplicates)
+        self.state = StateKeeper(pipeline, engine, self.flight)
+        self.maker = CheckpointMaker(pipeline, run, self.state)
+        self.credits = Credits(pipeline.sinks)
+        self.opening = Opening(pipeline, self.flight, self.maker, self.state, run, accept_duplicates=accept_duplicates)
 
     @property
-    def held(self) -> Held:
+    def held(self) -> Head:
         """What the deciding sink holds."""
         return self.flight.held
 
@@ -76,24 +78,26 @@ class Steps:
 
     def plan(self, epoch: int, base: str) -> tuple[m.Event, EpochPlan | None]:
         fault_point("epoch.plan.before")
-        began = self._parts.clock.monotonic()
+        began = self._pipeline.clock.monotonic()
         positions = self.flight.bases[base].positions
         if not self.credits.wait():
             return m.NothingToPlan(), None
-        requests = self._parts.requests.load()
+        requests = self._pipeline.requests.load()
         for request in requests:
             if request.drop:
-                self._parts.sources.drop(request.path)
+                self._pipeline.sources.drop(request.path)
             else:
-                self._parts.sources.retry(request.path, changed=request.changed)
-        plan = self._parts.sources.plan(positions, self._parts.limits(self._engine.parallelism, self._files_per_task))
+                self._pipeline.sources.retry(request.path, changed=request.changed)
+        plan = self._pipeline.sources.plan(
+            positions, self._pipeline.limits(self._engine.parallelism, self._files_per_task)
+        )
         if plan is None and self.state.asked.is_set() and self.state.is_behind(self.flight.bases[base]):
             plan = EpochPlan({})  # nothing to read, but state that no checkpoint holds yet
         if plan is None:
             return m.NothingToPlan(), None
-        attempt = self._parts.ids.new()
+        attempt = self._pipeline.ids.new()
         taken = [request for request in requests if _is_taken_up(request, positions, plan)]
-        made = EpochInFlight(epoch, attempt, base, plan, self._parts.clock.now().isoformat(), taken)
+        made = EpochInFlight(epoch, attempt, base, plan, self._pipeline.clock.now().isoformat(), taken)
         made.durations_ms["plan"] = self._ms_since(began)
         fault_point("epoch.plan.after")
         self.flight.epochs[attempt] = made
@@ -101,13 +105,13 @@ class Steps:
 
     def reconcile_due(self) -> list[str]:
         """The sources whose full listing is due."""
-        now = self._parts.clock.monotonic()
-        for name in self._parts.sources.take_forgotten():
+        now = self._pipeline.clock.monotonic()
+        for name in self._pipeline.sources.take_forgotten():
             self._reconciled_at.pop(name, None)
         return [
             one.name
-            for one in self._parts.options.sources
-            if not self._parts.sources.is_asked(one.name)
+            for one in self._pipeline.options.sources
+            if not self._pipeline.sources.is_asked(one.name)
             and self._is_reconcile_due(self._reconciled_at.get(one.name), one.reconcile_interval_secs, now)
         ]
 
@@ -122,7 +126,7 @@ class Steps:
         # In flight first: what is settled in the meantime is in the ledger by then, so that neither misses it.
         flying = list(self.flight.epochs.values())
         positions = self.flight.bases[base].positions
-        known = {name: KnownFiles() for name in self._parts.sources.names}
+        known = {name: KnownFiles() for name in self._pipeline.sources.names}
         try:
             for name, task in (found for made in flying for found in made.plan.tasks):
                 for item in task.inputs:
@@ -130,12 +134,12 @@ class Steps:
             for name, records in (self.flight.baseline.inputs if self.flight.baseline else {}).items():
                 for record in records:
                     known[name].add(str(record["path"]), str(record["etag"]))
-            self._parts.add_known(known, self.held.entry)
-            found = self._parts.sources.reconcile(positions, known, due)
+            self._pipeline.add_known(known, self.held.entry)
+            found = self._pipeline.sources.reconcile(positions, known, due)
         except LedgerHoleError as error:
             self._note_reconciled(due)
             logger.error("reconcile stopped: the ledger has a hole", extra={"reason": error.message})
-            if any(one.late_files != "ignore" for one in self._parts.options.sources if one.name in due):
+            if any(one.late_files != "ignore" for one in self._pipeline.options.sources if one.name in due):
                 self.hole = error
             return None
         finally:
@@ -148,13 +152,13 @@ class Steps:
         return len(found.late), found.changed, found.listed
 
     def _note_reconciled(self, names: list[str]) -> None:
-        self._reconciled_at |= dict.fromkeys(names, self._parts.clock.monotonic())
+        self._reconciled_at |= dict.fromkeys(names, self._pipeline.clock.monotonic())
 
     # -- run ------------------------------------------------------------------------------------------
 
     def run(self, attempt: str) -> m.Event | None:
         fault_point("epoch.run.before")
-        began = self._parts.clock.monotonic()
+        began = self._pipeline.clock.monotonic()
         made = self.flight.epochs.get(attempt)
         if made is None:  # dropped while it waited for its lane
             return None
@@ -163,12 +167,12 @@ class Steps:
         worked = self.state.work(made, base)
         produced = worked.produced
         made.produced = produced
-        positions, records = made.advance(self._parts.sources, base, produced)
-        processed = self._parts.clock.now().isoformat(timespec="seconds")
+        positions, records = made.advance(self._pipeline.sources, base, produced)
+        processed = self._pipeline.clock.now().isoformat(timespec="seconds")
         made.records = {n: [{**r, "processed_time": processed} for r in found] for n, found in records.items()}
         made.durations_ms["run"] = self._ms_since(began)
         self._note_files(made)
-        deciding = produced.schemas.get(self._parts.deciding.name)
+        deciding = produced.schemas.get(self._pipeline.deciding.name)
         self.flight.bases[attempt] = Base(
             made.epoch,
             None,
@@ -185,11 +189,11 @@ class Steps:
 
     def _note_files(self, made: EpochInFlight) -> None:
         """Learn how many files a task stages, so that the next plan keeps `max_output_files`; tell when it was not."""
-        if self._parts.options.operators or not made.plan.tasks:
+        if self._pipeline.options.operators or not made.plan.tasks:
             return
         sink, files = max(((name, len(found)) for name, found in made.produced.staged.items()), key=lambda p: p[1])
         self._files_per_task = max(1, -(-files // len(made.plan.tasks)))
-        limit = self._parts.options.batch.max_output_files
+        limit = self._pipeline.options.batch.max_output_files
         if files > limit:
             facts = {"sink": sink, "epoch": made.epoch, "files": files, "max_output_files": limit}
             logger.warning(
@@ -205,22 +209,22 @@ class Steps:
         self.state.drop(made.epoch)
         with self._reconcile_lock:
             self._dropped += 1
-            for name in self._parts.sources.give_back(made.plan):
+            for name in self._pipeline.sources.give_back(made.plan):
                 self._reconciled_at.pop(name, None)  # what is late is relative to a base: it must be found again
 
     # -- stage and commit -----------------------------------------------------------------------------
 
     def stage(self, attempt: str) -> m.Event | None:
         fault_point("epoch.stage.before")
-        began = self._parts.clock.monotonic()
+        began = self._pipeline.clock.monotonic()
         made = self.flight.epochs.get(attempt)
         if made is None:  # dropped while it waited for its lane
             return None
         base, after = self.flight.bases[made.base], self.flight.bases[attempt]
         checkpoint = self.maker.make(made.epoch, attempt, self.flight.generation, after, base.checkpoint)
-        found = {sink.name: made.produced.schemas.get(sink.name, pa.schema([])) for sink in self._parts.sinks}
+        found = {sink.name: made.produced.schemas.get(sink.name, pa.schema([])) for sink in self._pipeline.sinks}
         schemas = {name: schema_to_json(columns) for name, columns in found.items()}
-        common = schemas[self._parts.deciding.name]
+        common = schemas[self._pipeline.deciding.name]
         made.entry = LedgerEntry(
             checkpoint=checkpoint,
             previous=base.entry,
@@ -230,10 +234,10 @@ class Steps:
             quarantine=made.produced.quarantine,
             schema=common if made.plan.tasks else [],
             schemas={name: columns for name, columns in schemas.items() if columns != common},
-            epoch_time=made.epoch_time if self._parts.options.operators else "",
+            epoch_time=made.epoch_time if self._pipeline.options.operators else "",
             durations_ms=dict(made.durations_ms),
         )
-        made.ref = self._parts.ledger.stage(made.entry)
+        made.ref = self._pipeline.ledger.stage(made.entry)
         self.maker.add(checkpoint)
         after.entry, after.checkpoint = made.ref, checkpoint
         made.durations_ms["stage"] = self._ms_since(began)
@@ -243,17 +247,17 @@ class Steps:
     def commit(self, name: str, epoch: int) -> m.Event:
         """Commit to one sink: an epoch in flight to the deciding one, a decided epoch to the others."""
         fault_point("epoch.commit.before")
-        sink = self._parts.sink(name)
-        began = self._parts.clock.monotonic()
-        made = self.flight.flying(epoch) if sink is self._parts.deciding else None
+        sink = self._pipeline.sink(name)
+        began = self._pipeline.clock.monotonic()
+        made = self.flight.flying(epoch) if sink is self._pipeline.deciding else None
         entry, ref = (made.entry, made.ref) if made is not None else self._decided_entry(epoch)
         assert entry is not None
         assert ref is not None
         if made is None:
-            bring_staged(self._parts, sink, entry)
+            bring_staged(self._pipeline, sink, entry)
         try:
             schema = schema_from_json(entry.schema_of(name)) if made is None else self._schema(made, name)
-            receipt = sink.commit(epoch_commit(self._parts, sink, entry, ref, schema))
+            receipt = sink.commit(epoch_commit(self._pipeline, sink, entry, ref, schema))
         except SchemaError as error:
             if made is None:
                 raise
@@ -264,16 +268,16 @@ class Steps:
         if made is not None:
             made.durations_ms["commit"] = self._ms_since(began)
         self.flight.receipts.append(receipt)
-        self._parts.recorder.note_receipt(receipt)
+        self._pipeline.recorder.note_receipt(receipt)
         fault_point("epoch.commit.after")
         if made is None and sink.settled_epoch() is None:
-            release(self._parts.storage, entry.staged.get(name, []))
+            release(self._pipeline.storage, entry.staged.get(name, []))
         return self._committed(name, receipt)
 
     def _schema(self, made: EpochInFlight, sink: str) -> pa.Schema:
         """The columns of what is staged for a sink; what it has, when nothing is."""
         found = made.produced.schemas.get(sink)
-        return found if found is not None else self._parts.sink(sink).find_schema() or pa.schema([])
+        return found if found is not None else self._pipeline.sink(sink).find_schema() or pa.schema([])
 
     def _decided_entry(self, epoch: int) -> tuple[LedgerEntry, EntryRef]:
         """The ledger entry of a decided epoch: what every further sink is given, and nothing else."""
@@ -281,8 +285,8 @@ class Steps:
             return self.flight.recent[epoch]
         known = self.flight.refs.get(epoch)
         if known is not None:
-            return self._parts.ledger.load(known), known
-        for entry, ref in self._parts.ledger.entries(self.held.entry):
+            return self._pipeline.ledger.load(known), known
+        for entry, ref in self._pipeline.ledger.entries(self.held.entry):
             self.flight.refs[entry.epoch] = ref
             if entry.epoch == epoch:
                 return entry, ref
@@ -290,22 +294,22 @@ class Steps:
 
     def find_receipt(self, name: str, epoch: int) -> m.Event:
         """Ask a sink whether it holds an epoch; while it does not answer, nothing else is done with that epoch."""
-        receipt = self._parts.sink(name).find_receipt(epoch)
+        receipt = self._pipeline.sink(name).find_receipt(epoch)
         if receipt is None:
             return m.ReceiptAbsent(name, epoch)
         self.flight.receipts.append(receipt)
-        self._parts.recorder.note_receipt(receipt)
+        self._pipeline.recorder.note_receipt(receipt)
         return self._committed(name, receipt)
 
     def _committed(self, name: str, receipt: Receipt) -> m.Event:
-        deciding = self._parts.deciding
+        deciding = self._pipeline.deciding
         return m.Committed(
             name, receipt.epoch, receipt.attempt, deciding.settled_epoch() if name == deciding.name else None
         )
 
     def read_log(self) -> m.Event:
         """Look how far the committer of the deciding table has come."""
-        return m.LogRead(self._parts.deciding.read_settled() or 0)
+        return m.LogRead(self._pipeline.deciding.read_settled() or 0)
 
     # -- after the commit -----------------------------------------------------------------------------
 
@@ -313,14 +317,14 @@ class Steps:
         """The deciding sink holds an epoch: it is the tip now."""
         made, receipt = self.flight.settle(epoch, attempt)
         if made is not None:
-            self._parts.recorder.note_durations(epoch, made.durations_ms)
+            self._pipeline.recorder.note_durations(epoch, made.durations_ms)
             if made.entry is not None:
                 self.state.settled(made.entry.checkpoint)
         return made, receipt
 
     def record(self, epoch: int) -> None:
         """Copy what is settled into the store and the tiers."""
-        self._parts.recorder.record(epoch, self.held, self.flight.recent)
+        self._pipeline.recorder.record(epoch, self.held, self.flight.recent)
 
     def acknowledge(self, action: m.Acknowledge) -> m.Event:
         fault_point("epoch.acknowledge.before")
@@ -328,8 +332,8 @@ class Steps:
         if tip.entry is not None and tip.checkpoint is not None and action.passes(FOLD_EVERY):
             floor = self.maker.committed_floor(tip.checkpoint)
             try:
-                self._parts.ledger.fold(tip.entry, floor)
-                self._parts.ledger.sweep(floor, tip.entry)
+                self._pipeline.ledger.fold(tip.entry, floor)
+                self._pipeline.ledger.sweep(floor, tip.entry)
                 self.sweep_outbox()
             except LedgerHoleError as error:
                 logger.error("ledger not folded", extra={"reason": error.message})
@@ -349,14 +353,14 @@ class Steps:
         Raises:
             FencedError: another run owns the pipeline.
         """
-        parts = self._parts
-        listed = list_outbox(parts.storage, parts.options.name)
+        pipeline = self._pipeline
+        listed = list_outbox(pipeline.storage, pipeline.options.name)
         if not listed:
             return
-        parts.open_readers()[0].check_holder(self.flight.generation)
+        pipeline.open_readers()[0].check_holder(self.flight.generation)
         needed = set(self.flight.epochs)
         needed |= self._needed_by_sinks({attempt: keys for attempt, keys in listed.items() if attempt not in needed})
-        gone = sweep_outbox(parts.storage, listed, needed)
+        gone = sweep_outbox(pipeline.storage, listed, needed)
         if gone:
             logger.info("outbox swept", extra={"files": gone})
 
@@ -365,13 +369,13 @@ class Steps:
 
         Below a fold no sink can be given anything any more.
         """
-        settled = [sink.settled_epoch() for sink in self._parts.sinks[1:]]
+        settled = [sink.settled_epoch() for sink in self._pipeline.sinks[1:]]
         held = min([self.maker.slowest, *(epoch for epoch in settled if epoch is not None)])
-        names = {sink.name for sink in self._parts.sinks}
+        names = {sink.name for sink in self._pipeline.sinks}
         needed: set[str] = set()
         unknown = set(listed)
         try:
-            for link in self._parts.ledger.chain(self.held.entry) if self.held.entry else ():
+            for link in self._pipeline.ledger.chain(self.held.entry) if self.held.entry else ():
                 if isinstance(link, Fold):
                     if link.is_bridge:
                         raise LedgerHoleError(f"ledger entry {link.last.name} is lost", epoch=link.last.epoch)
@@ -400,11 +404,11 @@ class Steps:
     def finish_requests(self, made: EpochInFlight) -> None:
         """The epoch that took these requests up is committed."""
         if made.requests:
-            self._parts.requests.done(made.requests)
-            self._parts.sources.forget_retries(r.path for r in made.requests)
+            self._pipeline.requests.done(made.requests)
+            self._pipeline.sources.forget_retries(r.path for r in made.requests)
 
     def maintain(self, name: str) -> None:
-        self._parts.sink(name).maintain()
+        self._pipeline.sink(name).maintain()
 
     def find_positions(self, base: str) -> Positions | None:
         """Where the sources stand after the epoch whose attempt is `base`, while that is known."""
@@ -442,7 +446,7 @@ class Steps:
             durations_ms=dict(made.durations_ms),
             sources=dict(made.produced.read),
             align_ms=made.plan.align_ms,
-            is_staged=self._parts.deciding.settled_epoch() is not None,
+            is_staged=self._pipeline.deciding.settled_epoch() is not None,
             operators=made.operators,
         )
 
@@ -451,10 +455,10 @@ class Steps:
         arrived = [str(item["create_time"]) for item in plan.inputs]
         if not arrived:
             return 0.0
-        return max(0.0, (self._parts.clock.now() - datetime.fromisoformat(min(arrived))).total_seconds())
+        return max(0.0, (self._pipeline.clock.now() - datetime.fromisoformat(min(arrived))).total_seconds())
 
     def _ms_since(self, began: float) -> int:
-        return round((self._parts.clock.monotonic() - began) * 1000)
+        return round((self._pipeline.clock.monotonic() - began) * 1000)
 
 
 def _is_taken_up(request: FileRequest, positions: Positions, plan: EpochPlan) -> bool:

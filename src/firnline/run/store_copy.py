@@ -15,7 +15,7 @@ from firnline.errors import CheckpointError, SinkError, StoreAheadError, StoreUn
 from firnline.process import Calls
 from firnline.run.copy_check import Judge, fits
 from firnline.run.records import Entries, Records
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.stores.replicator import FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, Replication
 from firnline.stores.tiers import WAIT_SECONDS, Look, Place
 
@@ -30,7 +30,7 @@ class _Wanted:
     """What the store should hold."""
 
     epoch: int
-    held: Held
+    held: Head
     recent: Entries
 
 
@@ -88,7 +88,7 @@ class StoreCopy:
         """From now on, the judge knows what stands under the claim of this run."""
         self._claimed = True
 
-    def level(self, held: Held) -> int | None:
+    def level(self, held: Head) -> int | None:
         """Give the store the epochs that it lacks, oldest first; None when that must wait."""
         look, self._recorded = self.seen, None
         if look is None:
@@ -105,7 +105,7 @@ class StoreCopy:
         self._succeed()
         return self._recorded
 
-    def _catch_up(self, look: Look, held: Held, epoch: int, recent: Entries) -> None:
+    def _catch_up(self, look: Look, held: Head, epoch: int, recent: Entries) -> None:
         taken_back = look.epoch > held.epoch  # else the judge had refused it
         other = look.record is not None and look.epoch == held.epoch and not fits(look.record, held)
         if look.damaged or taken_back or other:
@@ -121,7 +121,7 @@ class StoreCopy:
 
     # -- after the commit -----------------------------------------------------------------------------
 
-    def record(self, epoch: int, held: Held, recent: Entries) -> None:
+    def record(self, epoch: int, held: Head, recent: Entries) -> None:
         """Record every epoch up to this one now, or when the store can be written again.
 
         Raises:

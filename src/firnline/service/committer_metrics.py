@@ -16,7 +16,7 @@ from firnline.committer.committer import CycleReport
 from firnline.committer.service import CommitterObserver
 from firnline.errors import FirnlineError
 from firnline.service.health import CommitterHealth
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 
 PIPELINE = "committer"  # units of several pipelines share a commit, so the committer is their label
 LABELS = ["pipeline", "table"]
@@ -58,7 +58,7 @@ class StagingMetrics(CommitterObserver, Collector):
             self._seconds[name] = self._seconds.get(name, 0.0) + sum(report.commit_seconds)
             self._oldest[name] = report.oldest_pending_seconds if report.pending else 0.0
         health = self._health.of(table)
-        health.started("", Held(exists=True, version=0))
+        health.started("", Head(exists=True, version=0))
         health.idle()
         self._then.cycled(table, report)
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from firnline.errors import FirnlineError, LedgerHoleError
 from firnline.run.observer import EpochFacts, Observer
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.sources.base import Backlog
 from firnline.sources.group import EpochPlan
 from firnline.stores.replicator import Replication
@@ -127,7 +127,7 @@ class Health(Observer):
     def _sign(self) -> None:
         self._sign_at = self._monotonic()
 
-    def started(self, run: str, held: Held) -> None:
+    def started(self, run: str, held: Head) -> None:
         with self._lock:
             self._read = True
             self._epoch = held.epoch

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from firnline import __version__
 from firnline.errors import FirnlineError, LedgerHoleError, SinkError
 from firnline.run.observer import EpochFacts, Observer, took_ms
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.sources.base import Backlog
 from firnline.stores.replicator import Replication
 from firnline.types import Json
@@ -74,7 +74,7 @@ class PipelineMetrics(Observer, Collector):
 
     # -- what the run tells ---------------------------------------------------------------------------
 
-    def started(self, run: str, held: Held) -> None:
+    def started(self, run: str, held: Head) -> None:
         with self._lock:
             if not self._recovery:
                 self._recovery[held.path] += 1

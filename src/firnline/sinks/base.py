@@ -13,7 +13,7 @@ from firnline.types import Delivery, EntryRef, Json, Receipt
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Head:
     """What a sink holds of one pipeline, read under one version.
 
     `epoch` 0 without an entry is a pipeline that has committed nothing here.
@@ -66,7 +66,7 @@ class Sink(ABC):
     required: bool
 
     @abstractmethod
-    def load(self) -> Held:
+    def load(self) -> Head:
         """Read what the sink holds; writes nothing.
 
         Raises:
@@ -82,7 +82,7 @@ class Sink(ABC):
         onto: int | None = None,
         *,
         again: bool = False,
-    ) -> Held:
+    ) -> Head:
         """Claim a generation, conditionally on the version read, and return what stands under the claim.
 
         Without `generation` the next free one is taken (the deciding sink); with it, that one is registered

@@ -46,13 +46,13 @@ def run(spec: Path) -> None:
 
 def fold_below(epoch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fold the ledger's entries before an epoch."""
-    from firnline.cli.common import load_parts
+    from firnline.cli.common import load_pipeline
 
     monkeypatch.setattr("firnline.checkpoint.ledger.FOLD_ENTRIES", 1)
-    parts = load_parts(None)
-    tip = parts.load().entry
+    pipeline = load_pipeline(None)
+    tip = pipeline.load().entry
     assert tip is not None
-    assert parts.ledger.fold(tip, epoch) == epoch - 1
+    assert pipeline.ledger.fold(tip, epoch) == epoch - 1
 
 
 def failure(capsys: pytest.CaptureFixture[str], *tokens: str) -> tuple[int, str]:
@@ -175,10 +175,10 @@ def damage_store(spec: Path, version: int) -> None:
 
 
 def test_epochs_that_a_rollback_left_behind_are_listed_when_all_are(stored: Path, run_json: Any) -> None:
-    from firnline.cli.common import load_parts
+    from firnline.cli.common import load_pipeline
     from firnline.history.edits.rollback import Rollback
 
-    Rollback(load_parts(None), 2).perform("r" * 16)
+    Rollback(load_pipeline(None), 2).perform("r" * 16)
     run(stored)
     found = run_json("checkpoints", "--all")["checkpoints"]
     assert [(c["epoch"], c["kind"], c["undone"]) for c in found][-4:] == [
@@ -196,18 +196,18 @@ def test_epochs_that_a_rollback_left_behind_are_listed_when_all_are(stored: Path
 def test_epochs_before_a_fresh_start_are_undone_in_the_list_and_in_show(
     stored: Path, run_json: Any, monkeypatch: pytest.MonkeyPatch, folded: bool
 ) -> None:
-    from firnline.cli.common import load_parts
+    from firnline.cli.common import load_pipeline
     from firnline.history.edits.fresh_start import start_over
 
-    start_over(load_parts(None), 3, "r" * 16)
+    start_over(load_pipeline(None), 3, "r" * 16)
     run(stored)
     newest = run_json("checkpoints")["checkpoints"][0]["epoch"]
     if folded:
         monkeypatch.setattr("firnline.checkpoint.ledger.FOLD_ENTRIES", 1)
-        parts = load_parts(None)
-        tip = parts.load().entry
+        pipeline = load_pipeline(None)
+        tip = pipeline.load().entry
         assert tip is not None
-        assert parts.ledger.fold(tip, newest) == newest - 4
+        assert pipeline.ledger.fold(tip, newest) == newest - 4
     assert [c["epoch"] for c in run_json("checkpoints")["checkpoints"]] == list(range(newest, 3, -1))
     every = {c["epoch"]: c for c in run_json("checkpoints", "--all")["checkpoints"]}
     assert sorted(every) == list(range(1, newest + 1))
@@ -221,12 +221,12 @@ def test_epochs_before_a_fresh_start_are_undone_in_the_list_and_in_show(
 def test_epochs_that_a_folded_rollback_left_behind_are_undone(
     stored: Path, run_json: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from firnline.cli.common import load_parts
+    from firnline.cli.common import load_pipeline
     from firnline.history.edits.rollback import Rollback
 
-    Rollback(load_parts(None), 2).perform("r" * 16)
+    Rollback(load_pipeline(None), 2).perform("r" * 16)
     run(stored)
-    fold = load_parts(None)
+    fold = load_pipeline(None)
     tip = fold.load().entry
     assert tip is not None
     monkeypatch.setattr("firnline.checkpoint.ledger.FOLD_ENTRIES", 1)
@@ -491,10 +491,10 @@ def test_diff_inside_a_fold_stops_at_the_newer_epoch(
 
 
 def test_diff_with_an_epoch_that_was_left_behind_says_so(stored: Path, run_json: Any, sample: SampleInput) -> None:
-    from firnline.cli.common import load_parts
+    from firnline.cli.common import load_pipeline
     from firnline.history.edits.rollback import Rollback
 
-    Rollback(load_parts(None), 2).perform("r" * 16)
+    Rollback(load_pipeline(None), 2).perform("r" * 16)
     run(stored)
     out = run_json("checkpoints", "diff", "3", "5")
     assert "epoch 3 does not lie on the history of epoch 5" in out["notes"]
@@ -769,7 +769,7 @@ def test_wrong_usage_names_the_sub_command(spec: Path, capsys: pytest.CaptureFix
 
 def test_damaged_audit_records_hide_no_others(stored: Path, run_json: Any, capsys: pytest.CaptureFixture[str]) -> None:
     run_json("checkpoints", "delete", "--yes")
-    path = stored.parent / "store/flights/parts/audit" / f"{1:020d}.json"
+    path = stored.parent / "store/flights/pipeline/audit" / f"{1:020d}.json"
     path.write_bytes(path.read_bytes().replace(b"begun", b"ended", 1))
     trail = run_json("checkpoints", "--audit")["audit"]
     assert [bool(r["problem"]) for r in trail] == [False, True]

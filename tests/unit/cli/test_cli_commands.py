@@ -104,27 +104,27 @@ def test_files_have_the_fields_in_their_order(finished: Path, run_json: Any, sam
 
 
 def test_retry_is_asked_for_once(finished: Path, run_json: Any, sample: SampleInput) -> None:
-    from firnline.cli.common import load_parts
+    from firnline.cli.common import load_pipeline
 
     path = str(sample.path("b1.json.gz"))
     assert run_json("files", "--retry", path) == {"path": path, "changed": False, "status": "asked"}
     assert run_json("files", "--retry", "b1.json.gz")["status"] == "already_asked"
     assert run_json("files", "--retry", "in/b1.json.gz", "--changed")["status"] == "asked"
-    assert sorted((r.path, r.changed) for r in load_parts(None).requests.load()) == [(path, False), (path, True)]
+    assert sorted((r.path, r.changed) for r in load_pipeline(None).requests.load()) == [(path, False), (path, True)]
 
 
 def test_files_are_given_up_by_name_or_pattern_when_told_so_twice(
     finished: Path, run_json: Any, sample: SampleInput, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from firnline.cli.common import load_parts
+    from firnline.cli.common import load_pipeline
 
     path = str(sample.path("b1.json.gz"))
     found = run_json("files", "--drop", "*/b1*")
     assert ([file["path"] for file in found["files"]], found["done"]) == ([path], False)
-    assert load_parts(None).requests.load() == []
+    assert load_pipeline(None).requests.load() == []
     for _ in range(2):
         assert run_json("files", "--drop", "b1.json.gz", "--yes")["done"] is True
-    assert [(r.path, r.drop) for r in load_parts(None).requests.load()] == [(path, True)]
+    assert [(r.path, r.drop) for r in load_pipeline(None).requests.load()] == [(path, True)]
     assert run_command(["files", "--drop", "*/nothing-*"]) == 2
     assert "is not set aside" in capsys.readouterr().err
     for wrong in (["--yes"], ["--drop", "b1.json.gz", "--retry", "b1.json.gz"]):

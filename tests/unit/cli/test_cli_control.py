@@ -22,10 +22,10 @@ from firnline.cli.signals import StopFlag
 from firnline.errors import ConfigError
 from firnline.history.status import load_status
 from firnline.options import PipelineOptions, StoreOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.run.standby import check_standby, holding_lease
 from firnline.service.health import Health
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.spec.build import load_options
 from firnline.stores import open_store
 from firnline.stores.lease_rules import LeaseRecord
@@ -265,8 +265,8 @@ def test_status_without_the_source_shows_the_rest(
     [(None, "done"), ("starting", "starting"), ("running", "running"), ("pausing", "pausing"), ("ended", "done")],
 )
 def test_what_a_live_run_says_wins_over_its_predecessors_end(finished: Path, answer: str | None, state: str) -> None:
-    parts = assemble(load_options(finished, environ={}))
-    assert load_status(parts, {"state": answer} if answer else None).state == state
+    pipeline = open_pipeline(load_options(finished, environ={}))
+    assert load_status(pipeline, {"state": answer} if answer else None).state == state
 
 
 def test_a_signal_is_heard_while_the_store_hangs(tmp_path: Path, options: PipelineOptions) -> None:
@@ -374,7 +374,7 @@ def test_a_stop_flag_wakes_whoever_waits() -> None:
 def test_a_paused_run_is_healthy_for_as_long_as_it_lasts() -> None:
     now = 0.0
     health = Health("flights", lambda: now, poll_seconds=10, stuck_seconds=900)
-    health.started("r", Held(exists=True, version=3, epoch=2))
+    health.started("r", Head(exists=True, version=3, epoch=2))
     health.paused(True)
     now = 100_000.0
     assert health.healthy().ok

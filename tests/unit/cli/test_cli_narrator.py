@@ -9,7 +9,7 @@ import pytest
 from firnline.cli.narrator import Narrator, Tally
 from firnline.errors import FencedError, SinkError
 from firnline.run.observer import EpochFacts, Observers
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.sources.base import Backlog
 
 
@@ -34,7 +34,7 @@ class FakeTime:
 def test_a_run_in_words() -> None:
     said: list[str] = []
     run = Observers(Narrator(said.append, attempts=5))
-    run.started("r1", Held(exists=False, version=-1))
+    run.started("r1", Head(exists=False, version=-1))
     run.claimed(1)
     run.running(1)
     run.committed(facts(1))
@@ -66,7 +66,7 @@ def test_a_run_in_words() -> None:
 def test_resuming_names_the_epoch_and_every_repair() -> None:
     said: list[str] = []
     checkpoint: Any = object()
-    held = Held(exists=True, version=9, generation=2, epoch=42, checkpoint=checkpoint, repairs=("copy 1 was damaged",))
+    held = Head(exists=True, version=9, generation=2, epoch=42, checkpoint=checkpoint, repairs=("copy 1 was damaged",))
     Narrator(said.append, attempts=5).started("r1", held)
     assert said == ["resuming after epoch 42", "repaired: copy 1 was damaged"]
 

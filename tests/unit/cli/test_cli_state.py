@@ -13,7 +13,7 @@ import pytest
 
 from firnline.cli.main import run_command
 from firnline.options import PipelineOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.spec.build import load_options
 from tests.support.commands import run_plainly
 from tests.support.keyed import KeyedInput, answers, answers_without_trouble
@@ -72,8 +72,8 @@ def said(capsys: pytest.CaptureFixture[str], *tokens: str) -> str:
 def test_status_tells_the_state_and_where_the_run_took_up(
     options: PipelineOptions, run_json: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parts = assemble(options)
-    held = parts.load().checkpoint
+    pipeline = open_pipeline(options)
+    held = pipeline.load().checkpoint
     assert held is not None
     found = run_json("status")
     ref = held.state["windows"]
@@ -86,7 +86,7 @@ def test_status_tells_the_state_and_where_the_run_took_up(
     assert operator["watermark"].startswith("2026-01-01T00:01:")
     assert found["shards"] == 2
     assert found["state_recovery_path"] == "sink"
-    second = next(entry for entry in parts.entries(parts.load().entry) if entry.epoch == 2)
+    second = next(entry for entry in pipeline.entries(pipeline.load().entry) if entry.epoch == 2)
     assert found["restored_position"] == {"epoch": 2, "positions": second.checkpoint.positions}
     shown = said(capsys, "status")
     assert "snapshot of epoch 3, watermark 2026-01-01T00:01:" in shown
@@ -97,11 +97,11 @@ def test_status_tells_the_state_and_where_the_run_took_up(
 def test_checkpoints_tell_the_size_of_the_state(
     options: PipelineOptions, run_json: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parts = assemble(options)
-    sizes = [e.checkpoint.state["windows"]["size_bytes"] for e in parts.entries(parts.load().entry)]
+    pipeline = open_pipeline(options)
+    sizes = [e.checkpoint.state["windows"]["size_bytes"] for e in pipeline.entries(pipeline.load().entry)]
     assert [row["state_size_bytes"] for row in run_json("checkpoints")["checkpoints"]] == sizes
     assert all(size > 0 for size in sizes)
-    for row, entry in zip(run_json("checkpoints")["checkpoints"], parts.entries(parts.load().entry), strict=True):
+    for row, entry in zip(run_json("checkpoints")["checkpoints"], pipeline.entries(pipeline.load().entry), strict=True):
         steps = {step: ms for step, ms in entry.durations_ms.items() if step != "checkpoint"}
         assert row["end_to_end_duration_ms"] == sum(steps.values())  # the pause is a part of the run
     assert " state " in said(capsys, "checkpoints").splitlines()[0]

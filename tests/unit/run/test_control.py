@@ -28,10 +28,10 @@ from firnline.run import control
 from firnline.run import control as late_control
 from firnline.run.control import ControlServer, LateControl, ask, check_folder, check_peer, folders, socket_name
 from firnline.run.observer import EpochFacts, Observer
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.run.runner import Runner, RunResult
 from firnline.run.status import CheckpointWatch, Standing, is_still, stand
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.sources.files.source import FileSource
 from firnline.testing.local import LocalEngine
 from tests.support.pipelines import MakeOptions, run_once
@@ -132,7 +132,7 @@ def test_a_checkpoint_is_asked_for_once_and_its_ticket_as_often_as_one_likes(
 ) -> None:
     ticket = ask(options, {"command": "checkpoint"}, environ)["ticket"]
     assert not ask(options, {"command": "checkpoint", "ticket": ticket}, environ)["done"]
-    run.watches[0].finish(Held(exists=True, version=3, generation=2, epoch=8))
+    run.watches[0].finish(Head(exists=True, version=3, generation=2, epoch=8))
     found = ask(options, {"command": "checkpoint", "ticket": ticket}, environ)
     assert (found["done"], found["epoch"], found["committed"]) == (True, 8, True)
     assert len(run.watches) == 1
@@ -451,7 +451,7 @@ class Running:
 
     def __init__(self, options: PipelineOptions) -> None:
         self.told = Watcher()
-        self.runner = Runner(assemble(options), LocalEngine(1), self.told)
+        self.runner = Runner(open_pipeline(options), LocalEngine(1), self.told)
         self.results: list[RunResult] = []
         self._thread = threading.Thread(target=lambda: self.results.append(self.runner.run()))
 
@@ -498,7 +498,7 @@ def test_a_checkpoint_does_not_wait_for_the_poll(
     found = running.checkpoint()
     assert (found["epoch"], found["committed"], found["generation"]) == (2, True, 1)
     assert table_ids(options.sinks[0].table) == sample.ids
-    held = assemble(options).load()
+    held = open_pipeline(options).load()
     assert (found["id"], found["epoch"]) == (held.attempt, held.epoch)
 
 
@@ -541,7 +541,7 @@ def test_an_idle_run_notices_that_a_rollback_took_over(make_options: MakeOptions
     sample.add("a2.json", 4)
     with Running(options) as running:
         running.told.wait(lambda: running.told.epochs == [1, 2] and running.told.idles > 1)
-        Rollback(assemble(options), 1).perform("test")
+        Rollback(open_pipeline(options), 1).perform("test")
         assert running.join().exit_code == 5
     assert run_once(options).exit_code == 0
     assert table_ids(options.sinks[0].table) == sample.ids
@@ -619,7 +619,7 @@ def test_a_lost_lease_ends_the_run_fenced(running: Running) -> None:
 BASE = EpochState(
     Settings(), (SinkState("delta", epoch=3),), Phase.RUNNING, decided=3, committed=3, tip="t3", settled=3, recorded=3
 )
-HELD = Held(exists=True, version=5, generation=2, epoch=3)
+HELD = Head(exists=True, version=5, generation=2, epoch=3)
 
 
 def changed(state: EpochState, **changes: Any) -> EpochState:

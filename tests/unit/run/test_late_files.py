@@ -13,7 +13,7 @@ import pytest
 from firnline.clock import SystemClock
 from firnline.epoch import messages as m
 from firnline.options import DeltaSinkOptions, FileSourceOptions, PipelineOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.run.steps import Steps
 from firnline.sources import group
 from firnline.sources.files.source import FileSource
@@ -37,8 +37,8 @@ class Planner:
 
     def __init__(self, options: PipelineOptions, *, once: bool = False) -> None:
         self.clock = HandClock()
-        self.parts = assemble(options, once=once, clock=self.clock)
-        self.steps = Steps(self.parts, LocalEngine(1), "run", once=once, accept_duplicates=False)
+        self.pipeline = open_pipeline(options, once=once, clock=self.clock)
+        self.steps = Steps(self.pipeline, LocalEngine(1), "run", once=once, accept_duplicates=False)
         self.steps.opening.read_sinks()
         self.base = self.steps.held.attempt
 
@@ -97,7 +97,7 @@ def test_a_late_file_whose_plan_waits_is_not_found_late_again(
     read = Counter(lane.turn()[1])
     assert read == {"a6": 1}
     may_list.set()
-    assert lane.parts.sources._asked["b"].done.wait(30)
+    assert lane.pipeline.sources._asked["b"].done.wait(30)
     lane.clock.at += INTERVAL  # a full listing is due while the answer that holds b1 waits
     monkeypatch.setattr(group, "ALIGN_SECONDS", 30)
     for _ in range(4):
@@ -112,16 +112,16 @@ def test_a_late_file_of_an_epoch_that_is_lost_during_a_full_listing_is_found_aga
     attempt, names = lane.turn()
     assert "b1" in names
     lane.steps._reconciled_at.clear()  # due again
-    reconcile = lane.parts.sources.reconcile
+    reconcile = lane.pipeline.sources.reconcile
 
     def lose_meanwhile(*args: Any) -> Any:
         found = reconcile(*args)
         lane.steps.drop(attempt)
         return found
 
-    monkeypatch.setattr(lane.parts.sources, "reconcile", lose_meanwhile)
+    monkeypatch.setattr(lane.pipeline.sources, "reconcile", lose_meanwhile)
     assert "b1" not in lane.turn()[1]
-    monkeypatch.setattr(lane.parts.sources, "reconcile", reconcile)
+    monkeypatch.setattr(lane.pipeline.sources, "reconcile", reconcile)
     assert "b1" in lane.turn()[1]
 
 
@@ -131,10 +131,10 @@ def test_a_new_root_is_saved_although_the_epoch_that_would_save_it_is_lost(tmp_p
     (tmp_path / "old").rename(tmp_path / "new")
     moved = (str(tmp_path / "old"), str(tmp_path / "new"))
     source = FileSource(FileSourceOptions("files", moved[1]), moved=moved)
-    held = assemble(pipeline_options(moved[1], str(tmp_path / "out"))).load().checkpoint
+    held = open_pipeline(pipeline_options(moved[1], str(tmp_path / "out"))).load().checkpoint
     assert held is not None
     position = source.start(held.positions["files"])
-    limits = assemble(pipeline_options(moved[1], str(tmp_path / "out"))).limits(1)
+    limits = open_pipeline(pipeline_options(moved[1], str(tmp_path / "out"))).limits(1)
     plan = source.plan(position, limits)
     assert plan is not None
     assert source.plan(position, limits) is None

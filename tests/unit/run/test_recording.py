@@ -19,7 +19,7 @@ from firnline.options import LocalTierOptions, RemoteTierOptions, StoreOptions
 from firnline.run import recorder as recording
 from firnline.run import store_copy
 from firnline.run.recorder import Recorder
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.storage import LocalStorage
 from firnline.stores.base import CheckpointStore
 from firnline.stores.memory import MemoryStore
@@ -81,7 +81,7 @@ class World:
         options = pipeline_options("/in", "/out", mode=mode, **settings)
         return Recorder(options, self.ledger, SystemClock(), "/out", strict_store=strict)
 
-    def epochs(self, upto: int, generation: int = 1) -> Held:
+    def epochs(self, upto: int, generation: int = 1) -> Head:
         """Make epochs up to a number; what the sink holds then."""
         for epoch in range(max(self.made, default=0) + 1, upto + 1):
             self.make(epoch, generation)
@@ -101,9 +101,9 @@ class World:
         entry = LedgerEntry(checkpoint, before, {"files": []}, durations_ms={"plan": 1, "run": 2})
         self.made[epoch] = (entry, self.ledger.stage(entry))
 
-    def held(self, epoch: int, generation: int) -> Held:
+    def held(self, epoch: int, generation: int) -> Head:
         entry, ref = self.made[epoch]
-        return Held(True, epoch, generation, epoch, ref, entry.checkpoint)
+        return Head(True, epoch, generation, epoch, ref, entry.checkpoint)
 
     def record_of(self, epoch: int) -> CheckpointRecord:
         entry, ref = self.made[epoch]
@@ -121,12 +121,12 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return World(tmp_path, monkeypatch)
 
 
-def begin(recorder: Recorder, held: Held) -> int | None:
+def begin(recorder: Recorder, held: Head) -> int | None:
     recorder.look()
     return recorder.begin(held)
 
 
-NOTHING = Held(exists=False, version=-1)
+NOTHING = Head(exists=False, version=-1)
 
 
 # -- at the start -------------------------------------------------------------------------------------

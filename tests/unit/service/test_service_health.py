@@ -15,11 +15,11 @@ from firnline.errors import ConfigError, SinkError
 from firnline.run.observer import EpochFacts
 from firnline.service.endpoints import Endpoints
 from firnline.service.health import Health
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.sources.base import SourcePlan
 from firnline.sources.group import EpochPlan
 
-HELD = Held(exists=True, version=3, epoch=2)
+HELD = Head(exists=True, version=3, epoch=2)
 PLAN = EpochPlan({"files": SourcePlan("files", None, [], 1, 1)})
 
 

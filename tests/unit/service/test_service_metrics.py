@@ -14,7 +14,7 @@ from firnline.run.observer import EpochFacts
 from firnline.service.committer_metrics import StagingMetrics
 from firnline.service.health import CommitterHealth
 from firnline.service.metrics import PipelineMetrics
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.sources.base import Backlog
 from firnline.stores.replicator import Replication
 
@@ -49,7 +49,7 @@ def facts(**changes: Any) -> EpochFacts:
 def busy() -> PipelineMetrics:
     times = iter(range(100, 1000))
     metrics = PipelineMetrics("flights", lambda: float(next(times)))
-    metrics.started("run-id", Held(exists=False, version=-1))
+    metrics.started("run-id", Head(exists=False, version=-1))
     metrics.committed(facts())
     metrics.committed(facts(epoch=8, bad={}, durations_ms={"run": 400_000}))
     metrics.backlog(Backlog(4, 9000))
@@ -121,7 +121,7 @@ def test_a_resumed_run_names_its_path_once() -> None:
     metrics = PipelineMetrics("flights", lambda: 1.0)
     checkpoint: Any = object()
     for _ in range(2):
-        metrics.started("r", Held(exists=True, version=3, epoch=2, checkpoint=checkpoint, path="local"))
+        metrics.started("r", Head(exists=True, version=3, epoch=2, checkpoint=checkpoint, path="local"))
     assert samples(metrics)["firnline_recovery_path_total", (("path", "local"), ("pipeline", "flights"))] == 1
 
 
@@ -187,7 +187,7 @@ def value(metrics: PipelineMetrics, name: str) -> float | None:
 def test_a_staged_epoch_counts_as_committed_once_the_committer_has_committed_it() -> None:
     now = [100.0]
     metrics = PipelineMetrics("flights", lambda: now[0])
-    metrics.started("run-id", Held(exists=True, version=3, epoch=6, committed=5))
+    metrics.started("run-id", Head(exists=True, version=3, epoch=6, committed=5))
     assert value(metrics, "epoch") == 5
     for epoch in (7, 8):
         metrics.committed(facts(epoch=epoch, is_staged=True, lag_seconds=2.0))

@@ -9,7 +9,7 @@ import pytest
 
 from firnline.errors import CheckpointError, DamagedError, FencedError
 from firnline.options import DeltaSinkOptions, PipelineOptions
-from firnline.run.open_pipeline import assemble
+from firnline.run.open_pipeline import open_pipeline
 from firnline.run.steps import Steps
 from firnline.sinks.delta.outbox import deliver, release
 from firnline.storage import LocalStorage
@@ -110,10 +110,10 @@ def test_what_a_lost_attempt_left_is_swept_and_what_a_sink_lacks_is_kept(
 def test_a_run_that_was_left_behind_sweeps_nothing(
     options: PipelineOptions, sample: SampleInput, tmp_path: Path
 ) -> None:
-    parts = assemble(options)
-    stale = Steps(parts, LocalEngine(), "zombie", once=True, accept_duplicates=False)
-    stale.flight.held = parts.load()
-    stale.flight.generation = parts.load().generation
+    pipeline = open_pipeline(options)
+    stale = Steps(pipeline, LocalEngine(), "zombie", once=True, accept_duplicates=False)
+    stale.flight.held = pipeline.load()
+    stale.flight.generation = pipeline.load().generation
     sample.add("a3.json", 3)
     run_to_end(options)
     before = waiting(tmp_path)

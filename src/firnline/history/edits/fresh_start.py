@@ -15,9 +15,9 @@ from firnline.errors import LedgerHoleError, RollbackRefusedError
 from firnline.history.auditing import on_record
 from firnline.run.edit_entries import jump_checkpoint
 from firnline.run.joining import perform_jump
-from firnline.run.open_pipeline import Parts
+from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import schema_to_json
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.types import EntryRef, Json
 
 
@@ -31,30 +31,30 @@ class FreshStart:
     already: bool = False
 
 
-def start_over(parts: Parts, after_epoch: int, run: str, *, truncate: bool = False) -> FreshStart:
+def start_over(pipeline: OpenPipeline, after_epoch: int, run: str, *, truncate: bool = False) -> FreshStart:
     """Begin again after `after_epoch`; rows stay, or go in the same commit with `truncate`.
 
     Raises:
         RollbackRefusedError: the table does not hold exactly that epoch, and was not started over after it.
         FencedError: another run took over meanwhile.
     """
-    found = _find_done(parts, after_epoch) or _check(parts, after_epoch)
+    found = _find_done(pipeline, after_epoch) or _check(pipeline, after_epoch)
     if isinstance(found, FreshStart):
         return found
 
-    def look(generation: int) -> tuple[LedgerEntry, Held]:
-        newest = _check(parts, after_epoch)
-        committed = parts.deciding.load_committed()
-        return _entry(parts, newest, committed.entry, generation, run, truncate=truncate), committed
+    def look(generation: int) -> tuple[LedgerEntry, Head]:
+        newest = _check(pipeline, after_epoch)
+        committed = pipeline.deciding.load_committed()
+        return _entry(pipeline, newest, committed.entry, generation, run, truncate=truncate), committed
 
-    with on_record(parts, "fresh-start", run, from_epoch=after_epoch, to_epoch=None, truncate=truncate):
-        receipt = perform_jump(parts, run, look)
+    with on_record(pipeline, "fresh-start", run, from_epoch=after_epoch, to_epoch=None, truncate=truncate):
+        receipt = perform_jump(pipeline, run, look)
     return FreshStart(receipt.epoch, after_epoch, truncate)
 
 
-def _check(parts: Parts, after_epoch: int) -> Held:
+def _check(pipeline: OpenPipeline, after_epoch: int) -> Head:
     """What the table holds, if it is exactly the epoch that was named."""
-    newest = parts.deciding.load()
+    newest = pipeline.deciding.load()
     if newest.checkpoint is None:
         raise RollbackRefusedError(
             "there is no history to start over", hint="Run without --fresh-after; a first run starts fresh."
@@ -68,11 +68,11 @@ def _check(parts: Parts, after_epoch: int) -> Held:
     return newest
 
 
-def _find_done(parts: Parts, after_epoch: int) -> FreshStart | None:
+def _find_done(pipeline: OpenPipeline, after_epoch: int) -> FreshStart | None:
     """The fresh start after that epoch, if the true history has it."""
     jumps: list[dict[str, Json]] = []
     try:
-        for link in parts.ledger.chain(parts.deciding.load().entry):
+        for link in pipeline.ledger.chain(pipeline.deciding.load().entry):
             if isinstance(link, Fold):
                 jumps += link.jumps
             elif link.is_jump:
@@ -86,27 +86,27 @@ def _find_done(parts: Parts, after_epoch: int) -> FreshStart | None:
 
 
 def _entry(
-    parts: Parts, newest: Held, onto: EntryRef | None, generation: int, run: str, *, truncate: bool
+    pipeline: OpenPipeline, newest: Head, onto: EntryRef | None, generation: int, run: str, *, truncate: bool
 ) -> LedgerEntry:
     held = newest.checkpoint
     assert held is not None
     base = Checkpoint(
-        pipeline=parts.options.name,
+        pipeline=pipeline.options.name,
         epoch=0,
         generation=0,
         run="",
         attempt="",
         created_at="",
-        positions=parts.sources.start({}),
+        positions=pipeline.sources.start({}),
         schema_fingerprint=held.schema_fingerprint,
         schema_version=held.schema_version,
     )
     epoch = newest.epoch + 1
     return LedgerEntry(
-        checkpoint=jump_checkpoint(parts, base, held, epoch=epoch, generation=generation, run=run),
+        checkpoint=jump_checkpoint(pipeline, base, held, epoch=epoch, generation=generation, run=run),
         previous=None,
         inputs={},
-        schema=schema_to_json(parts.deciding.table.schema()),
+        schema=schema_to_json(pipeline.deciding.table.schema()),
         kind="fresh",
         onto=onto,
         jump={"after_epoch": newest.epoch, "truncate": truncate},

@@ -21,7 +21,7 @@ from firnline.errors import DamagedError, LedgerHoleError, SinkError
 from firnline.graph import sink_input
 from firnline.history.savepoints.pins import load_pins
 from firnline.jobs.read_task import LINEAGE
-from firnline.run.open_pipeline import Parts
+from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.delta import DeltaSink
 from firnline.sources.files.position import FileState
 from firnline.storage import Storage, open_storage
@@ -60,9 +60,9 @@ class Survey:
         return all(hole.files_known and hole.goes_on_at is not None for hole in self.holes)
 
 
-def survey(parts: Parts, tip: EntryRef, copies: Sequence[str]) -> Survey:
+def survey(pipeline: OpenPipeline, tip: EntryRef, copies: Sequence[str]) -> Survey:
     """Walk the whole history, over every hole."""
-    return _Surveyor(parts, copies).walk(tip)
+    return _Surveyor(pipeline, copies).walk(tip)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,11 @@ class _Logged:
 
 
 class _Surveyor:
-    def __init__(self, parts: Parts, copies: Sequence[str]) -> None:
-        self._parts = parts
-        self._ledger = parts.ledger
-        self._places = list(_places(parts, copies))
-        self._found = Survey(known={name: set() for name in parts.sources.names})
+    def __init__(self, pipeline: OpenPipeline, copies: Sequence[str]) -> None:
+        self._pipeline = pipeline
+        self._ledger = pipeline.ledger
+        self._places = list(_places(pipeline, copies))
+        self._found = Survey(known={name: set() for name in pipeline.sources.names})
         self._timeline: dict[int, _Logged] | None = None
         self._saved: set[EntryRef] = set()  # damaged entries whose list of files is intact
 
@@ -168,7 +168,7 @@ class _Surveyor:
     def _logged_before(self, ref: EntryRef) -> tuple[EntryRef | None, bool]:
         """The entry before one, as the log tells it; and whether there is none because the history begins."""
         if self._timeline is None:
-            self._timeline = dict(_read_timeline(self._parts))
+            self._timeline = dict(_read_timeline(self._pipeline))
         logged = self._timeline.get(ref.epoch)
         if logged is None or logged.name != ref.name:
             return None, False
@@ -187,14 +187,14 @@ class _Surveyor:
         return EntryRef(epoch, before.name, digest), False
 
 
-def _read_timeline(parts: Parts) -> Iterator[tuple[int, _Logged]]:
+def _read_timeline(pipeline: OpenPipeline) -> Iterator[tuple[int, _Logged]]:
     """The epochs that the log of the deciding table tells, newest first, and `CREATED` if it tells that, too."""
     seen: set[int] = set()
-    sink = parts.deciding
+    sink = pipeline.deciding
     if not sink.table.refresh():
         return
     for commit in sink.log.backwards(sink.table.version):
-        info = commit.find_info(parts.options.name)
+        info = commit.find_info(pipeline.options.name)
         if info is not None and info.get("kind") == "create":
             yield CREATED, _Logged("create", "", "", -1)
         if info is None or "checkpoint" not in info:
@@ -218,19 +218,19 @@ def _to_epoch(info: dict[str, Json]) -> int:
     return int((info.get("jump") or {}).get("to_epoch", -1)) if info["kind"] == "rollback" else -1
 
 
-def _places(parts: Parts, copies: Sequence[str]) -> Iterator[tuple[Storage, list[str]]]:
+def _places(pipeline: OpenPipeline, copies: Sequence[str]) -> Iterator[tuple[Storage, list[str]]]:
     """Where copies of the ledger's files may lie: the pipeline's savepoints, and what a person names."""
-    name = parts.options.name
-    roots = [*copies, *(pin.path for pin in reversed(load_pins(parts.storage, name)))]
+    name = pipeline.options.name
+    roots = [*copies, *(pin.path for pin in reversed(load_pins(pipeline.storage, name)))]
     for root in dict.fromkeys(roots):
-        yield open_storage(root, parts.options.deciding.storage_options), ["ledger", "", f"_firnline/{name}/ledger"]
+        yield open_storage(root, pipeline.options.deciding.storage_options), ["ledger", "", f"_firnline/{name}/ledger"]
 
 
-def find_with_rows(parts: Parts, source: str, state: FileState) -> frozenset[str]:
+def find_with_rows(pipeline: OpenPipeline, source: str, state: FileState) -> frozenset[str]:
     """The files of a source whose rows a table shows, where rows tell their file (`lineage: true`)."""
     found: set[str] = set()
-    for sink, options in zip(parts.sinks, parts.options.ordered_sinks, strict=True):
-        if sink_input(parts.options, options) == source:
+    for sink, options in zip(pipeline.sinks, pipeline.options.ordered_sinks, strict=True):
+        if sink_input(pipeline.options, options) == source:
             found |= _files_of(sink)
     return frozenset(state.current_name(path) for path in found)
 

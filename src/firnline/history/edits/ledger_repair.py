@@ -19,9 +19,9 @@ from firnline.history.auditing import on_record
 from firnline.history.edits.ledger_holes import Hole, Survey, find_with_rows, survey
 from firnline.run.edit_entries import jump_checkpoint
 from firnline.run.joining import ahead_of, perform_jump
-from firnline.run.open_pipeline import Parts
+from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import schema_to_json
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.sources.files.known import KnownFiles
 from firnline.sources.files.position import FileState
 from firnline.sources.files.source import file_identity
@@ -95,7 +95,7 @@ class RepairPlan:
 @dataclass(frozen=True, slots=True)
 class _Look:
     plan: RepairPlan
-    held: Held
+    held: Head
     found: Survey
     records: dict[str, list[dict[str, Json]]]  # what the repair's entry says of files, by source
 
@@ -110,9 +110,14 @@ class LedgerRepair:
     """
 
     def __init__(
-        self, parts: Parts, *, copies: Sequence[str] = (), processed: Sequence[str] = (), new: Sequence[str] = ()
+        self,
+        pipeline: OpenPipeline,
+        *,
+        copies: Sequence[str] = (),
+        processed: Sequence[str] = (),
+        new: Sequence[str] = (),
     ) -> None:
-        self._parts = parts
+        self._pipeline = pipeline
         self._copies = list(copies)
         self._processed = list(processed)
         self._new = list(new)
@@ -134,7 +139,7 @@ class LedgerRepair:
         first.plan.check()
         looks = [first]
 
-        def look(generation: int) -> tuple[LedgerEntry, Held]:
+        def look(generation: int) -> tuple[LedgerEntry, Head]:
             found = self._look()
             if found.plan.files != first.plan.files:
                 raise CheckpointError(
@@ -151,32 +156,32 @@ class LedgerRepair:
             **{f"files_{word}": first.plan.count(word) for word in ("processed", "new")},
             "sinks_behind": [behind.sink for behind in first.plan.sinks_behind],
         }
-        with on_record(self._parts, "ledger-repair", run, from_epoch=first.plan.epoch, to_epoch=None, **facts):
+        with on_record(self._pipeline, "ledger-repair", run, from_epoch=first.plan.epoch, to_epoch=None, **facts):
             for copy in first.found.copies:
-                self._parts.ledger.put_back(copy)
+                self._pipeline.ledger.put_back(copy)
                 tell(f"{copy.name} put back from {copy.place}")
             if first.plan.new_epoch is None:
                 return first.plan, None
-            receipt = perform_jump(self._parts, run, look, tell, goes_on_from=first.held.entry)
+            receipt = perform_jump(self._pipeline, run, look, tell, goes_on_from=first.held.entry)
         return replace(looks[-1].plan, holes=first.plan.holes), receipt
 
     # -- looking --------------------------------------------------------------------------------------
 
     def _look(self) -> _Look:
-        parts = self._parts
-        held, committed = parts.deciding.load(), parts.deciding.load_committed()
+        pipeline = self._pipeline
+        held, committed = pipeline.deciding.load(), pipeline.deciding.load_committed()
         if held.checkpoint is None or held.entry is None:
-            raise ConfigError(f"pipeline {parts.options.name!r} has no ledger yet", hint="`firnline run` makes it.")
+            raise ConfigError(f"pipeline {pipeline.options.name!r} has no ledger yet", hint="`firnline run` makes it.")
         if committed.epoch != held.epoch:
             raise CheckpointError(
-                f"{parts.deciding.name} stands at epoch {committed.epoch}; those up to {held.epoch} wait for a "
+                f"{pipeline.deciding.name} stands at epoch {committed.epoch}; those up to {held.epoch} wait for a "
                 "committer",
                 hint="Commit them first: firnline commit --once",
             )
-        found = survey(parts, held.entry, self._copies)
+        found = survey(pipeline, held.entry, self._copies)
         files, records = self._sort_files(held, found) if found.bridges else ([], {})
         plan = RepairPlan(
-            pipeline=parts.options.name,
+            pipeline=pipeline.options.name,
             epoch=held.epoch,
             new_epoch=held.epoch + 1 if found.bridges else None,
             holes=found.holes,
@@ -189,7 +194,7 @@ class LedgerRepair:
     def _find_behind(self, tip: EntryRef, found: Survey) -> list[SinkBehind]:
         """The further sinks that lack an epoch at or below a hole that no copy closes."""
         behind = []
-        for sink in self._parts.sinks[1:]:
+        for sink in self._pipeline.sinks[1:]:
             try:
                 epoch = sink.load().epoch
             except (SinkError, OSError):
@@ -197,17 +202,17 @@ class LedgerRepair:
             if not any(over.epoch > epoch for over in found.bridges):
                 continue
             try:
-                ahead_of(self._parts, tip, epoch, sink.name)
+                ahead_of(self._pipeline, tip, epoch, sink.name)
             except LedgerHoleError as error:
                 behind.append(SinkBehind(sink.name, epoch, sink.required, error.message, error.hint))
         return behind
 
-    def _sort_files(self, held: Held, found: Survey) -> tuple[list[RepairFile], dict[str, list[dict[str, Json]]]]:
+    def _sort_files(self, held: Head, found: Survey) -> tuple[list[RepairFile], dict[str, list[dict[str, Json]]]]:
         """What is made of every file that could be late, and what the repair's entry says."""
         assert held.checkpoint is not None
         files: list[RepairFile] = []
         records = {name: list(salvaged) for name, salvaged in found.salvaged.items()}
-        for source in self._parts.sources:
+        for source in self._pipeline.sources:
             position = held.checkpoint.positions.get(source.name)
             if position is None:
                 continue
@@ -215,7 +220,9 @@ class LedgerRepair:
             for record in found.salvaged.get(source.name, []):
                 known.add(str(record["path"]), "")
             late = source.compare(position, known).late
-            with_rows = find_with_rows(self._parts, source.name, FileState.from_json(position)) if late else frozenset()
+            with_rows = (
+                find_with_rows(self._pipeline, source.name, FileState.from_json(position)) if late else frozenset()
+            )
             for stat in late:
                 taken_as, how = self._judge(stat, source.name, found, with_rows, held.checkpoint.created_at)
                 files.append(
@@ -249,14 +256,16 @@ class LedgerRepair:
     def _entry(self, look: _Look, run: str, generation: int) -> LedgerEntry:
         base = look.held.checkpoint
         assert base is not None
-        checkpoint = jump_checkpoint(self._parts, base, base, epoch=look.held.epoch + 1, generation=generation, run=run)
+        checkpoint = jump_checkpoint(
+            self._pipeline, base, base, epoch=look.held.epoch + 1, generation=generation, run=run
+        )
         taken = Counter(file.taken_as for file in look.plan.files)
         return LedgerEntry(
             checkpoint=checkpoint,
             previous=look.held.entry,
             previous_checkpoint=base.checksum,
             inputs=look.records,
-            schema=schema_to_json(self._parts.deciding.table.schema()),
+            schema=schema_to_json(self._pipeline.deciding.table.schema()),
             kind="repair",
             onto=look.held.entry,
             jump={

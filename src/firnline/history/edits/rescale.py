@@ -23,9 +23,9 @@ from firnline.history.state import load_snapshot
 from firnline.jobs.dataflow import dataflow_of
 from firnline.run.edit_entries import jump_checkpoint
 from firnline.run.joining import perform_jump
-from firnline.run.open_pipeline import Parts
+from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import schema_to_json
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.state import snapshot as layout
 from firnline.state.home import StateHome
 from firnline.state.keys import shard_ranges
@@ -51,7 +51,7 @@ States = dict[str, OperatorState]
 class StateTip:
     """The state after the newest epoch, as its checkpoint names it. `lacks` says why it is not up to date, if so."""
 
-    held: Held
+    held: Head
     checkpoint: Checkpoint
     states: States
     infos: dict[str, OperatorInfo]
@@ -75,37 +75,38 @@ class StateTip:
             raise CheckpointError(self.lacks, hint=hint, epoch=self.epoch)
 
 
-def load_tip(parts: Parts) -> StateTip:
+def load_tip(pipeline: OpenPipeline) -> StateTip:
     """Read the state after the newest epoch; writes nothing.
 
     Raises:
         ConfigError: the pipeline keeps no state, or has none yet.
         CheckpointError: units wait for their committer.
     """
-    if not dataflow_of(parts.options).stateful:
+    if not dataflow_of(pipeline.options).stateful:
         raise ConfigError(
-            f"pipeline {parts.options.name!r} has no operator that keeps state",
+            f"pipeline {pipeline.options.name!r} has no operator that keeps state",
             hint="aggregate, deduplicate and correlate keep state, and so do operators of your own.",
         )
-    held = parts.deciding.load()
-    committed = parts.deciding.load_committed()
+    held = pipeline.deciding.load()
+    committed = pipeline.deciding.load_committed()
     if held.checkpoint is None or not held.checkpoint.state:
-        raise ConfigError(f"pipeline {parts.options.name!r} has no state yet", hint="`firnline run` makes it.")
+        raise ConfigError(f"pipeline {pipeline.options.name!r} has no state yet", hint="`firnline run` makes it.")
     if committed.epoch != held.epoch:
         raise CheckpointError(
-            f"{parts.deciding.name} stands at epoch {committed.epoch}; those up to {held.epoch} wait for a committer",
+            f"{pipeline.deciding.name} stands at epoch {committed.epoch}; "
+            f"those up to {held.epoch} wait for a committer",
             hint="Commit them first: firnline commit --once",
         )
     refs = {name: SnapshotRef.from_json(value) for name, value in held.checkpoint.state.items()}
-    lacks = _find_lacking(parts, held, refs)
+    lacks = _find_lacking(pipeline, held, refs)
     found: dict[str, CompleteCheckpoint] = {}
     for name, ref in refs.items():
         try:
-            found[name] = load_snapshot(parts.state_home, ref)
+            found[name] = load_snapshot(pipeline.state_home, ref)
         except CheckpointError as error:
             lacks = lacks or error.message
     newest = refs[max(refs, key=lambda name: refs[name].epoch)]
-    key_groups = next((one.plan.key_groups for one in found.values()), parts.options.state.key_groups)
+    key_groups = next((one.plan.key_groups for one in found.values()), pipeline.options.state.key_groups)
     return StateTip(
         held=held,
         checkpoint=held.checkpoint,
@@ -117,11 +118,11 @@ def load_tip(parts: Parts) -> StateTip:
     )
 
 
-def _find_lacking(parts: Parts, held: Held, refs: dict[str, SnapshotRef]) -> str:
+def _find_lacking(pipeline: OpenPipeline, held: Head, refs: dict[str, SnapshotRef]) -> str:
     """Why the snapshots do not hold every epoch; empty when they do."""
     oldest = min(refs, key=lambda name: refs[name].epoch)
     try:
-        for entry in parts.entries(held.entry):
+        for entry in pipeline.entries(held.entry):
             if entry.epoch <= refs[oldest].epoch:
                 break
             if not entry.is_jump:
@@ -151,50 +152,54 @@ class StateJump:
     change: Callable[[StateTip, CheckpointPlan], States]
     facts: dict[str, Json]
 
-    def perform(self, parts: Parts, run: str, tell: Callable[[str], None] = lambda _: None) -> Receipt:
+    def perform(self, pipeline: OpenPipeline, run: str, tell: Callable[[str], None] = lambda _: None) -> Receipt:
         """Do it; raises as `perform_jump` and `load_tip`."""
-        first = load_tip(parts)  # what can be told beforehand fences nobody
+        first = load_tip(pipeline)  # what can be told beforehand fences nobody
         if self.kind != "rescale":
             first.check_newest()
         made: list[CheckpointPlan] = []
 
-        def look(generation: int) -> tuple[LedgerEntry, Held]:
-            tip = load_tip(parts)
+        def look(generation: int) -> tuple[LedgerEntry, Head]:
+            tip = load_tip(pipeline)
             if made:  # the table moved before the commit: nobody will ever name what was made for it
-                layout.abort(parts.state_home.storage, made[-1].checkpoint_id, "the table moved", unnamed=True)
-            return self._entry(parts, tip, run, generation, made), tip.held
+                layout.abort(pipeline.state_home.storage, made[-1].checkpoint_id, "the table moved", unnamed=True)
+            return self._entry(pipeline, tip, run, generation, made), tip.held
 
         what = "rescale" if self.kind == "rescale" else "import-state"
-        with on_record(parts, what, run, from_epoch=first.epoch, to_epoch=None, **self.facts):
-            return perform_jump(parts, run, look, tell, goes_on_from=first.held.entry)
+        with on_record(pipeline, what, run, from_epoch=first.epoch, to_epoch=None, **self.facts):
+            return perform_jump(pipeline, run, look, tell, goes_on_from=first.held.entry)
 
-    def _entry(self, parts: Parts, tip: StateTip, run: str, generation: int, made: list[CheckpointPlan]) -> LedgerEntry:
+    def _entry(
+        self, pipeline: OpenPipeline, tip: StateTip, run: str, generation: int, made: list[CheckpointPlan]
+    ) -> LedgerEntry:
         epoch = tip.epoch + 1
-        checkpoint = jump_checkpoint(parts, tip.checkpoint, tip.checkpoint, epoch=epoch, generation=generation, run=run)
+        checkpoint = jump_checkpoint(
+            pipeline, tip.checkpoint, tip.checkpoint, epoch=epoch, generation=generation, run=run
+        )
         if self.kind == "rescale" and tip.lacks:
             checkpoint = replace(checkpoint, shards=len(self.ranges))
         else:
             tip.check_newest()
-            checkpoint = replace(checkpoint, shards=0, state=self._make_state(parts, tip, checkpoint, made))
+            checkpoint = replace(checkpoint, shards=0, state=self._make_state(pipeline, tip, checkpoint, made))
         onto: EntryRef | None = tip.held.entry
         return LedgerEntry(
             checkpoint=checkpoint,
             previous=onto,
             previous_checkpoint=tip.checkpoint.checksum,
             inputs={},
-            schema=schema_to_json(parts.deciding.table.schema()),
-            schemas=_other_columns(parts),
+            schema=schema_to_json(pipeline.deciding.table.schema()),
+            schemas=_other_columns(pipeline),
             kind=self.kind,
             onto=onto,
             jump={"to_epoch": tip.epoch, **self.facts},
         )
 
     def _make_state(
-        self, parts: Parts, tip: StateTip, checkpoint: Checkpoint, made: list[CheckpointPlan]
+        self, pipeline: OpenPipeline, tip: StateTip, checkpoint: Checkpoint, made: list[CheckpointPlan]
     ) -> dict[str, Json]:
         """Write a checkpoint of the changed state; returns what the checkpoint of the epoch refers to."""
         plan = CheckpointPlan(
-            pipeline=parts.options.name,
+            pipeline=pipeline.options.name,
             epoch=checkpoint.epoch,
             attempt=checkpoint.attempt,
             key_groups=tip.key_groups,
@@ -206,8 +211,8 @@ class StateJump:
             created_at=checkpoint.created_at,
         )
         made.append(plan)
-        ensure_here(parts.state_home, tip)
-        return {name: ref.to_json() for name, ref in self._write(parts.state_home, plan, tip).items()}
+        ensure_here(pipeline.state_home, tip)
+        return {name: ref.to_json() for name, ref in self._write(pipeline.state_home, plan, tip).items()}
 
     def _write(self, home: StateHome, plan: CheckpointPlan, tip: StateTip) -> dict[str, SnapshotRef]:
         """Write the checkpoint of the state, here and in the remote tier."""
@@ -230,8 +235,8 @@ def _in_shard(state: OperatorState, number: int) -> ShardState:
     return state.shards[number][2] if state.shards else ShardState()
 
 
-def _other_columns(parts: Parts) -> dict[str, list[dict[str, Json]]]:
-    found = {sink.name: sink.find_schema() for sink in parts.sinks[1:]}
+def _other_columns(pipeline: OpenPipeline) -> dict[str, list[dict[str, Json]]]:
+    found = {sink.name: sink.find_schema() for sink in pipeline.sinks[1:]}
     return {name: schema_to_json(schema) for name, schema in found.items() if schema is not None}
 
 
@@ -283,24 +288,24 @@ class Rescale:
         ConfigError: the spec sets another number, or there are not so many key groups.
     """
 
-    def __init__(self, parts: Parts, shards: int) -> None:
-        set_to = parts.options.state.shards
+    def __init__(self, pipeline: OpenPipeline, shards: int) -> None:
+        set_to = pipeline.options.state.shards
         if set_to is not None and set_to != shards:
             raise ConfigError(
                 f"the spec sets state.shards to {set_to}, so the next run would undo this",
                 hint=f"Set state.shards: {shards} in the spec: the next run does it by itself.",
             )
-        self._parts = parts
+        self._pipeline = pipeline
         self._shards = shards
 
     def plan(self) -> RescalePlan:
         """Look and say what would be done; raises as `load_tip`."""
-        tip = load_tip(self._parts)
+        tip = load_tip(self._pipeline)
         ranges, shards = self._ranges(tip), tip.shards
         files = {name: {f.path: f for _, _, shard in s.shards for f in shard.files} for name, s in tip.states.items()}
         dealt = [[(first, last) for first, last, _ in state.shards] for state in tip.states.values() if state.shards]
         return RescalePlan(
-            pipeline=self._parts.options.name,
+            pipeline=self._pipeline.options.name,
             epoch=tip.epoch,
             new_epoch=tip.epoch + 1,
             shards_now=shards,
@@ -323,13 +328,13 @@ class Rescale:
         plan = self.plan()
         if plan.already:
             return plan, None
-        ranges = self._ranges(load_tip(self._parts))
+        ranges = self._ranges(load_tip(self._pipeline))
 
         def change(tip: StateTip, _: CheckpointPlan) -> States:
             return {name: rescale(state, ranges) for name, state in tip.states.items()}
 
         facts: dict[str, Json] = {"shards": self._shards, "shards_before": plan.shards_now}
-        receipt = StateJump("rescale", ranges, change, facts).perform(self._parts, run, tell)
+        receipt = StateJump("rescale", ranges, change, facts).perform(self._pipeline, run, tell)
         return replace(plan, epoch=receipt.epoch - 1, new_epoch=receipt.epoch), receipt
 
     def _ranges(self, tip: StateTip) -> Ranges:

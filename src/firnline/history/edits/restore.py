@@ -28,9 +28,9 @@ from firnline.history.savepoints.state import SavedStateSource
 from firnline.maintenance.survey import is_inside
 from firnline.run.edit_entries import jump_checkpoint
 from firnline.run.joining import perform_jump
-from firnline.run.open_pipeline import Parts
+from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.rollback_sinks import check_restored, check_unchanged, find_lacking
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.storage import normalise, open_storage
 from firnline.stores.tiers import Look
 from firnline.types import Json
@@ -58,7 +58,7 @@ class Restored:
 
 
 def restore_savepoint(
-    parts: Parts,
+    pipeline: OpenPipeline,
     path: str,
     run: str,
     storage_options: dict[str, str] | None = None,
@@ -84,7 +84,7 @@ def restore_savepoint(
         SourceMovedError: it was made on another source root, and nobody said that the files moved.
         FencedError: another run took over meanwhile.
     """
-    making = _Restore(parts, path, run, storage_options, frozenset(accept), tell)
+    making = _Restore(pipeline, path, run, storage_options, frozenset(accept), tell)
     return making.perform(progress, stopping)
 
 
@@ -92,8 +92,8 @@ def restore_savepoint(
 class _Look:
     """What the sinks hold at one moment."""
 
-    newest: Held  # of the deciding sink, with pending units
-    committed: Held  # by its log
+    newest: Head  # of the deciding sink, with pending units
+    committed: Head  # by its log
     epochs: list[int]  # of the other sinks
     generations: list[int]
 
@@ -101,21 +101,21 @@ class _Look:
 class _Restore:
     def __init__(
         self,
-        parts: Parts,
+        pipeline: OpenPipeline,
         path: str,
         run: str,
         storage_options: dict[str, str] | None,
         accept: frozenset[str],
         tell: Callable[[str], None],
     ) -> None:
-        self._parts = parts
+        self._pipeline = pipeline
         self._run = run
         self._accept = accept
         self._tell = tell
         self._storage = open_storage(path, storage_options)
         self._path = _CREDENTIALS.sub("", normalise(path))
         self._saved = load_savepoint(self._storage)
-        self._state = SavedStateSource(parts, self._saved, self._storage, storage_options or {})
+        self._state = SavedStateSource(pipeline, self._saved, self._storage, storage_options or {})
         self._warnings: list[str] = []
 
     def perform(self, progress: Progress | None, stopping: Callable[[], bool]) -> Restored:
@@ -130,21 +130,23 @@ class _Restore:
         self._check_source()
         self._check_ledger()
         self._check_state()
-        plans = [plan_sink(sink, saved, self._storage, self._accept) for sink in self._parts.sinks]
+        plans = [plan_sink(sink, saved, self._storage, self._accept) for sink in self._pipeline.sinks]
         self._check_generations(look)
         self._warn(look, plans)
         epochs = {"from_epoch": look.newest.epoch, "to_epoch": saved.epoch}
-        with on_record(self._parts, "restore", self._run, **epochs, savepoint=saved.id, path=self._path):
-            return self._restore(look, plans, Copies(saved, self._storage, self._parts.ids.new(), progress, stopping))
+        with on_record(self._pipeline, "restore", self._run, **epochs, savepoint=saved.id, path=self._path):
+            return self._restore(
+                look, plans, Copies(saved, self._storage, self._pipeline.ids.new(), progress, stopping)
+            )
 
     def _restore(self, before: _Look, plans: Sequence[SinkRestore], copies: Copies) -> Restored:
         saved = self._saved
         staged: dict[str, list[dict[str, Json]]] = {}
 
-        def look(generation: int) -> tuple[LedgerEntry, Held]:
+        def look(generation: int) -> tuple[LedgerEntry, Head]:
             if not staged:
                 staged.update(copies.copy_data(plans))
-                copy_ledger(self._parts, self._storage, saved)
+                copy_ledger(self._pipeline, self._storage, saved)
             found = self._look()
             entry = self._entry(found, generation, plans, staged)
             self._check_again(found, plans, entry)
@@ -153,9 +155,9 @@ class _Restore:
         generation = self._new_generation(before)
         with copies.pinned(plans):
             brought = self._state.bring_back()
-            receipt = perform_jump(self._parts, self._run, look, self._tell, generation=generation, replaces=True)
+            receipt = perform_jump(self._pipeline, self._run, look, self._tell, generation=generation, replaces=True)
             # Once more: a sweep that did not know the new history yet may have run meanwhile.
-            copy_ledger(self._parts, self._storage, saved)
+            copy_ledger(self._pipeline, self._storage, saved)
         files = [file for plan in plans for file in plan.saved.files]
         return Restored(
             savepoint=saved.id,
@@ -174,26 +176,26 @@ class _Restore:
     # -- looking --------------------------------------------------------------------------------------
 
     def _check_fits(self) -> None:
-        saved, name = self._saved, self._parts.options.name
+        saved, name = self._saved, self._pipeline.options.name
         if saved.pipeline != name:
             raise RollbackRefusedError(f"{self._path} is a savepoint of {saved.pipeline!r}, not of {name!r}")
-        sinks = sorted(sink.name for sink in self._parts.sinks)
+        sinks = sorted(sink.name for sink in self._pipeline.sinks)
         if sorted(saved.sinks) != sinks:
             raise RollbackRefusedError(
                 f"the savepoint has the sinks {', '.join(sorted(saved.sinks))}; the spec has {', '.join(sinks)}",
                 hint="Give the sinks the names that they had when the savepoint was made.",
             )
-        if sorted(saved.checkpoint.positions) != sorted(self._parts.sources.names):
+        if sorted(saved.checkpoint.positions) != sorted(self._pipeline.sources.names):
             raise RollbackRefusedError(
                 f"the savepoint was made with the source {', '.join(saved.checkpoint.positions)};"
-                f" the spec has {', '.join(self._parts.sources.names)}",
+                f" the spec has {', '.join(self._pipeline.sources.names)}",
                 hint="Give the source the name that it had when the savepoint was made.",
             )
 
     def _check_source(self) -> None:
         """The run that goes on from there would refuse another root: better told while nothing is changed."""
         try:
-            self._parts.sources.start(self._saved.checkpoint.positions)
+            self._pipeline.sources.start(self._saved.checkpoint.positions)
         except SourceMovedError as error:
             raise SourceMovedError(
                 f"the savepoint {self._path} does not fit the source: {error.message}", hint=error.hint
@@ -201,7 +203,7 @@ class _Restore:
 
     def _check_again(self, look: _Look, plans: Sequence[SinkRestore], entry: LedgerEntry) -> None:
         """What was planned still holds, for the deciding sink under the very version that the commit is made onto."""
-        deciding, name = self._parts.deciding, self._parts.options.name
+        deciding, name = self._pipeline.deciding, self._pipeline.options.name
         if look.committed.exists:
             for operation in check_others(deciding, self._saved, self._accept, plans[0].planned_at):
                 if operation not in plans[0].undone:
@@ -215,13 +217,13 @@ class _Restore:
                 f" {', '.join(missing[:NAMED])}",
                 hint="Run the same command again; what a savepoint has copies of is copied then.",
             )
-        for sink in self._parts.sinks[1:]:
+        for sink in self._pipeline.sinks[1:]:
             check_restored(sink, name, entry, deciding.name)
 
     def _look(self) -> _Look:
-        newest = self._parts.deciding.load()
-        committed = self._parts.deciding.load_committed()
-        others = [sink.find_holder() for sink in self._parts.sinks[1:] if sink.table.refresh()]
+        newest = self._pipeline.deciding.load()
+        committed = self._pipeline.deciding.load_committed()
+        others = [sink.find_holder() for sink in self._pipeline.sinks[1:] if sink.table.refresh()]
         return _Look(newest, committed, [held[0] for held in others], [held[2] for held in others])
 
     def _find_done(self, look: _Look) -> int | None:
@@ -229,7 +231,7 @@ class _Restore:
         done: int | None = None
         newest: LedgerEntry | None = None  # the restore, if nothing came after it
         try:
-            for link in self._parts.ledger.chain(look.newest.entry):
+            for link in self._pipeline.ledger.chain(look.newest.entry):
                 jumps = link.jumps if isinstance(link, Fold) else [_as_jump(link)]
                 for jump in jumps:
                     if jump["kind"] == "restore" and jump["jump"].get("savepoint") == self._saved.id:
@@ -242,7 +244,7 @@ class _Restore:
                     f"whether this savepoint was restored already cannot be told: {error.message}",
                     hint="Restore the ledger entry, or restore the savepoint into another table.",
                 ) from error
-            copy_ledger(self._parts, self._storage, self._saved)
+            copy_ledger(self._pipeline, self._storage, self._saved)
         return None if newest is not None and self._must_repeat(newest) else done
 
     def _must_repeat(self, done: LedgerEntry) -> bool:
@@ -251,12 +253,12 @@ class _Restore:
         Raises:
             RollbackRefusedError: others wrote to that sink since, and may not lose their rows.
         """
-        name = self._parts.options.name
-        for sink in self._parts.sinks[1:]:
+        name = self._pipeline.options.name
+        for sink in self._pipeline.sinks[1:]:
             if sink.table.refresh() and sink.find_holder()[0] >= done.epoch:
                 continue
             try:
-                check_restored(sink, name, done, self._parts.deciding.name)
+                check_restored(sink, name, done, self._pipeline.deciding.name)
             except RollbackRefusedError as error:
                 accept = self._accept | set(done.jump.get("accepted", []))
                 check_unchanged(sink, name, done, accept, f"firnline run --from-savepoint {self._path}{{flags}}")
@@ -288,7 +290,8 @@ class _Restore:
         newest = max(look.generations, default=0)
         if look.committed.exists and newest > look.committed.generation + 1:
             raise RollbackRefusedError(
-                f"a sink knows generation {newest}, but {self._parts.deciding.name} only {look.committed.generation}:"
+                f"a sink knows generation {newest}, but {self._pipeline.deciding.name} "
+                f"only {look.committed.generation}:"
                 " they are not of the same history",
                 hint="Restore into tables that belong together, or into empty ones.",
             )
@@ -310,9 +313,9 @@ class _Restore:
         """Input that was read after the savepoint and is gone from the source, where the history tells."""
         inputs: list[dict[str, list[dict[str, Json]]]] = []
         try:
-            for entry, ref in self._parts.ledger.entries(look.newest.entry):
+            for entry, ref in self._pipeline.ledger.entries(look.newest.entry):
                 if ref == self._saved.entry and look.newest.checkpoint is not None:
-                    return self._parts.sources.find_unavailable(look.newest.checkpoint.positions, inputs)
+                    return self._pipeline.sources.find_unavailable(look.newest.checkpoint.positions, inputs)
                 inputs.append(entry.inputs)
         except (FirnlineError, OSError) as error:
             return [f"unknown, the source cannot be looked at ({error})"] if any(inputs) else []
@@ -329,7 +332,7 @@ class _Restore:
         return max(known) + 1
 
     def _recorded(self) -> list[Look]:
-        return [place.look() for place in self._parts.recorder.places]
+        return [place.look() for place in self._pipeline.recorder.places]
 
     def _entry(
         self, look: _Look, generation: int, plans: Sequence[SinkRestore], staged: dict[str, list[dict[str, Json]]]
@@ -341,7 +344,7 @@ class _Restore:
         schema = plans[0].saved.schema
         return LedgerEntry(
             checkpoint=jump_checkpoint(
-                self._parts, saved.checkpoint, held, epoch=epoch, generation=generation, run=self._run
+                self._pipeline, saved.checkpoint, held, epoch=epoch, generation=generation, run=self._run
             ),
             previous=saved.entry,
             previous_checkpoint=saved.checkpoint.checksum,

@@ -24,7 +24,7 @@ from firnline.history.savepoints.pins import delete_restore_pin, put_restore_pin
 from firnline.history.savepoints.state import pinned_refs
 from firnline.maintenance.log_names import LogNames
 from firnline.maintenance.survey import is_inside, storage_now
-from firnline.run.open_pipeline import Parts
+from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import schema_from_json
 from firnline.sinks.delta import DeltaSink
 from firnline.sinks.delta.contents import find_key, list_contents, missing_fields, special_features
@@ -278,13 +278,13 @@ class Copies:
         }
 
 
-def copy_ledger(parts: Parts, storage: Storage, saved: Savepoint) -> None:
+def copy_ledger(pipeline: OpenPipeline, storage: Storage, saved: Savepoint) -> None:
     """Put what the table's own ledger and quarantine lack of a savepoint's; the same name must be the same bytes.
 
     Raises:
         DamagedError: it is not, or the savepoint's file is not what was saved.
     """
-    target, home = parts.storage, f"_firnline/{parts.options.name}"  # whose folders have the same names
+    target, home = pipeline.storage, f"_firnline/{pipeline.options.name}"  # whose folders have the same names
     present = {
         stat.name.removeprefix(f"{target.root}/{home}/")
         for folder in ("ledger", "quarantine")

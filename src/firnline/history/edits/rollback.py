@@ -20,10 +20,10 @@ from firnline.history.snapshots import OperatorSnapshot, look_at_state, snapshot
 from firnline.history.store import nothing_to_leave
 from firnline.run.edit_entries import jump_checkpoint
 from firnline.run.joining import ahead_of, check_new_sinks, check_staged, perform_jump
-from firnline.run.open_pipeline import Parts
+from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.rollback_sinks import SinkReturn, plan_sink
 from firnline.schema import schema_to_json
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.sinks.delta import DeltaSink
 from firnline.sources.group import Records
 from firnline.types import EntryRef, Json, Receipt
@@ -79,8 +79,8 @@ class _Look:
     plan: RollbackPlan
     target: LedgerEntry
     target_ref: EntryRef
-    committed: Held  # what the deciding table's log holds
-    newest: Held  # with pending units
+    committed: Head  # what the deciding table's log holds
+    newest: Head  # with pending units
     retried: list[str]  # files set aside then that were read since
 
 
@@ -93,15 +93,17 @@ class Rollback:
         leave: Sinks that keep their rows although they cannot go back, and will get them again.
     """
 
-    def __init__(self, parts: Parts, to_epoch: int, *, accept: Sequence[str] = (), leave: Sequence[str] = ()) -> None:
-        self._parts = parts
+    def __init__(
+        self, pipeline: OpenPipeline, to_epoch: int, *, accept: Sequence[str] = (), leave: Sequence[str] = ()
+    ) -> None:
+        self._pipeline = pipeline
         self._to = to_epoch
         self._accept = frozenset(accept)
         self._leave = frozenset(leave)
-        unknown = self._leave - {sink.name for sink in parts.sinks[1:]}
+        unknown = self._leave - {sink.name for sink in pipeline.sinks[1:]}
         if unknown:
-            others = ", ".join(sink.name for sink in parts.sinks[1:])
-            first = f"{parts.deciding.name} decides, and cannot be left."
+            others = ", ".join(sink.name for sink in pipeline.sinks[1:])
+            first = f"{pipeline.deciding.name} decides, and cannot be left."
             raise RollbackRefusedError(
                 f"{', '.join(sorted(unknown))}: no sink that could be left as it is",
                 hint=f"Sinks that can be left: {others}; {first}" if others else f"There is no further sink; {first}",
@@ -123,7 +125,7 @@ class Rollback:
         first.plan.check()  # what can be told beforehand fences nobody
         plans: list[RollbackPlan] = []
 
-        def look(generation: int) -> tuple[LedgerEntry, Held]:
+        def look(generation: int) -> tuple[LedgerEntry, Head]:
             found = self._look()
             found.plan.check()
             if pins.keep(found.plan.restored()):  # more than the first look found: looked for once more under the pin
@@ -136,30 +138,30 @@ class Rollback:
 
         names = {"accepted": sorted(self._accept), "left": sorted(self._leave)}
         with (
-            on_record(self._parts, "rollback", run, from_epoch=first.plan.from_epoch, to_epoch=self._to, **names),
-            RestorePins(self._parts) as pins,
+            on_record(self._pipeline, "rollback", run, from_epoch=first.plan.from_epoch, to_epoch=self._to, **names),
+            RestorePins(self._pipeline) as pins,
         ):
             pins.keep(first.plan.restored())  # from sweeps; whether the files are there is looked at under the pin
-            receipt = perform_jump(self._parts, run, look, tell, goes_on_from=first.target_ref, leave=self._leave)
+            receipt = perform_jump(self._pipeline, run, look, tell, goes_on_from=first.target_ref, leave=self._leave)
         return plans[-1], receipt
 
     def _ask_again(self, look: _Look) -> None:
         """A file that was set aside then, and taken up since on demand: its retry is asked for again."""
         for path in look.retried:
-            self._parts.requests.ask_retry(path, changed=True, ids=self._parts.ids)
+            self._pipeline.requests.ask_retry(path, changed=True, ids=self._pipeline.ids)
 
     def _entry(self, look: _Look, run: str, generation: int) -> LedgerEntry:
         base = look.target.checkpoint
         plan = look.plan
         checkpoint = jump_checkpoint(
-            self._parts, base, look.newest.checkpoint, epoch=plan.new_epoch, generation=generation, run=run
+            self._pipeline, base, look.newest.checkpoint, epoch=plan.new_epoch, generation=generation, run=run
         )
         return LedgerEntry(
             checkpoint=checkpoint,
             previous=look.target_ref,
             previous_checkpoint=base.checksum,
             inputs={},
-            schema=schema_to_json(self._parts.deciding.table.schema()),
+            schema=schema_to_json(self._pipeline.deciding.table.schema()),
             kind="rollback",
             onto=look.committed.entry,
             jump={
@@ -175,11 +177,11 @@ class Rollback:
     # -- looking --------------------------------------------------------------------------------------
 
     def _look(self) -> _Look:
-        parts = self._parts
-        newest = parts.deciding.load()
-        committed = parts.deciding.load_committed()
+        pipeline = self._pipeline
+        newest = pipeline.deciding.load()
+        committed = pipeline.deciding.load_committed()
         if not committed.exists or committed.checkpoint is None or newest.checkpoint is None:
-            raise nothing_to_leave(parts, committed)
+            raise nothing_to_leave(pipeline, committed)
         undone, target, target_ref = self._find_target(newest, committed)
         refusals = []
         floor = committed.checkpoint.floor
@@ -196,19 +198,19 @@ class Rollback:
         inputs = [entry.inputs for entry in undone if not entry.is_jump]  # a repair names files that others have read
         records = [record for one in inputs for files in one.values() for record in files]
         refusals += self._check_sources(now, then, inputs)
-        state = look_at_state(parts, target.checkpoint, target_ref, now)
+        state = look_at_state(pipeline, target.checkpoint, target_ref, now)
         refusals += state.problems
         sinks, epochs = [], {}
-        for sink in parts.sinks:
+        for sink in pipeline.sinks:
             found, problems = self._plan_sink(sink, target_ref)
             sinks.append(found)
             refusals += problems
             if found.version_now is not None or not problems:
                 epochs[sink.name] = found.epoch
-        check_new_sinks(parts, newest.entry, {k: v for k, v in epochs.items() if k not in self._leave})
+        check_new_sinks(pipeline, newest.entry, {k: v for k, v in epochs.items() if k not in self._leave})
         pending = newest.epoch - committed.epoch
         plan = RollbackPlan(
-            pipeline=parts.options.name,
+            pipeline=pipeline.options.name,
             from_epoch=newest.epoch,
             to_epoch=self._to,
             new_epoch=newest.epoch + 1,
@@ -222,7 +224,7 @@ class Rollback:
             input_bytes=sum({str(r["path"]): int(r.get("size_bytes", 0)) for r in records}.values()),
             quarantined=sum(int(q["rows"]) for entry in undone for q in entry.quarantine),
             pending_units=pending,
-            state_now=snapshots_of(newest.checkpoint) if parts.options.operators else [],
+            state_now=snapshots_of(newest.checkpoint) if pipeline.options.operators else [],
             state_then=state.snapshots,
             state_replayed=state.replayed,
             not_undone=self._not_undone(sinks, then),
@@ -232,7 +234,7 @@ class Rollback:
         retried = sorted(read & {path for position in then.values() for path in position.get("set_aside", {})})
         return _Look(plan, target, target_ref, committed, newest, retried)
 
-    def _find_target(self, newest: Held, committed: Held) -> tuple[list[LedgerEntry], LedgerEntry, EntryRef]:
+    def _find_target(self, newest: Head, committed: Head) -> tuple[list[LedgerEntry], LedgerEntry, EntryRef]:
         """The entries after the target, newest first, and the target itself."""
         if self._to > committed.epoch or (self._to == committed.epoch and newest.epoch > committed.epoch):
             hint = "See `firnline checkpoints`."
@@ -245,7 +247,7 @@ class Rollback:
         undone: list[LedgerEntry] = []
         known: list[int] = []
         try:
-            for entry, ref in self._parts.ledger.entries(newest.entry):
+            for entry, ref in self._pipeline.ledger.entries(newest.entry):
                 if entry.epoch == self._to and entry.kind != "baseline":
                     return undone, entry, ref
                 known.append(entry.epoch)
@@ -272,7 +274,7 @@ class Rollback:
     def _check_sources(
         self, now: dict[str, Json], then: dict[str, Json], inputs: Sequence[Records]
     ) -> list[RollbackRefusedError]:
-        lost = self._parts.sources.find_unavailable(now, inputs, then)
+        lost = self._pipeline.sources.find_unavailable(now, inputs, then)
         if not lost:
             return []
         shown = ", ".join(lost[:NAMED]) + (" ..." if len(lost) > NAMED else "")
@@ -286,23 +288,23 @@ class Rollback:
 
     def _plan_sink(self, sink: DeltaSink, target: EntryRef) -> tuple[SinkReturn, list[RollbackRefusedError]]:
         left = sink.name in self._leave
-        plan, problems = plan_sink(sink, self._parts.options.name, self._to, left=left, accept=self._accept)
+        plan, problems = plan_sink(sink, self._pipeline.options.name, self._to, left=left, accept=self._accept)
         if plan.version_now is not None and plan.epoch < self._to and not left:
             try:
-                lacks = [entry for entry, _ in ahead_of(self._parts, target, plan.epoch, sink.name)]
+                lacks = [entry for entry, _ in ahead_of(self._pipeline, target, plan.epoch, sink.name)]
             except LedgerHoleError as error:
                 hint = f"Leave it as it is: --leave {sink.name}, or go back to epoch {plan.epoch} or before."
                 return plan, [*problems, RollbackRefusedError(error.message, hint=hint)]
             for entry in lacks:
                 try:
-                    check_staged(sink, entry, self._parts.storage)
+                    check_staged(sink, entry, self._pipeline.storage)
                 except CheckpointError as error:
                     problems.append(RollbackRefusedError(error.message, hint=error.hint))
         return plan, problems
 
     def _not_undone(self, sinks: Sequence[SinkReturn], positions_then: dict[str, Json]) -> list[str]:
         found = []
-        for source in self._parts.sources:
+        for source in self._pipeline.sources:
             root = positions_then[source.name].get("root") if source.name in positions_then else source.root
             if root != source.root:
                 found.append(f"the source lay at {root} then: run with --source-moved {root}={source.root}")
@@ -317,17 +319,17 @@ class Rollback:
         return found
 
 
-def find_epoch_at(parts: Parts, moment: datetime) -> int:
+def find_epoch_at(pipeline: OpenPipeline, moment: datetime) -> int:
     """The newest epoch of the true history that was committed at or before a moment.
 
     Raises:
         RollbackRefusedError: there is none that is still known.
     """
-    held = parts.deciding.load_committed()
+    held = pipeline.deciding.load_committed()
     if held.checkpoint is None:
-        raise nothing_to_leave(parts, held)
-    times = parts.deciding.commit_times(held.version, held.version + 1) if held.exists else {}
-    entries = [entry for entry in parts.entries(held.entry) if entry.kind != "baseline"]
+        raise nothing_to_leave(pipeline, held)
+    times = pipeline.deciding.commit_times(held.version, held.version + 1) if held.exists else {}
+    entries = [entry for entry in pipeline.entries(held.entry) if entry.kind != "baseline"]
     found, reached, oldest = 0, None, ""
     for entry in reversed(entries):
         committed = times.get(entry.epoch, (0, ""))[1] or entry.checkpoint.created_at

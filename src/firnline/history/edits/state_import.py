@@ -14,7 +14,7 @@ from firnline.history.edits.rescale import StateJump, States, StateTip, ensure_h
 from firnline.history.state import Stateful, find_stateful
 from firnline.jobs.read_orders import columns_from_json
 from firnline.operators.loading import build_operator
-from firnline.run.open_pipeline import Parts
+from firnline.run.open_pipeline import OpenPipeline
 from firnline.state.columns import Layout
 from firnline.state.export import StateReader
 from firnline.state.load import add_state, import_rows, locate_rows
@@ -24,7 +24,7 @@ from firnline.types import Receipt
 
 
 def import_state(
-    parts: Parts,
+    pipeline: OpenPipeline,
     operator: str,
     table: pa.Table,
     run: str,
@@ -35,7 +35,7 @@ def import_state(
     """Give keys of an operator the state that rows say; returns None when there was nothing to do.
 
     Args:
-        parts: The pipeline.
+        pipeline: The pipeline.
         operator: Its operator.
         table: The rows, as an export gives them: the columns of key and state, and `_timer`; every key once.
         run: The id to claim with.
@@ -47,21 +47,21 @@ def import_state(
         CheckpointError: the newest snapshot is older than the newest epoch, or damaged.
         FencedError: another run took over meanwhile.
     """
-    tip = load_tip(parts)
+    tip = load_tip(pipeline)
     tip.check_newest()
-    found = find_stateful(parts, operator, tip.checkpoint)
+    found = find_stateful(pipeline, operator, tip.checkpoint)
     name, deciding = found.known_as, found.deciding
     if name not in tip.states or deciding is None:
         raise ConfigError(
             f"the checkpoint and the spec do not both have an operator {operator!r}",
             hint="An operator that is new begins with an exported state by initial_state: PATH.",
         )
-    ensure_here(parts.state_home, tip)
-    layout = _layout(parts, tip, found)
+    ensure_here(pipeline.state_home, tip)
+    layout = _layout(pipeline, tip, found)
     locate_rows(table, layout, tip.key_groups, deciding, operator)
     if table.num_rows == 0 and not replace_all:
         return None
-    ranges, home = tip.ranges, parts.state_home
+    ranges, home = tip.ranges, pipeline.state_home
 
     def change(now: StateTip, plan: CheckpointPlan) -> States:
         states = {known: rescale(state, ranges) for known, state in now.states.items()}
@@ -69,14 +69,14 @@ def import_state(
         return {**states, name: added if replace_all else add_state(states[name], added)}
 
     facts = {"operator": name, "keys": table.num_rows, "replaced": replace_all}
-    return StateJump("import", ranges, change, facts).perform(parts, run, tell)
+    return StateJump("import", ranges, change, facts).perform(pipeline, run, tell)
 
 
-def _layout(parts: Parts, tip: StateTip, found: Stateful) -> Layout:
+def _layout(pipeline: OpenPipeline, tip: StateTip, found: Stateful) -> Layout:
     """The columns of an operator's state: those of its newest run, or else those that its inputs give it."""
     state = tip.states[found.known_as]
     if any(shard.runs for _, _, shard in state.shards):
-        return StateReader([parts.state_home], state, tip.key_groups, found.deciding).layout
+        return StateReader([pipeline.state_home], state, tip.key_groups, found.deciding).layout
     columns = columns_from_json(tip.checkpoint.columns)
     options = found.options
     if options is None or any(port not in columns for port in options.inputs):
@@ -85,5 +85,5 @@ def _layout(parts: Parts, tip: StateTip, found: Stateful) -> Layout:
             hint="Run the pipeline until the operator has seen rows, then import.",
         )
     inputs = {port: columns[port] for port in options.inputs}
-    operator = build_operator(options, inputs, parts.options.operator_paths)
+    operator = build_operator(options, inputs, pipeline.options.operator_paths)
     return Layout(operator.state_key, operator.state_schema, timers=True)

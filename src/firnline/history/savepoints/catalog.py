@@ -18,7 +18,7 @@ from firnline.history.auditing import on_record
 from firnline.history.savepoints.format import MANIFEST, MAX_MANIFEST_BYTES, Savepoint, is_relative
 from firnline.history.savepoints.pins import SHORT_ID, Pin, find_unreadable_pins, load_pins, pin_key
 from firnline.maintenance.survey import is_inside
-from firnline.run.open_pipeline import Parts
+from firnline.run.open_pipeline import OpenPipeline
 from firnline.storage import Storage, is_remote, normalise, open_storage
 from firnline.types import Json
 
@@ -71,19 +71,19 @@ def load_savepoint(storage: Storage) -> Savepoint:
         raise ConfigError(f"{storage.root} is no savepoint", hint="See `firnline savepoint list`.") from error
 
 
-def list_savepoints(parts: Parts, storage_options: dict[str, str] | None = None) -> list[SavepointInfo]:
+def list_savepoints(pipeline: OpenPipeline, storage_options: dict[str, str] | None = None) -> list[SavepointInfo]:
     """The savepoints of a pipeline, by the pins of the deciding table, oldest first.
 
     Pins that cannot be read come last, as `damaged`, whosever they are: sweeps stop at them.
     """
-    pins = load_pins(parts.storage, parts.options.name)
+    pins = load_pins(pipeline.storage, pipeline.options.name)
     found = [
         SavepointInfo(
             p.id, p.epoch, p.created_at, p.path, p.copied, p.size_bytes, _state(p, storage_options), p.state_size_bytes
         )
         for p in pins
     ]
-    unreadable = find_unreadable_pins(parts.storage)
+    unreadable = find_unreadable_pins(pipeline.storage)
     return found + [SavepointInfo(identity, 0, "", "", False, 0, "damaged") for identity in unreadable]
 
 
@@ -100,7 +100,7 @@ def _state(pin: Pin, storage_options: dict[str, str] | None) -> str:
 
 
 def dispose_savepoint(
-    parts: Parts,
+    pipeline: OpenPipeline,
     target: str,
     *,
     dry_run: bool = False,
@@ -113,19 +113,19 @@ def dispose_savepoint(
         ConfigError: it is no savepoint of this pipeline.
         DamagedError: a name in it leads elsewhere.
     """
-    pin = _find_pin(parts, target)
+    pin = _find_pin(pipeline, target)
     place = pin.path if pin is not None and target in (pin.id, pin.id[:SHORT_ID]) else normalise(target)
     storage = open_storage(place, storage_options)
-    identity, names = _contents(parts, storage, pin)
+    identity, names = _contents(pipeline, storage, pin)
     doomed = [name for name in names if _is_there(storage, name)]
-    home = pin or _find_pin(parts, identity)
+    home = pin or _find_pin(pipeline, identity)
     kept = home is not None and normalise(home.path) != normalise(place) and _state(home, storage_options) == "complete"
-    pinned = [] if kept else [s for s in reversed(parts.sinks) if _is_there(s.storage, pin_key(identity))]
+    pinned = [] if kept else [s for s in reversed(pipeline.sinks) if _is_there(s.storage, pin_key(identity))]
     result = Disposed(identity, place, len(doomed), len(pinned), kept, dry_run)
     if dry_run:
         return result
     facts: dict[str, Json] = {"savepoint": identity, "path": place, "files": len(doomed)}
-    with on_record(parts, "savepoint-dispose", run, from_epoch=None, to_epoch=None, **facts):
+    with on_record(pipeline, "savepoint-dispose", run, from_epoch=None, to_epoch=None, **facts):
         for name in doomed:
             _delete(storage, name)
         _drop_folders(storage, names)  # also of a file that a killed copy had only made the folder for
@@ -134,16 +134,16 @@ def dispose_savepoint(
     return result
 
 
-def _find_pin(parts: Parts, target: str) -> Pin | None:
+def _find_pin(pipeline: OpenPipeline, target: str) -> Pin | None:
     """The pin of an id, of the short form of one that is unique, or of a path."""
-    pins = load_pins(parts.storage, parts.options.name)
+    pins = load_pins(pipeline.storage, pipeline.options.name)
     found = [p for p in pins if target in (p.id, p.id[:SHORT_ID])]
     if not found and (is_remote(target) or os.sep in target or os.path.exists(target)):
         found = [p for p in pins if normalise(p.path) == normalise(target)]
     return found[0] if len(found) == 1 else None
 
 
-def _contents(parts: Parts, storage: Storage, pin: Pin | None) -> tuple[str, list[str]]:
+def _contents(pipeline: OpenPipeline, storage: Storage, pin: Pin | None) -> tuple[str, list[str]]:
     """The id, and every name to delete, the manifest's first."""
     try:
         manifest = load_savepoint(storage)
@@ -153,7 +153,7 @@ def _contents(parts: Parts, storage: Storage, pin: Pin | None) -> tuple[str, lis
         names = pin.writes  # never completed, half disposed of, or damaged: what was meant to be written
         identity = pin.id
     else:
-        if manifest.pipeline != parts.options.name or (pin is not None and manifest.id != pin.id):
+        if manifest.pipeline != pipeline.options.name or (pin is not None and manifest.id != pin.id):
             raise ConfigError(
                 f"{storage.root} holds savepoint {manifest.id} of {manifest.pipeline!r}, which is not meant here",
                 hint="See `firnline savepoint list`.",

@@ -39,9 +39,9 @@ from firnline.history.savepoints.state import check_still_there, copy_state, tak
 from firnline.history.snapshots import state_bytes
 from firnline.maintenance.survey import is_inside
 from firnline.process import who
-from firnline.run.open_pipeline import Parts
+from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import schema_to_json
-from firnline.sinks.base import Held
+from firnline.sinks.base import Head
 from firnline.sinks.delta import DeltaSink
 from firnline.sinks.delta.contents import ListedFile, find_key, list_contents, special_features
 from firnline.sinks.delta.sweeps import SweepLog
@@ -66,7 +66,7 @@ class _Taken:
 
 
 def create_savepoint(
-    parts: Parts,
+    pipeline: OpenPipeline,
     path: str | None = None,
     *,
     copy: bool = False,
@@ -89,40 +89,40 @@ def create_savepoint(
             epoch and cannot be made again from the input since.
         SinkError: a sink lags, or a file is gone.
     """
-    held = _stand_together(parts)
-    identity = parts.ids.new()
-    place = normalise(path) if path is not None else default_place(parts, held.epoch, identity)
+    held = _stand_together(pipeline)
+    identity = pipeline.ids.new()
+    place = normalise(path) if path is not None else default_place(pipeline, held.epoch, identity)
     storage = open_storage(place, storage_options)
     if any(not is_temporary(stat.name) for stat in storage.list("")):
         raise ConfigError(f"{place} is not empty", hint="Name a folder that does not exist yet.")
-    check_apart(parts, place)
+    check_apart(pipeline, place)
     check_writable(storage, identity)
     facts: dict[str, Json] = {"savepoint": identity, "path": place, "copied": copy}
-    with on_record(parts, "savepoint-create", run, from_epoch=None, to_epoch=held.epoch, **facts):
+    with on_record(pipeline, "savepoint-create", run, from_epoch=None, to_epoch=held.epoch, **facts):
         saved_home = StateHome(f"{place}/{STATE}", storage_options or {})
-        making = _Making(parts, held, identity, storage, saved_home, copy=copy, run=run)
+        making = _Making(pipeline, held, identity, storage, saved_home, copy=copy, run=run)
         made = making.make(progress, stopping)
     return made, place
 
 
-def _stand_together(parts: Parts) -> Held:
+def _stand_together(pipeline: OpenPipeline) -> Head:
     """What the deciding sink holds, once every other sink holds the same; table handles stand at what was read."""
     behind: list[str] = []
     for _ in range(LOOKS):
-        held = parts.deciding.load_committed()
+        held = pipeline.deciding.load_committed()
         if not held.exists or held.entry is None or held.checkpoint is None or held.epoch < 1:
             raise CheckpointError("there is no epoch to save yet", hint="`firnline run` makes the first.")
-        wanted = parts.deciding.find_holder()[:2]
+        wanted = pipeline.deciding.find_holder()[:2]
         behind = []
-        for sink in parts.sinks[1:]:
+        for sink in pipeline.sinks[1:]:
             exists = sink.table.refresh()
             if not exists or sink.find_holder()[:2] != wanted:
                 behind.append(f"{sink.name} at epoch {sink.find_holder()[0] if exists else 0}")
         if not behind:
-            for sink in parts.sinks:
+            for sink in pipeline.sinks:
                 sink.make_durable()
             return held
-        parts.clock.sleep(LOOK_SECONDS)
+        pipeline.clock.sleep(LOOK_SECONDS)
     raise SinkError(
         f"not every sink stands at epoch {held.epoch}: {', '.join(behind)}",
         hint="Let the pipeline run until all of them are level; see `firnline status`.",
@@ -134,8 +134,8 @@ class _Making:
 
     def __init__(
         self,
-        parts: Parts,
-        held: Held,
+        pipeline: OpenPipeline,
+        held: Head,
         identity: str,
         storage: Storage,
         saved_home: StateHome,
@@ -144,27 +144,27 @@ class _Making:
         run: str,
     ) -> None:
         self._saved_home = saved_home
-        self._state = take_state(parts, held)
-        self._parts = parts
+        self._state = take_state(pipeline, held)
+        self._pipeline = pipeline
         self._held = held
         self._id = identity
         self._storage = storage
         self._copy = copy
         self._run = run
-        self._created_at = parts.clock.now().isoformat()
-        links = parts.ledger.chain(held.entry)
+        self._created_at = pipeline.clock.now().isoformat()
+        links = pipeline.ledger.chain(held.entry)
         self._quarantine = [str(file["name"]) for link in links for file in link.quarantine]
 
     def make(self, progress: Progress | None, stopping: Callable[[], bool]) -> Savepoint:
         assert self._held.entry is not None
         assert self._held.checkpoint is not None
-        taken = [self._take(sink) for sink in self._parts.sinks]
-        names = self._parts.ledger.chain_names(self._held.entry)
+        taken = [self._take(sink) for sink in self._pipeline.sinks]
+        names = self._pipeline.ledger.chain_names(self._held.entry)
         for one in taken:  # the deciding table's first: it is where `list` looks
             put_pin(one.sink.storage, self._pin(one, taken, names))
         for one in taken:
             self._check_there(one)
-        check_still_there(self._parts, self._state)
+        check_still_there(self._pipeline, self._state)
         copied = {one.sink.name: self._copy_data(one, progress, stopping) for one in taken}
         sinks = {one.sink.name: replace(one.saved, files=copied[one.sink.name]) for one in taken}
         state = self._state.saved
@@ -175,7 +175,7 @@ class _Making:
         me = who()
         made = Savepoint(
             id=self._id,
-            pipeline=self._parts.options.name,
+            pipeline=self._pipeline.options.name,
             created_at=self._created_at,
             by={"user": me.user, "host": me.host, "run": self._run},
             epoch=self._held.epoch,
@@ -187,7 +187,7 @@ class _Making:
             quarantine=quarantine,
             state=self._state.states,
             state_files=state,
-            state_home=self._parts.state_home.storage.root if state else "",
+            state_home=self._pipeline.state_home.storage.root if state else "",
             state_replayed=self._state.replayed,
         )
         fault_point("savepoint.put.before")
@@ -230,7 +230,7 @@ class _Making:
 
     def _pin(self, one: _Taken, taken: list[_Taken], ledger: list[str]) -> Pin:
         writes: list[str] = []
-        if one.sink is self._parts.deciding:
+        if one.sink is self._pipeline.deciding:
             writes = [ledger_key(name) for name in ledger]
             writes += [quarantine_key(name) for name in self._quarantine]
             if self._copy:
@@ -238,7 +238,7 @@ class _Making:
                 writes += [state_key(name) for name in self._state.files]
         return Pin(
             id=self._id,
-            pipeline=self._parts.options.name,
+            pipeline=self._pipeline.options.name,
             epoch=self._held.epoch,
             created_at=self._created_at,
             path=self._storage.root,
@@ -248,7 +248,7 @@ class _Making:
             files=one.paths,
             writes=writes,
             state_size_bytes=state_bytes(self._held.checkpoint),
-            state=self._state.refs if one.sink is self._parts.deciding else {},
+            state=self._state.refs if one.sink is self._pipeline.deciding else {},
         )
 
     def _check_there(self, one: _Taken) -> None:
@@ -283,20 +283,20 @@ class _Making:
     def _save_ledger(self, taken: list[_Taken], names: list[str]) -> list[SavedBytes]:
         """Copy the chain; entries that are folded meanwhile are copied as their fold."""
         assert self._held.entry is not None
-        folder = self._parts.ledger.folder
+        folder = self._pipeline.ledger.folder
         done: dict[str, SavedBytes] = {}
         for _ in range(FOLDS):
             is_folded = False
             for name in (name for name in names if name not in done):
                 try:
-                    data = self._parts.storage.get(f"{folder}/{name}")
+                    data = self._pipeline.storage.get(f"{folder}/{name}")
                 except FileNotFoundError:
                     is_folded = True
                     break
                 self._storage.put(ledger_key(name), data)
                 done[name] = SavedBytes(name, len(data), hashlib.sha256(data).hexdigest())
             if is_folded:
-                names = self._parts.ledger.chain_names(self._held.entry)
+                names = self._pipeline.ledger.chain_names(self._held.entry)
                 put_pin(taken[0].sink.storage, self._pin(taken[0], taken, [*done, *names]))
                 continue
             for name in done.keys() - set(names):
@@ -309,7 +309,7 @@ class _Making:
         done = []
         for name in self._quarantine:
             try:
-                data = self._parts.storage.get(f"_firnline/{self._parts.options.name}/{quarantine_key(name)}")
+                data = self._pipeline.storage.get(f"_firnline/{self._pipeline.options.name}/{quarantine_key(name)}")
             except FileNotFoundError:
                 continue
             self._storage.put(quarantine_key(name), data)

@@ -8,24 +8,24 @@ from collections.abc import Iterator
 
 from firnline.errors import ConfigError
 from firnline.history.savepoints.pins import SHORT_ID
-from firnline.run.open_pipeline import Parts
+from firnline.run.open_pipeline import OpenPipeline
 from firnline.storage import Storage, is_remote, normalise
 
 
-def default_place(parts: Parts, epoch: int, identity: str) -> str:
+def default_place(pipeline: OpenPipeline, epoch: int, identity: str) -> str:
     """Beside the checkpoint store where that is a folder, else beside the deciding sink's table."""
-    store = parts.options.checkpoint.store
-    beside = store.path if store is not None and store.type == "file" and store.path else parts.storage.root
+    store = pipeline.options.checkpoint.store
+    beside = store.path if store is not None and store.type == "file" and store.path else pipeline.storage.root
     above = posixpath.dirname(beside.rstrip("/"))
     if above.endswith((":", ":/")):  # the table is a whole bucket
         raise ConfigError("there is no place beside the table", hint="Name one with --path.")
-    return f"{above}/savepoints/{parts.options.name}-{epoch}-{identity[:SHORT_ID]}"
+    return f"{above}/savepoints/{pipeline.options.name}-{epoch}-{identity[:SHORT_ID]}"
 
 
-def check_apart(parts: Parts, place: str) -> None:
+def check_apart(pipeline: OpenPipeline, place: str) -> None:
     """A savepoint is no input, and nothing that a sweep or a store may take for its own."""
     mine = _real(place)
-    for what, root in _used_places(parts):
+    for what, root in _used_places(pipeline):
         used = _real(root)
         if mine == used or mine.startswith(f"{used.rstrip('/')}/") or used.startswith(f"{mine.rstrip('/')}/"):
             raise ConfigError(
@@ -34,11 +34,11 @@ def check_apart(parts: Parts, place: str) -> None:
             )
 
 
-def _used_places(parts: Parts) -> Iterator[tuple[str, str]]:
-    checkpoint = parts.options.checkpoint
-    for source in parts.sources:
+def _used_places(pipeline: OpenPipeline) -> Iterator[tuple[str, str]]:
+    checkpoint = pipeline.options.checkpoint
+    for source in pipeline.sources:
         yield f"the source {source.name}", source.root
-    for sink in parts.sinks:
+    for sink in pipeline.sinks:
         yield f"the table of {sink.name}", sink.storage.root
     if checkpoint.store is not None and (checkpoint.store.path or checkpoint.store.uri):
         yield "the checkpoint store", checkpoint.store.path or checkpoint.store.uri

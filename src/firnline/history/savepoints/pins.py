@@ -12,7 +12,7 @@ from firnline.errors import DamagedError, NewerFormatError
 from firnline.faults import fault_point
 from firnline.maintenance.references import PINS
 from firnline.process import this_process
-from firnline.run.open_pipeline import Parts
+from firnline.run.open_pipeline import OpenPipeline
 from firnline.storage import Storage
 from firnline.types import Json
 
@@ -130,9 +130,9 @@ def _restore_key(attempt: str) -> str:
 class RestorePins:
     """Pins of a rollback: files that come back are kept from sweeps until a commit names them again."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._storages = {sink.storage.root: sink.storage for sink in parts.sinks}
-        self._attempt = parts.ids.new()
+    def __init__(self, pipeline: OpenPipeline) -> None:
+        self._storages = {sink.storage.root: sink.storage for sink in pipeline.sinks}
+        self._attempt = pipeline.ids.new()
         self._kept: dict[str, set[str]] = {}
 
     def keep(self, files: Mapping[str, Sequence[str]]) -> bool:

@@ -18,8 +18,8 @@ from firnline.history.savepoints.format import STATE, SavedBytes, SavedState, Sa
 from firnline.history.snapshots import StateLook, load_snapshot, look_at_state, refs_of
 from firnline.maintenance.state import REMOTE, find_doomed_state
 from firnline.maintenance.survey import is_inside
-from firnline.run.open_pipeline import Parts
-from firnline.sinks.base import Held
+from firnline.run.open_pipeline import OpenPipeline
+from firnline.sinks.base import Head
 from firnline.sinks.delta.sweeps import SweepLog
 from firnline.sinks.delta.table import Table
 from firnline.state import snapshot as layout
@@ -47,15 +47,15 @@ class TakenState:
         return [SavedBytes(name, size, "") for name, (_, size) in self.files.items()]
 
 
-def is_behind(parts: Parts) -> bool:
+def is_behind(pipeline: OpenPipeline) -> bool:
     """Whether epochs came after the newest snapshots of the state, so that a restore would fold them again."""
-    held = parts.deciding.load_committed()
+    held = pipeline.deciding.load_committed()
     if held.checkpoint is None or held.entry is None:
         return False
-    return bool(look_at_state(parts, held.checkpoint, held.entry, held.checkpoint.positions).replayed)
+    return bool(look_at_state(pipeline, held.checkpoint, held.entry, held.checkpoint.positions).replayed)
 
 
-def take_state(parts: Parts, held: Held) -> TakenState:
+def take_state(pipeline: OpenPipeline, held: Head) -> TakenState:
     """Find out which files the state of an epoch consists of.
 
     Raises:
@@ -63,13 +63,13 @@ def take_state(parts: Parts, held: Held) -> TakenState:
     """
     assert held.checkpoint is not None
     assert held.entry is not None
-    look = look_at_state(parts, held.checkpoint, held.entry, held.checkpoint.positions)
+    look = look_at_state(pipeline, held.checkpoint, held.entry, held.checkpoint.positions)
     if look.problems:
         raise CheckpointError(look.problems[0].message, hint=look.problems[0].hint)
     refs = {**refs_of(held.checkpoint), **{ref.checkpoint: ref for ref in look.used}}
     taken = TakenState({name: ref.to_json() for name, ref in refs.items()}, replayed=look.replayed)
     for ref in refs.values():
-        complete, home = load_snapshot(parts.state_home, ref)
+        complete, home = load_snapshot(pipeline.state_home, ref)
         texts = layout.load_with_texts(home.storage, ref.checkpoint, ref.digest)[1]
         taken.states.append(SavedState(ref.checkpoint, ref.digest))
         sizes = {path: file.size_bytes for path, file in complete.files().items()}
@@ -88,14 +88,14 @@ def pinned_refs(saved: Savepoint) -> dict[str, Json]:
     return found
 
 
-def check_still_there(parts: Parts, taken: TakenState) -> None:
+def check_still_there(pipeline: OpenPipeline, taken: TakenState) -> None:
     """A sweep may have run, or have declared what it deletes, before the state was pinned; raises as `take_state`."""
     refs = [SnapshotRef.from_json(value) for value in taken.refs.values()]
-    sweep = find_doomed_state(parts, refs)
+    sweep = find_doomed_state(pipeline, refs)
     if sweep is not None:
         raise CheckpointError(f"state that the savepoint needs is being deleted by {sweep}", hint=_FINISH)
     for value in taken.refs.values():
-        load_snapshot(parts.state_home, SnapshotRef.from_json(value))
+        load_snapshot(pipeline.state_home, SnapshotRef.from_json(value))
 
 
 def copy_state(
@@ -123,18 +123,20 @@ def copy_state(
 class SavedStateSource:
     """The state of a savepoint that is restored: checked while nothing has changed, then put into the home."""
 
-    def __init__(self, parts: Parts, saved: Savepoint, storage: Storage, storage_options: dict[str, str]) -> None:
-        self._parts = parts
+    def __init__(
+        self, pipeline: OpenPipeline, saved: Savepoint, storage: Storage, storage_options: dict[str, str]
+    ) -> None:
+        self._pipeline = pipeline
         self._saved = saved
         self._storage = storage
-        self._home = parts.state_home
+        self._home = pipeline.state_home
         self._source = self._find_source(storage_options)
 
     def _find_source(self, storage_options: dict[str, str]) -> StateHome:
         """Where the state is taken from: the copies; else the pipeline's home, or the one that it was saved in."""
         if self._saved.copied:
             return StateHome(f"{self._storage.root}/{STATE}", storage_options)
-        then = StateHome(self._saved.state_home, dict(self._parts.options.deciding.storage_options))
+        then = StateHome(self._saved.state_home, dict(self._pipeline.options.deciding.storage_options))
         return then if self._saved.state_home and not self._is_in(self._home) and self._is_in(then) else self._home
 
     def _is_in(self, home: StateHome) -> bool:
@@ -153,11 +155,11 @@ class SavedStateSource:
         """
         if self._saved.copied:
             self._check_copies()
-        ledger = Ledger(self._storage, self._parts.options.name)
+        ledger = Ledger(self._storage, self._pipeline.options.name)
         ledger.folder = "ledger"  # of the savepoint: the table's own need not have the chain yet
         checkpoint = self._saved.checkpoint
-        parts = replace(self._parts, ledger=ledger)
-        return look_at_state(parts, checkpoint, self._saved.entry, checkpoint.positions, self._source)
+        pipeline = replace(self._pipeline, ledger=ledger)
+        return look_at_state(pipeline, checkpoint, self._saved.entry, checkpoint.positions, self._source)
 
     def _check_copies(self) -> None:
         for file in self._saved.state_files:
@@ -179,7 +181,7 @@ class SavedStateSource:
         Raises:
             RollbackRefusedError: it names the sweep, or what is missing.
         """
-        log = SweepLog(self._parts.storage, self._parts.deciding.table, self._parts.options.name)
+        log = SweepLog(self._pipeline.storage, self._pipeline.deciding.table, self._pipeline.options.name)
         names = self._names()
         if not names:
             return
@@ -202,8 +204,8 @@ class SavedStateSource:
         return names | {REMOTE + name for name in names}
 
     def _sweeps(self) -> SweepLog:
-        table = Table(self._parts.storage.root, self._parts.options.deciding.storage_options)
-        return SweepLog(self._parts.storage, table, self._parts.options.name)
+        table = Table(self._pipeline.storage.root, self._pipeline.options.deciding.storage_options)
+        return SweepLog(self._pipeline.storage, table, self._pipeline.options.name)
 
     def bring_back(self) -> int:
         """Put what the home lacks of the state there; returns the bytes that were copied. Repeatable.

@@ -24,7 +24,7 @@ from firnline.errors import (
 )
 from firnline.options import DeltaSinkOptions
 from firnline.schema import RESCUED_COLUMN
-from firnline.sinks.base import EpochCommit, Held, Sink
+from firnline.sinks.base import EpochCommit, Head, Sink
 from firnline.sinks.delta.contents import missing_fields
 from firnline.sinks.delta.history_edit import Effect, ReplaceRows, apply_effect
 from firnline.sinks.delta.log import DeltaLog, encode_blizzard
@@ -81,18 +81,18 @@ class DeltaSink(Sink):
             if self.settled_epoch() is None:  # a committer's commit may hold several epochs
                 check_epochs(self.storage, self._table.version, self._pipeline)
 
-    def load(self) -> Held:
+    def load(self) -> Head:
         if not self._table.refresh():
-            return Held(exists=False, version=-1)
+            return Head(exists=False, version=-1)
         return self._held()
 
-    def _held(self, *, ask_copies: bool = True) -> Held:
+    def _held(self, *, ask_copies: bool = True) -> Head:
         """What stands under the version that the table handle is at."""
         table = self._table
         self._table_id = table.id
         epoch, generation = table.txn(self._id("")), table.txn(self._id("-gen"))
         if epoch is None:
-            return Held(exists=True, version=table.version, generation=generation or 0)
+            return Head(exists=True, version=table.version, generation=generation or 0)
         found = find_checkpoint(
             self._log,
             self._ledger,
@@ -106,7 +106,7 @@ class DeltaSink(Sink):
         )
         if self.decides:
             self.check_decides(found.checkpoint)
-        return Held(
+        return Head(
             exists=True,
             version=table.version,
             generation=generation or 0,
@@ -192,7 +192,7 @@ class DeltaSink(Sink):
         onto: int | None = None,
         *,
         again: bool = False,
-    ) -> Held:
+    ) -> Head:
         self._run = run
         self._deferred = False
         self._deciding = generation is None
@@ -200,7 +200,7 @@ class DeltaSink(Sink):
             if not self._table.refresh():
                 self._generation = generation or 1
                 self._deferred = True  # the commit that creates the table carries the claim
-                return Held(exists=False, version=-1, generation=self._generation)
+                return Head(exists=False, version=-1, generation=self._generation)
             at = self._table.version
             check_whole(self.storage, at)
             self._check_joinable()
@@ -234,7 +234,7 @@ class DeltaSink(Sink):
             return self._own()
         raise SinkError(f"cannot claim {self._table.uri}: other writers commit all the time", table=self._table.uri)
 
-    def _own(self) -> Held:
+    def _own(self) -> Head:
         """Our claim stands under the version read; what it adopted is durable from now on."""
         self._owned = self._generation
         self.make_durable()
@@ -433,9 +433,9 @@ class DeltaSink(Sink):
     def log(self) -> DeltaLog:
         return self._log
 
-    def load_committed(self) -> Held:
+    def load_committed(self) -> Head:
         """What the table's log alone holds; for most sinks that is all there is."""
-        return self._held() if self._table.refresh() else Held(exists=False, version=-1)
+        return self._held() if self._table.refresh() else Head(exists=False, version=-1)
 
     def find_holder(self) -> tuple[int, int | None, int]:
         """Epoch, digest of its entry, and generation under the version that was last read."""

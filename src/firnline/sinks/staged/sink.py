@@ -20,7 +20,7 @@ from firnline.checkpoint.model import Checkpoint
 from firnline.errors import DamagedError, FencedError, SinkError
 from firnline.faults import fault_point
 from firnline.schema import merge, schema_from_json, schema_to_json
-from firnline.sinks.base import EpochCommit, Held
+from firnline.sinks.base import EpochCommit, Head
 from firnline.sinks.delta.sink import DeltaSink
 from firnline.sinks.staged.chain import Arranged, arrange, read_standing
 from firnline.sinks.staged.unit import PENDING, SUFFIX, ForeignUnit, Unit, list_units, parse_unit
@@ -42,16 +42,16 @@ class StagedDeltaSink(DeltaSink):
         self._chain: dict[int, int] = {}  # the digests of our chain, from there on
         self._follows: Callable[[int], set[int]] | None = None
 
-    def load(self) -> Held:
+    def load(self) -> Head:
         return self._chain_end()[0]
 
-    def _chain_end(self) -> tuple[Held, Arranged[Unit]]:
+    def _chain_end(self) -> tuple[Head, Arranged[Unit]]:
         """What the log holds, moved on by the units that are pending without a gap.
 
         Units are listed before the log is read: one that is gone from the folder by then is in the log.
         """
         units = [u for u in load_pending(self.storage) if isinstance(u, Unit) and u.pipeline == self._pipeline]
-        held = self._held(ask_copies=not units) if self._table.refresh() else Held(exists=False, version=-1)
+        held = self._held(ask_copies=not units) if self._table.refresh() else Head(exists=False, version=-1)
         self._settled = held.epoch
         held = replace(held, committed=held.epoch)
         if not held.exists:
@@ -104,7 +104,7 @@ class StagedDeltaSink(DeltaSink):
         onto: int | None = None,
         *,
         again: bool = False,
-    ) -> Held:
+    ) -> Head:
         """Claim, and read the chain again under the claim: in a deciding table it must still reach the claim's tip.
 
         A unit may have been set aside in between. If the run went on before it, and somebody took it up again, it
