@@ -60,7 +60,7 @@ def load_options(spec: str | None) -> PipelineOptions:
 
 
 def load_pipeline(spec: str | None) -> OpenPipeline:
-    """The pipeline that commands work with that only look; nothing is read yet."""
+    """Open a pipeline for a read-only command; reads nothing yet."""
     options = load_options(spec)
     from firnline.run.open_pipeline import open_pipeline
 

@@ -76,7 +76,7 @@ def drill_options(options: PipelineOptions, plan: DrillPlan, folder: Path) -> Pi
 
 
 def drill_pipeline(options: PipelineOptions, plan: DrillPlan, folder: Path) -> OpenPipeline:
-    """The pipeline of such a pipeline; its sources show the planned files alone, and wait for each other."""
+    """Open the pipeline of a drill; its sources show the planned files alone, and wait for each other."""
     from firnline.run.open_pipeline import open_pipeline
 
     clock = _StoppedClock(datetime.fromisoformat(plan.time))

@@ -346,8 +346,8 @@ def _untold_error(
     return LedgerHoleError(
         f"sink {sink!r} holds epoch {epoch} and cannot be given {lacks}: {reason}",
         hint=f"Bring that entry back from a copy: firnline ledger repair --from COPY, or, if the ledger was repaired "
-        f"since, put the file into {pipeline.storage.root}/{pipeline.ledger.folder}. Without a copy set `required: false` "
-        f"for {sink!r}, or take it out of the spec: the others go on, and it stays behind.",
+        f"since, put the file into {pipeline.storage.root}/{pipeline.ledger.folder}. Without a copy set "
+        f"`required: false` for {sink!r}, or take it out of the spec: the others go on, and it stays behind.",
         sink=sink,
         epoch=newest.epoch,
     )

@@ -1,4 +1,4 @@
-"""Assembles the pipeline that a run, or a command that only looks, works with."""
+"""Opens a pipeline: its sources, sinks, ledger and copies, for a run or for a read-only command."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def open_pipeline(
     ids: Ids | None = None,
     strict_store: bool = False,
 ) -> OpenPipeline:
-    """Make the pipeline of a pipeline; nothing is read or written yet."""
+    """Open a pipeline; nothing is read or written yet."""
     clock = clock or SystemClock()
     deciding = options.deciding
     storage = open_storage(deciding.table, deciding.storage_options)

@@ -175,8 +175,8 @@ class Opening:
         for sink in self._others:
             if Ledger(sink.storage, self._pipeline.options.name).newest_epoch():
                 raise DecidingSinkError(
-                    f"{self._pipeline.storage.root} would decide, but the ledger of {self._pipeline.options.name!r} lies in "
-                    f"the table of sink {sink.name!r}, which decided so far",
+                    f"{self._pipeline.storage.root} would decide, but the ledger of "
+                    f"{self._pipeline.options.name!r} lies in the table of sink {sink.name!r}, which decided so far",
                     hint=f"List the sink {sink.name!r} first, with required: true.",
                     epoch=held.epoch,
                 )
