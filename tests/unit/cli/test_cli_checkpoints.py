@@ -769,7 +769,7 @@ def test_wrong_usage_names_the_sub_command(spec: Path, capsys: pytest.CaptureFix
 
 def test_damaged_audit_records_hide_no_others(stored: Path, run_json: Any, capsys: pytest.CaptureFixture[str]) -> None:
     run_json("checkpoints", "delete", "--yes")
-    path = stored.parent / "store/flights/pipeline/audit" / f"{1:020d}.json"
+    path = stored.parent / "store/flights/parts/audit" / f"{1:020d}.json"
     path.write_bytes(path.read_bytes().replace(b"begun", b"ended", 1))
     trail = run_json("checkpoints", "--audit")["audit"]
     assert [bool(r["problem"]) for r in trail] == [False, True]
