@@ -1,9 +1,10 @@
-"""What a run tells about itself while it runs: the progress display, log lines and metrics listen here."""
+"""What a run reports while it runs. The progress display, the log lines and the metrics are observers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from firnline.errors import FirnlineError, LedgerHoleError
 from firnline.sinks.base import Head
@@ -47,7 +48,7 @@ def took_ms(durations_ms: Mapping[str, int]) -> int:
 
 
 class Observer:
-    """Override what you want to hear of. Calls come from the run's main thread, and must not block."""
+    """Override the methods that you need. The run calls them from its main thread, so they must not block."""
 
     def started(self, run: str, held: Head) -> None:
         """The sinks have been read; `held` is what the deciding one holds."""
@@ -71,16 +72,16 @@ class Observer:
         """The committer has committed every epoch of a two-stage table up to this one."""
 
     def backlog(self, backlog: Backlog) -> None:
-        """What waits to be read, counted now and then."""
+        """How much input waits to be read; counted from time to time."""
 
     def reconciled(self, late: int, changed: list[str], listed: int) -> None:
         """A full listing was compared with the ledger."""
 
     def ledger_hole(self, error: LedgerHoleError | None) -> None:
-        """Late files cannot be told from processed ones, because of a hole in the ledger; None: they can again."""
+        """A hole in the ledger hides which files are late; None: the hole is closed."""
 
     def idle(self) -> None:
-        """Nothing to read; waits for the next poll."""
+        """There is nothing to read; the run waits for the next poll."""
 
     def held_up(self, full: tuple[int, int] | None) -> None:
         """Back-pressure: pending units and bytes that the committer must take first; None when there is room again."""
@@ -95,110 +96,33 @@ class Observer:
         """The store or a tier was written, or could not be: how far each of them is behind."""
 
     def draining(self, lag: Replication) -> None:
-        """The run is over but for a tier that it waits for."""
+        """The run has ended, and waits only for this tier to catch up."""
 
     def worker_lost(self, facts: dict[str, Json]) -> None:
-        """A task was lost with its worker: the epoch, what is done about it, and how many shards there are now."""
+        """A worker died and its task with it. `facts` has the epoch, the reaction and the number of shards now."""
 
     def trouble(self, error: FirnlineError, failures: int) -> None:
         """Something failed and is tried again after a back-off."""
 
     def resting(self, seconds: float, failures: int) -> None:
-        """The back-off after so many failures in a row has begun."""
+        """The back-off after `failures` failures in a row has begun."""
 
     def left_staged(self, epochs: int, table: str, behind: list[str]) -> None:
-        """The run ends while so many epochs wait for the committer of a table, and these sinks for the next run."""
+        """The run ends; `epochs` epochs wait for the table's committer, the sinks `behind` for the next run."""
 
     def stopped(self, exit_code: int) -> None:
         """The run is over."""
 
 
 class Observers(Observer):
-    """Several observers as one."""
+    """Several observers as one: every call goes to each of them, in order."""
 
     def __init__(self, *observers: Observer) -> None:
-        self._observers = observers
+        for name in vars(Observer):
+            if not name.startswith("_"):
+                setattr(self, name, partial(_call_each, [getattr(observer, name) for observer in observers]))
 
-    def started(self, run: str, held: Head) -> None:
-        for o in self._observers:
-            o.started(run, held)
 
-    def claimed(self, generation: int) -> None:
-        for o in self._observers:
-            o.claimed(generation)
-
-    def planned(self, epoch: int, plan: EpochPlan) -> None:
-        for o in self._observers:
-            o.planned(epoch, plan)
-
-    def running(self, epoch: int) -> None:
-        for o in self._observers:
-            o.running(epoch)
-
-    def ran(self, epoch: int, seconds: float) -> None:
-        for o in self._observers:
-            o.ran(epoch, seconds)
-
-    def committed(self, facts: EpochFacts) -> None:
-        for o in self._observers:
-            o.committed(facts)
-
-    def log_committed(self, epoch: int) -> None:
-        for o in self._observers:
-            o.log_committed(epoch)
-
-    def backlog(self, backlog: Backlog) -> None:
-        for o in self._observers:
-            o.backlog(backlog)
-
-    def reconciled(self, late: int, changed: list[str], listed: int) -> None:
-        for o in self._observers:
-            o.reconciled(late, changed, listed)
-
-    def ledger_hole(self, error: LedgerHoleError | None) -> None:
-        for o in self._observers:
-            o.ledger_hole(error)
-
-    def idle(self) -> None:
-        for o in self._observers:
-            o.idle()
-
-    def held_up(self, full: tuple[int, int] | None) -> None:
-        for o in self._observers:
-            o.held_up(full)
-
-    def paused(self, paused: bool) -> None:
-        for o in self._observers:
-            o.paused(paused)
-
-    def replication(self, lag: Replication) -> None:
-        for o in self._observers:
-            o.replication(lag)
-
-    def copies(self, lags: Sequence[Replication]) -> None:
-        for o in self._observers:
-            o.copies(lags)
-
-    def draining(self, lag: Replication) -> None:
-        for o in self._observers:
-            o.draining(lag)
-
-    def worker_lost(self, facts: dict[str, Json]) -> None:
-        for o in self._observers:
-            o.worker_lost(facts)
-
-    def trouble(self, error: FirnlineError, failures: int) -> None:
-        for o in self._observers:
-            o.trouble(error, failures)
-
-    def resting(self, seconds: float, failures: int) -> None:
-        for o in self._observers:
-            o.resting(seconds, failures)
-
-    def left_staged(self, epochs: int, table: str, behind: list[str]) -> None:
-        for o in self._observers:
-            o.left_staged(epochs, table, behind)
-
-    def stopped(self, exit_code: int) -> None:
-        for o in self._observers:
-            o.stopped(exit_code)
+def _call_each(methods: Sequence[Callable[..., None]], *arguments: object) -> None:
+    for method in methods:
+        method(*arguments)
