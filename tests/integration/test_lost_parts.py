@@ -68,8 +68,8 @@ def test_a_file_that_was_late_to_a_lost_epoch_waits_for_its_turn(tmp_path: Path,
     behind = FileState(str(folder), mark=str(folder / "f00.json"))
     plan = source.plan(behind.to_json(), limits)
     assert plan is not None
-    names = [Path(item["path"]).name for task in plan.tasks for item in task.inputs]
+    names = [Path(item["path"]).name for split in plan.splits for item in split.inputs]
     assert names == ["f01.json", "f02.json", "f03.json"]
     ended = [{"path": str(folder / n), "to": 1, "offset": 3, "line": 1, "finished": True} for n in names]
-    after, _ = planning.advance(behind, plan.tasks, ended, 3, 1)
+    after, _ = planning.advance(behind, plan.splits, ended, 3, 1)
     assert after.mark == str(folder / "f03.json")

@@ -191,7 +191,7 @@ def _sample(reading: _Reading, plans: Mapping[str, SourcePlan]) -> tuple[dict[st
     found: dict[str, Sampled] = {}
     for options in pipeline.options.sources:
         plan = plans.get(options.name)
-        if plan is not None and plan.tasks:
+        if plan is not None and plan.splits:
             targets = [sink.stage_target() for sink in sinks_of(pipeline, options.name)]
             base = known_columns(pipeline, reading.held, options.name)
             root = pipeline.sources[options.name].root

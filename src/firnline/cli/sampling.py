@@ -79,7 +79,7 @@ def sample_source(
     """
     context = Context(0, "", options, root, list(targets), {}, base)
     columns = columns_of(context, plan)
-    paths = [str(item["path"]) for task in plan.tasks for item in task.inputs][:SAMPLE_FILES]
+    paths = [str(item["path"]) for split in plan.splits for item in split.inputs][:SAMPLE_FILES]
     choices: dict[str, Choice] = {}
     again, read = True, Sample()
     while again:

@@ -44,7 +44,7 @@ def read_sources(
         BadRecordsError: a source gave mostly bad records.
     """
     readings = {
-        name: _Reading(contexts[name], columns_of(contexts[name], part), set(range(len(part.tasks))))
+        name: _Reading(contexts[name], columns_of(contexts[name], part), set(range(len(part.splits))))
         for name, part in plan.plans.items()
     }
     for _ in range(SCHEMA_ROUNDS):

@@ -113,7 +113,7 @@ def columns_of(context: Context, plan: SourcePlan) -> Columns:
     spec = declared(context.options)
     known = merge(context.base, spec, frozen=context.base.names) if context.base is not None else spec
     folders: dict[str, str] = {}
-    for item in (item for task in plan.tasks for item in task.inputs):
+    for item in (item for split in plan.splits for item in split.inputs):
         for name in folder_values(item["path"], context.root):
             index = known.get_field_index(name)
             folders[name] = type_to_text(known.field(index)) if index >= 0 else "string"
@@ -171,12 +171,12 @@ def make_orders(context: Context, plan: SourcePlan, columns: Columns, only: Coll
     return [
         {
             **common,
-            "inputs": task.inputs,
-            "max_records": task.max_records,
-            "max_bytes": task.max_bytes,
-            "max_output_files": task.max_output_files,
+            "inputs": split.inputs,
+            "max_records": split.max_records,
+            "max_bytes": split.max_bytes,
+            "max_output_files": split.max_output_files,
         }
-        for number, task in enumerate(plan.tasks)
+        for number, split in enumerate(plan.splits)
         if number in only
     ]
 

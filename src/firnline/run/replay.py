@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from firnline.checkpoint.ledger import LedgerEntry
 from firnline.run.open_pipeline import OpenPipeline
-from firnline.sources.base import SourcePlan, Task
+from firnline.sources.base import SourcePlan, Split
 from firnline.sources.files.position import FileState
 from firnline.sources.group import EpochPlan
 from firnline.types import Json
@@ -24,7 +24,7 @@ def replay_plan(pipeline: OpenPipeline, entry: LedgerEntry, parallelism: int) ->
         plans[name] = SourcePlan(
             source=name,
             base=position,
-            tasks=_deal(inputs, parallelism),
+            splits=_deal(inputs, parallelism),
             files=len(inputs),
             size_bytes=sum(int(item["size_bytes"]) for item in inputs),
         )
@@ -40,8 +40,8 @@ def _input(state: FileState, record: dict[str, Json]) -> dict[str, Json]:
     return {**record, "path": state.current_name(str(record["path"])), "offset": 0, "line": 0}
 
 
-def _deal(inputs: list[dict[str, Json]], parallelism: int) -> list[Task]:
+def _deal(inputs: list[dict[str, Json]], parallelism: int) -> list[Split]:
     """Contiguous runs, as many as tasks work at once; the order of the rows is that of the files, however dealt."""
     size = max(1, -(-len(inputs) // max(1, parallelism)))
     runs = [inputs[at : at + size] for at in range(0, len(inputs), size)]
-    return [Task(run, _NO_LIMIT, _NO_LIMIT, _NO_LIMIT) for run in runs]
+    return [Split(run, _NO_LIMIT, _NO_LIMIT, _NO_LIMIT) for run in runs]

@@ -128,8 +128,8 @@ class Steps:
         positions = self.flight.bases[base].positions
         known = {name: KnownFiles() for name in self._pipeline.sources.names}
         try:
-            for name, task in (found for made in flying for found in made.plan.tasks):
-                for item in task.inputs:
+            for name, split in (found for made in flying for found in made.plan.splits):
+                for item in split.inputs:
                     known[name].add(str(item["path"]), "")
             for name, records in (self.flight.baseline.inputs if self.flight.baseline else {}).items():
                 for record in records:
@@ -189,10 +189,10 @@ class Steps:
 
     def _note_files(self, made: EpochInFlight) -> None:
         """Learn how many files a task stages, so that the next plan keeps `max_output_files`; tell when it was not."""
-        if self._pipeline.options.operators or not made.plan.tasks:
+        if self._pipeline.options.operators or not made.plan.splits:
             return
         sink, files = max(((name, len(found)) for name, found in made.produced.staged.items()), key=lambda p: p[1])
-        self._files_per_task = max(1, -(-files // len(made.plan.tasks)))
+        self._files_per_task = max(1, -(-files // len(made.plan.splits)))
         limit = self._pipeline.options.batch.max_output_files
         if files > limit:
             facts = {"sink": sink, "epoch": made.epoch, "files": files, "max_output_files": limit}
@@ -232,7 +232,7 @@ class Steps:
             inputs=made.records,
             staged=made.produced.staged,
             quarantine=made.produced.quarantine,
-            schema=common if made.plan.tasks else [],
+            schema=common if made.plan.splits else [],
             schemas={name: columns for name, columns in schemas.items() if columns != common},
             epoch_time=made.epoch_time if self._pipeline.options.operators else "",
             durations_ms=dict(made.durations_ms),

@@ -24,8 +24,8 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """What one Spark task reads: a contiguous run of the slice. Plain JSON, since it travels to workers."""
+class Split:
+    """What one Spark task reads: a contiguous range of the slice. Plain JSON, since it travels to workers."""
 
     inputs: list[dict[str, Json]]
     max_records: int
@@ -39,7 +39,7 @@ class SourcePlan:
 
     source: str
     base: Json
-    tasks: list[Task]
+    splits: list[Split]
     files: int
     size_bytes: int
     notes: dict[str, Any] = field(default_factory=dict)  # late files, files set aside: for people

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from firnline.clock import monotonic
-from firnline.sources.base import Backlog, Limits, SourcePlan, Task
+from firnline.sources.base import Backlog, Limits, SourcePlan, Split
 from firnline.sources.files.known import KnownFiles
 from firnline.sources.files.source import FileSource, Reconciled
 from firnline.types import Json
@@ -49,13 +49,13 @@ class EpochPlan:
         return sum(int(plan.notes.get("late", 0)) for plan in self.plans.values())
 
     @property
-    def tasks(self) -> list[tuple[str, Task]]:
-        """Every task with its source, in the order of the sources."""
-        return [(name, task) for name, plan in self.plans.items() for task in plan.tasks]
+    def splits(self) -> list[tuple[str, Split]]:
+        """Every split with its source, in the order of the sources."""
+        return [(name, split) for name, plan in self.plans.items() for split in plan.splits]
 
     @property
     def inputs(self) -> Iterator[dict[str, Json]]:
-        return (item for _, task in self.tasks for item in task.inputs)
+        return (item for _, split in self.splits for item in split.inputs)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firnline.sources.base import Limits, Task
+from firnline.sources.base import Limits, Split
 from firnline.sources.files import planning
 from firnline.sources.files.position import FileState, Progress, SetAside
 from firnline.storage import FileStat
@@ -39,16 +39,16 @@ class World:
         return [self.stat(name) for name in sorted(self.records, key=str.encode)]
 
 
-def perform(world: World, tasks: list[Task], draw: st.DataObject) -> list[Json]:
-    """What tasks do: read in order until their share, or the room for what they write, is used up; broken files fail.
+def perform(world: World, splits: list[Split], draw: st.DataObject) -> list[Json]:
+    """What splits do: read in order until their share, or the room for what they write, is used up; broken files fail.
 
     Every task reaches one file at least; what it does not reach it does not report.
     """
     outcomes = []
-    for task in tasks:
-        left = task.max_records
-        reached = draw.draw(st.integers(1, len(task.inputs)), "files reached")
-        for item in task.inputs[:reached]:
+    for split in splits:
+        left = split.max_records
+        reached = draw.draw(st.integers(1, len(split.inputs)), "files reached")
+        for item in split.inputs[:reached]:
             if left <= 0:
                 break
             path = item["path"]
@@ -116,12 +116,12 @@ def step(world: World, state: FileState, limits: Limits, epoch: int, draw: st.Da
     listed = [s for s in world.listed() if state.is_after_mark(s.name)]
     chosen = planning.choose(state, [*begun, *late], listed, limits)
     assert len(chosen.files) <= max(1, limits.max_files)
-    tasks = planning.deal(chosen, limits, "now")
-    assert [i["path"] for t in tasks for i in t.inputs] == [f.name for f in chosen.files]
+    splits = planning.deal(chosen, limits, "now")
+    assert [i["path"] for t in splits for i in t.inputs] == [f.name for f in chosen.files]
     assert chosen.files == sorted(chosen.files, key=lambda f: f.name.encode())
     if draw.draw(st.integers(0, 4), "lost") == 0:
         return state  # the epoch is lost: nothing of it counts, and it is planned again
-    after, records = planning.advance(chosen.base, tasks, perform(world, tasks, draw), 3, epoch)
+    after, records = planning.advance(chosen.base, splits, perform(world, splits, draw), 3, epoch)
     world.known |= {r["path"] for r in records if r["status"] != "pending"}
     rebuilt = planning.replay(chosen.base, records)
     assert rebuilt.mark == after.mark
@@ -142,8 +142,8 @@ def drain(world: World, state: FileState, draw: st.DataObject) -> None:
         chosen = planning.choose(state, [*begun, *reconcile(world, state)], listed, limits)
         if not chosen.files:
             break
-        tasks = planning.deal(chosen, limits, "now")
-        state, records = planning.advance(chosen.base, tasks, perform(world, tasks, draw), 3, epoch)
+        splits = planning.deal(chosen, limits, "now")
+        state, records = planning.advance(chosen.base, splits, perform(world, splits, draw), 3, epoch)
         world.known |= {r["path"] for r in records if r["status"] != "pending"}
         check(world, state)
     assert {p: len(n) for p, n in world.read.items() if n} == {p: n for p, n in world.records.items() if n}

@@ -38,7 +38,7 @@ def test_retries_may_change_while_they_are_planned(tmp_path: Path) -> None:
     source.retry(str(tmp_path / "b.json"), changed=False)
     plan = source.plan(position, LIMITS)
     assert plan is not None
-    assert {str(i["path"]) for task in plan.tasks for i in task.inputs} == {
+    assert {str(i["path"]) for split in plan.splits for i in split.inputs} == {
         str(tmp_path / "a.json"),
         str(tmp_path / "b.json"),
     }

@@ -45,7 +45,7 @@ def test_every_source_gives_its_share_in_the_order_of_the_spec(tmp_path: Path) -
     assert {name: part.files for name, part in plan.plans.items()} == {"b": 3, "a": 1}
     assert list(plan.plans) == ["b", "a"]
     assert plan.files == 4
-    assert [name for name, _ in plan.tasks][-1] == "a"
+    assert [name for name, _ in plan.splits][-1] == "a"
 
 
 def test_nothing_to_read_anywhere_is_no_plan(tmp_path: Path) -> None:

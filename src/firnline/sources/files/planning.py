@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from firnline.sources.base import Limits, Task
+from firnline.sources.base import Limits, Split
 from firnline.sources.files.position import FileState, Progress, SetAside
 from firnline.storage import FileStat
 from firnline.types import Json
@@ -29,7 +29,7 @@ class Slice:
 
 
 def choose(state: FileState, in_progress: Sequence[FileStat], listed: Iterable[FileStat], limits: Limits) -> Slice:
-    """Take files in progress first, then a contiguous run of what is listed after the mark.
+    """Take files in progress first, then a contiguous range of what is listed after the mark.
 
     Args:
         state: Where the source stands.
@@ -91,31 +91,31 @@ def _aside(progress: Progress, reason: str) -> SetAside:
     return SetAside(reason, progress.records, progress.offset, progress.line, progress.size_bytes, progress.etag)
 
 
-def deal(chosen: Slice, limits: Limits, discovered: str) -> list[Task]:
-    """Deal the slice out as contiguous runs of about equal size, one per task."""
+def deal(chosen: Slice, limits: Limits, discovered: str) -> list[Split]:
+    """Deal the slice out as contiguous ranges of about equal size, one per split."""
     if not chosen.files:
         return []
     total = chosen.size_bytes
     most = limits.max_output_files // limits.files_per_task
     wanted = max(limits.parallelism, min(EVEN_TASKS, total // TASK_BYTES))
     count = max(1, min(len(chosen.files), wanted, most))
-    runs: list[list[FileStat]] = [[] for _ in range(count)]
+    ranges: list[list[FileStat]] = [[] for _ in range(count)]
     done = 0
     for index, file in enumerate(chosen.files):
         # By the middle of the file's bytes; with nothing but empty files, by number.
         place = (done + file.size_bytes / 2) / total if total else index / len(chosen.files)
-        runs[min(int(place * count), count - 1)].append(file)
+        ranges[min(int(place * count), count - 1)].append(file)
         done += file.size_bytes
-    used = [run for run in runs if run]
+    used = [files for files in ranges if files]
     share = len(used)
     return [
-        Task(
-            inputs=[_input(chosen.base, file, discovered) for file in run],
+        Split(
+            inputs=[_input(chosen.base, file, discovered) for file in files],
             max_records=max(1, limits.max_events // share),
             max_bytes=max(1, limits.max_bytes // share),
             max_output_files=max(1, limits.max_output_files // share),
         )
-        for run in used
+        for files in used
     ]
 
 
@@ -134,7 +134,7 @@ def _input(state: FileState, file: FileStat, discovered: str) -> dict[str, Json]
 
 
 def advance(
-    base: FileState, tasks: Sequence[Task], outcomes: Sequence[Json], file_attempts: int, epoch: int
+    base: FileState, splits: Sequence[Split], outcomes: Sequence[Json], file_attempts: int, epoch: int
 ) -> tuple[FileState, list[dict[str, Json]]]:
     """The state after the tasks ended as they report, and what the ledger says of every file they touched.
 
@@ -144,7 +144,7 @@ def advance(
     ended = {str(outcome["path"]): outcome for outcome in outcomes}
     files, aside = dict(base.files), dict(base.set_aside)
     records: list[dict[str, Json]] = []
-    for item in (item for task in tasks for item in task.inputs):
+    for item in (item for split in splits for item in split.inputs):
         path = str(item["path"])
         before = files.get(path, Progress())
         outcome = ended.get(path)

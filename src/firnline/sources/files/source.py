@@ -124,7 +124,7 @@ class FileSource(Source):
         return SourcePlan(
             source=self.name,
             base=chosen.base.to_json(),
-            tasks=planning.deal(chosen, limits, datetime.now(UTC).isoformat(timespec="seconds")),
+            splits=planning.deal(chosen, limits, datetime.now(UTC).isoformat(timespec="seconds")),
             files=len(chosen.files),
             size_bytes=chosen.size_bytes,
             notes={"late": sum(1 for f in chosen.files if f.name in late), "moved": moved, "dropped": dropped},
@@ -166,7 +166,7 @@ class FileSource(Source):
 
     def advance(self, plan: SourcePlan, outcomes: Sequence[Json], epoch: int) -> tuple[Json, list[dict[str, Json]]]:
         base = FileState.from_json(plan.base)
-        state, records = planning.advance(base, plan.tasks, outcomes, self._options.file_attempts, epoch)
+        state, records = planning.advance(base, plan.splits, outcomes, self._options.file_attempts, epoch)
         records = [*plan.notes.get("dropped", []), *records]
         for record in records:
             if "reason" in record and record["status"] != "dropped":
