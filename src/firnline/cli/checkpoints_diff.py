@@ -68,7 +68,7 @@ def diff(
 
 
 def _lines(found: dict[str, Json]) -> Iterator[str]:
-    from firnline.history.left_behind import jump_word
+    from firnline.history.superseded import edit_name
 
     unknown = found["epochs_unknown"]
     yield f"from epoch {found['from_epoch']} to {found['to_epoch']}: {count_text(found['epochs'], 'epoch')}"
@@ -79,7 +79,7 @@ def _lines(found: dict[str, Json]) -> Iterator[str]:
     if found["quarantined"]:
         yield f"  {count_text(found['quarantined'], 'record')} quarantined"
     for jump in found["jumps"]:
-        yield f"  epoch {jump['epoch']} was a {jump_word(jump['kind'])}"
+        yield f"  epoch {jump['epoch']} was a {edit_name(jump['kind'])}"
     for name, source in found["sources"].items():
         yield f"source {name}"
         yield from (f"  {line}" for line in _source_lines(source))

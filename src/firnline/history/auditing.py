@@ -1,4 +1,4 @@
-"""Puts what somebody does to a pipeline's history on record, where the pipeline has a store to keep it."""
+"""Writes an audit record for every change of a pipeline's history, if the pipeline has a checkpoint store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from firnline.types import Json
 def on_record(
     pipeline: OpenPipeline, what: str, run: str, *, from_epoch: int | None, to_epoch: int | None, **details: Json
 ) -> Iterator[dict[str, Json]]:
-    """Write down what begins, do it, write down how it ended, with the details that are put into what it yields.
+    """Record the start and the end of an action; the caller puts details into the yielded mapping.
 
     Raises:
         SinkError: the trail cannot be written; then nothing is done.
@@ -49,7 +49,7 @@ def on_record(
 
 @contextlib.contextmanager
 def deletion_on_record(options: PipelineOptions | None, what: str, **details: Json) -> Iterator[dict[str, Json]]:
-    """The same for a deletion that a command makes; without a pipeline there is no trail to write to.
+    """Record a deletion; without a pipeline there is no audit trail to write to.
 
     Raises:
         SinkError: the trail cannot be written; then nothing is deleted.

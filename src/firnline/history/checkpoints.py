@@ -9,9 +9,9 @@ from itertools import chain, islice
 from firnline.checkpoint.codec import canonical
 from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.errors import LedgerHoleError
-from firnline.history.left_behind import leaves_behind
 from firnline.history.snapshots import state_bytes
 from firnline.history.store import find_lost, savepoint_epochs
+from firnline.history.superseded import supersedes
 from firnline.run.log import has_died, load_runs
 from firnline.run.observer import took_ms
 from firnline.run.open_pipeline import OpenPipeline
@@ -46,7 +46,7 @@ def load_checkpoints(
     before: int | None = None,
     undone: bool = False,
 ) -> CheckpointList:
-    """The newest checkpoints, in the order and words of CONVENTIONS; at most `limit`, those before an epoch.
+    """The newest checkpoints; at most `limit`, all before the epoch `before`.
 
     With `undone`, also those that the store still has although a later rollback, fresh start or restore left them
     behind.
@@ -75,7 +75,7 @@ def _restores(pipeline: OpenPipeline) -> dict[int, str]:
 
 
 def _with_unfinished(pipeline: OpenPipeline, held: Head, rows: Iterator[dict[str, Json]]) -> Iterator[dict[str, Json]]:
-    """The checkpoints together with attempts that came to nothing, or to nothing yet, newest epoch first.
+    """The checkpoints together with failed and unfinished attempts, newest epoch first.
 
     What a run staged and no commit names is in progress while that run lives, and failed when it is gone. Attempts that
     failed in mid-run are told by the history of runs, with the reason.
@@ -134,7 +134,7 @@ def _failed_row(pipeline: OpenPipeline, run: dict[str, Json], failed: dict[str, 
 def _lost_rows(
     pipeline: OpenPipeline, store: CheckpointStore, before: int | None, damaged: list[dict[str, Json]]
 ) -> Iterator[dict[str, Json]]:
-    """What the store has of a pipeline whose table is gone: no sink holds any of it."""
+    """Rows from the store for a pipeline whose table is gone: no sink holds any of these epochs."""
     for version in _stored(store, pipeline.options.name, damaged):
         if before is None or _epoch(version) < before:
             yield _stored_row(pipeline, version, f"0/{len(pipeline.sinks)}")
@@ -176,7 +176,7 @@ def _rows(
         epoch = _epoch(version)
         if not wanted(epoch) or epoch > held.epoch or (oldest is not None and epoch >= oldest):
             continue
-        if not any(leaves_behind(link, epoch) for link in jumps):
+        if not any(supersedes(link, epoch) for link in jumps):
             yield _stored_row(pipeline, version, acknowledged(epoch))
         elif undone:
             yield _undone_row(pipeline, version)

@@ -20,7 +20,7 @@ from firnline.types import Json
 
 @dataclass(slots=True)
 class Between:
-    """What the epochs after one and up to another did. Nothing is made up where nobody knows it any more."""
+    """What the epochs after one and up to another did. Unknown values stay unknown."""
 
     epochs: int = 0
     files: dict[str, list[dict[str, Json]]] = field(default_factory=dict)  # source -> what was read, oldest first
@@ -69,13 +69,13 @@ def diff_epochs(pipeline: OpenPipeline, store: CheckpointStore | None, one: int,
 
 
 def _watermarks(checkpoint: Checkpoint) -> dict[str, Json]:
-    """Event time that each operator has come to."""
+    """The event time that each operator has reached."""
     marks = Watermarks.from_json(checkpoint.watermarks).operators
     return {name: event_time(mark.at) for name, mark in marks.items() if mark.at is not None}
 
 
 def _state(checkpoint: Checkpoint) -> dict[str, Json]:
-    """The snapshot of each operator, without what the watermarks tell."""
+    """The snapshot of each operator, without its watermark."""
     wanted = ("epoch", "checkpoint", "shards", "size_bytes", "rows")
     return {one.operator: {name: getattr(one, name) for name in wanted} for one in snapshots_of(checkpoint)}
 
@@ -144,7 +144,7 @@ def load_between(pipeline: OpenPipeline, store: CheckpointStore | None, older: E
                 break
             links.append(link)
     except LedgerHoleError as error:
-        found.notes.append(f"{error.message}: what was read and written before it is not told")
+        found.notes.append(f"{error.message}: what was read and written before it is unknown")
     for link in reversed(links):
         if isinstance(link, Fold):
             _add_fold(found, link, older.epoch)
@@ -211,7 +211,7 @@ def _read(record: dict[str, Json], epoch: int) -> dict[str, Json]:
 
 
 def _add_stored(pipeline: OpenPipeline, store: CheckpointStore | None, found: Between, folded: set[int]) -> set[int]:
-    """Add what the store tells of epochs that are folded; which of them it told."""
+    """Add folded epochs from the store; returns which of them the store has."""
     told: set[int] = set()
     if store is None or not folded:
         return told

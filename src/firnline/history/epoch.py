@@ -1,4 +1,4 @@
-"""Reads one epoch from every place that has it: ledger, log and store, and says which copies are intact.
+"""Reads one epoch from every copy (ledger, log, store) and says which copies are intact.
 
 Writes nothing and starts no JVM. The ledger's chain is the truth; the other copies are compared with it.
 """
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import CheckpointError, ConfigError, DamagedError, FirnlineError, LedgerHoleError, NewerFormatError
-from firnline.history.left_behind import leaves_behind
 from firnline.history.store import savepoint_epochs
+from firnline.history.superseded import supersedes
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head
 from firnline.sinks.delta.log import DeltaLog, LogCommit
@@ -40,7 +40,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class SinkView:
-    """What one sink has of an epoch; None where nobody knows any more."""
+    """What one sink has of an epoch; None where no record is left."""
 
     name: str
     holds: bool
@@ -115,7 +115,7 @@ def load_epoch(pipeline: OpenPipeline, store: CheckpointStore | None, epoch: int
 
 
 def _compared(copy: Copy, chosen: Checkpoint) -> Copy:
-    """The same copy; one that is intact but says something else is told as such."""
+    """Mark a copy that is intact but differs from the true checkpoint."""
     if copy.checkpoint is None or copy.checkpoint.checksum == chosen.checksum:
         return copy
     return Copy(copy.where, "differs", copy.place, "it is intact, but not what the ledger holds", copy.checkpoint)
@@ -126,7 +126,7 @@ def _compared(copy: Copy, chosen: Checkpoint) -> Copy:
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """Where a walk down the chain came to."""
+    """How far a walk down the ledger chain came."""
 
     entry: LedgerEntry | None = None
     ref: EntryRef | None = None
@@ -139,7 +139,7 @@ def _walk_chain(pipeline: OpenPipeline, held: Head, epoch: int) -> _Walk:
     ref, undone = held.entry, False
     try:
         for link in pipeline.ledger.chain(held.entry):
-            undone = undone or leaves_behind(link, epoch)
+            undone = undone or supersedes(link, epoch)
             if isinstance(link, Fold):
                 if link.last.epoch >= epoch:
                     return _Walk(folded=link.first_epoch <= epoch and not undone, undone=undone)
@@ -156,7 +156,7 @@ def _walk_chain(pipeline: OpenPipeline, held: Head, epoch: int) -> _Walk:
 def _ledger_copy(
     pipeline: OpenPipeline, walk: _Walk, named: list[EntryRef | None]
 ) -> tuple[LedgerEntry | None, EntryRef | None, Copy]:
-    """The entry: reached by the chain, or left behind by it and named by another copy."""
+    """The entry: on the chain, or superseded and named by another copy."""
     if walk.entry is not None and walk.ref is not None:
         return walk.entry, walk.ref, Copy("ledger", "intact", walk.ref.name, checkpoint=walk.entry.checkpoint)
     if walk.ref is not None:

@@ -1,4 +1,4 @@
-"""Where a pipeline stands, read from its sinks, ledger and run history; starts no JVM and writes nothing."""
+"""The status of a pipeline, read from its sinks, ledger and run history. Read-only; starts no JVM."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def load_status(pipeline: OpenPipeline, control: dict[str, Json] | None = None) 
 
 
 def _find_hole(pipeline: OpenPipeline, held: Head, runs: list[dict[str, Json]]) -> str | None:
-    """What is wrong with the ledger: down to the first fold it is looked at now, and below by the newest run."""
+    """What is wrong with the ledger: this reads it down to the first fold; the newest run has checked the rest."""
     try:
         for link in pipeline.ledger.chain(held.entry):
             if isinstance(link, Fold):
@@ -130,7 +130,7 @@ def _find_hole(pipeline: OpenPipeline, held: Head, runs: list[dict[str, Json]]) 
 
 
 def _restored(pipeline: OpenPipeline, held: Head, runs: list[dict[str, Json]]) -> dict[str, Json] | None:
-    """Where the newest run took up; positions are None where the ledger no longer tells them."""
+    """Where the newest run resumed; positions are None when the ledger no longer has them."""
     epoch = runs[0].get("resumed_after") if runs else None
     if not epoch:
         return None
@@ -168,7 +168,7 @@ def _find_backlog(pipeline: OpenPipeline, positions: dict[str, Json]) -> Backlog
 
 
 def load_lease(pipeline: OpenPipeline) -> dict[str, Json] | None:
-    """Who holds the lease; None when nobody ever did. A store that does not answer is told, and no failure."""
+    """Who holds the lease; None when nobody ever did. A store that does not answer is logged, never raised."""
     try:
         store = find_store(pipeline)
         if store is None:
@@ -185,7 +185,7 @@ def load_lease(pipeline: OpenPipeline) -> dict[str, Json] | None:
 
 
 def _age_seconds(pipeline: OpenPipeline, moment: str) -> float | None:
-    """Seconds since a time that somebody wrote; None when it is no time, or one of no zone."""
+    """Seconds since a recorded time; None when the text is not a time with a zone."""
     try:
         return round((pipeline.clock.now() - datetime.fromisoformat(moment)).total_seconds(), 1)
     except (ValueError, TypeError, OverflowError):
@@ -227,7 +227,7 @@ def load_copies(pipeline: OpenPipeline, held: Head, failing: Mapping[str, Json] 
 
 
 def _unwritten(look: Look, behind: int, failing: Mapping[str, Json] | None) -> str | None:
-    """A copy that can be read, but could not be written when it was last tried."""
+    """Why a readable copy is behind: the reason of the last failed write."""
     reason = (failing or {}).get(look.path) if behind else None
     return f"{behind} behind; cannot be written: {reason}" if reason else None
 
@@ -260,12 +260,12 @@ def _sink_row(sink: DeltaSink, decided: int, failing: Json) -> dict[str, Json]:
 
 
 def load_files(pipeline: OpenPipeline) -> Iterator[dict[str, Json]]:
-    """Every file that is known, in progress, set aside, late or still to be read, as CONVENTIONS names the fields."""
+    """Every file of the pipeline: finished, in progress, set aside, late or waiting."""
     return (row for _, row in load_files_by_source(pipeline))
 
 
 def load_files_by_source(pipeline: OpenPipeline) -> Iterator[tuple[str, dict[str, Json]]]:
-    """The same, each with the name of its source: two sources may read one file."""
+    """Every file with the name of its source: two sources may read one file."""
     held = pipeline.load()
     positions = held.checkpoint.positions if held.checkpoint else {}
     states = {s.name: FileState.from_json(positions.get(s.name) or s.start(None)) for s in pipeline.sources}
@@ -287,7 +287,7 @@ def load_files_by_source(pipeline: OpenPipeline) -> Iterator[tuple[str, dict[str
 
 
 def _unread_files(source: FileSource, state: FileState, seen: dict[str, str]) -> Iterator[dict[str, Json]]:
-    """What a source has and no epoch has read."""
+    """Files that a source has and no epoch has read."""
     late = {stat.name for stat in source.compare(state.to_json(), KnownFiles(seen.items())).late}
     for stat in source.list_all():
         if stat.name in seen:

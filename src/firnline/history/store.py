@@ -21,7 +21,7 @@ from firnline.types import EntryRef
 
 
 def find_store(pipeline: OpenPipeline) -> CheckpointStore | None:
-    """The checkpoint store, opened, for looking; None without one, or while nothing was ever put on local disk."""
+    """The checkpoint store, opened read-only; None without one, or while a local one does not exist yet."""
     options = pipeline.options.checkpoint.store
     if options is None or options.type == "memory" or (options.path and not os.path.exists(options.path)):
         return None
@@ -92,7 +92,7 @@ def records_from_ledger(pipeline: OpenPipeline) -> Iterator[CheckpointRecord]:
 
 
 def find_lost(pipeline: OpenPipeline, held: Head, store: CheckpointStore | None) -> str | None:
-    """What to say when the table knows nothing and the store knows epochs; None when all is as it should be."""
+    """The message for a table that lost epochs which the store knows; None when nothing is lost."""
     if held.checkpoint is not None or held.epoch or store is None:
         return None
     records = (version.record for version in walk_versions(store, pipeline.options.name))
@@ -107,7 +107,7 @@ def find_lost(pipeline: OpenPipeline, held: Head, store: CheckpointStore | None)
 
 
 def nothing_to_leave(pipeline: OpenPipeline, held: Head) -> RollbackRefusedError:
-    """Why one cannot go back: nothing ever ran, or the table is gone."""
+    """Why a rollback is impossible: nothing ever ran, or the table is gone."""
     lost = None
     with contextlib.suppress(OSError, FirnlineError):  # a store that cannot be read tells nothing
         store = find_store(pipeline)
@@ -137,7 +137,7 @@ def export_checkpoints(pipeline: OpenPipeline, path: str, *, replace: bool = Fal
 
 
 def export_store(pipeline: OpenPipeline, store: CheckpointStore, path: str, *, replace: bool = False) -> Manifest:
-    """The same from a store that is open."""
+    """Write the archive from an open store."""
     name = pipeline.options.name
     left_out: list[str] = []
     if not store.list_versions(name, limit=1):

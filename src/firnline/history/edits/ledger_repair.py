@@ -123,7 +123,7 @@ class LedgerRepair:
         self._new = list(new)
 
     def plan(self) -> RepairPlan:
-        """Look and say what would be done; claims and writes nothing."""
+        """Say what would be done. Read-only: claims and writes nothing."""
         return self._look().plan
 
     def perform(self, run: str, tell: Callable[[str], None] = lambda _: None) -> tuple[RepairPlan, Receipt | None]:

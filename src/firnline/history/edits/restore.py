@@ -241,14 +241,14 @@ class _Restore:
         except LedgerHoleError as error:
             if done is None:
                 raise RollbackRefusedError(
-                    f"whether this savepoint was restored already cannot be told: {error.message}",
+                    f"cannot find out whether this savepoint was restored already: {error.message}",
                     hint="Restore the ledger entry, or restore the savepoint into another table.",
                 ) from error
             copy_ledger(self._pipeline, self._storage, self._saved)
         return None if newest is not None and self._must_repeat(newest) else done
 
     def _must_repeat(self, done: LedgerEntry) -> bool:
-        """Whether a sink lacks a restore and cannot follow it, so that only another one brings it level.
+        """Whether a sink lacks a restore and cannot follow it, so that only another restore brings it in sync.
 
         Raises:
             RollbackRefusedError: others wrote to that sink since, and may not lose their rows.

@@ -14,10 +14,10 @@ from datetime import datetime
 from firnline.checkpoint.ledger import LedgerEntry
 from firnline.errors import CheckpointError, LedgerHoleError, RollbackRefusedError
 from firnline.history.auditing import on_record
-from firnline.history.left_behind import jump_word, leaves_behind
 from firnline.history.savepoints.pins import RestorePins
 from firnline.history.snapshots import OperatorSnapshot, look_at_state, snapshots_of
 from firnline.history.store import nothing_to_leave
+from firnline.history.superseded import edit_name, supersedes
 from firnline.run.edit_entries import jump_checkpoint
 from firnline.run.joining import ahead_of, check_new_sinks, check_staged, perform_jump
 from firnline.run.open_pipeline import OpenPipeline
@@ -33,7 +33,7 @@ NAMED = 3  # examples in a message
 
 @dataclass(frozen=True, slots=True)
 class RollbackPlan:
-    """What a rollback would do, as it was found under one version of the deciding table."""
+    """What a rollback would do, read under one version of the deciding table."""
 
     pipeline: str
     from_epoch: int
@@ -85,7 +85,7 @@ class _Look:
 
 
 class Rollback:
-    """One rollback: `plan` looks, `perform` does it.
+    """One rollback: `plan` only reads, `perform` does it.
 
     Args:
         to_epoch: Where to go back to.
@@ -110,7 +110,7 @@ class Rollback:
             )
 
     def plan(self) -> RollbackPlan:
-        """Look and say what would be done; claims and writes nothing."""
+        """Say what would be done. Read-only: claims and writes nothing."""
         return self._look().plan
 
     def perform(self, run: str, tell: Callable[[str], None] = lambda _: None) -> tuple[RollbackPlan, Receipt]:
@@ -191,7 +191,7 @@ class Rollback:
             refusals.append(
                 RollbackRefusedError(
                     f"epoch {self._to} lies below the floor, {floor}; what it needs may have been swept",
-                    hint=f"{hint}checkpoint.rollback_window sets how far back one can go.",
+                    hint=f"{hint}checkpoint.rollback_window sets how far back a rollback can go.",
                 )
             )
         now, then = newest.checkpoint.positions, target.checkpoint.positions
@@ -260,10 +260,10 @@ class Rollback:
         raise self._unknown_target(undone, [epoch for epoch in known if epoch >= floor])
 
     def _unknown_target(self, undone: list[LedgerEntry], known: list[int]) -> RollbackRefusedError:
-        jump = next((e for e in undone if leaves_behind(e, self._to)), None)
+        jump = next((e for e in undone if supersedes(e, self._to)), None)
         if jump is not None and (jump.onto is None or self._to <= jump.onto.epoch):
-            what = jump_word(jump.kind)
-            why = f"epoch {self._to} is no part of the history any more: epoch {jump.epoch} was a {what}"
+            what = edit_name(jump.kind)
+            why = f"epoch {self._to} no longer belongs to the history: epoch {jump.epoch} was a {what}"
         else:
             why = f"epoch {self._to} is folded away, or never was"
         below = max((e for e in known if e < self._to), default=None)
@@ -311,11 +311,11 @@ class Rollback:
         for sink in sinks:
             if sink.version_then is not None:
                 found.append(
-                    f"{sink.name}: who has read versions {sink.version_then + 1} to {sink.version_now} keeps what "
-                    "was read; the commit says what was taken back"
+                    f"{sink.name}: readers that already consumed versions {sink.version_then + 1}-{sink.version_now} "
+                    "are not undone; the commit names what was taken back"
                 )
             if sink.left:
-                found.append(f"{sink.name}: its rows and columns stay, and the rows come again: it is left as it is")
+                found.append(f"{sink.name}: left as it is: its rows and columns stay, and the rows are written again")
         return found
 
 

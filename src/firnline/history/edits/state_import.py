@@ -1,4 +1,4 @@
-"""Puts rows of state into an operator while no run is active: keys that another pipeline had, or a whole snapshot.
+"""Imports rows of state into an operator while no run is active: some keys, or a whole snapshot.
 
 Only the state changes. Tables keep their rows: what an operator emits for a key is emitted when rows for it come.
 """
@@ -32,7 +32,7 @@ def import_state(
     *,
     replace_all: bool = False,
 ) -> Receipt | None:
-    """Give keys of an operator the state that rows say; returns None when there was nothing to do.
+    """Set the state of keys from rows; returns None when there was nothing to do.
 
     Args:
         pipeline: The pipeline.
@@ -73,7 +73,7 @@ def import_state(
 
 
 def _layout(pipeline: OpenPipeline, tip: StateTip, found: Stateful) -> Layout:
-    """The columns of an operator's state: those of its newest run, or else those that its inputs give it."""
+    """The columns of an operator's state: those of its newest segment, or else those that follow from its inputs."""
     state = tip.states[found.known_as]
     if any(shard.runs for _, _, shard in state.shards):
         return StateReader([pipeline.state_home], state, tip.key_groups, found.deciding).layout

@@ -125,7 +125,7 @@ def _stand_together(pipeline: OpenPipeline) -> Head:
         pipeline.clock.sleep(LOOK_SECONDS)
     raise SinkError(
         f"not every sink stands at epoch {held.epoch}: {', '.join(behind)}",
-        hint="Let the pipeline run until all of them are level; see `firnline status`.",
+        hint="Let the pipeline run until all sinks are in sync; see `firnline status`.",
     )
 
 
@@ -302,7 +302,7 @@ class _Making:
             for name in done.keys() - set(names):
                 self._storage.delete(ledger_key(name))
             return [done[name] for name in names]
-        raise SinkError("the ledger is folded all the time; try again")
+        raise SinkError("the ledger changed during every attempt to copy it; try again")
 
     def _save_quarantine(self) -> list[SavedBytes]:
         """Copy what the chain names; what an earlier restore did not bring along cannot be."""

@@ -1,4 +1,4 @@
-"""Copies many files between two places: streams, a few at a time, with checksums."""
+"""Copies many files between two storages: streams, a few at a time, with checksums."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def each(
     progress: Progress | None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> list[R]:
-    """Do every job, a few at a time, and tell how many bytes are done; the first failure ends it.
+    """Run every job, a few at a time, and report the bytes that are done; the first failure ends it.
 
     An interrupt ends it too: what was begun is finished, nothing else is begun.
 

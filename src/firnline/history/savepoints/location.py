@@ -18,7 +18,7 @@ def default_place(pipeline: OpenPipeline, epoch: int, identity: str) -> str:
     beside = store.path if store is not None and store.type == "file" and store.path else pipeline.storage.root
     above = posixpath.dirname(beside.rstrip("/"))
     if above.endswith((":", ":/")):  # the table is a whole bucket
-        raise ConfigError("there is no place beside the table", hint="Name one with --path.")
+        raise ConfigError("there is no folder beside the table", hint="Name one with --path.")
     return f"{above}/savepoints/{pipeline.options.name}-{epoch}-{identity[:SHORT_ID]}"
 
 
@@ -29,7 +29,7 @@ def check_apart(pipeline: OpenPipeline, place: str) -> None:
         used = _real(root)
         if mine == used or mine.startswith(f"{used.rstrip('/')}/") or used.startswith(f"{mine.rstrip('/')}/"):
             raise ConfigError(
-                f"{place} is no place for a savepoint: {what} is {root}",
+                f"{place} cannot hold a savepoint: {what} is {root}",
                 hint="Name a folder apart from it with --path.",
             )
 
@@ -54,7 +54,7 @@ def _real(place: str) -> str:
 
 
 def check_writable(storage: Storage, identity: str) -> None:
-    """Before anything is pinned for a savepoint that cannot be made."""
+    """Refuse a folder that cannot be written, before anything is pinned."""
     probe = f".{identity}.tmp"
     try:
         storage.put(probe, b"")
@@ -66,6 +66,6 @@ def check_writable(storage: Storage, identity: str) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """What a write leaves that was killed."""
+    """Whether a name is what a killed write leaves behind."""
     last = name.rsplit("/", 1)[-1]
     return last.startswith(".") and last.endswith(".tmp")

@@ -1,4 +1,4 @@
-"""The pin of a savepoint in every table that it holds: keeps files from sweeps, tells where the savepoint is."""
+"""The pin of a savepoint in every table that it holds: protects its files from sweeps, names its folder."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def pin_key(savepoint: str) -> str:
 
 
 def put_pin(storage: Storage, pin: Pin) -> None:
-    """Pin, or pin again with other words."""
+    """Write a pin, or replace it."""
     fault_point("savepoint.pin.before")
     storage.put(pin_key(pin.id), pin.to_bytes())
     fault_point("savepoint.pin.after")
@@ -92,7 +92,7 @@ def load_pins(storage: Storage, pipeline: str) -> list[Pin]:
 
 
 def find_unreadable_pins(storage: Storage) -> list[str]:
-    """The ids of savepoints whose pin is damaged, or of a newer Firnline: whose they are cannot be told."""
+    """The ids of savepoints whose pin is damaged, or of a newer Firnline: their owner is unknown."""
     found = []
     for key in _keys(storage):
         try:
@@ -111,7 +111,7 @@ def _keys(storage: Storage) -> Iterator[str]:
 
 
 def put_restore_pin(storage: Storage, attempt: str, **facts: Json) -> None:
-    """Keep the files that a restore is writing from sweeps; one that is left behind is let go of after a day."""
+    """Keep the files that a restore is writing from sweeps; a pin that is left behind expires after a day."""
     fault_point("restore.pin.before")
     pin = {"kind": "restore", "attempts": [attempt], **this_process(), **facts}
     storage.put(_restore_key(attempt), canonical(seal(pin)))
