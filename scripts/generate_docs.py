@@ -50,7 +50,7 @@ def spec_page() -> str:
     lines.append(
         "Looked for in the current folder, then its parents; or give a path. Unknown keys are errors with file, line, key path "
         "and a suggestion. `${VAR}` and `${VAR:-default}` are replaced; `FIRNLINE__A__B` overrides the key `a.b`; secrets are "
-        "references, `${env:X}` or `${file:path}`. `firnline schema` prints the JSON Schema for editors. `firnline init` "
+        "references, `${env:X}` or `${file:path}`. `firnline spec-schema` prints the JSON Schema for editors. `firnline init` "
         "writes this:\n"
     )
     lines.append(f"```yaml\n{render_template('flights').strip()}\n```\n")
@@ -100,7 +100,7 @@ def metrics_page() -> str:
     running.held_up((1, 1))
     lines = [NOTE, "# Metrics and health\n"]
     lines.append(
-        "`firnline run --metrics-port N` and `firnline commit --metrics-port N` serve Prometheus metrics on "
+        "`firnline run --metrics-port N` and `firnline committer --metrics-port N` serve Prometheus metrics on "
         "`127.0.0.1:N/metrics`. Every metric has the label `pipeline`; none has a path, a key or a run id. Those "
         "of a committer have the label `table`: the name of the table's folder. In a two-stage table an epoch counts as "
         "staged until the committer has committed it.\n"
@@ -128,18 +128,15 @@ def command_pages() -> dict[str, str]:
     from firnline.cli.main import COMMANDS
 
     pages = {}
-    for verb, module, about in COMMANDS:
-        extra = DOCS / "commands" / "notes" / f"{verb}.md"
-        notes = f"\n{extra.read_text().strip()}\n" if extra.exists() else ""
-        app = importlib.import_module(f"firnline.cli.{module}").app
+    for verb, target, about in COMMANDS:
+        module, _, name = target.partition(":")
+        app = getattr(importlib.import_module(f"firnline.cli.{module}"), name)
         below = "".join(
             f"\n## `firnline {verb} {name}`\n\n```text\n{_help(verb, name)}\n```\n"
             for name in app
             if not name.startswith("-")
         )
-        pages[f"commands/{verb}.md"] = (
-            f"{NOTE}\n# `firnline {verb}`\n\n{about}\n\n```text\n{_help(verb)}\n```\n{below}{notes}"
-        )
+        pages[f"commands/{verb}.md"] = f"{NOTE}\n# `firnline {verb}`\n\n{about}\n\n```text\n{_help(verb)}\n```\n{below}"
     return pages
 
 

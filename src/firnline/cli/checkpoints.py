@@ -81,16 +81,20 @@ Examples:
 """
 
 app = App(name="checkpoints", help_epilogue=EPILOGUE)
-for _order, (_verb, _module, _help) in enumerate(
+for _order, (_verb, _target, _help) in enumerate(
     (
-        ("show", "checkpoints_show", "Show one checkpoint, and which of its copies are intact."),
-        ("diff", "checkpoints_diff", "Tell what moved between two epochs."),
-        ("export", "checkpoints_export", "Write the checkpoints and the audit trail into one file."),
-        ("import", "checkpoints_import", "Put the checkpoints of such a file into the checkpoint store."),
-        ("delete", "checkpoints_delete", "Delete the checkpoint store's copies; the table keeps its own."),
+        ("show", "checkpoints_show:app", "Show one checkpoint, and which of its copies are intact."),
+        ("diff", "checkpoints_diff:app", "Show what changed between two epochs."),
+        ("export", "checkpoints_transfer:export_app", "Write the checkpoints and the audit trail into one file."),
+        (
+            "import",
+            "checkpoints_transfer:import_app",
+            "Import such a file into the checkpoint store.",
+        ),
+        ("delete", "checkpoints_delete:app", "Delete the checkpoint store's copies; the table keeps its own."),
     )
 ):
-    app.command(f"firnline.cli.{_module}:app", name=_verb, help=_help, sort_key=_order)
+    app.command(f"firnline.cli.{_target}", name=_verb, help=_help, sort_key=_order)
 
 
 @app.default

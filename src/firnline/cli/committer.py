@@ -1,4 +1,4 @@
-"""`firnline commit`: the committer of staged tables."""
+"""`firnline committer`: the committer of two-stage tables."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ Environment:
   FIRNLINE__A__B          overrides the key a.b of the spec
 
 Examples:
-  firnline commit /lake/flights --once
-  firnline commit flights/firnline.yml --metrics-port 9464
+  firnline committer /lake/flights --once
+  firnline committer flights/firnline.yml --metrics-port 9464
 """
 
-app = App(name="commit", help_epilogue=EPILOGUE)
+app = App(name="committer", help_epilogue=EPILOGUE)
 
 
 @app.default
-def commit(
+def committer(
     *tables: Tables,
     once: Annotated[bool, Flag, Parameter(help="Commit what is pending now, then end.")] = False,
     poll_interval_secs: Annotated[
@@ -56,7 +56,7 @@ def commit(
     metrics_port: MetricsPort = None,
     common: Common = Common(),
 ) -> int:
-    """Commit what writers of staged tables have staged."""
+    """Run the committer of two-stage tables."""
     named = named_tables(tables)
     from firnline.cli.signals import stop_on_signals
     from firnline.clock import SystemClock

@@ -1,4 +1,4 @@
-"""The `firnline` command: finds the verb, turns failures into two lines and an exit code."""
+"""The `firnline` command: dispatches to the verb, and turns failures into two lines and an exit code."""
 
 from __future__ import annotations
 
@@ -16,32 +16,37 @@ from firnline import __version__
 from firnline.cli.output import FactsHandler, print_failure
 from firnline.errors import FirnlineError, SinkError
 
-# Verb, module and what the list of commands says; a module is imported only when its verb is used.
+# Verb, app and its line in the list of commands; an app is imported only when its verb is used.
 COMMANDS = (
-    ("init", "init", "Write a commented firnline.yml."),
-    ("dry-run", "dry_run", "Check spec, access and schema, and tell what would be read; writes nothing."),
-    ("run", "run", "Run the pipeline until stopped, or once."),
-    ("pause", "pause", "Have a run plan nothing more, and wait until nothing is in flight."),
-    ("resume", "resume", "Have a paused run go on."),
-    ("stop", "stop", "Have a run end cleanly, and wait until it is gone."),
-    ("checkpoint", "checkpoint", "Have a run take a checkpoint now, and wait for it."),
-    ("status", "status", "Show where the pipeline stands."),
-    ("checkpoints", "checkpoints", "List, show and compare checkpoints; export, import, delete, audit."),
-    ("rollback", "rollback", "Take table and checkpoint back to an earlier epoch, together."),
-    ("savepoint", "savepoint", "Make, list and dispose of savepoints."),
-    ("state", "state", "Show what an operator remembers, now or after an earlier epoch; export it."),
-    ("rescale", "rescale", "Give the state of operators another number of shards, without rewriting it."),
-    ("files", "files", "List files with their state; take up or give up those that were set aside."),
-    ("ledger", "ledger", "Repair a ledger of which a file is missing or damaged."),
-    ("quarantine", "quarantine", "Show records that could not be decoded."),
-    ("commit", "committer", "Commit what writers of staged tables have staged."),
-    ("staging", "staging", "Show what is staged and not committed; retry or discard what was set aside."),
-    ("gc", "gc", "Delete files of a table that nobody needs any more."),
-    ("compact", "compact", "Turn small files into large ones, without disturbing ingestion."),
-    ("demo", "demo", "Kill a pipeline in mid-run and count what arrives."),
-    ("drill", "drill", "Do the same with your own spec, in a scratch folder."),
-    ("schema", "spec_schema", "Print the JSON Schema of firnline.yml, for editors."),
+    ("init", "init:app", "Write a commented firnline.yml."),
+    ("dry-run", "dry_run:app", "Check spec, access and schema, and show what a run would read; writes nothing."),
+    ("run", "run:app", "Run the pipeline until stopped, or once."),
+    ("pause", "control:pause_app", "Pause planning and wait until in-flight epochs are committed."),
+    ("resume", "control:resume_app", "Let a paused run continue."),
+    ("stop", "control:stop_app", "Stop a run cleanly, and wait until its process has exited."),
+    ("checkpoint", "control:checkpoint_app", "Make a run take a checkpoint now, and wait for it."),
+    ("status", "status:app", "Show epoch, backlog, health and copies of a pipeline."),
+    (
+        "checkpoints",
+        "checkpoints:app",
+        "List, show and compare checkpoints; export, import, delete, audit.",
+    ),
+    ("rollback", "rollback:app", "Roll tables and checkpoint back to an earlier epoch, together."),
+    ("savepoint", "savepoint:app", "Create, list and dispose of savepoints."),
+    ("state", "state:app", "Show or export an operator's state, now or after an earlier epoch."),
+    ("rescale", "rescale:app", "Change the number of shards of operators' state without rewriting it."),
+    ("files", "files:app", "List files with their state; retry or drop files that were set aside."),
+    ("ledger", "ledger:app", "Repair a ledger that has a missing or damaged file."),
+    ("quarantine", "quarantine:app", "Show records that could not be decoded."),
+    ("committer", "committer:app", "Run the committer of two-stage tables."),
+    ("staging", "staging:app", "Show units that are staged and not committed; retry or discard units set aside."),
+    ("gc", "gc:app", "Delete unreferenced files of a table."),
+    ("compact", "compact:app", "Rewrite small files as large ones, without disturbing ingestion."),
+    ("demo", "demo:app", "Kill a pipeline in mid-run and count what arrives."),
+    ("drill", "drill:app", "Do the same with your own spec, in a scratch folder."),
+    ("spec-schema", "spec_schema:app", "Print the JSON Schema of firnline.yml, for editors."),
 )
+ALIASES = {"commit": "committer", "schema": "spec-schema"}  # other names of a verb, absent from the list of commands
 
 app = App(
     name="firnline",
@@ -55,8 +60,8 @@ app = App(
     print_error=False,
     suppress_keyboard_interrupt=False,
 )
-for _order, (_verb, _module, _help) in enumerate(COMMANDS):
-    app.command(f"firnline.cli.{_module}:app", name=_verb, help=_help, sort_key=_order)
+for _order, (_verb, _target, _help) in enumerate(COMMANDS):
+    app.command(f"firnline.cli.{_target}", name=_verb, help=_help, sort_key=_order)
 app.register_install_completion_command(name="--install-completion", help="Install shell completion.")
 
 INTERRUPTED = 130
@@ -72,12 +77,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         _give_up_stdout()
     if any(thread.name.startswith("firnline ") for thread in threading.enumerate()):
         sys.stderr.flush()
-        os._exit(code)  # a thread that hangs in somebody's storage must not be torn down under its feet
+        os._exit(code)  # a thread that hangs in a storage call must not be torn down while it runs
     sys.exit(code)
 
 
 def run_command(tokens: list[str]) -> int:
-    """Run one command and return its exit code; failures are told on stderr."""
+    """Run one command and return its exit code; failures are printed on stderr."""
+    tokens = [*(ALIASES.get(token, token) for token in tokens[:1]), *tokens[1:]]
     debug = "--debug" in tokens
     # Warnings where no command has set logging up: the facts belong to the message.
     before, logging.lastResort = logging.lastResort, FactsHandler(logging.WARNING)
@@ -99,7 +105,7 @@ def run_command(tokens: list[str]) -> int:
         failure.__cause__ = error
         print_failure(failure, debug=debug)
         return failure.exit_code
-    except Exception as error:  # a bug: say so in the same two lines
+    except Exception as error:  # a bug: report it in the same two lines
         print_failure(error, debug=debug)
         return 1
     finally:
@@ -115,12 +121,12 @@ def _usage_error(error: CycloptsError, tokens: list[str]) -> _UsageError:
     verbs = [verb for verb, _, _ in COMMANDS]
     chain = error.command_chain or [t for t in tokens if t in verbs][:1]
     message = str(error).split(" Available commands:")[0]
-    made = _UsageError(message, hint=" ".join(["firnline", *chain, "--help"]))
-    made.__cause__ = error
-    return made
+    failure = _UsageError(message, hint=" ".join(["firnline", *chain, "--help"]))
+    failure.__cause__ = error
+    return failure
 
 
 def _give_up_stdout() -> None:
-    """The reader is gone (`firnline files | head`): nothing more is written, not even at exit."""
+    """Discard further output, also at exit: the reader has closed the pipe (`firnline files | head`)."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -261,7 +261,7 @@ class Narrator(Observer):
 
     def left_staged(self, epochs: int, table: str, behind: list[str]) -> None:
         it = "it" if epochs == 1 else "them"
-        what = f"{count_text(epochs, 'epoch')} staged; `firnline commit {table}` commits {it}"
+        what = f"{count_text(epochs, 'epoch')} staged; `firnline committer {table}` commits {it}"
         self._say(f"{what}, then the next run gives {it} to {', '.join(behind)}" if behind else what)
 
     def draining(self, lag: Replication) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from firnline.cli.common import Common, Flag, Spec, load_pipeline
+from firnline.cli.control import RunningPipeline
 from firnline.cli.output import Column, count_text, safe, short_time, size_text
-from firnline.cli.run_control import RunningPipeline
 from firnline.errors import ControlError
 
 if TYPE_CHECKING:

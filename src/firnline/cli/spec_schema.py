@@ -1,4 +1,4 @@
-"""`firnline schema`: the JSON Schema of the pipeline file, for editors."""
+"""`firnline spec-schema`: the JSON Schema of the pipeline file, for editors."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ EPILOGUE = """\
 Made from the same models that check the file. The output is always JSON.
 
 Examples:
-  firnline schema > firnline.schema.json
-  firnline schema | jq .properties.batch
+  firnline spec-schema > firnline.schema.json
+  firnline spec-schema | jq .properties.batch
 
 Editors that use the YAML language server read it when the first line of
 firnline.yml is: # yaml-language-server: $schema=firnline.schema.json
 """
 
-app = App(name="schema", help_epilogue=EPILOGUE)
+app = App(name="spec-schema", help_epilogue=EPILOGUE)
 
 
 @app.default
-def schema(*, common: Common = Common()) -> int:
+def spec_schema(*, common: Common = Common()) -> int:
     """Print the JSON Schema of firnline.yml."""
     from firnline.spec.jsonschema import json_schema
 

@@ -36,7 +36,7 @@ Output (JSON fields):
   pipeline, table, table_version
   sinks         [{name, epoch (null when it cannot be read), required,
                 epochs_pending, epochs_behind, error}]; pending: staged, and
-                not yet made true by `firnline commit`; behind: decided, and
+                not yet made true by `firnline committer`; behind: decided, and
                 waiting for the sink, with the last error
   state         new, done, failed, fenced, or died (killed without a word;
                 running again is safe); of a live run starting, running,
@@ -199,7 +199,7 @@ def _show(out: Output, found: PipelineStatus) -> None:
     for copy in found.copies:
         facts[f"{copy['path']} {'copy' if copy['path'] == 'store' else 'tier'}"] = _copy_text(copy)
     if pending := sum(s["epochs_pending"] for s in found.sinks):
-        facts["pending"] = f"{count_text(pending, 'epoch')} staged; `firnline commit` makes them true"
+        facts["pending"] = f"{count_text(pending, 'epoch')} staged; `firnline committer` makes them true"
     if found.runs and found.runs[0].get("waiting_for") and found.state == "running":
         facts["waiting for"] = found.runs[0]["waiting_for"]
     if found.ledger_hole:

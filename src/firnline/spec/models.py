@@ -206,7 +206,7 @@ class DeltaSinkConfig(Config):
         "table's outbox, so that its outage stops nobody.",
     )
     mode: Literal["direct", "staged"] = Field(
-        default="direct", description="direct commits each epoch; staged leaves that to `firnline commit`."
+        default="direct", description="direct commits each epoch; staged leaves that to `firnline committer`."
     )
     max_pending_units: Count | None = Field(
         default=None, description="Staged: wait while so many epochs are pending; no limit by default."
@@ -304,7 +304,7 @@ class RestartConfig(Config):
 class StagingConfig(Config):
     """How the committer of staged tables works."""
 
-    poll_interval_secs: Seconds = Field(default=10, description="How often `firnline commit` looks for new units.")
+    poll_interval_secs: Seconds = Field(default=10, description="How often `firnline committer` looks for new units.")
 
 
 class PipelineSpec(Config):

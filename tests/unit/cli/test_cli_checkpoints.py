@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shutil
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from firnline.checkpoint.model import Checkpoint
-from firnline.cli.main import run_command
+from firnline.cli.main import app, run_command
 from tests.support.samples import SampleInput
 
 VERBS = ("show", "diff", "export", "import", "delete")
@@ -78,7 +77,7 @@ def keys_of(value: Any) -> Iterator[str]:
 
 
 def epilogue(verb: str) -> str:
-    return str(importlib.import_module(f"firnline.cli.checkpoints_{verb}").EPILOGUE)
+    return str(app["checkpoints"][verb].help_epilogue)
 
 
 # -- help -----------------------------------------------------------------------------------------------
@@ -789,7 +788,7 @@ def test_text_output(stored: Path, tokens: list[str], run_json: Any, capsys: pyt
     assert told.err == ""
     wanted = {
         "show": "delta-1", "diff": "extra added: string", "export": "3 checkpoints, 2 audit records",
-        "import": "put 3 checkpoints and 0 audit records", "delete": "has no checkpoint of flights",
+        "import": "imported 3 checkpoints and 0 audit records", "delete": "has no checkpoint of flights",
         "--audit": "delete  done", "": "COMPLETED",
     }  # fmt: skip
     assert wanted[tokens[0] if tokens else ""] in told.out

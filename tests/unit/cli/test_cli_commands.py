@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from firnline.cli.main import COMMANDS, run_command
+from firnline.cli.main import ALIASES, COMMANDS, run_command
 from tests.support.samples import SampleInput
 
 CHECKPOINT_FIELDS = [
@@ -36,8 +36,8 @@ def keys_of(value: Any) -> Iterator[str]:
 
 
 def epilogue(verb: str) -> str:
-    module = next(module for name, module, _ in COMMANDS if name == verb)
-    return str(importlib.import_module(f"firnline.cli.{module}").EPILOGUE)
+    module, _, name = next(target for name, target, _ in COMMANDS if name == verb).partition(":")
+    return str(getattr(importlib.import_module(f"firnline.cli.{module}"), name).help_epilogue)
 
 
 @pytest.mark.parametrize("verb", ["status", "checkpoints", "files", "quarantine", "dry-run"])
@@ -54,6 +54,16 @@ def test_help_has_examples_and_fits_80_columns(verb: str, capsys: pytest.Capture
     assert all(len(line) <= 80 for line in text.splitlines())
     assert run_command([verb, "--help"]) == 0
     assert f"Usage: firnline {verb}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("alias", "verb"), ALIASES.items())
+def test_an_old_name_works_and_is_not_listed(alias: str, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command([alias, "--help"]) == 0
+    assert epilogue(verb).splitlines()[0] in capsys.readouterr().out
+    assert run_command(["--help"]) == 0
+    listed = capsys.readouterr().out
+    assert f" {verb} " in listed
+    assert f" {alias} " not in listed
 
 
 def test_status_tells_where_the_pipeline_stands(finished: Path, run_json: Any, sample: SampleInput) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import re
 import signal
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from firnline.cli import control
 from firnline.cli.main import run_command
 from firnline.cli.narrator import Narrator, Tally
 from firnline.cli.signals import StopFlag
@@ -98,14 +98,14 @@ def test_pause_resume_checkpoint_and_stop(
         assert run_command(list(tokens)) == 0
         return capsys.readouterr().out
 
-    assert say("checkpoint") == "nothing new; the pipeline stands at epoch 2\n"
+    assert say("checkpoint") == "nothing new; the pipeline is at epoch 2\n"
     sample.add("c1.json", 3)
     assert say("checkpoint").startswith("committed epoch 3 (checkpoint ")
     assert table_ids(options.sinks[0].table) == sample.ids
     assert say("pause") == "paused at epoch 3\n"
     assert say("pause") == "already paused at epoch 3\n"
     sample.add("d1.json", 3)
-    assert say("checkpoint") == "nothing new; the pipeline stands at epoch 3\n"
+    assert say("checkpoint") == "nothing new; the pipeline is at epoch 3\n"
     assert say("resume") == "resumed, after epoch 3\n"
     assert say("resume").startswith("already running, after epoch ")
     assert say("checkpoint").split(" ")[-1]
@@ -128,7 +128,7 @@ def test_the_json_fields_are_those_of_the_help(running: Child, run_json: Any, sa
     sample.add("c1.json", 3)
     found = {verb: run_json(verb) for verb in ("checkpoint", "pause", "resume", "stop")}
     for verb, fields in found.items():
-        text = importlib.import_module(f"firnline.cli.{verb}").EPILOGUE
+        text = getattr(control, f"{verb.upper()}_EPILOGUE")
         assert [key for key in fields if key not in text] == []
         assert (fields["pipeline"], fields["pid"], fields["epoch"]) == ("flights", running.pid, 3)
     assert {verb: fields["status"] for verb, fields in found.items()} == {
@@ -156,7 +156,7 @@ def test_waiting_has_an_end(
 def test_a_checkpoint_of_a_run_that_ends_is_told_apart(
     launcher: Launcher, options: PipelineOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from firnline.cli.run_control import RunningPipeline
+    from firnline.cli.control import RunningPipeline
 
     ask: Callable[..., dict[str, Any]] = RunningPipeline.ask
     with ending(launcher.start(options, "epoch.run.before:1:hang", once=False)) as child:

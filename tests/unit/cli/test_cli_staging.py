@@ -1,4 +1,4 @@
-"""`firnline commit` and `firnline staging`: what they say, what they refuse, what they must not import."""
+"""`firnline committer` and `firnline staging`: what they say, what they refuse, what they must not import."""
 
 from __future__ import annotations
 

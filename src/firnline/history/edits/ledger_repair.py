@@ -176,7 +176,7 @@ class LedgerRepair:
             raise CheckpointError(
                 f"{pipeline.deciding.name} stands at epoch {committed.epoch}; those up to {held.epoch} wait for a "
                 "committer",
-                hint="Commit them first: firnline commit --once",
+                hint="Commit them first: firnline committer --once",
             )
         found = survey(pipeline, held.entry, self._copies)
         files, records = self._sort_files(held, found) if found.bridges else ([], {})

@@ -95,7 +95,7 @@ def load_tip(pipeline: OpenPipeline) -> StateTip:
         raise CheckpointError(
             f"{pipeline.deciding.name} stands at epoch {committed.epoch}; "
             f"those up to {held.epoch} wait for a committer",
-            hint="Commit them first: firnline commit --once",
+            hint="Commit them first: firnline committer --once",
         )
     refs = {name: SnapshotRef.from_json(value) for name, value in held.checkpoint.state.items()}
     lacks = _find_lacking(pipeline, held, refs)

@@ -112,7 +112,7 @@ def _check_further(ledger: Ledger, pipeline: str, dropped: list[Unit], epoch: in
         if holds >= epoch:
             raise ConfigError(
                 f"sink {name!r} holds epoch {holds} already: without its units here, it would hold what was never true",
-                hint="Commit them with `firnline commit`; what stops them is shown by `firnline staging`.",
+                hint="Commit them with `firnline committer`; what stops them is shown by `firnline staging`.",
             )
 
 
