@@ -374,7 +374,7 @@ def test_a_sink_that_cannot_go_back_must_be_named(
         roll_back(options, 2)
     plan = roll_back(options, 2, leave=["copy"])
     assert plan.sinks[1].left
-    assert any("copy: its rows and columns stay" in line for line in plan.not_undone)
+    assert any("copy: left as it is: its rows and columns stay" in line for line in plan.not_undone)
     run_to_end(options)
     assert table_ids(options.sinks[0].table) == sample.ids
     assert sum(table_ids(options.sinks[1].table).values()) == sum(sample.ids.values()) + 3
