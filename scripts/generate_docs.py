@@ -1,17 +1,24 @@
-"""Writes the reference pages that follow from the code: errors, spec, metrics, commands. `--check` only compares."""
+"""Writes the reference pages that follow from the code, and the map in CONTRIBUTING.md. `--check` only compares."""
 
 from __future__ import annotations
 
+import ast
 import importlib
+import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "firnline"
+MAP_BEGIN = "<!-- Folders: written by scripts/generate_docs.py from docstrings; edit there. -->"
+MAP_END = "<!-- End of folders. -->"
 NOTE = "<!-- Written by scripts/generate_docs.py from the code; edit there. -->\n"
 
 
@@ -48,32 +55,57 @@ def spec_page() -> str:
     schema = json_schema()
     lines = [NOTE, "# The spec, `firnline.yml`\n"]
     lines.append(
-        "Looked for in the current folder, then its parents; or give a path. Unknown keys are errors with file, line, key path "
-        "and a suggestion. `${VAR}` and `${VAR:-default}` are replaced; `FIRNLINE__A__B` overrides the key `a.b`; secrets are "
-        "references, `${env:X}` or `${file:path}`. `firnline spec-schema` prints the JSON Schema for editors. `firnline init` "
-        "writes this:\n"
+        "Firnline looks for the file in the current folder, then in its parents; or give a path. An unknown key is an error "
+        "that names file, line and key path and suggests a known key. `${VAR}` and `${VAR:-default}` are replaced; "
+        "`FIRNLINE__A__B` overrides the key `a.b`; secrets are references, `${env:X}` or `${file:path}`. "
+        "`firnline spec-schema` prints the JSON Schema for editors. `firnline init` writes this:\n"
     )
     lines.append(f"```yaml\n{render_template('flights').strip()}\n```\n")
-    lines += _section("the top level", schema, schema)
-    for name, model in sorted(schema.get("$defs", {}).items()):
-        lines += _section(name.removesuffix("Config"), model, schema)
+    for title, model in _sections("", schema, schema):
+        lines += _section(title, model, schema)
     return "\n".join(lines)
 
 
+def _sections(path: str, model: dict[str, Any], schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Walk the file's sections in the order of its keys: the heading of each, and its model."""
+    kind = model["properties"].get("type", {}) if path == "operators[]" else {}
+    of_type = f", `type: {kind.get('const', 'module:Class')}`" if kind else ""
+    yield f"`{path}`{of_type}" if path else "Top level", model
+    seen = set()
+    for key, prop in model["properties"].items():
+        for suffix, ref in _models(prop):
+            if ref not in seen:
+                seen.add(ref)
+                yield from _sections(f"{path}.{key}{suffix}".lstrip("."), schema["$defs"][ref], schema)
+
+
+def _models(prop: Any, suffix: str = "") -> Iterator[tuple[str, str]]:
+    """Find the models that a key's value refers to, with what the path adds: `[]` in a list, `.NAME` in a mapping."""
+    if isinstance(prop, list):
+        for choice in prop:
+            yield from _models(choice, suffix)
+    elif isinstance(prop, dict):
+        if "$ref" in prop:
+            yield suffix, prop["$ref"].rsplit("/", 1)[-1]
+        for key, inner in (("anyOf", suffix), ("oneOf", suffix), ("items", "[]"), ("additionalProperties", ".NAME")):
+            yield from _models(prop.get(key), inner)
+        yield from _models(list(prop.get("patternProperties", {}).values()), ".NAME")
+
+
 def _section(title: str, model: dict[str, Any], schema: dict[str, Any]) -> list[str]:
-    if "properties" not in model:
-        return []
-    lines = [f"## {title}\n", "| key | default | meaning |", "|---|---|---|"]
+    lines = [f"## {title}\n", f"{model.get('description', '')}\n", "| key | default | meaning |", "|---|---|---|"]
     required = set(model.get("required", []))
     for key, prop in model["properties"].items():
-        default = "required" if key in required else _default(prop.get("default"))
+        default = "required" if key in required else f"`{_default(prop)}`"
         about = prop.get("description", "") or _about(prop, schema)
         lines.append(f"| `{key}` | {default} | {about.replace('|', chr(92) + '|')} |")
     return [*lines, ""]
 
 
-def _default(value: Any) -> str:
-    return "" if value in (None, "", {}, []) else f"`{value}`".replace("True", "true").replace("False", "false")
+def _default(prop: dict[str, Any]) -> str:
+    """A default as YAML; a section that may be left out is an empty mapping, whatever its own defaults are."""
+    value = prop.get("default")
+    return "{}" if isinstance(value, dict) else json.dumps(value, ensure_ascii=False)
 
 
 def _about(prop: dict[str, Any], schema: dict[str, Any]) -> str:
@@ -151,29 +183,64 @@ def _help(*tokens: str) -> str:
     return "\n".join(line.rstrip() for line in out.stdout.strip().splitlines())
 
 
+def folder_map() -> str:
+    """The packages and top modules, outer layers first, each with the first sentence of its docstring."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    names = [name.strip().removeprefix("firnline.") for layer in layers for name in re.split(r"[|:]", layer)]
+    known = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    missing = sorted(known - set(names) - {"__init__"})
+    rows = []
+    for name in [*names, *missing]:
+        folder = SOURCE / name
+        inner = sorted(path.parent for path in folder.rglob("__init__.py")) if folder.is_dir() else [folder]
+        rows += [(path.relative_to(SOURCE), first_sentence(path)) for path in inner]
+    names_width = max(len(str(path)) for path, _ in rows) + 2
+    lines = [
+        f"    {'  ' * (len(path.parts) - 1)}{path.name + suffix:<{names_width - 2 * (len(path.parts) - 1)}}{text}"
+        for path, text in rows
+        for suffix in ("/" if (SOURCE / path).is_dir() else ".py",)
+    ]
+    return "\n".join(
+        ["    src/firnline/, outer layers first: a module imports only from layers below its own", "", *lines]
+    )
+
+
+def first_sentence(path: Path) -> str:
+    """The first sentence of the docstring of a module or package."""
+    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    text = ast.get_docstring(ast.parse(source.read_text())) or ""
+    return " ".join(re.split(r"(?<=\.)\s", text, maxsplit=1)[0].split())
+
+
+def contributing_page() -> str:
+    """CONTRIBUTING.md with the map between its two markers."""
+    before, _, rest = (ROOT / "CONTRIBUTING.md").read_text().partition(MAP_BEGIN)
+    _, _, after = rest.partition(MAP_END)
+    return f"{before}{MAP_BEGIN}\n\n{folder_map()}\n\n{MAP_END}{after}"
+
+
 def pages() -> dict[str, str]:
-    return {
-        "errors.md": errors_page(),
-        "spec.md": spec_page(),
-        "metrics.md": metrics_page(),
-        **command_pages(),
-    }
+    """Every generated page by its path in the repository."""
+    reference = {"errors.md": errors_page(), "spec.md": spec_page(), "metrics.md": metrics_page(), **command_pages()}
+    return {"CONTRIBUTING.md": contributing_page(), **{f"docs/{name}": text for name, text in reference.items()}}
 
 
 def stale() -> list[str]:
-    """Pages that are not what the code says."""
-    return [name for name, text in pages().items() if not (DOCS / name).exists() or (DOCS / name).read_text() != text]
+    """Pages that differ from what the code says."""
+    return [name for name, text in pages().items() if not (ROOT / name).exists() or (ROOT / name).read_text() != text]
 
 
 def main() -> int:
     if "--check" in sys.argv:
-        found = stale()
-        if found:
-            print(f"stale: {', '.join(found)}; run: python scripts/generate_docs.py")
-        return 1 if found else 0
+        names = stale()
+        if names:
+            print(f"stale: {', '.join(names)}; run: python scripts/generate_docs.py")
+        return 1 if names else 0
     for name, text in pages().items():
-        (DOCS / name).parent.mkdir(parents=True, exist_ok=True)
-        (DOCS / name).write_text(text)
+        (ROOT / name).parent.mkdir(parents=True, exist_ok=True)
+        (ROOT / name).write_text(text)
     return 0
 
 

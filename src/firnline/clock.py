@@ -1,4 +1,4 @@
-"""The system's time."""
+"""The system clock: the time in UTC, and seconds that never go back."""
 
 from __future__ import annotations
 

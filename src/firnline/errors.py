@@ -1,4 +1,4 @@
-"""The whole error tree.
+"""The whole error tree: every error with its code, exit code and hint.
 
     FirnlineError
     |- ConfigError                 you wrote something wrong; nothing ran             (exit 2)

@@ -1,4 +1,4 @@
-"""Rows on their way from one job of an epoch to the next: Arrow files, dealt out to shards where a key decides.
+"""Rows that one job of an epoch hands to the next: Arrow files, distributed over shards by key.
 
 The tasks of one job write them, the tasks of the next map them; no row passes through the JVM. They belong to one
 attempt, live as long as its epoch runs, and are never durable: a lost one makes the epoch run again.

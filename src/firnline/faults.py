@@ -1,4 +1,4 @@
-"""Named fault points: places where a test may kill, break or hold the process.
+"""Named fault points, at which a test can kill, break or hold the process.
 
 A point is a no-op unless the environment variable `FIRNLINE_FAULT` names it, as
 `point:count:action`, e.g. `delta.commit.before:2:kill` (the second time that point is reached).

@@ -1,4 +1,4 @@
-"""The graph of a pipeline: which sources, operators and sinks read from which."""
+"""The graph of a pipeline: which source, operator and sink reads which."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pipeline is told to do, as plain values: the core's side of the spec."""
+"""The options of a pipeline as plain values: what the spec becomes for the core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pipeline from Python: the same models as the spec file, run in this process."""
+"""The Python API: a pipeline with the keys of the spec file, run in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes: who does something, whether that process is alive, and calls that may hang."""
+"""Processes: the identity of this one, whether another is alive, and calls that may hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that every part speaks of: references, receipts, guarantees."""
+"""Values that all packages share: references, receipts, delivery guarantees, clock and ids."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +25,33 @@ def generator() -> ModuleType:
 
 def test_generated_pages_are_fresh() -> None:
     assert generator().stale() == [], "run: python scripts/generate_docs.py"
+
+
+def test_the_map_names_every_package_and_module_with_its_purpose() -> None:
+    source = ROOT / "src" / "firnline"
+    folders = {f"{path.parent.name}/" for path in source.rglob("__init__.py")} - {"firnline/"}
+    modules = {path.name for path in source.glob("*.py")} - {"__init__.py"}
+    rows = [line.split(maxsplit=1) for line in generator().folder_map().splitlines()[2:]]
+    assert {row[0] for row in rows} == folders | modules
+    for row in rows:
+        assert len(row) == 2, f"{row[0]} has no docstring"
+        assert row[1].endswith("."), f"{row[0]}: {row[1]}"
+
+
+def test_the_map_lies_between_its_markers() -> None:
+    docs = generator()
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    assert text.count(docs.MAP_BEGIN) == text.count(docs.MAP_END) == 1
+    assert docs.folder_map() in text
+
+
+def test_the_spec_page_is_headed_by_sections_of_the_file_with_defaults_in_yaml() -> None:
+    text = (ROOT / "docs" / "spec.md").read_text()
+    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    for section in ("sources.NAME", "sources.NAME.schema.fields[]", "sinks[]", "batch", "checkpoint.store"):
+        assert f"`{section}`" in headings
+    for default in re.findall(r"^\| `\w+` \| `(.*?)` \|", text, re.MULTILINE):
+        json.loads(default)  # JSON is YAML, too
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

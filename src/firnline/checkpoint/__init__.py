@@ -1,1 +1,1 @@
-"""Checkpoints: the model, its durable form, and the ledger."""
+"""The truth of one epoch: the checkpoint, its durable form, and the ledger of epochs."""

@@ -1,1 +1,1 @@
-"""The command line."""
+"""The `firnline` command: one module per verb, or per family of verbs."""

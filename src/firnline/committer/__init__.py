@@ -1,1 +1,1 @@
-"""Two-stage Delta tables: the committer."""
+"""The committer of two-stage tables: validates staged units and commits them in order."""

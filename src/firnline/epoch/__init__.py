@@ -1,1 +1,1 @@
-"""The decisions of an epoch: a pure state machine and its messages."""
+"""The decisions of an epoch: a pure state machine and its messages, without I/O."""

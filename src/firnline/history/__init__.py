@@ -1,1 +1,1 @@
-"""A pipeline's history: looking at it, keeping a point of it, going back in it, starting over."""
+"""A pipeline's past: status, checkpoints, differences and state, read-only."""

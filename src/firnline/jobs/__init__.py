@@ -1,1 +1,1 @@
-"""What an epoch runs on Spark."""
+"""The jobs of an epoch on Spark: the engine, what the driver plans, and what tasks run on workers."""

@@ -1,1 +1,1 @@
-"""gc, compaction and vacuum of tables and state."""
+"""Garbage collection, compaction and vacuum of tables, state and ledger."""

@@ -1,4 +1,4 @@
-"""Newline-delimited JSON: files to blocks of lines (`reader`), blocks to Arrow batches (`decode`)."""
+"""Newline-delimited JSON, compiled: files to blocks of lines (`reader`), blocks to Arrow batches (`decode`)."""
 
 from firnline.ndjson.decode import (
     BadRecord,

@@ -1,1 +1,1 @@
-"""Operators: what stands between sources and sinks and remembers."""
+"""Stateful operators: the contract in `base`, and aggregate, deduplicate and correlate."""

@@ -1,1 +1,1 @@
-"""One run of a pipeline: the loop, its steps, and what it keeps."""
+"""One run of a pipeline: the runner, the steps of an epoch, recovery, standby and control."""

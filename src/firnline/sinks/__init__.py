@@ -1,1 +1,1 @@
-"""Where results become true; the contract is in `base`."""
+"""Sinks: the contract in `base`, and one package per kind."""

@@ -1,1 +1,1 @@
-"""Where records come from; the contract is in `base`."""
+"""Sources: the contract in `base`, and one package per kind."""

@@ -1,4 +1,4 @@
-"""Pipeline files: from `firnline.yml` to the options that the core understands.
+"""Pipeline files: from `firnline.yml` to the options that the core takes.
 
 `loading` finds and reads a file, `models` says what may stand in it, `graphs` and `sql` whether it fits
 together, `build` turns it into `firnline.options`, `jsonschema` describes it for editors and `template` is

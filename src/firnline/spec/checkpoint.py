@@ -130,7 +130,8 @@ class StateConfig(Config):
     """How keyed state is spread over tasks, and what happens when a worker is lost."""
 
     shards: Count | None = Field(
-        default=None, description="OpenPipeline of the state, one task each; by default as many as tasks run at once."
+        default=None,
+        description="Shards of the state, one task each; by default as many as tasks run at once.",
     )
     key_groups: Annotated[Count, Field(le=MAX_KEY_GROUPS)] = Field(
         default=128, description="Groups that keys fall into; fixed for the life of a pipeline."

@@ -1,4 +1,4 @@
-"""SQL operators without a JVM: what a query may say, and how it is filled in before Spark gets it.
+"""SQL operators without a JVM: checks a query, and binds its inputs before Spark runs it.
 
 A query must give the same rows whenever an epoch is repeated, and must read its inputs and nothing else.
 sqlglot is loaded with the first query, never by an import of this package.

@@ -1,1 +1,1 @@
-"""Keyed state: key groups, immutable runs of changed keys, and the checkpoints that name them."""
+"""Keyed state: key groups, sorted segments of changed keys, snapshots, rescaling, export."""

@@ -1,4 +1,4 @@
-"""The backends of the checkpoint store, and how one is opened."""
+"""Copies of checkpoints: the store's contract and backends, tiers, replication, leases, audit trail."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What tests build upon: simulated worlds and their exploration."""
+"""Conformance suites, fault drivers and a local engine, for tests of your own operators and stores."""

@@ -1,1 +1,1 @@
-"""Epochs that read nothing: rollback, fresh start, restore, rescale, import."""
+"""History edits, epochs that read nothing: rollback, fresh start, restore, rescale, state import, ledger repair."""

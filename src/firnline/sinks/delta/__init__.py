@@ -1,4 +1,4 @@
-"""Delta tables: files staged by tasks, commits by delta-rs with the checkpoint inside."""
+"""Delta tables: tasks stage files, delta-rs commits them together with the checkpoint."""
 
 from firnline.sinks.delta.sink import DeltaSink
 from firnline.sinks.delta.upsert.sink import UpsertSink

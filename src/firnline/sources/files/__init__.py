@@ -1,1 +1,1 @@
-"""Files as a source: listing, planning, position."""
+"""The file source: listing, planning, positions."""

@@ -1,1 +1,1 @@
-"""Delta tables whose rows change by key."""
+"""Delta tables whose rows are changed by key."""
