@@ -10,6 +10,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,7 +25,7 @@ from firnline.maintenance.gc import gc
 from firnline.maintenance.vacuum import vacuum
 from firnline.options import PipelineOptions
 from tests.support.ageing import DAY, age_table
-from tests.support.kills import count_points, kill, perform, spread, steps
+from tests.support.kills import kill_at_every_point, perform
 from tests.support.pipelines import run_once
 from tests.support.samples import SampleInput, table_ids
 
@@ -63,16 +64,16 @@ def litter(root: Path) -> None:
     rejected.write_text(json.dumps({"path": "set-aside.parquet", "size": 1, "record_count": 1, "rejected": about}))
 
 
-def operate(name: str, table: str) -> None:
+def operate(name: str, root: Path) -> None:
     """In a process of its own: folds and compacts in small steps."""
     firnline.checkpoint.ledger.FOLD_ENTRIES = 3
     firnline.maintenance.compact.BATCH_BINS = 1
     if name == "gc":
-        gc(table)
+        gc(str(root))
     elif name == "vacuum":
-        vacuum(table)
+        vacuum(str(root))
     else:
-        compact(table)
+        compact(str(root))
 
 
 def start_over(options: PipelineOptions, kept: Path) -> Path:
@@ -82,7 +83,7 @@ def start_over(options: PipelineOptions, kept: Path) -> Path:
     return root
 
 
-def check(root: Path, options: PipelineOptions, sample: SampleInput, where: str) -> None:
+def check(options: PipelineOptions, sample: SampleInput, root: Path, where: str) -> None:
     """Rows and quarantine are those of the input, and once everything is old, a sweep leaves what the log names."""
     assert table_ids(root) == sample.ids, where
     run = run_once(options)
@@ -101,8 +102,13 @@ def check(root: Path, options: PipelineOptions, sample: SampleInput, where: str)
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_killed_at_every_point(name: str, options: PipelineOptions, sample: SampleInput, tmp_path: Path) -> None:
-    root, kept = start_over(options, tmp_path / "kept"), tmp_path / "kept"
-    reached = count_points(operate, name, str(root))
+    reached = kill_at_every_point(
+        partial(start_over, options, tmp_path / "kept"),
+        partial(operate, name),
+        partial(check, options, sample),
+        most=MOST_KILLS,
+        helpers=MOST_KILLS is None,
+    )
     wanted = {"storage.put.after", "storage.delete.before", "storage.delete.after"}
     if name == "compact":
         wanted |= {"stage.file.before", "stage.file.after", "delta.compact.before", "delta.compact.after"}
@@ -112,12 +118,6 @@ def test_killed_at_every_point(name: str, options: PipelineOptions, sample: Samp
     wanted |= {"delta.sync.before", "delta.sync.after"}
     assert wanted <= set(reached)
     assert min(reached["storage.delete.before"], reached["storage.put.before"]) >= 1
-    check(root, options, sample, f"{name}, not killed")
-    for point, calls in steps(reached, helpers=MOST_KILLS is None):
-        for nth in spread(calls, MOST_KILLS):
-            start_over(options, kept)
-            kill(f"{point}:{nth}", operate, name, str(root))
-            check(root, options, sample, f"{name}, killed at {point}, call {nth}")
 
 
 def test_a_sweep_that_is_killed_again_and_again_comes_to_an_end(
@@ -125,14 +125,14 @@ def test_a_sweep_that_is_killed_again_and_again_comes_to_an_end(
 ) -> None:
     root = start_over(options, tmp_path / "kept")
     for _ in range(200):
-        code, _ = perform("storage.delete.after:4:kill", operate, "gc", str(root))
+        code, _ = perform("storage.delete.after:4:kill", operate, "gc", root)
         if code == 0:
             break
         assert table_ids(root) == sample.ids
     else:
         raise AssertionError("never done")
     assert quarantined_after(root) == sample.bad
-    check(root, options, sample, "killed again and again")
+    check(options, sample, root, "killed again and again")
 
 
 def quarantined_after(root: Path) -> Counter[bytes]:

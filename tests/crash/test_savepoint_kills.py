@@ -12,6 +12,7 @@ import os
 import shutil
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ from firnline.maintenance.gc import gc
 from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from tests.support.ageing import DAY, age_files
-from tests.support.kills import count_points, kill, spread, steps
+from tests.support.kills import count_points, kill_at_every_point
 from tests.support.pipelines import MakeOptions, run_once
 from tests.support.samples import SampleInput, table_ids
 
@@ -80,12 +81,13 @@ def stage(sample: SampleInput, make_options: MakeOptions, tmp_path: Path) -> Sta
     return Stage(options, folder, keep, folder / "saved", rows)
 
 
-def prepare(name: str, stage: Stage) -> None:
+def prepare(name: str, stage: Stage) -> Stage:
     stage.start_over()
     if name == "restore-swept":
         for sink in stage.options.sinks:
             DeltaTable(sink.table).optimize.compact()
             lose_removed(Path(sink.table))
+    return stage
 
 
 def lose_removed(root: Path) -> None:
@@ -115,7 +117,7 @@ def pins(stage: Stage) -> int:
     return sum(len(list((Path(s.table) / "_firnline/pins").glob("savepoint-*"))) for s in stage.options.sinks)
 
 
-def check(name: str, stage: Stage, sample: SampleInput, where: str) -> None:
+def check(name: str, sample: SampleInput, stage: Stage, where: str) -> None:
     """Finish what was broken, as a person or a supervisor would, and look at everything."""
     if name == "create":
         check_create(stage, where)
@@ -193,15 +195,14 @@ WANTED = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_killed_at_every_point(name: str, stage: Stage, sample: SampleInput) -> None:
-    prepare(name, stage)
-    reached = count_points(operate, name, stage)
+    reached = kill_at_every_point(
+        partial(prepare, name, stage),
+        partial(operate, name),
+        partial(check, name, sample),
+        most=MOST_KILLS,
+        helpers=MOST_KILLS is None,
+    )
     assert WANTED[name] <= set(reached)
-    check(name, stage, sample, f"{name}, not killed")
-    for point, calls in steps(reached, helpers=MOST_KILLS is None):
-        for nth in spread(calls, MOST_KILLS):
-            prepare(name, stage)
-            kill(f"{point}:{nth}", operate, name, stage)
-            check(name, stage, sample, f"{name}, killed at {point}, call {nth}")
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -220,5 +221,5 @@ def test_broken_at_every_point(name: str, stage: Stage, sample: SampleInput, mon
         else:
             told = "healed"
         monkeypatch.delenv(VARIABLE)
-        check(name, stage, sample, f"{name}, broken at {point}: {told}")
+        check(name, sample, stage, f"{name}, broken at {point}: {told}")
     faults._seen.clear()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from firnline.maintenance.state import sweep_state
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from tests.support.keyed import KeyedInput, answers, answers_without_trouble, keyed_options
-from tests.support.kills import count_points, kill, spread
+from tests.support.kills import kill_at_every_point
 from tests.support.pipelines import run_to_end
 
 pytestmark = pytest.mark.crash
@@ -50,9 +51,10 @@ class Stage:
         """The same pipeline, into a table that does not exist yet."""
         return replace(self.options, sinks=(replace(self.options.deciding, table=str(self.folder / "new")),))
 
-    def start_over(self) -> None:
+    def start_over(self) -> Stage:
         shutil.rmtree(self.folder)
         shutil.copytree(self.keep, self.folder)
+        return self
 
 
 @pytest.fixture
@@ -107,13 +109,11 @@ def finish(name: str, stage: Stage) -> None:
 
 @pytest.mark.parametrize("name", list(NEEDED))
 def test_killed_anywhere_it_is_ended_by_the_same_command(stage: Stage, name: str) -> None:
-    points = count_points(operate, name, stage)
-    assert points[f"{NEEDED[name]}.before"] > 0
-    kills = [(point, nth) for point, count in sorted(points.items()) for nth in spread(count, MOST_KILLS)]
-    for point, nth in kills:
-        stage.start_over()
-        kill(f"{point}:{nth}", operate, name, stage)
+    def check(stage: Stage, where: str) -> None:
         finish(name, stage)
         options = stage.target if name == "restore" else stage.options
         run_to_end(options)
-        assert answers(options.deciding.table) == stage.answers, (point, nth)
+        assert answers(options.deciding.table) == stage.answers, where
+
+    points = kill_at_every_point(stage.start_over, partial(operate, name), check, most=MOST_KILLS)
+    assert points[f"{NEEDED[name]}.before"] > 0

@@ -10,6 +10,7 @@ import random
 import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from firnline.state.remote import Replica
 from firnline.state.snapshot import abort, begin, commit, finish_shard, list_checkpoints, load, verify_files
 from firnline.state.sweep import Marks, sweep
 from firnline.storage import LocalStorage, Storage
-from tests.support.kills import count_points, kill, perform, spread
+from tests.support.kills import kill_at_every_point, perform
 from tests.support.processes import KILLED
 from tests.support.states import StateHistory, finish_all, make_checkpoint, new_states, sample_plan
 
@@ -91,7 +92,7 @@ def lose(storage: LocalStorage) -> None:
     (root / ID / "COMMITTED").unlink()
 
 
-def operate(folder: Path, operation: str) -> None:
+def operate(operation: str, folder: Path) -> None:
     storage = local(folder)
     match operation:
         case "begin":
@@ -176,7 +177,7 @@ def check_sweep(folder: Path) -> None:
     check_all_whole(storage)
     for checkpoint in marks(folder).ids:
         verify_files(storage, load(storage, checkpoint), deep=True)
-    operate(folder, "sweep")
+    operate("sweep", folder)
     check_all_whole(storage)
     assert content(storage) == content(local(folder.parent / "unkilled"))
 
@@ -216,28 +217,27 @@ CHECKS: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("operation", POINTS)
 def test_killed_at_every_point(operation: str, tmp_path: Path) -> None:
-    prepare(tmp_path / "made", operation)
-    shutil.copytree(tmp_path / "made", tmp_path / "unkilled")
-    reached = count_points(operate, tmp_path / "unkilled", operation)
-    kills = 0
-    for call in POINTS[operation]:
-        for point in (f"{call}.before", f"{call}.after"):
-            assert reached[point], f"{operation} never reaches {point}"
-            for nth in spread(reached[point], MOST_KILLS):
-                folder = tmp_path / "killed"
-                shutil.copytree(tmp_path / "made", folder)
-                kill(f"{point}:{nth}", operate, folder, operation)
-                CHECKS[operation](folder)
-                shutil.rmtree(folder)
-                kills += 1
-    print(f"{operation}: {kills} kills")
+    made, folder = tmp_path / "made", tmp_path / "killed"
+    prepare(made, operation)
+
+    def start_over() -> Path:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(made, folder)
+        return folder
+
+    shutil.copytree(made, tmp_path / "unkilled")
+    operate(operation, tmp_path / "unkilled")  # what a killed sweep is compared with
+    points = {f"{call}.{side}" for call in POINTS[operation] for side in ("before", "after")}
+    work, check = partial(operate, operation), CHECKS[operation]
+    reached = kill_at_every_point(start_over, work, lambda it, _: check(it), points=points, most=MOST_KILLS)
+    assert points <= reached.keys()
 
 
 def test_a_sweep_that_is_killed_again_and_again_comes_to_an_end(tmp_path: Path) -> None:
     prepare(tmp_path, "sweep")
     storage = local(tmp_path)
     for _ in range(100):
-        code, _ = perform("state.sweep.after:6:kill", operate, tmp_path, "sweep")
+        code, _ = perform("state.sweep.after:6:kill", operate, "sweep", tmp_path)
         check_all_whole(storage)
         if code == 0:
             break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from firnline.stores import open_store
 from firnline.stores.base import CheckpointStore
 from firnline.stores.record import CheckpointRecord
 from firnline.testing.store_writers import sample_record
-from tests.support.kills import count_points, kill
+from tests.support.kills import kill_at_every_point
 from tests.support.postgres import PostgresServer
 
 pytestmark = [pytest.mark.crash, pytest.mark.postgres]
@@ -55,7 +56,7 @@ def make(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[[str], Stor
     return new
 
 
-def operate(options: StoreOptions, operation: str) -> None:
+def operate(operation: str, options: StoreOptions) -> None:
     with closing(open_store(options)) as store:
         match operation:
             case "put":
@@ -89,7 +90,7 @@ def check_epochs(store: CheckpointStore, where: str) -> list[int]:
     return versions
 
 
-def check(options: StoreOptions, operation: str, where: str) -> None:
+def check(operation: str, options: StoreOptions, where: str) -> None:
     with closing(open_store(options)) as store:
         if operation == "open":
             assert check_epochs(store, where) == []
@@ -127,18 +128,14 @@ def check_deleted(store: CheckpointStore, versions: list[int], where: str) -> No
 @pytest.mark.parametrize("operation", POINTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_at_every_point(kind: str, operation: str, make: Callable[[str], StoreOptions]) -> None:
-    options = make(kind)
-    prepare(options, operation)
-    reached, killed = count_points(operate, options, operation), 0
-    for call in POINTS[operation]:
-        for point in (f"{call}.before", f"{call}.after"):
-            for nth in range(1, reached[point] + 1):
-                options = make(kind)
-                prepare(options, operation)
-                kill(f"{point}:{nth}", operate, options, operation)
-                check(options, operation, f"{operation} killed at {point}, call {nth}")
-                killed += 1
-    assert killed >= (0 if (kind, operation) == ("file", "open") else 2)
+    def start_over() -> StoreOptions:
+        options = make(kind)
+        prepare(options, operation)
+        return options
+
+    points = {f"{call}.{side}" for call in POINTS[operation] for side in ("before", "after")}
+    reached = kill_at_every_point(start_over, partial(operate, operation), partial(check, operation), points=points)
+    assert len(points & reached.keys()) >= (0 if (kind, operation) == ("file", "open") else 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,20 +1,55 @@
-"""Does one piece of work in a process of its own, to be killed at a fault point, and tells what points it reached."""
+"""Kills a piece of work at every fault point that it reaches, each time in a process of its own."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from multiprocessing.connection import Connection
+from typing import TypeVar
 
 from firnline import faults
 from tests.support.processes import KILLED, reached_points
 from tests.support.proof import covered
 
+World = TypeVar("World")
 PATIENCE_SECONDS = 60
 # A kill inside one of these leaves what a kill beside it leaves, and at most a temporary file or an empty folder more.
 _HELPERS = ("storage.folder.", "storage.publish.", "store.publish.")
+
+
+def kill_at_every_point(
+    prepare: Callable[[], World],
+    work: Callable[[World], object],
+    check: Callable[[World, str], None],
+    *,
+    points: Collection[str] = (),
+    most: int | None = None,
+    helpers: bool = True,
+) -> Counter[str]:
+    """Do the work once unharmed, then once per point and call that it reaches, killed there; check after each.
+
+    Args:
+        prepare: Makes the world anew before each time; it is handed to `work` (in the child) and to `check`.
+        work: What is killed; `functools.partial` of a module's function, so that a child can be handed it.
+        check: Finishes what was broken and compares; its second argument says where the work was killed.
+        points: Kill at no other points; empty means at all that the work reaches.
+        most: How many calls of each point are killed; the first, the last and some between. None means all.
+        helpers: Whether points inside storage helpers count, too.
+
+    Returns:
+        How often the work reached each point, unharmed.
+    """
+    world = prepare()
+    reached = count_points(work, world)
+    check(world, "not killed")
+    for point, calls in steps(reached, helpers=helpers):
+        for nth in spread(calls, most) if not points or point in points else ():
+            world = prepare()
+            kill(f"{point}:{nth}", work, world)
+            check(world, f"killed at {point}, call {nth}")
+    return reached
 
 
 def perform(fault: str, work: Callable[..., object], *arguments: object) -> tuple[int, Counter[str]]:
@@ -42,14 +77,14 @@ def perform(fault: str, work: Callable[..., object], *arguments: object) -> tupl
 def count_points(work: Callable[..., object], *arguments: object) -> Counter[str]:
     """Do the work in a child that nobody kills; returns how often it reached each fault point."""
     code, reached = perform("", work, *arguments)
-    assert code == 0, f"{work.__name__} failed with {code} although nobody killed it"
+    assert code == 0, f"{work} failed with {code} although nobody killed it"
     return reached
 
 
 def kill(fault: str, work: Callable[..., object], *arguments: object) -> None:
     """Do the work in a child that the fault kills; a point that is never reached is a failed test."""
     code, _ = perform(f"{fault}:kill", work, *arguments)
-    assert code == KILLED, f"{work.__name__} was not killed at {fault}, but ended with {code}"
+    assert code == KILLED, f"{work} was not killed at {fault}, but ended with {code}"
 
 
 def steps(reached: Counter[str], *, helpers: bool) -> list[tuple[str, int]]:
