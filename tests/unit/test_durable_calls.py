@@ -38,7 +38,7 @@ BETWEEN_POINTS = {
     "state/home.py:_load_cached": "a cache holds copies that are verified on every opening",
     "state/home.py:_cache_path": "an empty folder says nothing",
     "state/home.py:_shrink_cache": "a cache holds copies only",
-    "jobs/epoch_job.py:EpochJob._sweep": "rows on their way, which nothing names any more",
+    "jobs/epoch_job.py:EpochJobs._sweep": "rows on their way, which nothing names any more",
     "exchange.py:open_volatile": "rows on their way: lost with the epoch's attempt, which runs again",
     "run/opening.py:Opening.claim": "StateKeeper.restore reads; what it repairs has points of its own",
     "jobs/worker.py:pinging": "a ping says nothing about the data",

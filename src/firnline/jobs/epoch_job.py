@@ -26,18 +26,17 @@ from firnline.jobs.watermarks import Watermark, Watermarks
 from firnline.jobs.worker import Watch, run_watched
 from firnline.operators.base import MAIN, Operator
 from firnline.operators.loading import build_operator, own_code
-from firnline.options import OperatorOptions
-from firnline.run.flight import Base
-from firnline.run.open_pipeline import OpenPipeline
+from firnline.options import OperatorOptions, PipelineOptions
 from firnline.schema import schema_to_json
+from firnline.sinks.base import Sink
 from firnline.sinks.delta.upsert.changes import table_columns
-from firnline.sources.group import EpochPlan
+from firnline.sources.group import EpochPlan, Sources
 from firnline.state.home import StateHome
 from firnline.state.load import EMPTY, export_digest, load_initial_state
 from firnline.state.manifest import Ranges, checkpoint_id
 from firnline.state.refs import OperatorState
 from firnline.state.rescale import rescale
-from firnline.storage import LocalStorage, open_storage
+from firnline.storage import LocalStorage, normalise, open_storage
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)
@@ -46,109 +45,121 @@ _1970 = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Task:
-    """What is to be run: an epoch as it was planned, or, to catch up on state, as the ledger recorded it."""
+class EpochJob:
+    """An epoch to be run: as it was planned or, to catch up on state, as the ledger recorded it."""
 
     epoch: int
     attempt: str
     epoch_time: str
     plan: EpochPlan
-    begin: Callable[[Worked], None] | None = None  # before the last fold: says whose state is checkpointed
-    skip: frozenset[str] = frozenset()  # operators that hold the epoch already
-    recorded: Watermarks | None = None  # of a replay: those after it; state only, nothing is staged for sinks
-    initial: Mapping[str, str] = field(default_factory=dict)  # of a replay: who began with which exported state
+    columns: Mapping[str, pa.Schema]  # of each source before this epoch, as far as they are known
+    state: Mapping[str, OperatorState] = field(default_factory=dict)  # of each operator before this epoch
+    watermarks: Watermarks = field(default_factory=Watermarks)  # before this epoch
+    ranges: Ranges = ()  # the key groups of each shard; none without stateful operators
+    before_last_fold: Callable[[EpochResult], None] | None = None  # sets which operators are snapshotted
+    skip: frozenset[str] = frozenset()  # operators whose state contains this epoch already
+    recorded: Watermarks | None = None  # of a replay: those after this epoch; a replay stages nothing for sinks
+    initial: Mapping[str, str] = field(default_factory=dict)  # of a replay: the exported states operators began with
     is_wanted: Callable[[], bool] = lambda: True
-    run_began: datetime | None = None  # the silence of inputs counts from here on; None: nobody is silent
+    run_began: datetime | None = None  # the silence of inputs counts from here on; None: no input is silent
 
     @property
     def replay(self) -> bool:
+        """Whether the epoch is committed already and only its state is made again."""
         return self.recorded is not None
 
 
 @dataclass(slots=True)
-class Worked:
-    """What the jobs of an epoch gave."""
+class EpochResult:
+    """What the jobs of an epoch produced."""
 
     produced: Produced
     state: dict[str, OperatorState]
     watermarks: Watermarks
     operators: dict[str, Folded] = field(default_factory=dict)  # what each stateful operator did
-    due: frozenset[str] = frozenset()  # operators whose state is checkpointed after this epoch
-    snapshots: dict[str, Json] = field(default_factory=dict)  # references, once a checkpoint of the state is complete
+    due: frozenset[str] = frozenset()  # operators whose state is snapshotted after this epoch
+    snapshots: dict[str, Json] = field(default_factory=dict)  # references, once a snapshot of the state is complete
     built: dict[str, Operator] = field(default_factory=dict)  # those whose columns are known
     initial: dict[str, str] = field(default_factory=dict)  # digests of exported states that operators began with
 
 
-class EpochJob:
-    """Runs the jobs of epochs, one epoch at a time."""
+class EpochJobs:
+    """Runs epoch jobs, one at a time. `sinks` says where rows are staged; nothing is committed here."""
 
-    def __init__(self, pipeline: OpenPipeline, engine: Engine, flow: Dataflow, home: StateHome) -> None:
-        self.pipeline = pipeline
+    def __init__(
+        self,
+        options: PipelineOptions,
+        sources: Sources,
+        sinks: Sequence[Sink],
+        engine: Engine,
+        flow: Dataflow,
+        home: StateHome,
+    ) -> None:
+        self.options = options
+        self.sources = sources
+        self.sinks = sinks
         self.engine = engine
         self.flow = flow
         self.home = home
 
-    def run(self, task: Task, base: Base, ranges: Ranges) -> Worked:
-        """Run an epoch on `base`.
+    def run(self, job: EpochJob) -> EpochResult:
+        """Run an epoch.
 
         Raises:
             EngineError: Spark failed; repeating is safe.
             FirnlineError: what a task itself raised.
         """
-        place = self.place(f"exchange/{task.attempt}")
-        state = {name: rescale(found, ranges) for name, found in base.state.items()}
-        run = _Run(self, task, base, ranges, self._watch(task.attempt, place), state)
+        folder = self.folder(f"exchange/{job.attempt}")
+        state = {name: rescale(before, job.ranges) for name, before in job.state.items()}
+        running = _Running(self, job, self._watch(job.attempt, folder), state)
         try:
-            return run.perform()
+            return running.run()
         finally:
-            self._sweep(place)
+            self._sweep(folder)
 
-    def run_orders(self, attempt: str, orders: list[dict[str, Json]]) -> list[dict[str, Json]]:
-        """Run what a sink needs done in tasks while it commits an epoch; raises as `run` does."""
-        place = self.place(f"exchange/{attempt}-commit")
+    def run_tasks(self, attempt: str, tasks: list[dict[str, Json]]) -> list[dict[str, Json]]:
+        """Run the tasks that a sink needs while it commits an epoch; raises as `run` does."""
+        folder = self.folder(f"exchange/{attempt}-commit")
         try:
-            watch = self._watch(attempt, place)
-            return run_watched(self.engine, watch, orders, lambda number: f"task {number} of a commit")
+            watch = self._watch(attempt, folder)
+            return run_watched(self.engine, watch, tasks, lambda number: f"task {number} of a commit")
         finally:
-            self._sweep(place)
+            self._sweep(folder)
 
-    def _watch(self, attempt: str, place: dict[str, Json]) -> Watch:
-        options = self.pipeline.options
-        return Watch(attempt, place, options.state.worker_ping_secs, options.batch.job_timeout_secs)
+    def _watch(self, attempt: str, folder: dict[str, Json]) -> Watch:
+        return Watch(attempt, folder, self.options.state.worker_ping_secs, self.options.batch.job_timeout_secs)
 
-    def place(self, folder: str) -> dict[str, Json]:
-        """A folder of the pipeline in the deciding table, which every worker reaches; plain JSON for orders."""
-        deciding = self.pipeline.options.deciding
+    def folder(self, path: str) -> dict[str, Json]:
+        """A folder of the pipeline in the deciding table, which every worker reaches; plain JSON for tasks."""
+        deciding = self.options.deciding
         return {
-            "root": self.pipeline.storage.root,
+            "root": normalise(deciding.table),
             "storage_options": dict(deciding.storage_options),
-            "folder": f"_firnline/{self.pipeline.options.name}/{folder}",
+            "folder": f"_firnline/{self.options.name}/{path}",
         }
 
     def sweep_all(self) -> None:
-        """Delete rows on their way and pings that a kill left behind; a run that still writes them has been fenced."""
-        self._sweep(self.place("exchange"))
+        """Delete exchanged rows and pings that a kill left behind; a run that still writes them has been fenced."""
+        self._sweep(self.folder("exchange"))
 
-    def _sweep(self, place: dict[str, Json]) -> None:
-        """Delete an attempt's rows on their way and its pings. A kill leaves them until the next run begins."""
-        storage = open_storage(place["root"], place["storage_options"])
+    def _sweep(self, folder: dict[str, Json]) -> None:
+        """Delete an attempt's exchanged rows and its pings. A kill leaves them until the next run begins."""
+        storage = open_storage(folder["root"], folder["storage_options"])
         if isinstance(storage, LocalStorage):
-            shutil.rmtree(storage.path_of(place["folder"]), ignore_errors=True)
+            shutil.rmtree(storage.path_of(folder["folder"]), ignore_errors=True)
             return
         if not self.flow.operators:  # nothing was handed on, and an object store has no pings
             return
-        for stat in list(storage.list(place["folder"])):
+        for stat in list(storage.list(folder["folder"])):
             storage.delete(stat.name.removeprefix(f"{storage.root}/"))
 
 
 @dataclass(slots=True)
-class _Run:
+class _Running:
     """One epoch on its way through the graph."""
 
+    jobs: EpochJobs
     job: EpochJob
-    task: Task
-    base: Base
-    ranges: Ranges
     watch: Watch
     state: dict[str, OperatorState]
     edges: dict[str, Exchanged] = field(default_factory=dict)  # what was handed on, by the name of the edge
@@ -156,14 +167,15 @@ class _Run:
     views: dict[str, str] = field(default_factory=dict)  # SQL operators whose rows are only needed by SQL
 
     @property
-    def place(self) -> dict[str, Json]:
-        """Where rows are handed on."""
+    def exchange(self) -> dict[str, Json]:
+        """The folder by which one job hands rows to the next."""
         return dict(self.watch.place)
 
-    def perform(self) -> Worked:
-        pipeline, flow = self.job.pipeline, self.job.flow
+    def run(self) -> EpochResult:
+        """Run every job of the epoch, in the order of the graph."""
+        flow = self.jobs.flow
         contexts = self._contexts()
-        produced, reports = read_sources(self.job.engine, self.task.plan, contexts, self.watch)
+        produced, reports = read_sources(self.jobs.engine, self.job.plan, contexts, self.watch)
         self.edges = exchanged(reports, contexts)
         for name, context in contexts.items():
             found = produced.columns.get(name) or known_columns(context)
@@ -171,42 +183,43 @@ class _Run:
                 self.columns[name] = found
                 for target in context.targets:  # one whose source gave nothing gets its columns all the same
                     produced.schemas.setdefault(target["sink"], found)
-        worked = Worked(produced, self.state, self.base.watermarks)
+        result = EpochResult(produced, self.state, self.job.watermarks)
         last = flow.stateful[-1].name if flow.stateful else ""
         for operator in flow.operators:
-            if not self.task.is_wanted():
-                raise EngineError(f"epoch {self.task.epoch} was dropped while it ran")
+            if not self.job.is_wanted():
+                raise EngineError(f"epoch {self.job.epoch} was dropped while it ran")
             if operator.is_sql:
                 self._run_sql(operator, produced)
             else:
-                self._fold(operator, worked, finish=operator.name == last)
-        if not self.task.replay:
-            for sink in pipeline.sinks:
+                self._fold(operator, result, finish=operator.name == last)
+        if not self.job.replay:
+            for sink in self.jobs.sinks:
                 produced.staged.setdefault(sink.name, [])
-        return worked
+        return result
 
     def _contexts(self) -> dict[str, Context]:
-        pipeline, task = self.job.pipeline, self.task
+        job = self.job
         return {
-            one.name: Context(
-                epoch=task.epoch,
-                attempt=task.attempt,
-                options=one,
-                root=pipeline.sources[one.name].root,
-                targets=self._targets(one.name),
-                quarantine=self.job.place("quarantine"),
-                base=self.base.columns.get(one.name),
-                edges=self.job.flow.edges_of(one.name, self.ranges),
-                exchange=self.place,
-                replay=task.replay,
+            source.name: Context(
+                epoch=job.epoch,
+                attempt=job.attempt,
+                options=source,
+                root=self.jobs.sources[source.name].root,
+                targets=self._targets(source.name),
+                quarantine=self.jobs.folder("quarantine"),
+                base=job.columns.get(source.name),
+                edges=self.jobs.flow.edges_of(source.name, job.ranges),
+                exchange=self.exchange,
+                replay=job.replay,
             )
-            for one in pipeline.options.sources
+            for source in self.jobs.options.sources
         }
 
     def _targets(self, port: str) -> list[dict[str, Json]]:
-        if self.task.replay:
+        if self.job.replay:
             return []
-        return [self.job.pipeline.sink(name).stage_target() for name in self.job.flow.sinks_of(port)]
+        sinks = {sink.name: sink for sink in self.jobs.sinks}
+        return [sinks[name].stage_target() for name in self.jobs.flow.sinks_of(port)]
 
     # -- SQL ------------------------------------------------------------------------------------------
 
@@ -214,26 +227,26 @@ class _Run:
         """Run a query whose rows a sink or a stateful operator needs; one that only SQL reads becomes a view there."""
         from firnline.sql import bind_epoch_time, bind_tables  # loads a parser that most pipelines do not need
 
-        flow = self.job.flow
-        named = {port: view_name(port, self.task.attempt) for port in operator.inputs}
-        query = bind_epoch_time(str(operator.settings["query"]), self.task.epoch_time)
+        flow = self.jobs.flow
+        named = {port: view_name(port, self.job.attempt) for port in operator.inputs}
+        query = bind_epoch_time(str(operator.settings["query"]), self.job.epoch_time)
         self.views[operator.name] = bind_tables(query, named)
         targets = self._targets(operator.name)
-        edges = [edge for edge in flow.edges_of(operator.name, self.ranges) if edge.ranges]
+        edges = [edge for edge in flow.edges_of(operator.name, self.job.ranges) if edge.ranges]
         if not targets and not edges:
             return
         inputs, above = flow.inputs_of_query(operator), flow.queries_above(operator)
         if not self._can_query(operator, inputs):
             return
         job = SqlJob(
-            tables={view_name(port, self.task.attempt): self._view(port) for port in inputs},
-            views={view_name(n, self.task.attempt): self.views[n] for n in self.views if n in above},
+            tables={view_name(port, self.job.attempt): self._view(port) for port in inputs},
+            views={view_name(n, self.job.attempt): self.views[n] for n in self.views if n in above},
             query=self.views[operator.name],
-            output=SqlOutput(self.task.attempt, targets, [e.to_json() for e in edges], self.place),
+            output=SqlOutput(self.job.attempt, targets, [e.to_json() for e in edges], self.exchange),
             ping=self.watch.ping(f"a task of query {operator.name}"),
         )
-        with self.watch.job(self.job.engine.cancel):
-            schema, reports = self.job.engine.run_sql(self.watch.tag, job, self.watch.timeout_seconds)
+        with self.watch.job(self.jobs.engine.cancel):
+            schema, reports = self.jobs.engine.run_sql(self.watch.tag, job, self.watch.timeout_seconds)
         self._take_output(operator.name, schema, reports, produced)
 
     def _can_query(self, operator: OperatorOptions, inputs: Sequence[str]) -> bool:
@@ -249,62 +262,62 @@ class _Run:
     def _view(self, port: str) -> dict[str, Json]:
         """The rows of a port as a query finds them."""
         files = self.edges.get(sql_edge(port), Exchanged()).files
-        return {"place": self.place, "files": files, "schema": schema_to_json(self.columns[port])}
+        return {"place": self.exchange, "files": files, "schema": schema_to_json(self.columns[port])}
 
     # -- state ----------------------------------------------------------------------------------------
 
-    def _fold(self, options: OperatorOptions, worked: Worked, *, finish: bool) -> None:
+    def _fold(self, options: OperatorOptions, result: EpochResult, *, finish: bool) -> None:
         """Fold what came for one operator into its state, one task per shard."""
-        if options.name in self.task.skip:
+        if options.name in self.job.skip:
             return
-        task, pipeline = self.task, self.job.pipeline
-        before = self.base.watermarks.of(options.name)
+        job, pipeline = self.job, self.jobs.options
+        before = job.watermarks.of(options.name)
         inputs = {port: self.edges.get(keyed_edge(options.name, port), Exchanged()) for port in options.inputs}
         latest = {port: found.latest for port, found in inputs.items() if found.latest is not None}
         operator = self._build(options)
         quiet = frozenset(port for port, found in inputs.items() if not found.rows)
         after = self._watermark(options, operator, before, latest, quiet)
-        worked.watermarks = worked.watermarks.set(options.name, after)
+        result.watermarks = result.watermarks.set(options.name, after)
         if operator is not None:
-            worked.built[options.name] = operator
-        if finish and task.begin is not None:
-            task.begin(worked)
-        listed = worked.due if finish else frozenset[str]()
-        ports = {port: self._port(options, port) for port in self.job.flow.ports_of(options)}
-        job = FoldJob(
-            pipeline=pipeline.options.name,
-            epoch=task.epoch,
-            attempt=task.attempt,
-            epoch_time=task.epoch_time,
+            result.built[options.name] = operator
+        if finish and job.before_last_fold is not None:
+            job.before_last_fold(result)
+        listed = result.due if finish else frozenset[str]()
+        ports = {port: self._port(options, port) for port in self.jobs.flow.ports_of(options)}
+        fold = FoldJob(
+            pipeline=pipeline.name,
+            epoch=job.epoch,
+            attempt=job.attempt,
+            epoch_time=job.epoch_time,
             options=options,
-            code=own_code(options, pipeline.options.operator_paths),
+            code=own_code(options, pipeline.operator_paths),
             inputs=inputs,
-            unordered=tuple(o.name for o in self.job.flow.operators if o.is_sql and o.name in options.inputs),
+            unordered=tuple(o.name for o in self.jobs.flow.operators if o.is_sql and o.name in options.inputs),
             schemas=operator.inputs if operator is not None else None,
-            exchange=self.place,
-            home=self.job.home.to_json(),
-            folder=checkpoint_id(task.epoch, task.attempt),
-            ranges=self.ranges,
-            key_groups=self.job.flow.key_groups,
+            exchange=self.exchange,
+            home=self.jobs.home.to_json(),
+            folder=checkpoint_id(job.epoch, job.attempt),
+            ranges=job.ranges,
+            key_groups=self.jobs.flow.key_groups,
             late_before=before.at,
             watermark=after.at,
             ports=ports,
-            state=worked.state.get(options.name) or self._first_state(options, operator, worked),
-            others={n: _state_of(worked, n) for n in listed if n != options.name} if listed else None,
+            state=result.state.get(options.name) or self._first_state(options, operator, result),
+            others={n: _state_of(result, n) for n in listed if n != options.name} if listed else None,
             listed=options.name in listed,
         )
-        watch = replace(self.watch, timeout_seconds=pipeline.options.checkpoint.timeout_ms / 1000)
+        watch = replace(self.watch, timeout_seconds=pipeline.checkpoint.timeout_ms / 1000)
         name = options.name
-        reports = run_watched(self.job.engine, watch, job.orders(), lambda shard: f"shard {shard} of operator {name}")
-        folded = take_folded(reports, self.ranges, task.epoch)
-        worked.operators[options.name] = folded
-        if operator is not None or options.name in worked.state:
-            worked.state = {**worked.state, options.name: folded.state}
+        reports = run_watched(self.jobs.engine, watch, fold.orders(), lambda shard: f"shard {shard} of operator {name}")
+        folded = take_folded(reports, job.ranges, job.epoch)
+        result.operators[options.name] = folded
+        if operator is not None or options.name in result.state:
+            result.state = {**result.state, options.name: folded.state}
         if operator is not None:
             for port in ports:
                 schema = operator.output_schema(resolve_port(port, [options.name])[1] or MAIN)
-                self._take_output(port, schema, reports, worked.produced)
-        logger.debug("folded", extra={"operator": options.name, "rows": folded.rows, "pipeline": pipeline.options.name})
+                self._take_output(port, schema, reports, result.produced)
+        logger.debug("folded", extra={"operator": options.name, "rows": folded.rows, "pipeline": pipeline.name})
 
     def _watermark(
         self,
@@ -315,8 +328,8 @@ class _Run:
         quiet: frozenset[str],
     ) -> Watermark:
         """The watermark after this epoch's rows; on a replay, the one that was."""
-        if self.task.recorded is not None:
-            return self.task.recorded.of(options.name)
+        if self.job.recorded is not None:
+            return self.job.recorded.of(options.name)
         if operator is None:
             return before
         unheard = frozenset(port for port in options.inputs if self._is_left_out(port))
@@ -326,39 +339,39 @@ class _Run:
 
     def _is_left_out(self, port: str) -> bool:
         """Whether a source that a port's rows come from had not answered when the epoch was planned."""
-        left_out = self.task.plan.left_out
+        left_out = self.job.plan.left_out
         if not left_out:
             return False
-        options = self.job.pipeline.options
+        options = self.jobs.options
         return port in left_out or any(node.name in left_out for node in upstream(options, port))
 
     def _note_silence(
         self, options: OperatorOptions, before: Watermark, quiet: frozenset[str], unheard: frozenset[str]
     ) -> Watermark:
         """Which inputs are idle now. Told by the epoch's own time, and recorded with the watermark."""
-        if options.idle_after is None or self.task.run_began is None:
+        if options.idle_after is None or self.job.run_began is None:
             return replace(before, silent={}, idle=frozenset())
-        now = datetime.fromisoformat(self.task.epoch_time)
+        now = datetime.fromisoformat(self.job.epoch_time)
         after = before.note_silence(
-            quiet, unheard, _micros(now), _micros(self.task.run_began), options.idle_after // timedelta(microseconds=1)
+            quiet, unheard, _micros(now), _micros(self.job.run_began), options.idle_after // timedelta(microseconds=1)
         )
         for port in sorted(after.idle ^ before.idle):
             what = "an input is idle" if port in after.idle else "an idle input speaks again"
-            logger.warning(what, extra={"operator": options.name, "input": port, "epoch": self.task.epoch})
+            logger.warning(what, extra={"operator": options.name, "input": port, "epoch": self.job.epoch})
         return after
 
-    def _first_state(self, options: OperatorOptions, operator: Operator | None, worked: Worked) -> OperatorState:
+    def _first_state(self, options: OperatorOptions, operator: Operator | None, result: EpochResult) -> OperatorState:
         """What an operator begins with that has no state yet: nothing, or what the spec names.
 
         A replay begins as the operator did, whatever the spec says by now.
         """
-        path, task = options.initial_state, self.task
-        if operator is None or path in ("", EMPTY) or (task.replay and options.name not in task.initial):
+        path, job = options.initial_state, self.job
+        if operator is None or path in ("", EMPTY) or (job.replay and options.name not in job.initial):
             return OperatorState(0)
-        worked.initial[options.name] = export_digest(path)
-        folder = checkpoint_id(task.epoch, task.attempt)
+        result.initial[options.name] = export_digest(path)
+        folder = checkpoint_id(job.epoch, job.attempt)
         return load_initial_state(
-            operator, path, self.job.home, folder, self.ranges, self.job.flow.key_groups, task.epoch
+            operator, path, self.jobs.home, folder, job.ranges, self.jobs.flow.key_groups, job.epoch
         )
 
     def _build(self, options: OperatorOptions) -> Operator | None:
@@ -370,18 +383,18 @@ class _Run:
         wanted = [*options.keys, options.settings.get("time")]
         alike = pa.schema([field for field in first if field.name in wanted])  # an input that never gave a row
         inputs = {port: known.get(port, alike) for port in options.inputs}
-        operator = build_operator(options, inputs, self.job.pipeline.options.operator_paths)
+        operator = build_operator(options, inputs, self.jobs.options.operator_paths)
         _check_settings(options, operator)
         return operator
 
     def _port(self, options: OperatorOptions, port: str) -> dict[str, Json]:
-        edges = self.job.flow.edges_of(port, self.ranges)
+        edges = self.jobs.flow.edges_of(port, self.job.ranges)
         return {"targets": self._targets(port), "edges": [edge.to_json() for edge in edges]}
 
     def _take_output(self, port: str, schema: pa.Schema, reports: list[dict[str, Json]], produced: Produced) -> None:
         """Take in what the tasks of a query or of an operator put out at a port."""
         self.columns[port] = schema
-        for edge in self.job.flow.edges_of(port, self.ranges):
+        for edge in self.jobs.flow.edges_of(port, self.job.ranges):
             self.edges[edge.name] = Exchanged.collect(reports, edge.name)
         for target in self._targets(port):
             name, upsert = target["sink"], target["write"] == "upsert"
@@ -393,8 +406,8 @@ def _micros(time: datetime) -> int:
     return (time - _1970) // timedelta(microseconds=1)
 
 
-def _state_of(worked: Worked, operator: str) -> OperatorState:
-    return worked.state.get(operator) or OperatorState(0)
+def _state_of(result: EpochResult, operator: str) -> OperatorState:
+    return result.state.get(operator) or OperatorState(0)
 
 
 def _check_settings(options: OperatorOptions, operator: Operator) -> None:

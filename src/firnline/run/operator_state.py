@@ -12,7 +12,7 @@ from firnline.checkpoint.model import Checkpoint
 from firnline.errors import SinkError, StateLostError, WorkerLostError
 from firnline.jobs.dataflow import dataflow_of
 from firnline.jobs.engine import Engine
-from firnline.jobs.epoch_job import EpochJob, Task, Worked
+from firnline.jobs.epoch_job import EpochJob, EpochJobs, EpochResult
 from firnline.maintenance.state import find_doomed_state
 from firnline.run.flight import Base, Behind, EpochInFlight, Flight
 from firnline.run.open_pipeline import OpenPipeline
@@ -50,7 +50,7 @@ class StateKeeper:
         self._flight = flight
         self.flow = dataflow_of(pipeline.options)
         self.home = pipeline.state_home
-        self._job = EpochJob(pipeline, engine, self.flow, self.home)
+        self._jobs = EpochJobs(pipeline.options, pipeline.sources, pipeline.sinks, engine, self.flow, self.home)
         self._coordinated = Coordinated(self.home, pipeline.options, pipeline.clock)
         self._shards: int | None = pipeline.options.state.shards
         self._began = pipeline.clock.now()
@@ -91,7 +91,7 @@ class StateKeeper:
         Raises:
             StateLostError: no tier has it any more.
         """
-        self._job.sweep_all()
+        self._jobs.sweep_all()
         if not self.has_state:
             return
         found = self._restore(held)
@@ -140,26 +140,20 @@ class StateKeeper:
         plan = replay_plan(self._pipeline, entry, self._engine.parallelism)
         recorded = known_watermarks(self.flow, entry.checkpoint)
         attempt = self._pipeline.ids.new()
-        task = Task(
+        job = EpochJob(
             entry.epoch,
             attempt,
             entry.epoch_time,
             plan,
+            behind.columns,
+            base.state,
+            behind.watermarks,
+            self.ranges(),
             skip=behind.skip,
             recorded=recorded,
             initial=self._initial,
         )
-        then = Base(
-            entry.epoch - 1,
-            None,
-            None,
-            base.positions,
-            None,
-            behind.columns,
-            base.state,
-            behind.watermarks,
-        )
-        worked = self._job.run(task, then, self.ranges())
+        worked = self._jobs.run(job)
         failed = [o for found in worked.produced.outcomes.values() for o in found if "failed" in o]
         if failed:
             raise StateLostError(
@@ -185,37 +179,41 @@ class StateKeeper:
 
     def run_orders(self, attempt: str, orders: list[dict[str, Json]]) -> list[dict[str, Json]]:
         """Run what a sink needs done in tasks while it commits an epoch."""
-        return self._job.run_orders(attempt, orders)
+        return self._jobs.run_tasks(attempt, orders)
 
     # -- an epoch -------------------------------------------------------------------------------------
 
-    def work(self, made: EpochInFlight, base: Base) -> Worked:
+    def work(self, made: EpochInFlight, base: Base) -> EpochResult:
         """Run the jobs of an epoch and, when it is time, make a checkpoint of the state they leave."""
         if not self.has_state:
-            task = Task(made.epoch, made.attempt, made.epoch_time, made.plan)
+            job = EpochJob(made.epoch, made.attempt, made.epoch_time, made.plan, base.columns)
             with self._losing(made):
-                return self._job.run(task, base, ())
+                return self._jobs.run(job)
         requested = self.asked.is_set()
         asked = requested or self._is_dealt_anew(base)  # a change of shards ends with a checkpoint
 
-        def begin(worked: Worked) -> None:
+        def begin(worked: EpochResult) -> None:
             worked.due = self._due(made, base, worked, asked=asked)
             if worked.due:
                 positions, _ = made.advance(self._pipeline.sources, base, worked.produced)
                 self._coordinated.begin(made.epoch, made.attempt, self.ranges(), worked, positions)
 
-        task = Task(
+        job = EpochJob(
             made.epoch,
             made.attempt,
             made.epoch_time,
             made.plan,
-            begin=begin,
+            base.columns,
+            base.state,
+            base.watermarks,
+            self.ranges(),
+            before_last_fold=begin,
             is_wanted=lambda: self._is_wanted(made),
             run_began=self._began,
         )
         try:
             with self._losing(made):
-                worked = self._job.run(task, base, self.ranges())
+                worked = self._jobs.run(job)
         except BaseException as error:
             self._coordinated.lose(made.epoch, str(error))
             raise
@@ -257,7 +255,7 @@ class StateKeeper:
             facts = {"epoch": epoch, "pause_ms": round(seconds * 1000), "max_pause_ms": most}
             logger.warning("an epoch waited long for its checkpoint", extra=facts)
 
-    def _due(self, made: EpochInFlight, base: Base, worked: Worked, *, asked: bool) -> frozenset[str]:
+    def _due(self, made: EpochInFlight, base: Base, worked: EpochResult, *, asked: bool) -> frozenset[str]:
         now = self._pipeline.clock.monotonic()
         since = {}
         for operator in self.flow.stateful:
@@ -272,7 +270,7 @@ class StateKeeper:
             )
         return due_operators(self._pipeline.options.checkpoint, self.flow.stateful, since, asked=asked)
 
-    def _note_past(self, made: EpochInFlight, worked: Worked) -> None:
+    def _note_past(self, made: EpochInFlight, worked: EpochResult) -> None:
         now = self._pipeline.clock.monotonic()
         for name in worked.due:
             self._past[name] = _Past(made.epoch, now, watermark=worked.watermarks.of(name).at)

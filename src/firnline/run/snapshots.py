@@ -13,7 +13,7 @@ import pyarrow as pa
 from firnline.checkpoint.codec import checksum
 from firnline.errors import EngineError, StateConflictError
 from firnline.jobs.dataflow import shape_of
-from firnline.jobs.epoch_job import Worked
+from firnline.jobs.epoch_job import EpochResult
 from firnline.options import CheckpointOptions, OperatorOptions, PipelineOptions
 from firnline.process import this_process
 from firnline.sources.group import Positions
@@ -97,7 +97,7 @@ class Coordinated:
         """Go on after the checkpoint of an epoch."""
         self._state = c.initial(epoch)
 
-    def begin(self, epoch: int, attempt: str, ranges: Ranges, worked: Worked, positions: Positions) -> None:
+    def begin(self, epoch: int, attempt: str, ranges: Ranges, worked: EpochResult, positions: Positions) -> None:
         """Write what the checkpoint will hold, before the last shards begin."""
         self._began = self._clock.monotonic()
         options = {operator.name: operator for operator in self._options.operators}
@@ -124,7 +124,7 @@ class Coordinated:
         self,
         epoch: int,
         attempt: str,
-        worked: Worked,
+        worked: EpochResult,
         before: Mapping[str, SnapshotRef],
         shards_wanted: int | None = None,
     ) -> tuple[dict[str, Json], float]:
@@ -159,7 +159,7 @@ class Coordinated:
         return references, self._paused + listing + self._clock.monotonic() - began
 
     def _reference(
-        self, plan: CheckpointPlan, digest: str, worked: Worked, name: str, before: SnapshotRef | None
+        self, plan: CheckpointPlan, digest: str, worked: EpochResult, name: str, before: SnapshotRef | None
     ) -> SnapshotRef:
         state = worked.state.get(name)
         files = {file.path: file for _, _, shard in state.shards for file in shard.files} if state else {}
@@ -201,7 +201,7 @@ class Coordinated:
             layout.abort(self._home.storage, checkpoint, reason, unnamed=True)
 
 
-def _info(worked: Worked, options: OperatorOptions) -> OperatorInfo:
+def _info(worked: EpochResult, options: OperatorOptions) -> OperatorInfo:
     operator = worked.built.get(options.name)
     if operator is None:  # no input of it has given a row yet
         return OperatorInfo(options.type, "", "", shape_of(options))
