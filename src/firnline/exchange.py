@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from firnline.errors import EngineError
+from firnline.names import exchange_name
 from firnline.operators.columns import align, micros
 from firnline.schema import schema_from_json
 from firnline.state.keys import encode_keys, key_groups_of, shard_of
@@ -109,7 +110,7 @@ class ExchangeWriter:
         return table, [int(n) for n in counts]
 
     def _put(self, table: pa.Table, counts: Sequence[int] | None) -> dict[str, Json]:
-        key = f"{self.place['folder']}/{uuid.uuid4().hex}.arrow"
+        key = f"{self.place['folder']}/{exchange_name(uuid.uuid4().hex)}"
         numbers: dict[str, int] = {}
         with open_volatile(self.place, key) as sink, pa.ipc.new_file(sink, table.schema) as writer:
             at = 0

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, Protocol, cast
 
 from firnline.errors import ConfigError
 from firnline.faults import fault_point
+from firnline.names import temporary_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +225,7 @@ class LocalStorage:
         path = self._path(key)
         folder = os.path.dirname(path)
         make_folders(folder)
-        temporary = os.path.join(folder, f".{uuid.uuid4().hex}.tmp")
+        temporary = os.path.join(folder, temporary_name(uuid.uuid4().hex))
         fault_point("storage.put.before")
         try:
             with open(temporary, "wb") as stream:

@@ -272,7 +272,7 @@ def test_a_unit_that_is_taken_up_again_is_not_committed_while_a_sweep_deletes_it
     for name in units:
         reject(storage, name, "for a test", open_pipeline(options).clock)
     monkeypatch.setattr(
-        firnline.maintenance.references, "REJECTED_KEPT", -firnline.maintenance.references.REJECTED_KEPT
+        firnline.maintenance.references, "SET_ASIDE_KEPT", -firnline.maintenance.references.SET_ASIDE_KEPT
     )
 
     def take_up() -> None:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 
 from isal import isal_zlib
 
+from firnline.names import shard_folder
 from firnline.state.manifest import CheckpointPlan, CompleteCheckpoint, OperatorInfo, ShardContent, Worker, assemble
 from firnline.state.refs import RunRef, ShardState, TimerRef
-from firnline.state.snapshot import begin, commit, finish_shard, shard_folder
+from firnline.state.snapshot import begin, commit, finish_shard
 from firnline.storage import Storage
 
 KEY_GROUPS = 8

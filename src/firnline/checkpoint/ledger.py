@@ -19,6 +19,7 @@ import zstandard
 from firnline.checkpoint.codec import FORMAT, canonical, check_format, checksum, parse, seal, unseal
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import DamagedError, LedgerHoleError, NewerFormatError
+from firnline.names import entry_epoch, entry_name, fold_name, is_fold, ledger_epoch, ledger_folder, ledger_order
 from firnline.storage import Storage
 from firnline.types import EntryRef, Json
 
@@ -27,16 +28,6 @@ JUMPS = ("rollback", "fresh", "restore", "rescale", "import", "repair")
 FOLD_FILES = 20_000  # after so many a fold is complete, so that whoever reads it needs some tens of MB
 _READERS = 8
 _AHEAD = 16
-
-
-def fold_name(last: EntryRef) -> str:
-    """What the fold is called whose newest entry this is."""
-    return f"fold-{last.epoch:020d}-{last.checksum[:16]}.json.zst"
-
-
-def entry_name(epoch: int, attempt: str) -> str:
-    """What the entry of an attempt is called."""
-    return f"{epoch:020d}-{attempt}.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +171,12 @@ def _fold_ranges(entries: list[LedgerEntry]) -> list[tuple[int, int]]:
     return found
 
 
+def _is_below(name: str, floor: int) -> bool:
+    """Whether a file is an entry of an epoch below the floor."""
+    epoch = entry_epoch(name)
+    return epoch is not None and epoch < floor
+
+
 def _decode(ref: EntryRef, data: bytes) -> LedgerEntry:
     """The entry that `ref` names. LedgerHoleError when it is another one, or damaged."""
     if checksum(data) != ref.checksum:
@@ -251,7 +248,7 @@ class _ReadAhead:
     def __init__(self, storage: Storage, folder: str, names: Collection[str]) -> None:
         self._storage = storage
         self._folder = folder
-        self._names = sorted(name for name in names if not name.startswith("fold-"))
+        self._names = sorted(name for name in names if not is_fold(name))
         self._wanted: dict[str, Future[bytes]] = {}
         self._ahead = 0
         self._readers: ThreadPoolExecutor | None = None
@@ -279,7 +276,7 @@ class Ledger:
 
     def __init__(self, storage: Storage, pipeline: str) -> None:
         self._storage = storage
-        self.folder = f"_firnline/{pipeline}/ledger"
+        self.folder = ledger_folder(pipeline)
 
     def stage(self, entry: LedgerEntry) -> EntryRef:
         """Write an entry, durable on return. It means nothing until a commit names it."""
@@ -290,13 +287,13 @@ class Ledger:
 
     def newest_epoch(self) -> int:
         """The newest epoch that was ever staged, true or not; 0 when there is none."""
-        numbers = (name.removeprefix("fold-")[:20] for name in self._names())
-        return max((int(number) for number in numbers if number.isdigit()), default=0)
+        return max((ledger_epoch(name) or 0 for name in self._names()), default=0)
 
     def staged_after(self, epoch: int) -> Iterator[LedgerEntry]:
         """Entries of later epochs, true or not: what runs have staged; those that cannot be read are left out."""
         for name in sorted(self._names()):
-            if name.startswith("fold-") or not name[:20].isdigit() or int(name[:20]) <= epoch:
+            number = entry_epoch(name)
+            if number is None or number <= epoch:
                 continue
             with contextlib.suppress(DamagedError, FileNotFoundError):
                 yield LedgerEntry.from_bytes(self._storage.get(f"{self.folder}/{name}"), f"ledger entry {name}")
@@ -332,10 +329,10 @@ class Ledger:
 
     def readable_before(self, epoch: int) -> Iterator[tuple[str, LedgerEntry | Fold]]:
         """Every file of epochs before `epoch` that is intact in itself, newest first, whether true or not."""
-        for name in sorted(self._names(), key=lambda n: n.removeprefix("fold-"), reverse=True):
-            number = name.removeprefix("fold-")[:20]
-            data = self.read_raw(name) if number.isdigit() and int(number) < epoch else None
-            link = None if data is None else _read_fold(name, data) if name.startswith("fold-") else _read_entry(data)
+        for name in sorted(self._names(), key=ledger_order, reverse=True):
+            number = ledger_epoch(name)
+            data = self.read_raw(name) if number is not None and number < epoch else None
+            link = None if data is None else _read_fold(name, data) if is_fold(name) else _read_entry(data)
             if link is not None:
                 yield name, link
 
@@ -343,7 +340,7 @@ class Ledger:
         """All entries that were ever staged for an epoch, true or not, with their bytes."""
         found = []
         for name in self._names():
-            if name.startswith(f"{epoch:020d}-"):
+            if entry_epoch(name) == epoch:
                 data = self._storage.get(f"{self.folder}/{name}")
                 found.append((EntryRef(epoch, name, checksum(data)), data))
         return found
@@ -414,7 +411,7 @@ class Ledger:
         The fold is written before the entries go, and a reader prefers it, so a kill in between costs nothing.
         """
         names = self._names()
-        old = sum(1 for n in names if not n.startswith("fold-") and int(n[:20]) < floor)
+        old = sum(1 for n in names if _is_below(n, floor))
         if old < FOLD_ENTRIES:
             return 0
         entries: list[LedgerEntry] = []
@@ -461,7 +458,7 @@ class Ledger:
         for link in self.chain(tip):
             if link.previous is not None:
                 true_names.add(link.previous.name)
-        stale = [n for n in self._names() if not n.startswith("fold-") and int(n[:20]) < floor and n not in true_names]
+        stale = [n for n in self._names() if _is_below(n, floor) and n not in true_names]
         for name in stale:
             self._storage.delete(f"{self.folder}/{name}")
         return len(stale)

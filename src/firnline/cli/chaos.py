@@ -15,6 +15,7 @@ from pathlib import Path
 from firnline.cli.signals import terminable
 from firnline.clock import monotonic
 from firnline.errors import EngineError
+from firnline.names import DELTA_LOG, HOME, epoch_txn
 
 POLL_SECONDS = 0.05
 KILL_DELAY_SECONDS = 0.5  # after a commit, at most so long: the next epoch is then in the middle
@@ -35,8 +36,8 @@ class LogWatch:
 
     def look(self) -> int:
         """The newest epoch that is committed now."""
-        wanted = re.compile(rf'"appId":"firnline:{re.escape(self.pipeline)}","version":(\d+)')
-        folder = self.table / "_delta_log"
+        wanted = re.compile(rf'"appId":"{re.escape(epoch_txn(self.pipeline))}","version":(\d+)')
+        folder = self.table / DELTA_LOG
         names = {n for n in os.listdir(folder) if n.endswith(".json")} if folder.is_dir() else set()
         for name in sorted(names - self._seen):
             text = (folder / name).read_text(encoding="utf-8", errors="replace").replace(": ", ":")
@@ -59,7 +60,7 @@ def plain_environ() -> dict[str, str]:
 def parquet_files(table: Path) -> Iterator[str]:
     """The data files below a local table, committed or not."""
     for folder, inner, names in os.walk(table):
-        inner[:] = [name for name in inner if not name.startswith(("_firnline", "_delta_log"))]
+        inner[:] = [name for name in inner if not name.startswith((HOME, DELTA_LOG))]
         yield from (os.path.join(folder, name) for name in names if name.endswith(".parquet"))
 
 

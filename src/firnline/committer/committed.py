@@ -9,12 +9,11 @@ from datetime import datetime
 from firnline.checkpoint.codec import short_number
 from firnline.checkpoint.ledger import Fold, Ledger
 from firnline.errors import DamagedError, LedgerHoleError, SinkError
+from firnline.names import committed_unit
 from firnline.sinks.delta.log import DeltaLog
 from firnline.sinks.staged.chain import Standing
 from firnline.storage import Storage
 from firnline.types import Json
-
-PREFIX = "firnline-unit:"
 
 
 class CommittedUnits:
@@ -55,9 +54,9 @@ class CommittedUnits:
 
     def _add(self, txns: Iterable[dict[str, Json]]) -> None:
         for txn in txns:
-            app_id = str(txn["appId"])
-            if app_id.startswith(PREFIX):
-                self._units[app_id.removeprefix(PREFIX)] = int(txn.get("lastUpdated") or 0)
+            unit = committed_unit(str(txn["appId"]))
+            if unit is not None:
+                self._units[unit] = int(txn.get("lastUpdated") or 0)
 
     def _read_checkpoint(self) -> int:
         """Take in Delta's newest checkpoint; returns its version, -1 when there is none."""

@@ -27,7 +27,7 @@ import pyarrow as pa
 from firnline.checkpoint.codec import short_number
 from firnline.clock import monotonic
 from firnline.committer.committed import CommittedUnits, load_committed
-from firnline.committer.foreign import check_age, first_columns, foreign_file, unit_id
+from firnline.committer.foreign import check_age, first_columns, foreign_file
 from firnline.committer.validate import Columns, InvalidUnitError, check_files, distinct
 from firnline.errors import (
     CheckpointError,
@@ -41,6 +41,17 @@ from firnline.errors import (
     SinkError,
 )
 from firnline.faults import fault_point
+from firnline.names import (
+    COMMITTER_TXN,
+    HOME,
+    PENDING,
+    committer_probe_key,
+    entry_txn,
+    epoch_txn,
+    ledger_owner,
+    pending_unit,
+    unit_txn,
+)
 from firnline.schema import schema_from_json
 from firnline.sinks.delta.contents import missing_fields
 from firnline.sinks.delta.log import DeltaLog, encode_blizzard
@@ -56,14 +67,13 @@ from firnline.sinks.delta.table import (
 from firnline.sinks.delta.torn import check_whole
 from firnline.sinks.staged.chain import Arranged, Standing, arrange, read_standing
 from firnline.sinks.staged.set_aside import reject
-from firnline.sinks.staged.unit import PENDING, SUFFIX, ForeignUnit, Unit, list_units, parse_unit
+from firnline.sinks.staged.unit import ForeignUnit, Unit, list_units, parse_unit
 from firnline.storage import Storage
 from firnline.types import Clock, Json
 
 logger = logging.getLogger(__name__)
 
 UNITS_PER_COMMIT = 1000
-COMMITTER = "firnline-committer"
 _READERS = 8
 _AT_A_TIME = 16
 CHECKPOINT_EVERY = 20  # where the table does not say
@@ -171,7 +181,8 @@ class Committer:
         A pipeline creates its table itself: where one has left traces, the table is still to come, or lost.
         """
         pipelines = {u.pipeline for u in self._known.values() if isinstance(u, Unit)}
-        pipelines |= {stat.name.split("/")[-3] for stat in self._storage.list("_firnline") if "/ledger/" in stat.name}
+        keys = (stat.name.removeprefix(f"{self._storage.root}/") for stat in self._storage.list(HOME))
+        pipelines |= {owner for key in keys if (owner := ledger_owner(key)) is not None}
         if pipelines:
             report.alarms.append(
                 f"there is no table, but {', '.join(sorted(pipelines))} wrote here: its first run creates the table;"
@@ -185,7 +196,7 @@ class Committer:
             except InvalidUnitError as error:
                 self._reject(unit.name, str(error), report)
                 continue
-            check_put_if_absent(self._storage, f"_staging/probe-{self._run}")
+            check_put_if_absent(self._storage, committer_probe_key(self._run))
             info = json.dumps({"kind": "create", "run": self._run, "units": [unit.name]})
             try:
                 self._table.create(columns, partition_by, info, {})
@@ -229,7 +240,7 @@ class Committer:
 
     def _find_bytes(self, name: str) -> bytes | None:
         try:
-            return self._storage.get(f"{PENDING}/{name}{SUFFIX}")
+            return self._storage.get(pending_unit(name))
         except FileNotFoundError:
             return None
 
@@ -297,9 +308,9 @@ class Committer:
                 if again.ready[: len(batch)] != batch:
                     return False
             txns = {
-                f"firnline:{pipeline}": last.epoch,
-                f"firnline-entry:{pipeline}": short_number(last.entry.checksum),
-                COMMITTER: self._term or 0,
+                epoch_txn(pipeline): last.epoch,
+                entry_txn(pipeline): short_number(last.entry.checksum),
+                COMMITTER_TXN: self._term or 0,
             }
             files = [file for unit in batch for file in unit.files]
             info = self._epoch_info(pipeline, batch, onto)
@@ -438,11 +449,11 @@ class Committer:
             if any(self._evolve(columns, onto) for columns in distinct(file["columns"] for _, file in batch)):
                 return False
             info = json.dumps({"kind": "units", "run": self._run, "units": [u.name for u, _ in batch]})
-            expiring = {unit_id(unit): self._now_ms() for unit, _ in batch}
+            expiring = {unit_txn(unit.name): self._now_ms() for unit, _ in batch}
             files = {str(file["path"]): file for _, file in batch}  # two units may name one file
             for path in files:
                 self._storage.settle(path)  # other programs seldom make durable what they bring
-            self._append(list(files.values()), info, {COMMITTER: self._term or 0}, expiring, report, onto)
+            self._append(list(files.values()), info, {COMMITTER_TXN: self._term or 0}, expiring, report, onto)
         except (CommitConflictError, CommitUnknownError) as error:
             return self._repeat(error)
         self._moved = False
@@ -460,13 +471,13 @@ class Committer:
         self._table.refresh()
         if self._term is None:
             at = self._table.version
-            wanted = (self._table.txn(COMMITTER) or 0) + 1
+            wanted = (self._table.txn(COMMITTER_TXN) or 0) + 1
             info = json.dumps({"kind": "committer", "run": self._run, "term": wanted})
-            self._table.append("delta.claim", [], info, {COMMITTER: wanted}, {}, onto=at)
+            self._table.append("delta.claim", [], info, {COMMITTER_TXN: wanted}, {}, onto=at)
             self._term = wanted
             self._table.refresh()
         version = self._table.version
-        if self._table.txn(COMMITTER) != self._term:
+        if self._table.txn(COMMITTER_TXN) != self._term:
             self._term = None
             raise FencedError(
                 "another committer took over this table", hint="It goes on alone; see `firnline staging`."
@@ -490,7 +501,7 @@ class Committer:
         self._table.make_durable()
         for unit in units:
             fault_point("staging.delete.before")
-            self._storage.delete(f"{PENDING}/{unit.name}{SUFFIX}")
+            self._storage.delete(pending_unit(unit.name))
             fault_point("staging.delete.after")
             self._known.pop(unit.name, None)
 

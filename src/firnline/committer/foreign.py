@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import Schema as DeltaSchema
 
-from firnline.committer.committed import PREFIX
 from firnline.committer.validate import InvalidUnitError, footer_metadata, footer_schema, read_footer
 from firnline.errors import SchemaError
 from firnline.sinks.delta.contents import missing_fields
@@ -21,11 +20,6 @@ from firnline.storage import Storage
 from firnline.types import Json
 
 _NANOS = "timestamp[ns"
-
-
-def unit_id(unit: ForeignUnit) -> str:
-    """The transaction that proves that a unit was committed."""
-    return PREFIX + unit.name
 
 
 def check_age(put_at: datetime, now: datetime, retention: timedelta | None) -> None:

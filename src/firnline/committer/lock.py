@@ -11,10 +11,10 @@ import socket
 
 from firnline.checkpoint.codec import canonical, parse, seal, unseal
 from firnline.errors import DamagedError
+from firnline.names import COMMITTER
 from firnline.storage import Storage
 from firnline.types import Clock, Json
 
-KEY = "_staging/committer.json"
 BEATS = 6  # so many fit into the time after which another takes over
 
 
@@ -52,7 +52,7 @@ class Place:
         self._beat += 1
         self._beat_at = self._clock.monotonic()
         body = {"run": self._run, "host": socket.gethostname(), "pid": os.getpid(), "beat": self._beat}
-        self._storage.put(KEY, canonical(seal(body)))
+        self._storage.put(COMMITTER, canonical(seal(body)))
 
     def _is_dead(self, holder: dict[str, Json]) -> bool:
         if is_gone(holder):
@@ -67,14 +67,14 @@ class Place:
         """Let go on a clean stop, so that the next one need not wait."""
         holder = find_holder(self._storage) if self.held else None
         if holder is not None and holder["run"] == self._run:
-            self._storage.delete(KEY)
+            self._storage.delete(COMMITTER)
         self.held = False
 
 
 def find_holder(storage: Storage) -> dict[str, Json] | None:
     """Who holds the place; None when nobody does, or when the file is damaged and so proves nothing."""
     try:
-        return unseal(parse(storage.get(KEY), KEY), KEY)
+        return unseal(parse(storage.get(COMMITTER), COMMITTER), COMMITTER)
     except (FileNotFoundError, DamagedError):
         return None
 

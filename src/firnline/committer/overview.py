@@ -7,10 +7,11 @@ from datetime import datetime
 
 from firnline.committer.lock import find_holder, is_gone
 from firnline.errors import DamagedError, NewerFormatError
+from firnline.names import PENDING, pending_unit
 from firnline.sinks.delta.table import Table
 from firnline.sinks.staged.chain import arrange, read_standing
 from firnline.sinks.staged.set_aside import load_rejected
-from firnline.sinks.staged.unit import PENDING, SUFFIX, ForeignUnit, Unit, list_units, parse_unit
+from firnline.sinks.staged.unit import ForeignUnit, Unit, list_units, parse_unit
 from firnline.storage import Storage
 from firnline.types import Json
 
@@ -38,7 +39,7 @@ def load_overview(table: Table, storage: Storage, now: datetime) -> StagingOverv
     for name, stat in list_units(storage, PENDING):
         ages.append((now - stat.modified_at).total_seconds())
         try:
-            unit = parse_unit(name, storage.get(f"{PENDING}/{name}{SUFFIX}"))
+            unit = parse_unit(name, storage.get(pending_unit(name)))
         except FileNotFoundError:
             continue
         except (DamagedError, NewerFormatError) as error:

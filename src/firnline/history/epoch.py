@@ -14,6 +14,7 @@ from firnline.checkpoint.model import Checkpoint
 from firnline.errors import CheckpointError, ConfigError, DamagedError, FirnlineError, LedgerHoleError, NewerFormatError
 from firnline.history.store import savepoint_epochs
 from firnline.history.superseded import supersedes
+from firnline.names import epoch_txn
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head
 from firnline.sinks.delta.log import DeltaLog, LogCommit
@@ -198,7 +199,7 @@ class Logged:
 def find_logged(storage: Storage, pipeline: str, version: int, epoch: int) -> Logged | None:
     """The commit that made an epoch true; None when the log does not reach back to it."""
     for commit in DeltaLog(storage).backwards(version):
-        txn = next((t for t in commit.txns() if t["appId"] == f"firnline:{pipeline}"), None)
+        txn = next((t for t in commit.txns() if t["appId"] == epoch_txn(pipeline)), None)
         if txn is None:
             continue
         if int(txn["version"]) < epoch:

@@ -16,6 +16,7 @@ from firnline.checkpoint.ledger import Fold
 from firnline.errors import CheckpointError, FirnlineError, LedgerHoleError, SinkError, SourceError
 from firnline.history.snapshots import OperatorSnapshot, snapshots_of
 from firnline.history.store import find_store
+from firnline.names import quarantine_folder
 from firnline.run.log import has_died, load_runs
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head
@@ -333,5 +334,5 @@ def load_quarantine(pipeline: OpenPipeline) -> Iterator[dict[str, Json]]:
     """Bad records of committed epochs, newest epoch first: only what a commit's ledger entry names."""
     for link in pipeline.ledger.chain(pipeline.load().entry):
         for file in link.quarantine:
-            data = pipeline.storage.get(f"_firnline/{pipeline.options.name}/quarantine/{file['name']}")
+            data = pipeline.storage.get(f"{quarantine_folder(pipeline.options.name)}/{file['name']}")
             yield from pq.ParquetFile(pa.BufferReader(data)).read().to_pylist()

@@ -24,6 +24,7 @@ from firnline.jobs.read_job import exchanged, read_sources
 from firnline.jobs.read_orders import Context, Produced, known_columns
 from firnline.jobs.watermarks import Watermark, Watermarks
 from firnline.jobs.worker import Watch, run_watched
+from firnline.names import commit_exchange_folder, epoch_exchange_folder, exchange_folder, quarantine_folder
 from firnline.operators.base import MAIN, Operator
 from firnline.operators.loading import build_operator, own_code
 from firnline.options import OperatorOptions, PipelineOptions
@@ -109,7 +110,7 @@ class EpochJobs:
             EngineError: Spark failed; repeating is safe.
             FirnlineError: what a task itself raised.
         """
-        folder = self.folder(f"exchange/{job.attempt}")
+        folder = self.folder(epoch_exchange_folder(self.options.name, job.attempt))
         state = {name: rescale(before, job.ranges) for name, before in job.state.items()}
         running = _Running(self, job, self._watch(job.attempt, folder), state)
         try:
@@ -119,7 +120,7 @@ class EpochJobs:
 
     def run_tasks(self, attempt: str, tasks: list[dict[str, Json]]) -> list[dict[str, Json]]:
         """Run the tasks that a sink needs while it commits an epoch; raises as `run` does."""
-        folder = self.folder(f"exchange/{attempt}-commit")
+        folder = self.folder(commit_exchange_folder(self.options.name, attempt))
         try:
             watch = self._watch(attempt, folder)
             return run_watched(self.engine, watch, tasks, lambda number: f"task {number} of a commit")
@@ -129,18 +130,18 @@ class EpochJobs:
     def _watch(self, attempt: str, folder: dict[str, Json]) -> Watch:
         return Watch(attempt, folder, self.options.state.worker_ping_secs, self.options.batch.job_timeout_secs)
 
-    def folder(self, path: str) -> dict[str, Json]:
+    def folder(self, key: str) -> dict[str, Json]:
         """A folder of the pipeline in the deciding table, which every worker reaches; plain JSON for tasks."""
         deciding = self.options.deciding
         return {
             "root": normalise(deciding.table),
             "storage_options": dict(deciding.storage_options),
-            "folder": f"_firnline/{self.options.name}/{path}",
+            "folder": key,
         }
 
     def sweep_all(self) -> None:
         """Delete exchanged rows and pings that a kill left behind; a run that still writes them has been fenced."""
-        self._sweep(self.folder("exchange"))
+        self._sweep(self.folder(exchange_folder(self.options.name)))
 
     def _sweep(self, folder: dict[str, Json]) -> None:
         """Delete an attempt's exchanged rows and its pings. A kill leaves them until the next run begins."""
@@ -206,7 +207,7 @@ class _Running:
                 options=source,
                 root=self.jobs.sources[source.name].root,
                 targets=self._targets(source.name),
-                quarantine=self.jobs.folder("quarantine"),
+                quarantine=self.jobs.folder(quarantine_folder(self.jobs.options.name)),
                 base=job.columns.get(source.name),
                 edges=self.jobs.flow.edges_of(source.name, job.ranges),
                 exchange=self.exchange,

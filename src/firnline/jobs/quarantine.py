@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from firnline.faults import fault_point
+from firnline.names import quarantine_name
 from firnline.ndjson import BadRecord
 from firnline.storage import open_storage
 from firnline.types import Json
@@ -68,7 +69,7 @@ class QuarantineWriter:
     def _flush(self) -> None:
         if not self._rows:
             return
-        name = f"{self._epoch:020d}-{self._attempt}-{uuid.uuid4().hex}.parquet"
+        name = quarantine_name(self._epoch, self._attempt, uuid.uuid4().hex)
         sink = pa.BufferOutputStream()
         pq.write_table(pa.Table.from_pylist(self._rows, schema=SCHEMA), sink, compression="zstd")
         fault_point("stage.quarantine.before")

@@ -27,14 +27,13 @@ from deltalake.transaction import AddAction, RemoveAction
 from firnline.checkpoint.codec import FORMAT, canonical
 from firnline.errors import CommitConflictError, CommitUnknownError, ConfigError, SinkError
 from firnline.maintenance.log_names import LogNames
-from firnline.maintenance.references import PINS
 from firnline.maintenance.rewrite import Bin, PartitionFilter, Rewriter, check_supported, plan
 from firnline.maintenance.survey import Progress, open_table
+from firnline.names import COUNTS_KEY, INFO_KEY, compaction_pin
 from firnline.process import this_process
-from firnline.sinks.delta.log import INFO_KEY
 from firnline.sinks.delta.sweeps import SweepLog
 from firnline.sinks.delta.table import Table, add_action
-from firnline.sinks.delta.torn import COUNTS_KEY, count_actions
+from firnline.sinks.delta.torn import count_actions
 from firnline.state.snapshot import exists
 from firnline.storage import Storage
 from firnline.types import Ids, Json, RandomIds
@@ -198,7 +197,7 @@ class _Compaction:
 
     def _compact_batch(self, batch: list[Bin], attempt: str) -> bool:
         """Write and commit some bins; False when others made them void, and nothing was changed."""
-        pin = f"{PINS}/compaction-{attempt}.json"
+        pin = compaction_pin(attempt)
         body = {"format": FORMAT, "kind": "compaction", "attempts": [attempt], **this_process()}
         self._storage.put(pin, canonical(body))  # step 1
         done: list[_Rewritten] = []

@@ -22,7 +22,6 @@ from firnline.errors import CheckpointError, ConfigError, SinkError
 from firnline.maintenance.ledger import keep_up
 from firnline.maintenance.references import References
 from firnline.maintenance.survey import (
-    CHANGE_FILE,
     Candidates,
     Progress,
     Survey,
@@ -32,6 +31,7 @@ from firnline.maintenance.survey import (
     storage_now,
     survey,
 )
+from firnline.names import CHANGE_FILE
 from firnline.sinks.delta.sweeps import Intent, Sweeper, SweepLog
 from firnline.sinks.delta.table import Table
 from firnline.state.snapshot import exists

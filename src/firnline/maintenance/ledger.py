@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from firnline.checkpoint.ledger import Ledger
 from firnline.errors import DamagedError, SinkError
 from firnline.maintenance.survey import TableFile
+from firnline.names import entry_txn, epoch_txn
 from firnline.sinks.delta.log import DeltaLog
 from firnline.sinks.delta.recovery import Found, find_checkpoint
 from firnline.sinks.delta.table import Table
@@ -40,11 +41,11 @@ def find_ledger(storage: Storage, table: Table, pipeline: str, oldest_pending: i
     Raises:
         CheckpointError: no intact copy tells where the ledger ends.
     """
-    epoch = table.txn(f"firnline:{pipeline}")
+    epoch = table.txn(epoch_txn(pipeline))
     if epoch is None:
         return None
     ledger = Ledger(storage, pipeline)
-    digest = table.txn(f"firnline-entry:{pipeline}")
+    digest = table.txn(entry_txn(pipeline))
     found = find_checkpoint(DeltaLog(storage), ledger, pipeline, table.version, epoch, digest, _refuse)
     floor = found.checkpoint.floor
     return LedgerState(ledger, found, floor if oldest_pending is None else min(floor, oldest_pending))

@@ -22,6 +22,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from firnline.errors import SinkError
+from firnline.names import DELTA_LOG, PINS, commit_key, commit_name
 from firnline.sinks.delta.table import Table
 from firnline.storage import Storage, is_remote
 from firnline.types import Json
@@ -85,7 +86,7 @@ class LogNames:
         except (DeltaError, OSError, ValueError) as error:
             raise SinkError(
                 f"version {version} of {self._table.uri} is pinned, but the log does not hold it: {error}",
-                hint="Delete the pin below _firnline/pins/ if nobody needs that version any more.",
+                hint=f"Delete the pin below {PINS}/ if nobody needs that version any more.",
             ) from error
         return self._add_keys(old)
 
@@ -108,7 +109,7 @@ class LogNames:
     def tail(self, now: datetime, retention: timedelta) -> LogTail:
         """Tombstones from the newest checkpoint on, and everything that commits within the retention name."""
         version = self._table.version
-        listing = {s.name.rsplit("/", 1)[-1]: s for s in self._storage.list("_delta_log")}
+        listing = {s.name.rsplit("/", 1)[-1]: s for s in self._storage.list(DELTA_LOG)}
         checkpoint, parts = _newest_checkpoint(listing)
         found = LogTail(version)
         for action in self._checkpoint_actions(parts):
@@ -118,7 +119,7 @@ class LogNames:
         if missing:
             raise SinkError(f"the log of {self._table.uri} has no version {min(missing)}", hint=_HINT)
         for number in numbers:
-            is_recent = now - listing[f"{number:020d}.json"].modified_at < retention
+            is_recent = now - listing[commit_name(number)].modified_at < retention
             if number > checkpoint or is_recent:
                 for action in self._find_commit(number) if number <= checkpoint else self.commit(number):
                     self._take(found, action, is_recent=is_recent, is_old=number <= checkpoint)
@@ -163,20 +164,20 @@ class LogNames:
 
     def commit(self, version: int) -> list[dict[str, Json]]:
         """The actions of one commit, strictly read; FileNotFoundError when it is not there."""
-        name = f"_delta_log/{version:020d}.json"
+        name = commit_key(version)
         return _parse_lines(self._storage.get(name), name)
 
     def _checkpoint_actions(self, names: list[str]) -> Iterator[dict[str, Json]]:
         """Removes and transactions of one checkpoint, with the sidecars that it names."""
         sidecars: list[str] = []
         for name in names:
-            for action in self._file_actions(f"_delta_log/{name}"):
+            for action in self._file_actions(f"{DELTA_LOG}/{name}"):
                 if "sidecar" in action:
                     sidecars.append(str(action["sidecar"]["path"]).rsplit("/", 1)[-1])
                 else:
                     yield action
         for name in sidecars:
-            yield from self._file_actions(f"_delta_log/_sidecars/{name}")
+            yield from self._file_actions(f"{DELTA_LOG}/_sidecars/{name}")
 
     def _file_actions(self, key: str) -> Iterator[dict[str, Json]]:
         data = self._storage.get(key)

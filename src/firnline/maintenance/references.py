@@ -24,21 +24,36 @@ from firnline.checkpoint.ledger import Ledger, LedgerEntry
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import CheckpointError, DamagedError, NewerFormatError
 from firnline.maintenance.log_names import LogNames, LogTail, file_retention
-from firnline.maintenance.survey import CHANGE_FILE, OWN_FILE, Candidates, TableFile, older_than, walk
+from firnline.maintenance.survey import Candidates, TableFile, older_than, walk
+from firnline.names import (
+    CHANGE_FILE,
+    HOME,
+    OWN_FILE,
+    PENDING,
+    PINS,
+    SET_ASIDE,
+    commit_key,
+    entry_epoch,
+    epoch_txn,
+    generation_owner,
+    generation_txn,
+    ledger_owner,
+    runs_folder,
+    unit_of,
+)
 from firnline.process import is_gone
 from firnline.sinks.delta.log import DeltaLog
 from firnline.sinks.delta.table import Table
-from firnline.sinks.staged.unit import PENDING, REJECTED, SUFFIX, Unit, parse_unit
+from firnline.sinks.staged.unit import Unit, parse_unit
 from firnline.storage import Storage
 from firnline.types import Json
 
-PINS = "_firnline/pins"
-REJECTED_KEPT = timedelta(days=30)
+SET_ASIDE_KEPT = timedelta(days=30)
 COMPACTION_KEPT = timedelta(days=1)  # a pin that compaction or a restore left behind when it was killed
 EPOCHS_IN_FLIGHT = 16  # more than a run ever has between plan and commit
 COMMITS_SCANNED = 10_000
 _ATTEMPT = re.compile(r"[0-9a-f]{16}")
-_UNIT_WORDS = {PENDING: "pending", REJECTED: "set aside"}
+_UNIT_WORDS = {PENDING: "pending", SET_ASIDE: "set aside"}
 _READERS = 8
 
 
@@ -74,7 +89,7 @@ class References:
         """Take out every candidate that something names; repeated before each deletion, it reads only what is new."""
         self._apply_pins(candidates)
         self._apply_units(PENDING, candidates)
-        self._apply_units(REJECTED, candidates)
+        self._apply_units(SET_ASIDE, candidates)
         self._apply_units(PENDING, candidates)
         if self._version is None:
             self._find_pipelines()
@@ -117,7 +132,7 @@ class References:
         for file in walk_units(self._storage, folder):
             if self._is_read(file):
                 continue
-            if folder == REJECTED and older_than(file, self._now, REJECTED_KEPT):
+            if folder == SET_ASIDE and older_than(file, self._now, SET_ASIDE_KEPT):
                 self.expired_units.append(file)
             else:
                 new.append(file)
@@ -126,7 +141,7 @@ class References:
             for file, data in zip(new, readers.map(lambda f: self._find(f.key), new), strict=True):
                 if data is None:
                     continue  # committed, or moved to where it is read next
-                name = file.key.rsplit("/", 1)[-1].removesuffix(SUFFIX)
+                name = str(unit_of(file.key))
                 if folder == PENDING:
                     attempts.update(self._apply_pending(name, file.key, data, candidates))
                 else:
@@ -163,10 +178,10 @@ class References:
         except (DamagedError, KeyError, TypeError, AttributeError):
             body, paths = {}, []
         for path in paths:
-            candidates.drop((path, *self.log.keys(path)), _UNIT_WORDS[REJECTED])
+            candidates.drop((path, *self.log.keys(path)), _UNIT_WORDS[SET_ASIDE])
         if not paths:
             text = _raw_text(body, data)
-            candidates.drop_where(lambda f: os.path.basename(f.key).encode() in text, _UNIT_WORDS[REJECTED])
+            candidates.drop_where(lambda f: os.path.basename(f.key).encode() in text, _UNIT_WORDS[SET_ASIDE])
         return {name} if _ATTEMPT.fullmatch(name) else set()
 
     def _drop_attempts(self, candidates: Candidates, attempts: set[str], reason: str) -> None:
@@ -176,22 +191,22 @@ class References:
     # -- ledger entries -------------------------------------------------------------------------------
 
     def _find_pipelines(self) -> None:
-        for file in walk(self._storage, "_firnline"):
-            parts = file.key.split("/")
-            if len(parts) == 4 and parts[2] == "ledger":
-                self.pipelines.add(parts[1])
+        for file in walk(self._storage, HOME):
+            owner = ledger_owner(file.key)
+            if owner is not None:
+                self.pipelines.add(owner)
 
     def _apply_entries(self, candidates: Candidates) -> None:
         """Entries beyond the log's epoch: a run of the newest generation may commit them at any moment."""
         attempts: set[str] = set()
         for pipeline in self.pipelines:
-            epoch = self._table.txn(f"firnline:{pipeline}") or 0
-            generation = self._table.txn(f"firnline-gen:{pipeline}") or 0
+            epoch = self._table.txn(epoch_txn(pipeline)) or 0
+            generation = self._table.txn(generation_txn(pipeline)) or 0
             for entry in self._new_entries(self._storage, pipeline, epoch, self._entries_read):
                 if entry.checkpoint.generation >= generation:
                     attempts.add(self._drop_entry(entry, candidates))
         for pipeline, storage in self._ledgers.items():
-            epoch = self._table.txn(f"firnline:{pipeline}") or 0
+            epoch = self._table.txn(epoch_txn(pipeline)) or 0
             for entry in self._new_entries(storage, pipeline, epoch, self._entries_read):
                 attempts.add(self._drop_entry(entry, candidates))
         self._drop_attempts(candidates, attempts, "in flight")
@@ -232,7 +247,8 @@ class References:
         folder = Ledger(storage, pipeline).folder
         for stat in storage.list(folder):
             name = stat.name.rsplit("/", 1)[-1]
-            if not name[:20].isdigit() or int(name[:20]) <= above or (pipeline, name) in read:
+            epoch = entry_epoch(name)
+            if epoch is None or epoch <= above or (pipeline, name) in read:
                 continue
             try:
                 entry = LedgerEntry.from_bytes(storage.get(f"{folder}/{name}"), f"ledger entry {name}")
@@ -255,7 +271,7 @@ class References:
         """A run at work has files that no entry names yet: those since the last epochs that it committed."""
         places = {**self._ledgers, **dict.fromkeys(self.pipelines, self._storage)}
         for pipeline, storage in sorted(places.items(), key=lambda place: place[0]):
-            generation = self._table.txn(f"firnline-gen:{pipeline}") or 0
+            generation = self._table.txn(generation_txn(pipeline)) or 0
             if not is_live(storage, pipeline, generation):
                 continue
             self.live.add(pipeline)
@@ -265,19 +281,19 @@ class References:
 
     def is_at_work(self, pipeline: str) -> bool:
         """Whether a run may be at work whose rows on their way lie in this table; it may have no ledger yet."""
-        return is_live(self._storage, pipeline, self._table.txn(f"firnline-gen:{pipeline}") or 0)
+        return is_live(self._storage, pipeline, self._table.txn(generation_txn(pipeline)) or 0)
 
     def _writing_since(self, pipeline: str, generation: int) -> datetime | None:
         """When the oldest epoch that may be in flight was planned, by the storage's clock; None when unknown."""
         epochs, claim = 0, None
         for commit in DeltaLog(self._storage).backwards(self._table.version, COMMITS_SCANNED):
             txns = {str(t["appId"]): int(t["version"]) for t in commit.txns()}
-            held = txns.get(f"firnline-gen:{pipeline}")
+            held = txns.get(generation_txn(pipeline))
             if held is not None and held < generation:
                 return claim
-            if held == generation or f"firnline:{pipeline}" in txns:
-                claim = self._storage.stat(f"_delta_log/{commit.version:020d}.json").modified_at
-            epochs += f"firnline:{pipeline}" in txns
+            if held == generation or epoch_txn(pipeline) in txns:
+                claim = self._storage.stat(commit_key(commit.version)).modified_at
+            epochs += epoch_txn(pipeline) in txns
             if epochs > EPOCHS_IN_FLIGHT or commit.version == 0:
                 return claim
         return None
@@ -309,8 +325,7 @@ class References:
 
     def _keep_elsewhere(self, tail: LogTail, candidates: Candidates) -> None:
         """Pipelines whose ledger lies in another table may still owe this one epochs that were decided there."""
-        prefix = "firnline-gen:"
-        known = {i.removeprefix(prefix) for i in tail.app_ids if i.startswith(prefix)}
+        known = {owner for app_id in tail.app_ids if (owner := generation_owner(app_id)) is not None}
         unknown = sorted(known - self.pipelines - set(self._ledgers))
         if not unknown:
             return
@@ -359,7 +374,7 @@ def _find_in(storage: Storage, key: str) -> bytes | None:
 
 def _runs(storage: Storage, pipeline: str) -> Iterator[dict[str, Json]]:
     """What the runs of a pipeline say of themselves, beside its ledger."""
-    for file in walk(storage, f"_firnline/{pipeline}/runs"):
+    for file in walk(storage, runs_folder(pipeline)):
         data = _find_in(storage, file.key) if file.key.endswith(".json") else None
         if data is None:
             continue
@@ -376,8 +391,7 @@ def walk_units(storage: Storage, folder: str) -> Iterator[TableFile]:
     prefix = storage.root + "/"
     for stat in storage.list(folder):
         key = stat.name.removeprefix(prefix)
-        name = key.rsplit("/", 1)[-1]
-        if name.endswith(SUFFIX) and not name.startswith("."):
+        if unit_of(key) is not None:
             yield TableFile(key, stat.size_bytes, stat.modified_at)
 
 

@@ -27,6 +27,7 @@ from firnline.errors import CheckpointError, SinkError
 from firnline.graph import stateful
 from firnline.maintenance.gc import finished_notes
 from firnline.maintenance.references import is_live, read_pins
+from firnline.names import committed_key, temporary_name
 from firnline.options import PipelineOptions
 from firnline.sinks.delta import DeltaSink
 from firnline.sinks.delta.sweeps import Intent, Sweeper, SweepLog
@@ -34,7 +35,7 @@ from firnline.sinks.delta.table import Table
 from firnline.state.home import StateHome
 from firnline.state.manifest import SnapshotRef
 from firnline.state.remote import Replica
-from firnline.state.snapshot import COMMITTED, exists, load, load_with_texts
+from firnline.state.snapshot import exists, load, load_with_texts
 from firnline.state.sweep import Marks, Swept, delete_files, sweep
 from firnline.storage import Storage
 from firnline.stores.tiers import Place
@@ -379,7 +380,7 @@ def _report(storage: Storage, tier: str, swept: Swept, *, dry_run: bool, notes: 
 
 
 def _has(home: StateHome, checkpoint: str) -> bool:
-    return exists(home.storage, f"{checkpoint}/{COMMITTED}")
+    return exists(home.storage, committed_key(checkpoint))
 
 
 def _is_empty(storage: Storage) -> bool:
@@ -388,7 +389,7 @@ def _is_empty(storage: Storage) -> bool:
 
 def _now(storage: Storage) -> datetime:
     """The time by the clock that stamps the home's files, which may be another than this machine's."""
-    key = f".{uuid.uuid4().hex}.tmp"
+    key = temporary_name(uuid.uuid4().hex)
     storage.put(key, b"")
     try:
         return storage.stat(key).modified_at

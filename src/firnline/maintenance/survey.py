@@ -7,7 +7,6 @@ table is ever seen.
 from __future__ import annotations
 
 import os
-import re
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -15,14 +14,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from firnline.errors import SinkError
+from firnline.names import CHANGE_FILE, DELTA_LOG, EXCHANGE_FILE, PENDING, QUARANTINE_FILE, TEMPORARY_FILE, clock_key
 from firnline.sinks.delta.table import Table
 from firnline.storage import Storage, is_remote, open_storage
 
-OWN_FILE = re.compile(r"[0-9a-f]{16}-[^/]*\.parquet")  # bears the attempt that wrote it
-TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.tmp|.+\.parquet#[0-9]+")  # ours, and delta-rs' unfinished uploads
-CHANGE_FILE = re.compile(r"_firnline/(?P<pipeline>[^/]+)/changes/[^/]+\.parquet")  # of an upsert; no reader sees it
-QUARANTINE = re.compile(r"_firnline/(?P<pipeline>[^/]+)/quarantine/(?P<epoch>[0-9]{20})-[^/]+\.parquet")
-EXCHANGE = re.compile(r"_firnline/(?P<pipeline>[^/]+)/exchange/.+")  # rows on their way between the jobs of an epoch
 TEMPORARY_SECONDS = 3600  # a temporary file lives for as long as one write
 EXCHANGE_SECONDS = 3600  # and rows on their way for as long as one epoch
 
@@ -80,7 +75,7 @@ def open_table(uri: str, options: dict[str, str], kind: type[Table] = Table) -> 
 
 def storage_now(storage: Storage) -> datetime:
     """The time by the clock that stamps the table's files, which may be another than this machine's."""
-    key = f"_firnline/.{uuid.uuid4().hex}.tmp"  # named as a temporary file: one that is left behind is swept
+    key = clock_key(uuid.uuid4().hex)  # named as a temporary file: one that is left behind is swept
     storage.put(key, b"")
     try:
         return storage.stat(key).modified_at
@@ -102,16 +97,16 @@ def survey(storage: Storage, now: datetime, grace_seconds: float, progress: Prog
 def _sort_in(found: Survey, file: TableFile, grace_seconds: float) -> None:
     name = file.key.rsplit("/", 1)[-1]
     age = (found.now - file.modified_at).total_seconds()
-    exchanged = EXCHANGE.fullmatch(file.key)
+    exchanged = EXCHANGE_FILE.fullmatch(file.key)
     if exchanged is not None:
         if age > EXCHANGE_SECONDS:
             found.exchange.setdefault(exchanged["pipeline"], []).append(file)
         return
-    if TEMPORARY.fullmatch(name):
+    if TEMPORARY_FILE.fullmatch(name):
         if age > max(grace_seconds, TEMPORARY_SECONDS):
             found.temporary.append(file)
         return
-    quarantined = QUARANTINE.fullmatch(file.key)
+    quarantined = QUARANTINE_FILE.fullmatch(file.key)
     if quarantined is not None:
         if age > 0 and age >= grace_seconds:
             found.quarantine.setdefault(quarantined["pipeline"], []).append((int(quarantined["epoch"]), file))
@@ -166,7 +161,7 @@ def _walk_local(root: str, folder: str) -> Iterator[TableFile]:
 
 
 def _is_closed(key: str) -> bool:
-    return key.startswith(("_delta_log/", "_staging/pending/"))
+    return key.startswith((f"{DELTA_LOG}/", f"{PENDING}/"))
 
 
 def is_inside(storage: Storage, key: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import logging
 import os
@@ -22,6 +21,7 @@ from typing import Any, Protocol
 
 from firnline.clock import monotonic
 from firnline.errors import ControlError, NotRunningError
+from firnline.names import socket_name, user_folder
 from firnline.options import PipelineOptions
 from firnline.run.status import CheckpointWatch, Standing
 from firnline.types import Json
@@ -52,18 +52,12 @@ class Controlled(Protocol):
 # -- where the socket lies ----------------------------------------------------------------------------
 
 
-def socket_name(options: PipelineOptions) -> str:
-    """A short name that a pipeline has on this machine: of its own name and its deciding table."""
-    identity = f"{options.name}\0{options.deciding.table}"
-    return hashlib.sha256(identity.encode()).hexdigest()[:16] + ".sock"
-
-
 def folders(environ: Mapping[str, str]) -> list[Path]:
     """Where sockets may lie, the place for new ones first; a service and a login often have different variables."""
     user = os.getuid()
     named = environ.get("XDG_RUNTIME_DIR")
     found = [Path(named) / "firnline"] if named and os.path.isabs(named) else []
-    found += [Path(tempfile.gettempdir()) / f"firnline-{user}", Path(f"/run/user/{user}/firnline")]
+    found += [Path(tempfile.gettempdir()) / user_folder(user), Path(f"/run/user/{user}/firnline")]
     return list(dict.fromkeys(found))
 
 
@@ -118,7 +112,7 @@ class ControlServer:
         self._run = run
         self._tickets: dict[int, CheckpointWatch] = {}
         self._count = 0
-        self.path = _place(folders(environ)[:2], socket_name(options))
+        self.path = _place(folders(environ)[:2], socket_name(options.name, options.deciding.table))
         self._thread = threading.Thread(target=self._serve, name="firnline control", daemon=True)
 
     def __enter__(self) -> ControlServer:
@@ -326,7 +320,7 @@ def _connect(options: PipelineOptions, environ: Mapping[str, str]) -> socket.soc
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(ANSWER_SECONDS)
         try:
-            connection.connect(str(folder / socket_name(options)))
+            connection.connect(str(folder / socket_name(options.name, options.deciding.table)))
         except (TimeoutError, BlockingIOError) as error:  # it hangs, or too many others ask
             connection.close()
             raise ControlError(f"the run of {options.name!r} does not answer") from error

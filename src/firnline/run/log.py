@@ -11,6 +11,7 @@ from typing import Any
 
 from firnline.checkpoint.codec import canonical, parse, seal, unseal
 from firnline.errors import DamagedError, FirnlineError
+from firnline.names import run_name, runs_folder
 from firnline.process import is_gone, who
 from firnline.storage import Storage
 from firnline.types import Clock, Json
@@ -26,10 +27,10 @@ class RunHistory:
 
     def __init__(self, storage: Storage, pipeline: str, run: str, clock: Clock, started: datetime) -> None:
         self._storage = storage
-        self._folder = f"_firnline/{pipeline}/runs"
+        self._folder = runs_folder(pipeline)
         self._clock = clock
         self._written_at = -1e9
-        self._name = f"{started.strftime('%Y%m%dT%H%M%S')}-{run}.json"
+        self._name = run_name(started, run)
         self._body: dict[str, Json] = {
             "run": run,
             "pipeline": pipeline,
@@ -146,12 +147,12 @@ def _no_failure() -> Iterator[None]:
 def load_runs(storage: Storage, pipeline: str) -> list[dict[str, Json]]:
     """The runs that are on record, newest first; unreadable ones are left out."""
     found = []
-    for stat in storage.list(f"_firnline/{pipeline}/runs"):
+    for stat in storage.list(runs_folder(pipeline)):
         name = stat.name.rsplit("/", 1)[-1]
         if name.startswith("."):
             continue
         try:
-            data = storage.get(f"_firnline/{pipeline}/runs/{name}")
+            data = storage.get(f"{runs_folder(pipeline)}/{name}")
             found.append(unseal(parse(data, name), name))
         except (DamagedError, FileNotFoundError):
             continue

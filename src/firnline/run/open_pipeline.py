@@ -9,12 +9,12 @@ from firnline.checkpoint.ledger import Fold, Ledger, LedgerEntry
 from firnline.clock import SystemClock
 from firnline.errors import ConfigError
 from firnline.graph import output_key, sink_input
+from firnline.names import outbox_folder, state_folder, tier_state_folder
 from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.run.recorder import Recorder
 from firnline.run.requests import Requests
 from firnline.sinks.base import Head
 from firnline.sinks.delta import DeltaSink
-from firnline.sinks.delta.outbox import outbox_folder
 from firnline.sinks.delta.upsert.sink import UpsertSink
 from firnline.sinks.staged.sink import StagedDeltaSink
 from firnline.sources.base import Limits
@@ -50,10 +50,10 @@ class OpenPipeline:
         checkpoint, name = self.options.checkpoint, self.options.name
         remote = None
         if checkpoint.remote is not None:
-            remote = StateHome(f"{checkpoint.remote.uri}/state/{name}", checkpoint.remote.storage_options)
+            remote = StateHome(f"{checkpoint.remote.uri}/{tier_state_folder(name)}", checkpoint.remote.storage_options)
         if checkpoint.local is not None:
-            return StateHome(f"{checkpoint.local.path}/state/{name}", fallback=remote)
-        root = f"{self.storage.root}/_firnline/{name}/state"
+            return StateHome(f"{checkpoint.local.path}/{tier_state_folder(name)}", fallback=remote)
+        root = f"{self.storage.root}/{state_folder(name)}"
         return StateHome(root, self.options.deciding.storage_options, fallback=remote)
 
     def open_readers(self) -> tuple[DeltaSink, ...]:

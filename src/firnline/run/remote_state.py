@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from firnline.checkpoint.codec import canonical, seal
 from firnline.checkpoint.model import Checkpoint
 from firnline.faults import fault_point
-from firnline.maintenance.references import PINS
 from firnline.maintenance.state import STANDS_ON
+from firnline.names import PINS, committed_key, state_pin, state_pins
 from firnline.options import RemoteTierOptions
 from firnline.process import this_process
 from firnline.state.home import StateHome
 from firnline.state.manifest import SnapshotRef
 from firnline.state.remote import Replica, StateReplicator
-from firnline.state.snapshot import COMMITTED, exists
+from firnline.state.snapshot import exists
 from firnline.storage import Storage
 from firnline.types import Clock
 
@@ -43,7 +43,7 @@ class RemoteState:
         """Take note of what is there of a checkpoint that a run goes on from."""
         for name, value in checkpoint.state.items():
             ref = SnapshotRef.from_json(value)
-            if name in self._held and exists(self.replica.remote, f"{ref.checkpoint}/{COMMITTED}"):
+            if name in self._held and exists(self.replica.remote, committed_key(ref.checkpoint)):
                 self._hold(name, ref.epoch)
 
     def settled(self, checkpoint: Checkpoint) -> None:
@@ -122,7 +122,7 @@ class StandingState:
     def __init__(self, storage: Storage, pipeline: str) -> None:
         self._storage = storage
         self._pipeline = pipeline
-        self._prefix = f"{PINS}/stands-on-{pipeline}-"
+        self._prefix = state_pins(pipeline)
         self._key: str | None = None
         self._epoch = 0
 
@@ -132,7 +132,7 @@ class StandingState:
         An operator that is not among them begins anew. Pins of earlier generations go: their runs can commit no more.
         `epoch` is the newest one.
         """
-        key = f"{self._prefix}{generation:020d}.json"
+        key = state_pin(self._pipeline, generation)
         if used is not None:
             state = {name: ref.to_json() for name, ref in used.items()}
             pin = {"kind": STANDS_ON, "pipeline": self._pipeline, "files": [], "state": state, **this_process()}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from firnline.checkpoint.codec import canonical, parse, seal, unseal
 from firnline.errors import DamagedError
+from firnline.names import request_name, requests_folder
 from firnline.storage import Storage
 from firnline.types import Ids
 
@@ -29,15 +30,15 @@ class Requests:
 
     def __init__(self, storage: Storage, pipeline: str) -> None:
         self._storage = storage
-        self._folder = f"_firnline/{pipeline}/requests"
+        self._folder = requests_folder(pipeline)
 
     def ask_retry(self, path: str, *, changed: bool, ids: Ids) -> None:
         body = {"kind": "retry", "path": path, "changed": changed}
-        self._storage.put(f"{self._folder}/{ids.new()}.json", canonical(seal(body)))
+        self._storage.put(f"{self._folder}/{request_name(ids.new())}", canonical(seal(body)))
 
     def ask_drop(self, path: str, *, ids: Ids) -> None:
         body = {"kind": "drop", "path": path, "changed": False}
-        self._storage.put(f"{self._folder}/{ids.new()}.json", canonical(seal(body)))
+        self._storage.put(f"{self._folder}/{request_name(ids.new())}", canonical(seal(body)))
 
     def load(self) -> list[FileRequest]:
         """What is asked for; an unreadable request is left alone."""

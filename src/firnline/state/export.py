@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from firnline.errors import ConfigError, FirnlineError, StateDamagedError
 from firnline.faults import fault_point
+from firnline.names import temporary_beside
 from firnline.state.columns import TIMER, Layout, can_widen
 from firnline.state.home import StateHome
 from firnline.state.keys import EncodedKeys, encode_keys, key_groups_of, locate, shard_of
@@ -253,7 +254,7 @@ def write_export(path: str, schema: pa.Schema, tables: Iterable[pa.Table], about
         problem = "is there already" if os.path.lexists(path) else f"cannot be written: there is no folder {folder}"
         raise ConfigError(f"{path} {problem}", hint="Name another file in a folder that is there.")
     facts = {_PREFIX + name: str(value) for name, value in {"format": FORMAT, **about}.items()}
-    temporary = f"{path}.{uuid.uuid4().hex}.tmp"
+    temporary = temporary_beside(path, uuid.uuid4().hex)
     rows = 0
     fault_point("state.export.before")
     try:

@@ -26,6 +26,7 @@ from isal import isal_zlib
 
 from firnline.errors import DamagedError, StateDamagedError
 from firnline.faults import fault_point
+from firnline.names import cache_folder, temporary_beside, temporary_name
 from firnline.state.refs import RunRef
 from firnline.storage import Storage, fsync_path, is_remote, make_folders, normalise, open_storage
 from firnline.types import Json
@@ -204,7 +205,7 @@ def _load_cached(home: StateHome, ref: RunRef) -> LocalFile:
     path = _cache_path(home, ref)
     with contextlib.suppress(StateDamagedError, OSError):
         return _verify(path, ref, touch=True)
-    temporary = f"{path}.{uuid.uuid4().hex}.tmp"
+    temporary = temporary_beside(path, uuid.uuid4().hex)
     _fetch(home, ref, temporary)
     os.replace(temporary, path)
     _shrink_cache(os.path.dirname(path), keep=path)
@@ -212,7 +213,7 @@ def _load_cached(home: StateHome, ref: RunRef) -> LocalFile:
 
 
 def _cache_path(home: StateHome, ref: RunRef) -> str:
-    folder = home.cache or os.path.join(tempfile.gettempdir(), f"firnline-state-{os.getuid()}")
+    folder = home.cache or os.path.join(tempfile.gettempdir(), cache_folder(os.getuid()))
     os.makedirs(folder, mode=0o700, exist_ok=True)
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
@@ -246,7 +247,7 @@ def _repair(home: StateHome, fallback: StateHome, ref: RunRef, reason: StateDama
     """Put the fallback's copy into the home again, under the same name."""
     path = _cache_path(home, ref) if home.is_remote else _path_in(home, ref)
     folder = os.path.dirname(path)
-    temporary = os.path.join(folder, f".{uuid.uuid4().hex}.tmp")
+    temporary = os.path.join(folder, temporary_name(uuid.uuid4().hex))
     make_folders(folder)
     fault_point("state.repair.before")
     try:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from firnline.checkpoint.codec import canonical, parse, seal, unseal
 from firnline.errors import ConfigError, DamagedError
+from firnline.names import SNAPSHOT_FILE, SNAPSHOT_ID, snapshot_id
 from firnline.state.refs import OperatorState, RunRef, ShardState
 from firnline.types import Json
-
-_ID = re.compile(r"([0-9]{20})-([a-z0-9][a-z0-9-]{0,63})")
-_FILE = re.compile(r"([0-9]{20}-[a-z0-9][a-z0-9-]{0,63})/shard_(0|[1-9][0-9]{0,5})/[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 Ranges = tuple[tuple[int, int], ...]  # by shard: its key groups `[first, last)`
 
@@ -23,25 +20,25 @@ def checkpoint_id(epoch: int, attempt: str) -> str:
     Raises:
         ConfigError: the attempt cannot be part of a path.
     """
-    return check_id(f"{epoch:020d}-{attempt}")
+    return check_id(snapshot_id(epoch, attempt))
 
 
 def check_id(value: str) -> str:
     """Refuse what is no id before it becomes part of a path."""
-    if not _ID.fullmatch(value):
+    if not SNAPSHOT_ID.fullmatch(value):
         raise ConfigError(f"{value!r} is no id of a checkpoint: <epoch>-<attempt>")
     return value
 
 
 def find_epoch(value: str) -> int | None:
     """The epoch in a checkpoint's id; None when it is no id."""
-    found = _ID.fullmatch(value)
+    found = SNAPSHOT_ID.fullmatch(value)
     return int(found[1]) if found else None
 
 
 def check_path(path: str) -> str:
     """The id of the checkpoint in whose folder a file of state lies; DamagedError when the path leads elsewhere."""
-    found = _FILE.fullmatch(path)
+    found = SNAPSHOT_FILE.fullmatch(path)
     if not found:
         raise DamagedError(f"{path!r} is no file of a checkpoint", path=path)
     return found[1]

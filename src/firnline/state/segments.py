@@ -17,6 +17,7 @@ from isal import isal_zlib
 
 from firnline.errors import DamagedError
 from firnline.faults import fault_point
+from firnline.names import segment_key
 from firnline.state.columns import Layout, layout_of, to_numpy
 from firnline.state.home import LocalFile, StateHome, load_file
 from firnline.state.keys import SLOT_BITS, Numbers, Slots, encode_keys, order_keys
@@ -105,7 +106,7 @@ class RunWriter:
 
     def __init__(self, storage: Storage, prefix: str, layout: Layout, *, operator: str, epoch: int) -> None:
         self._storage = storage
-        self._key = f"{prefix}.{uuid.uuid4().hex}.arrow"
+        self._key = segment_key(prefix, uuid.uuid4().hex)
         self._layout = layout
         self._schema = layout.schema.with_metadata(layout.metadata(operator, epoch))
         self._epoch = epoch

@@ -20,6 +20,7 @@ from firnline.errors import (
     StateIncompleteError,
 )
 from firnline.faults import fault_point
+from firnline.names import ABORTED, COMMITTED, METADATA, aborted_key, committed_key, metadata_key, shard_folder
 from firnline.state.manifest import (
     CheckpointPlan,
     CompleteCheckpoint,
@@ -35,26 +36,13 @@ from firnline.state.refs import ShardState
 from firnline.storage import FileStat, Storage
 from firnline.types import Json
 
-COMMITTED = "COMMITTED"
-ABORTED = "ABORTED"
-METADATA = "metadata.json"
 _READERS = 8
 _PIECE_BYTES = 1024 * 1024
 
 
-def metadata_key(checkpoint: str) -> str:
-    """Where a checkpoint's own metadata lies."""
-    return f"{checkpoint}/{METADATA}"
-
-
-def shard_folder(checkpoint: str, shard: int) -> str:
-    """Where the task of a shard puts its files."""
-    return f"{check_id(checkpoint)}/shard_{shard}"
-
-
 def shard_key(checkpoint: str, shard: int) -> str:
-    """Where the metadata of a shard lies."""
-    return f"{shard_folder(checkpoint, shard)}/{METADATA}"
+    """The key of the metadata of a shard. ConfigError when `checkpoint` is not an id."""
+    return metadata_key(shard_folder(check_id(checkpoint), shard))
 
 
 # -- writing ------------------------------------------------------------------------------------------
@@ -118,7 +106,7 @@ def commit(storage: Storage, checkpoint: str, shards: Mapping[int, str]) -> str:
     sums = [shards[n] for n in sorted(shards)]
     data = write_sealed("committed", checkpoint, metadata=checksum(metadata), shards=sums)
     fault_point("state.commit.before")
-    stands = _create(storage, f"{checkpoint}/{COMMITTED}", data)
+    stands = _create(storage, committed_key(checkpoint), data)
     fault_point("state.commit.after")
     if stands != data:
         raise StateConflictError(
@@ -142,7 +130,7 @@ def abort(storage: Storage, checkpoint: str, reason: str, *, unnamed: bool = Fal
         _refuse_committed(storage, checkpoint)
     data = write_sealed("aborted", checkpoint, reason=reason)
     fault_point("state.abort.before")
-    _create(storage, f"{checkpoint}/{ABORTED}", data)
+    _create(storage, aborted_key(checkpoint), data)
     fault_point("state.abort.after")
     if not unnamed:
         _refuse_committed(storage, checkpoint)
@@ -158,14 +146,14 @@ def _create(storage: Storage, key: str, data: bytes) -> bytes:
 
 
 def _refuse_aborted(storage: Storage, checkpoint: str) -> None:
-    if exists(storage, f"{checkpoint}/{ABORTED}"):
+    if exists(storage, aborted_key(checkpoint)):
         raise StateConflictError(
             f"checkpoint {checkpoint} of state was aborted: {_reason(storage, checkpoint)}", checkpoint=checkpoint
         )
 
 
 def _refuse_committed(storage: Storage, checkpoint: str) -> None:
-    if exists(storage, f"{checkpoint}/{COMMITTED}"):
+    if exists(storage, committed_key(checkpoint)):
         raise StateConflictError(
             f"checkpoint {checkpoint} of state is complete and cannot be aborted", checkpoint=checkpoint
         )
@@ -193,12 +181,12 @@ def load_with_texts(
     storage: Storage, checkpoint: str, expected_digest: str | None = None, *, named: bool = False
 ) -> tuple[CompleteCheckpoint, dict[str, bytes]]:
     """As `load`, with the bytes of its metadata by key, in the order in which a copy writes them: COMMITTED last."""
-    committed = f"{check_id(checkpoint)}/{COMMITTED}"
+    committed = committed_key(check_id(checkpoint))
     data = _read(storage, committed, checkpoint)
     digest = checksum(data)
     if expected_digest not in (None, digest):
         raise DamagedError(f"{committed} is not the one that was named", what=committed)
-    if not named and expected_digest is None and exists(storage, f"{checkpoint}/{ABORTED}"):
+    if not named and expected_digest is None and exists(storage, aborted_key(checkpoint)):
         raise StateIncompleteError(
             f"checkpoint {checkpoint} of state was aborted: {_reason(storage, checkpoint)}", checkpoint=checkpoint
         )
@@ -274,13 +262,13 @@ def _read(storage: Storage, key: str, checkpoint: str) -> bytes:
         return storage.get(key)
     except FileNotFoundError as error:
         why = f"checkpoint {checkpoint} of state lacks {key.removeprefix(checkpoint + '/')}"
-        if exists(storage, f"{checkpoint}/{ABORTED}"):
+        if exists(storage, aborted_key(checkpoint)):
             why = f"checkpoint {checkpoint} of state was aborted: {_reason(storage, checkpoint)}"
         raise StateIncompleteError(why, checkpoint=checkpoint) from error
 
 
 def _reason(storage: Storage, checkpoint: str) -> str:
-    key = f"{checkpoint}/{ABORTED}"
+    key = aborted_key(checkpoint)
     try:
         return str(read_sealed(storage.get(key), key, "aborted", checkpoint).get("reason", ""))
     except (DamagedError, FileNotFoundError):

@@ -22,8 +22,9 @@ from datetime import datetime, timedelta
 
 from firnline.errors import ConfigError, DamagedError, StateIncompleteError
 from firnline.faults import fault_point
+from firnline.names import ABORTED, COMMITTED, METADATA
 from firnline.state.manifest import SnapshotRef, check_id
-from firnline.state.snapshot import ABORTED, COMMITTED, METADATA, Folder, list_folders, load
+from firnline.state.snapshot import Folder, list_folders, load
 from firnline.storage import FileStat, Storage, is_remote
 from firnline.types import Json
 

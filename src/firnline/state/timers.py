@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from firnline.errors import DamagedError
 from firnline.faults import fault_point
+from firnline.names import timers_key
 from firnline.state.home import StateHome, load_file
 from firnline.state.keys import SLOT_BITS, Slots, slot_bounds
 from firnline.state.merge import plan_merge
@@ -78,7 +79,7 @@ def write_timers(
     due, slots = due[kept], slots[kept]
     about = {"format": FORMAT, "operator": operator, "epoch": epoch}
     schema = SCHEMA.with_metadata({f"firnline.{name}": str(value) for name, value in about.items()})
-    key = f"{prefix}.{uuid.uuid4().hex}.timers.arrow"
+    key = timers_key(prefix, uuid.uuid4().hex)
     fault_point("state.timers.before")
     file = ArrowFile(storage, key, schema)
     try:

@@ -19,6 +19,7 @@ import zstandard
 from firnline.checkpoint.codec import canonical, checksum, parse, seal, unseal
 from firnline.errors import ConfigError, DamagedError, NewerFormatError
 from firnline.faults import fault_point
+from firnline.names import temporary_name
 from firnline.storage import fsync_path
 from firnline.stores.base import MAX_VALUE_BYTES
 from firnline.stores.payload import is_compressed
@@ -228,7 +229,7 @@ def write_archive(
         raise ConfigError(f"{path} is a folder", hint=hint)
     if os.path.lexists(path) and not replace:
         raise _exists(path)
-    temporary = os.path.join(folder, f".{uuid.uuid4().hex}.tmp")
+    temporary = os.path.join(folder, temporary_name(uuid.uuid4().hex))
     with tempfile.TemporaryFile(dir=folder) as spool:
         writer = ArchiveWriter(pipeline, created_at, origin, spool)
         for item in versions:

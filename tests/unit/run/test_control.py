@@ -23,10 +23,11 @@ from firnline.epoch import messages as m
 from firnline.epoch.state import EpochState, Phase, Settings, SinkState, Slot
 from firnline.errors import ControlError, FencedError, NotRunningError
 from firnline.history.edits.rollback import Rollback
+from firnline.names import socket_name
 from firnline.options import PipelineOptions
 from firnline.run import control
 from firnline.run import control as late_control
-from firnline.run.control import ControlServer, LateControl, ask, check_folder, check_peer, folders, socket_name
+from firnline.run.control import ControlServer, LateControl, ask, check_folder, check_peer, folders
 from firnline.run.observer import EpochFacts, Observer
 from firnline.run.open_pipeline import open_pipeline
 from firnline.run.runner import Runner, RunResult
@@ -259,7 +260,7 @@ def test_the_socket_is_for_its_user_alone_and_gone_at_the_end(
 
 
 def test_a_dead_runs_socket_is_replaced(options: PipelineOptions, run: FakeRun, environ: dict[str, str]) -> None:
-    path = folders(environ)[0] / socket_name(options)
+    path = folders(environ)[0] / socket_name(options.name, options.deciding.table)
     path.parent.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(str(path))
@@ -339,7 +340,7 @@ def test_a_machine_without_descriptors_left_is_not_asked_without_end(
 
 def test_pipelines_do_not_share_a_socket(make_options: MakeOptions) -> None:
     made = [make_options(), make_options(name="other"), make_options(table="/elsewhere")]
-    assert len({socket_name(options) for options in made}) == 3
+    assert len({socket_name(options.name, options.deciding.table) for options in made}) == 3
 
 
 def test_a_service_without_a_login_is_found_in_the_temporary_folder(

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from firnline.errors import CheckpointError, StateConflictError, StateDamagedError, StateIncompleteError
+from firnline.names import COMMITTED
 from firnline.state import remote as replicas
 from firnline.state.manifest import CompleteCheckpoint
 from firnline.state.remote import Replica
-from firnline.state.snapshot import COMMITTED, abort, begin, find_newest_complete, list_checkpoints, load, verify_files
+from firnline.state.snapshot import abort, begin, find_newest_complete, list_checkpoints, load, verify_files
 from firnline.state.sweep import Marks
 from firnline.storage import Storage, open_storage
 from firnline.testing.faults import Faults, FaultyStorage

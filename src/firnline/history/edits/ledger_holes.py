@@ -14,13 +14,13 @@ from firnline.checkpoint.ledger import (
     LedgerCopy,
     LedgerEntry,
     bridges_of,
-    entry_name,
     find_copy,
 )
 from firnline.errors import DamagedError, LedgerHoleError, SinkError
 from firnline.graph import sink_input
 from firnline.history.savepoints.pins import load_pins
 from firnline.jobs.read_task import LINEAGE
+from firnline.names import LEDGER, entry_name, ledger_folder
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.delta import DeltaSink
 from firnline.sources.files.position import FileState
@@ -223,7 +223,7 @@ def _places(pipeline: OpenPipeline, copies: Sequence[str]) -> Iterator[tuple[Sto
     name = pipeline.options.name
     roots = [*copies, *(pin.path for pin in reversed(load_pins(pipeline.storage, name)))]
     for root in dict.fromkeys(roots):
-        yield open_storage(root, pipeline.options.deciding.storage_options), ["ledger", "", f"_firnline/{name}/ledger"]
+        yield open_storage(root, pipeline.options.deciding.storage_options), [LEDGER, "", ledger_folder(name)]
 
 
 def find_with_rows(pipeline: OpenPipeline, source: str, state: FileState) -> frozenset[str]:

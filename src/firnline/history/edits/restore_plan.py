@@ -19,11 +19,12 @@ from firnline.committer.validate import InvalidUnitError, footer_metadata, foote
 from firnline.errors import DamagedError, RollbackRefusedError
 from firnline.faults import fault_point
 from firnline.history.savepoints.files import Progress, copy_file, each
-from firnline.history.savepoints.format import SavedFile, SavedSink, Savepoint, data_key, kept_bytes, read_saved
+from firnline.history.savepoints.format import SavedFile, SavedSink, Savepoint, kept_bytes, read_saved
 from firnline.history.savepoints.pins import delete_restore_pin, put_restore_pin
 from firnline.history.savepoints.state import pinned_refs
 from firnline.maintenance.log_names import LogNames
 from firnline.maintenance.survey import is_inside, storage_now
+from firnline.names import LEDGER, QUARANTINE, data_name, pipeline_folder, saved_data_key
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import schema_from_json
 from firnline.sinks.delta import DeltaSink
@@ -52,7 +53,7 @@ class SinkRestore:
 
     def key_of(self, file: SavedFile, *, copied: bool) -> str:
         """Where a file lies in `source`."""
-        return data_key(self.sink.name, file.path) if copied else file.path
+        return saved_data_key(self.sink.name, file.path) if copied else file.path
 
 
 def plan_sink(sink: DeltaSink, savepoint: Savepoint, storage: Storage, accept: Collection[str]) -> SinkRestore:
@@ -249,7 +250,7 @@ class Copies:
         """Copy a file and prove that it is what was saved: size, checksum if there is one, footer and rows."""
         assert plan.source is not None
         folders = [partition_folder(name, file.partition_values[name]) for name in plan.saved.partition_by]
-        key = "/".join([*folders, f"{self._attempt}-{uuid.uuid4().hex}.parquet"])
+        key = "/".join([*folders, data_name(self._attempt, uuid.uuid4().hex)])
         target = plan.sink.storage
         fault_point("restore.copy.before")
         size, sha256 = copy_file(plan.source, plan.key_of(file, copied=self._saved.copied), target, key)
@@ -284,10 +285,10 @@ def copy_ledger(pipeline: OpenPipeline, storage: Storage, saved: Savepoint) -> N
     Raises:
         DamagedError: it is not, or the savepoint's file is not what was saved.
     """
-    target, home = pipeline.storage, f"_firnline/{pipeline.options.name}"  # whose folders have the same names
+    target, home = pipeline.storage, pipeline_folder(pipeline.options.name)  # whose folders have the same names
     present = {
         stat.name.removeprefix(f"{target.root}/{home}/")
-        for folder in ("ledger", "quarantine")
+        for folder in (LEDGER, QUARANTINE)
         for stat in target.list(f"{home}/{folder}")
     }
     for key, one in kept_bytes(saved):

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from firnline.errors import ConfigError, DamagedError, NewerFormatError
 from firnline.faults import fault_point
 from firnline.history.auditing import on_record
-from firnline.history.savepoints.format import MANIFEST, MAX_MANIFEST_BYTES, Savepoint, is_relative
-from firnline.history.savepoints.pins import SHORT_ID, Pin, find_unreadable_pins, load_pins, pin_key
+from firnline.history.savepoints.format import MAX_MANIFEST_BYTES, Savepoint, is_relative
+from firnline.history.savepoints.pins import SHORT_ID, Pin, find_unreadable_pins, load_pins
 from firnline.maintenance.survey import is_inside
+from firnline.names import SAVED_FOLDERS, SAVEPOINT, savepoint_pin
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.storage import Storage, is_remote, normalise, open_storage
 from firnline.types import Json
@@ -60,13 +61,13 @@ def load_savepoint(storage: Storage) -> Savepoint:
         DamagedError: it is damaged, too large, or a link.
         NewerFormatError: a newer Firnline wrote it.
     """
-    what = f"{MANIFEST} in {storage.root}"
+    what = f"{SAVEPOINT} in {storage.root}"
     try:
-        if not is_inside(storage, MANIFEST):
+        if not is_inside(storage, SAVEPOINT):
             raise DamagedError(f"{what} is a link", what=what)
-        if storage.stat(MANIFEST).size_bytes > MAX_MANIFEST_BYTES:
+        if storage.stat(SAVEPOINT).size_bytes > MAX_MANIFEST_BYTES:
             raise DamagedError(f"{what} is larger than any manifest", what=what)
-        return Savepoint.from_bytes(storage.get(MANIFEST), what)
+        return Savepoint.from_bytes(storage.get(SAVEPOINT), what)
     except FileNotFoundError as error:
         raise ConfigError(f"{storage.root} is no savepoint", hint="See `firnline savepoint list`.") from error
 
@@ -120,7 +121,7 @@ def dispose_savepoint(
     doomed = [name for name in names if _is_there(storage, name)]
     home = pin or _find_pin(pipeline, identity)
     kept = home is not None and normalise(home.path) != normalise(place) and _state(home, storage_options) == "complete"
-    pinned = [] if kept else [s for s in reversed(pipeline.sinks) if _is_there(s.storage, pin_key(identity))]
+    pinned = [] if kept else [s for s in reversed(pipeline.sinks) if _is_there(s.storage, savepoint_pin(identity))]
     result = Disposed(identity, place, len(doomed), len(pinned), kept, dry_run)
     if dry_run:
         return result
@@ -130,7 +131,7 @@ def dispose_savepoint(
             _delete(storage, name)
         _drop_folders(storage, names)  # also of a file that a killed copy had only made the folder for
         for sink in pinned:
-            _delete(sink.storage, pin_key(identity))
+            _delete(sink.storage, savepoint_pin(identity))
     return result
 
 
@@ -160,13 +161,9 @@ def _contents(pipeline: OpenPipeline, storage: Storage, pin: Pin | None) -> tupl
             )
         identity, names = manifest.id, list(manifest.names())
     for name in names:
-        if (
-            not is_relative(name)
-            or not name.startswith(("ledger/", "quarantine/", "data/", "state/"))
-            or not is_inside(storage, name)
-        ):
+        if not is_relative(name) or not name.startswith(SAVED_FOLDERS) or not is_inside(storage, name):
             raise DamagedError(f"{name!r} of {storage.root} leads elsewhere; nothing was deleted")
-    return identity, [MANIFEST, *names]
+    return identity, [SAVEPOINT, *names]
 
 
 def _is_there(storage: Storage, name: str) -> bool:

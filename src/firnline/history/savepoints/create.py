@@ -21,23 +21,26 @@ from firnline.faults import fault_point
 from firnline.history.auditing import on_record
 from firnline.history.savepoints.files import Progress, copy_file, each
 from firnline.history.savepoints.format import (
-    MANIFEST,
-    STATE,
     SavedBytes,
     SavedFile,
     SavedSink,
     Savepoint,
-    data_key,
     is_relative,
-    ledger_key,
-    quarantine_key,
-    state_key,
 )
 from firnline.history.savepoints.location import check_apart, check_writable, default_place, is_temporary
 from firnline.history.savepoints.pins import Pin, put_pin
 from firnline.history.savepoints.state import check_still_there, copy_state, take_state
 from firnline.history.snapshots import state_bytes
 from firnline.maintenance.survey import is_inside
+from firnline.names import (
+    SAVEPOINT,
+    STATE,
+    quarantine_folder,
+    saved_data_key,
+    saved_ledger_key,
+    saved_quarantine_key,
+    saved_state_key,
+)
 from firnline.process import who
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import schema_to_json
@@ -191,7 +194,7 @@ class _Making:
             state_replayed=self._state.replayed,
         )
         fault_point("savepoint.put.before")
-        self._storage.put(MANIFEST, made.to_bytes())
+        self._storage.put(SAVEPOINT, made.to_bytes())
         fault_point("savepoint.put.after")
         pin = self._pin(taken[0], taken, [saved.name for saved in ledger])
         put_pin(taken[0].sink.storage, replace(pin, completed=True))
@@ -231,11 +234,11 @@ class _Making:
     def _pin(self, one: _Taken, taken: list[_Taken], ledger: list[str]) -> Pin:
         writes: list[str] = []
         if one.sink is self._pipeline.deciding:
-            writes = [ledger_key(name) for name in ledger]
-            writes += [quarantine_key(name) for name in self._quarantine]
+            writes = [saved_ledger_key(name) for name in ledger]
+            writes += [saved_quarantine_key(name) for name in self._quarantine]
             if self._copy:
-                writes += [data_key(t.sink.name, file.path) for t in taken for file in t.saved.files]
-                writes += [state_key(name) for name in self._state.files]
+                writes += [saved_data_key(t.sink.name, file.path) for t in taken for file in t.saved.files]
+                writes += [saved_state_key(name) for name in self._state.files]
         return Pin(
             id=self._id,
             pipeline=self._pipeline.options.name,
@@ -271,7 +274,9 @@ class _Making:
 
         def copy(file: SavedFile) -> SavedFile:
             fault_point("savepoint.copy.before")
-            size, sha256 = copy_file(one.sink.storage, file.path, self._storage, data_key(one.sink.name, file.path))
+            size, sha256 = copy_file(
+                one.sink.storage, file.path, self._storage, saved_data_key(one.sink.name, file.path)
+            )
             fault_point("savepoint.copy.after")
             if size != file.size_bytes:
                 raise DamagedError(f"{one.sink.name}: {file.path} has {size} bytes, the log says {file.size_bytes}")
@@ -293,14 +298,14 @@ class _Making:
                 except FileNotFoundError:
                     is_folded = True
                     break
-                self._storage.put(ledger_key(name), data)
+                self._storage.put(saved_ledger_key(name), data)
                 done[name] = SavedBytes(name, len(data), hashlib.sha256(data).hexdigest())
             if is_folded:
                 names = self._pipeline.ledger.chain_names(self._held.entry)
                 put_pin(taken[0].sink.storage, self._pin(taken[0], taken, [*done, *names]))
                 continue
             for name in done.keys() - set(names):
-                self._storage.delete(ledger_key(name))
+                self._storage.delete(saved_ledger_key(name))
             return [done[name] for name in names]
         raise SinkError("the ledger changed during every attempt to copy it; try again")
 
@@ -309,10 +314,10 @@ class _Making:
         done = []
         for name in self._quarantine:
             try:
-                data = self._pipeline.storage.get(f"_firnline/{self._pipeline.options.name}/{quarantine_key(name)}")
+                data = self._pipeline.storage.get(f"{quarantine_folder(self._pipeline.options.name)}/{name}")
             except FileNotFoundError:
                 continue
-            self._storage.put(quarantine_key(name), data)
+            self._storage.put(saved_quarantine_key(name), data)
             done.append(SavedBytes(name, len(data), hashlib.sha256(data).hexdigest()))
         return done
 

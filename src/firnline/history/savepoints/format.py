@@ -19,11 +19,10 @@ from dataclasses import asdict, dataclass, field
 from firnline.checkpoint.codec import canonical, parse, seal, unseal
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import DamagedError
+from firnline.names import saved_data_key, saved_ledger_key, saved_quarantine_key, saved_state_key
 from firnline.storage import Storage
 from firnline.types import EntryRef, Json
 
-MANIFEST = "savepoint.json"
-STATE = "state"
 MAX_MANIFEST_BYTES = 1 << 30
 MAX_BYTES = 1 << 30  # of one file that is kept byte for byte
 _ID = re.compile(r"[0-9a-f]{16}")
@@ -113,9 +112,9 @@ class Savepoint:
         if self.copied:
             for name, sink in self.sinks.items():
                 for file in sink.files:
-                    yield data_key(name, file.path)
+                    yield saved_data_key(name, file.path)
             for kept in self.state_files:
-                yield state_key(kept.name)
+                yield saved_state_key(kept.name)
 
     def to_bytes(self) -> bytes:
         """The durable text."""
@@ -250,26 +249,6 @@ def _bytes(value: Json) -> SavedBytes:
     return SavedBytes(str(value["name"]), int(value["size_bytes"]), str(value["sha256"]))
 
 
-def ledger_key(name: str) -> str:
-    """Where a file of the ledger lies in the savepoint."""
-    return f"ledger/{name}"
-
-
-def quarantine_key(name: str) -> str:
-    """Where a file of quarantine lies in the savepoint."""
-    return f"quarantine/{name}"
-
-
-def data_key(sink: str, path: str) -> str:
-    """Where the copy of a data file lies in the savepoint."""
-    return f"data/{sink}/{path}"
-
-
-def state_key(name: str) -> str:
-    """Where the copy of a file of state lies in the savepoint."""
-    return f"{STATE}/{name}"
-
-
 def is_relative(key: str) -> bool:
     """Whether a key names something below its folder, and nothing else."""
     parts = key.split("/")
@@ -279,9 +258,9 @@ def is_relative(key: str) -> bool:
 def kept_bytes(savepoint: Savepoint) -> Iterator[tuple[str, SavedBytes]]:
     """Every file that is kept byte for byte, with where it lies in the savepoint."""
     for saved in savepoint.ledger:
-        yield ledger_key(saved.name), saved
+        yield saved_ledger_key(saved.name), saved
     for saved in savepoint.quarantine:
-        yield quarantine_key(saved.name), saved
+        yield saved_quarantine_key(saved.name), saved
 
 
 def read_saved(storage: Storage, key: str, saved: SavedBytes) -> bytes:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from firnline.checkpoint.codec import canonical, parse, seal, unseal
 from firnline.errors import DamagedError, NewerFormatError
 from firnline.faults import fault_point
-from firnline.maintenance.references import PINS
+from firnline.names import PINS, pinned_savepoint, restore_pin, savepoint_pin
 from firnline.process import this_process
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.storage import Storage
 from firnline.types import Json
 
 SHORT_ID = 8  # digits that people are shown
-_NAME = re.compile(r"savepoint-([0-9a-f]{16})\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +64,10 @@ class Pin:
             raise DamagedError(f"{what} lacks {error}", what=what) from error
 
 
-def pin_key(savepoint: str) -> str:
-    """Where the pin of a savepoint lies."""
-    return f"{PINS}/savepoint-{savepoint}.json"
-
-
 def put_pin(storage: Storage, pin: Pin) -> None:
     """Write a pin, or replace it."""
     fault_point("savepoint.pin.before")
-    storage.put(pin_key(pin.id), pin.to_bytes())
+    storage.put(savepoint_pin(pin.id), pin.to_bytes())
     fault_point("savepoint.pin.after")
 
 
@@ -98,7 +91,7 @@ def find_unreadable_pins(storage: Storage) -> list[str]:
         try:
             Pin.from_bytes(storage.get(key), key)
         except (DamagedError, NewerFormatError):
-            found.append(key.removeprefix(f"{PINS}/savepoint-").removesuffix(".json"))
+            found.append(str(pinned_savepoint(key)))
         except FileNotFoundError:
             continue
     return sorted(found)
@@ -106,25 +99,22 @@ def find_unreadable_pins(storage: Storage) -> list[str]:
 
 def _keys(storage: Storage) -> Iterator[str]:
     for stat in storage.list(PINS):
-        if _NAME.fullmatch(stat.name.rsplit("/", 1)[-1]):
-            yield f"{PINS}/{stat.name.rsplit('/', 1)[-1]}"
+        key = f"{PINS}/{stat.name.rsplit('/', 1)[-1]}"
+        if pinned_savepoint(key) is not None:
+            yield key
 
 
 def put_restore_pin(storage: Storage, attempt: str, **facts: Json) -> None:
     """Keep the files that a restore is writing from sweeps; a pin that is left behind expires after a day."""
     fault_point("restore.pin.before")
     pin = {"kind": "restore", "attempts": [attempt], **this_process(), **facts}
-    storage.put(_restore_key(attempt), canonical(seal(pin)))
+    storage.put(restore_pin(attempt), canonical(seal(pin)))
     fault_point("restore.pin.after")
 
 
 def delete_restore_pin(storage: Storage, attempt: str) -> None:
     """The files are named by a commit or a ledger entry now, or gone."""
-    storage.delete(_restore_key(attempt))
-
-
-def _restore_key(attempt: str) -> str:
-    return f"{PINS}/restore-{attempt}.json"
+    storage.delete(restore_pin(attempt))
 
 
 class RestorePins:

@@ -14,10 +14,11 @@ from firnline.checkpoint.ledger import Ledger
 from firnline.errors import CheckpointError, DamagedError, RollbackRefusedError
 from firnline.faults import fault_point
 from firnline.history.savepoints.files import CHUNK_BYTES, Progress, copy_file, each
-from firnline.history.savepoints.format import STATE, SavedBytes, SavedState, Savepoint, state_key
+from firnline.history.savepoints.format import SavedBytes, SavedState, Savepoint
 from firnline.history.snapshots import StateLook, load_snapshot, look_at_state, refs_of
 from firnline.maintenance.state import REMOTE, find_doomed_state
 from firnline.maintenance.survey import is_inside
+from firnline.names import LEDGER, STATE, saved_state_key
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head
 from firnline.sinks.delta.sweeps import SweepLog
@@ -110,7 +111,7 @@ def copy_state(
     def copy(name: str) -> SavedBytes:
         source, _ = taken.files[name]
         fault_point("savepoint.copy.before")
-        size, sha256 = copy_file(source.storage, name, target, state_key(name))
+        size, sha256 = copy_file(source.storage, name, target, saved_state_key(name))
         fault_point("savepoint.copy.after")
         return SavedBytes(name, size, sha256)
 
@@ -156,14 +157,14 @@ class SavedStateSource:
         if self._saved.copied:
             self._check_copies()
         ledger = Ledger(self._storage, self._pipeline.options.name)
-        ledger.folder = "ledger"  # of the savepoint: the table's own need not have the chain yet
+        ledger.folder = LEDGER  # of the savepoint: the table's own need not have the chain yet
         checkpoint = self._saved.checkpoint
         pipeline = replace(self._pipeline, ledger=ledger)
         return look_at_state(pipeline, checkpoint, self._saved.entry, checkpoint.positions, self._source)
 
     def _check_copies(self) -> None:
         for file in self._saved.state_files:
-            key = state_key(file.name)
+            key = saved_state_key(file.name)
             what = f"{key} of the savepoint"
             try:
                 if not is_inside(self._storage, key):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from firnline.errors import CheckpointError, CheckpointLostError, DamagedError
-from firnline.sinks.delta.log import BLIZZARD, DeltaCheckpoint, DeltaLog, decode_blizzard
+from firnline.names import BLIZZARD
+from firnline.sinks.delta.log import DeltaCheckpoint, DeltaLog, decode_blizzard
 from firnline.storage import Storage
 from firnline.types import Json
 

@@ -12,9 +12,9 @@ import re
 
 from firnline.errors import NotDurableError
 from firnline.faults import fault_point
+from firnline.names import DELTA_LOG, commit_name
 from firnline.storage import confirm_path, fsync_path, is_remote, make_folders
 
-LOG = "_delta_log"
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint.*\.(?:parquet|json)")
 
@@ -24,7 +24,7 @@ class DurableLog:
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
-        self._folder = os.path.join(uri, LOG)
+        self._folder = os.path.join(uri, DELTA_LOG)
         self._version = -1
 
     def forget(self) -> None:
@@ -44,7 +44,7 @@ class DurableLog:
             for name in self._names(version):
                 with contextlib.suppress(FileNotFoundError):  # expired and deleted since it was listed
                     path = os.path.join(self._folder, name)
-                    own = written and name == f"{version:020d}.json"
+                    own = written and name == commit_name(version)
                     fsync_path(path) if own or not _COMMIT.fullmatch(name) else confirm_path(path)
             self._sync_folders()
         except OSError as error:
@@ -55,7 +55,7 @@ class DurableLog:
     def _names(self, version: int) -> list[str]:
         """The files that tell `version`, without those that are durable already; after a checkpoint, from there on."""
         if self._version >= 0:
-            return [f"{number:020d}.json" for number in range(self._version + 1, version + 1)]
+            return [commit_name(number) for number in range(self._version + 1, version + 1)]
         listed = os.listdir(self._folder)
         checkpoints = [(int(m[1]), name) for name in listed if (m := _CHECKPOINT.fullmatch(name))]
         newest = max((number for number, _ in checkpoints if number <= version), default=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -12,13 +11,10 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from firnline.errors import DamagedError, NewerFormatError, RollbackRefusedError
-from firnline.sinks.delta.log import BLIZZARD, DeltaLog, LogCommit, decode_blizzard
+from firnline.names import BLIZZARD, is_service_txn, txn_owner
+from firnline.sinks.delta.log import DeltaLog, LogCommit, decode_blizzard
 from firnline.sinks.delta.table import Table
 from firnline.types import Json
-
-_OF_PIPELINE = re.compile(r"firnline(?:-gen|-entry|-tip|-tip-epoch|-sweep|-sweep-token)?:(.+)", re.DOTALL)
-# Works for others, owns no rows: a committer, a sweep.
-_OF_COMMITTER = re.compile(r"firnline-committer|firnline-unit:.*|firnline-sweep(?:-token)?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +165,11 @@ def find_owners(app_ids: Iterable[str], pipeline: str) -> list[str]:
     """The other pipelines and programs that transaction ids belong to; only this pipeline's very own are left out."""
     found: dict[str, None] = {}
     for app_id in app_ids:
-        if _OF_COMMITTER.fullmatch(app_id):
+        if is_service_txn(app_id):
             continue
-        match = _OF_PIPELINE.fullmatch(app_id)
-        name = match[1] if match else _interchange_owner(app_id) if app_id.startswith(BLIZZARD) else app_id
-        if name != pipeline or (match is None and name == app_id):
+        owner = txn_owner(app_id)
+        name = owner if owner is not None else _interchange_owner(app_id) if app_id.startswith(BLIZZARD) else app_id
+        if name != pipeline or (owner is None and name == app_id):
             found[name] = None
     return list(found)
 

@@ -22,13 +22,11 @@ import pyarrow.parquet as pq
 
 from firnline.checkpoint.codec import FORMAT, canonical, check_format, checksum, parse
 from firnline.errors import DamagedError
+from firnline.names import BLIZZARD, DELTA_LOG, INFO_KEY, commit_key
 from firnline.storage import Storage
 from firnline.types import Json
 
-BLIZZARD = "blizzard:"
-INFO_KEY = "firnline"
-_FOLDER = "_delta_log"
-_POINTER = f"{_FOLDER}/_last_checkpoint"
+_POINTER = f"{DELTA_LOG}/_last_checkpoint"
 _COMMIT = re.compile(r"(\d{20})\.json")
 # One file, one of several parts, or one that names files beside it: transactions stand in these very files.
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-f-]{36})?\.(parquet|json)")
@@ -91,7 +89,7 @@ class DeltaLog:
     def read(self, version: int) -> LogCommit | None:
         """One commit; None when it is not there (not yet, or cleaned up)."""
         try:
-            data = self._storage.get(f"_delta_log/{version:020d}.json")
+            data = self._storage.get(commit_key(version))
         except FileNotFoundError:
             return None
         actions = []
@@ -132,7 +130,7 @@ class DeltaLog:
             DamagedError: a file of it cannot be read.
         """
         for name in checkpoint.names:
-            data = self._storage.get(f"{_FOLDER}/{name}")
+            data = self._storage.get(f"{DELTA_LOG}/{name}")
             if name.endswith(".json"):
                 yield from (a["txn"] for line in data.splitlines() if "txn" in (a := parse(line, name)))
                 continue
@@ -140,7 +138,7 @@ class DeltaLog:
                 for batch in pq.ParquetFile(pa.BufferReader(data)).iter_batches(columns=["txn"]):
                     yield from (row for row in batch.column("txn").to_pylist() if row and row["appId"])
             except (pa.ArrowException, OSError, KeyError) as error:
-                raise DamagedError(f"{self._storage.root}/{_FOLDER}/{name} cannot be read", what=name) from error
+                raise DamagedError(f"{self._storage.root}/{DELTA_LOG}/{name} cannot be read", what=name) from error
 
     def _listings(self) -> Iterator[list[str]]:
         """What the log's folder holds from Delta's newest checkpoint on; then all, for whom that does not do.
@@ -149,13 +147,13 @@ class DeltaLog:
         """
         try:
             hint = int(parse(self._storage.get(_POINTER), "_last_checkpoint")["version"])
-            yield self._names(f"{self._storage.root}/{_FOLDER}/{hint:020d}")
+            yield self._names(f"{self._storage.root}/{DELTA_LOG}/{hint:020d}")
         except (FileNotFoundError, DamagedError, KeyError, TypeError, ValueError):
             pass
         yield self._names("")
 
     def _names(self, after: str) -> list[str]:
-        return [stat.name.rsplit("/", 1)[-1] for stat in self._storage.list(_FOLDER, after)]
+        return [stat.name.rsplit("/", 1)[-1] for stat in self._storage.list(DELTA_LOG, after)]
 
     def backwards(self, version: int, limit: int | None = None) -> Iterator[LogCommit]:
         """Commits from `version` down, at most `limit` of them, until the log has been cleaned up."""

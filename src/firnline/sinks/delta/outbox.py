@@ -13,16 +13,12 @@ from isal import isal_zlib
 
 from firnline.errors import DamagedError
 from firnline.faults import fault_point
+from firnline.names import outbox_folder
 from firnline.storage import Storage
 from firnline.types import Json
 
 CHUNK_BYTES = 4 * 1024 * 1024
 KEY = "outbox"  # of a staged file: its key in the deciding table's storage, until it is copied
-
-
-def outbox_folder(pipeline: str) -> str:
-    """Where the outbox of a pipeline lies, below the deciding table's root; one folder an attempt."""
-    return f"_firnline/{pipeline}/outbox"
 
 
 def without_outbox(files: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:

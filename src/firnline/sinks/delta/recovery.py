@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from firnline.checkpoint.codec import parse, short_number, unseal
-from firnline.checkpoint.ledger import JUMPS, Ledger, LedgerEntry, entry_name
+from firnline.checkpoint.ledger import JUMPS, Ledger, LedgerEntry
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import CheckpointLostError, DamagedError
+from firnline.names import entry_attempt, entry_name
 from firnline.sinks.delta.log import DeltaLog
 from firnline.stores.tiers import Tiers
 from firnline.types import EntryRef, Json
@@ -143,7 +144,7 @@ def _rebuild(
         after = replace(
             before,
             epoch=ref.epoch,
-            attempt=ref.name.removesuffix(".json").partition("-")[2],
+            attempt=entry_attempt(ref.name),
             generation=int(damaged["generation"]),
             positions=replay(before.positions, inputs),
         )

@@ -22,6 +22,7 @@ from firnline.errors import (
     SinkError,
     TableLostError,
 )
+from firnline.names import probe_key
 from firnline.options import DeltaSinkOptions
 from firnline.schema import RESCUED_COLUMN
 from firnline.sinks.base import EpochCommit, Head, Sink
@@ -309,7 +310,7 @@ class DeltaSink(Sink):
     def _create(self, commit: EpochCommit) -> None:
         if commit.kind == "epoch" and (commit.previous is not None or not self._deferred):
             raise TableLostError(f"the table {self._table.uri} is gone", table=self._table.uri)
-        check_put_if_absent(self.storage, f"_firnline/{self._pipeline}/probe-{self._run}")
+        check_put_if_absent(self.storage, probe_key(self._pipeline, self._run))
         txns = {self._id("-gen"): self._generation}
         columns = commit.schema if len(commit.schema) else self._placeholder()
         try:

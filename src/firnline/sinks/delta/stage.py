@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from isal import isal_zlib
 
 from firnline.faults import fault_point
+from firnline.names import data_name
 from firnline.sinks.delta.outbox import KEY as OUTBOX
 from firnline.sinks.delta.stats import file_stats
 from firnline.storage import Storage, Writable, open_storage
@@ -155,7 +156,7 @@ class ParquetStager:
             self._finish(partition)
 
     def _open(self, partition: _Partition, table: pa.Table) -> _OpenFile:
-        name = f"{self._attempt}-{uuid.uuid4().hex}.parquet"
+        name = data_name(self._attempt, uuid.uuid4().hex)
         key = "/".join(part for part in (self._home, partition.folder, name) if part)
         fault_point("stage.file.before")
         stream = _Counted(self._storage.create(self._prefix + key))

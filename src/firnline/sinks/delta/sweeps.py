@@ -26,7 +26,6 @@ from __future__ import annotations
 import json
 import logging
 import random
-import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -35,6 +34,16 @@ from datetime import UTC, datetime
 from firnline.checkpoint.codec import canonical, parse, seal, unseal
 from firnline.errors import CheckpointError, CommitConflictError, CommitUnknownError, DamagedError, SinkError
 from firnline.faults import fault_point
+from firnline.names import (
+    intent_name,
+    is_intent,
+    is_signature,
+    signature_name,
+    sweep_name,
+    sweep_token_txn,
+    sweep_txn,
+    sweeps_folder,
+)
 from firnline.process import is_gone, who
 from firnline.sinks.delta.table import Table
 from firnline.storage import Storage
@@ -43,8 +52,6 @@ from firnline.types import Ids, RandomIds
 logger = logging.getLogger(__name__)
 
 TRIES = 100  # each is another writer's commit that landed first
-_INTENT = re.compile(r"([0-9]{20})-([0-9a-f]{16})\.json")
-_SIGNATURE = re.compile(r"([0-9]{20})-([0-9a-f]{16})\.by-[0-9a-f]{16}\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +69,7 @@ class Intent:
 
     @property
     def name(self) -> str:
-        return f"{self.number:020d}-{self.token:016x}"
+        return sweep_name(self.number, self.token)
 
     def __str__(self) -> str:
         return f"{self.what} (process {self.pid} on {self.host}, {self.at})"
@@ -97,18 +104,18 @@ class SweepLog:
     def __init__(self, storage: Storage, table: Table, pipeline: str = "") -> None:
         self.storage = storage
         self.table = table
-        self.folder = f"_firnline/{pipeline}/sweeps" if pipeline else "_firnline/sweeps"
-        self._scope = f":{pipeline}" if pipeline else ""
+        self.folder = sweeps_folder(pipeline)
+        self._pipeline = pipeline
         self._ended: tuple[int, int] | None = None
 
     def newest(self) -> tuple[int, int]:
         """Number and token of the newest intent that the log holds; zeros without one."""
-        found = [self.table.txn(f"firnline-sweep{part}{self._scope}") or 0 for part in ("", "-token")]
-        return found[0], found[1]
+        number, token = (self.table.txn(make(self._pipeline)) or 0 for make in (sweep_txn, sweep_token_txn))
+        return number, token
 
     def txns(self, intent: Intent) -> dict[str, int]:
         """The transaction ids that bind an intent."""
-        return {f"firnline-sweep{self._scope}": intent.number, f"firnline-sweep-token{self._scope}": intent.token}
+        return {sweep_txn(self._pipeline): intent.number, sweep_token_txn(self._pipeline): intent.token}
 
     def find_open(self) -> Intent | None:
         """The newest intent in the log, unless it is ended.
@@ -119,7 +126,7 @@ class SweepLog:
         number, token = self.newest()
         if number == 0 or self._ended == (number, token):
             return None
-        found = self._load(f"{number:020d}-{token:016x}.json")
+        found = self._load(intent_name(sweep_name(number, token)))
         if found is None:
             self._ended = (number, token)
         return found
@@ -144,7 +151,7 @@ class SweepLog:
     def find_signed(self, files: Collection[str]) -> Intent | None:
         """A sweep that set out to delete some of these files, and may still be about to."""
         for name in self._names():
-            if _SIGNATURE.fullmatch(name):
+            if is_signature(name):
                 signed = self._load(name)
                 if signed is not None and not signed.files.isdisjoint(files):
                     return signed
@@ -153,7 +160,7 @@ class SweepLog:
     def intents(self) -> Iterator[Intent]:
         """Every intent that is on record, bound or not."""
         for name in self._names():
-            if _INTENT.fullmatch(name):
+            if is_intent(name):
                 found = self._load(name)
                 if found is not None:
                     yield found
@@ -178,13 +185,13 @@ class SweepLog:
         """Delete records of intents that can never be bound any more, and signatures of processes that are gone."""
         newest = self.newest()
         for name in self._names():
-            is_signature = _SIGNATURE.fullmatch(name) is not None
-            if not is_signature and not _INTENT.fullmatch(name):
+            is_signed = is_signature(name)
+            if not is_signed and not is_intent(name):
                 continue
             found = self._load(name)
-            if found is None or (not is_signature and (found.number, found.token) == newest):
+            if found is None or (not is_signed and (found.number, found.token) == newest):
                 continue
-            passed = not is_signature and found.number <= newest[0]
+            passed = not is_signed and found.number <= newest[0]
             if passed or is_gone(found.host, found.pid):
                 self.storage.delete(f"{self.folder}/{name}")
 
@@ -267,7 +274,7 @@ class Sweeper:
         )
         self._sign(intent)
         fault_point("sweep.declare.before")
-        self._log.storage.put(f"{self._log.folder}/{intent.name}.json", intent.to_bytes())
+        self._log.storage.put(f"{self._log.folder}/{intent_name(intent.name)}", intent.to_bytes())
         fault_point("sweep.declare.after")
         return intent
 
@@ -295,7 +302,7 @@ class Sweeper:
 
     def _end(self, intent: Intent) -> None:
         fault_point("sweep.end.before")
-        self._log.storage.delete(f"{self._log.folder}/{intent.name}.json")
+        self._log.storage.delete(f"{self._log.folder}/{intent_name(intent.name)}")
         fault_point("sweep.end.after")
 
     def _sign(self, intent: Intent) -> None:
@@ -308,4 +315,4 @@ class Sweeper:
         self._log.storage.delete(self._signature_of(intent))
 
     def _signature_of(self, intent: Intent) -> str:
-        return f"{self._log.folder}/{intent.name}.by-{self._signature}.json"
+        return f"{self._log.folder}/{signature_name(intent.name, self._signature)}"

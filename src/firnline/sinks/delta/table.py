@@ -23,9 +23,10 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from firnline.errors import CommitConflictError, CommitUnknownError, SinkError, StoreUnsafeError, TableLostError
 from firnline.faults import InjectedFaultError, fault_point
+from firnline.names import COUNTS_KEY, INFO_KEY
 from firnline.sinks.delta.durable import DurableLog
-from firnline.sinks.delta.log import INFO_KEY, DeltaLog
-from firnline.sinks.delta.torn import COUNTS_KEY, count_actions, find_unreadable
+from firnline.sinks.delta.log import DeltaLog
+from firnline.sinks.delta.torn import count_actions, find_unreadable
 from firnline.storage import Storage, is_remote, make_folders, open_storage
 from firnline.types import Json
 

@@ -12,13 +12,13 @@ import logging
 from collections.abc import Sequence
 
 from firnline.errors import TornCommitError
+from firnline.names import COUNTS_KEY, DELTA_LOG, commit_key
 from firnline.sinks.delta.log import DeltaLog
 from firnline.storage import Storage
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)
 
-COUNTS_KEY = "firnlineActions"
 _LOOKED_AT = 100  # commits of others, at most, down to one of ours that is whole
 
 
@@ -66,7 +66,7 @@ def check_epochs(storage: Storage, version: int, pipeline: str) -> None:
         TornCommitError: rows of an epoch are gone, although later ones were built on it.
     """
     after = _path(storage, version - _LOOKED_AT) if version >= _LOOKED_AT else ""
-    if all(stat.size_bytes for stat in storage.list("_delta_log", after) if stat.name.endswith(".json")):
+    if all(stat.size_bytes for stat in storage.list(DELTA_LOG, after) if stat.name.endswith(".json")):
         return  # a listing tells it; the commits need not be read
     later: int | None = None
     empty: int | None = None
@@ -130,7 +130,7 @@ def _error(storage: Storage, number: int, reason: str, *, newest: bool) -> TornC
 
 
 def _name(number: int) -> str:
-    return f"_delta_log/{number:020d}.json"
+    return commit_key(number)
 
 
 def _path(storage: Storage, number: int) -> str:

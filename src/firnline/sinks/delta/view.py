@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar, NoReturn
 
 from firnline.errors import StoreReadOnlyError
+from firnline.names import DELTA_LOG, epoch_txn
 from firnline.sinks.delta.log import DeltaLog, LogCommit
 from firnline.storage import Storage
 from firnline.stores.base import PAGE, CheckpointStore, VersionInfo, check_key
@@ -32,7 +33,7 @@ class DeltaLogStore(CheckpointStore):
 
     @property
     def place(self) -> str:
-        return f"{self._storage.root}/_delta_log"
+        return f"{self._storage.root}/{DELTA_LOG}"
 
     def open(self) -> None:
         self._log.newest_version()
@@ -97,7 +98,7 @@ def _checkpoint_of(commit: LogCommit, pipeline: str) -> tuple[VersionInfo, bytes
     """The checkpoint in a commit, as a store would keep it; damage in it is found by whoever decodes it."""
     info = commit.find_info(pipeline)
     if info is None:
-        epoch = next((txn.get("version") for txn in commit.txns() if txn.get("appId") == f"firnline:{pipeline}"), None)
+        epoch = next((txn.get("version") for txn in commit.txns() if txn.get("appId") == epoch_txn(pipeline)), None)
         # An epoch that does not say its checkpoint any more must not make an older one look like the newest.
         return (
             None if epoch is None else (VersionInfo(commit.version, commit.time(), 0, f"epoch {epoch}: damaged"), b"")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
+from firnline.names import entry_txn, epoch_txn, generation_txn, tip_epoch_txn, tip_txn
 from firnline.sinks.delta.table import Table
 
 
@@ -128,11 +129,11 @@ def _split_descendants(out: Arranged[U], left: list[U]) -> None:
 
 def read_standing(table: Table, pipeline: str) -> Standing:
     """Epoch, entry, generation and adopted tip, all from one snapshot."""
-    tip_epoch = table.txn(f"firnline-tip-epoch:{pipeline}") or 0
+    tip_epoch = table.txn(tip_epoch_txn(pipeline)) or 0
     return Standing(
-        epoch=table.txn(f"firnline:{pipeline}") or 0,
-        entry=table.txn(f"firnline-entry:{pipeline}"),
-        generation=table.txn(f"firnline-gen:{pipeline}") or 0,
+        epoch=table.txn(epoch_txn(pipeline)) or 0,
+        entry=table.txn(entry_txn(pipeline)),
+        generation=table.txn(generation_txn(pipeline)) or 0,
         tip_epoch=tip_epoch,
-        tip=table.txn(f"firnline-tip:{pipeline}") if tip_epoch else None,
+        tip=table.txn(tip_txn(pipeline)) if tip_epoch else None,
     )

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 
 from firnline.checkpoint.ledger import Ledger
 from firnline.errors import CommitConflictError, CommitUnknownError, ConfigError, SinkError
+from firnline.names import generation_txn, pending_unit, set_aside_unit, tip_epoch_txn, tip_txn
 from firnline.sinks.delta.log import DeltaLog
 from firnline.sinks.delta.table import Table
 from firnline.sinks.staged.chain import arrange, read_standing
 from firnline.sinks.staged.set_aside import load_rejected
 from firnline.sinks.staged.sink import load_pending
-from firnline.sinks.staged.unit import PENDING, REJECTED, SUFFIX, Unit
+from firnline.sinks.staged.unit import Unit
 from firnline.storage import Storage
 
 TRIES = 20
@@ -132,18 +133,18 @@ def discard(
         found, generation = look.discard, look.generation
         facts = {"kind": "claim", "pipeline": pipeline, "run": run, "generation": generation, "discard": epoch}
         txns = {
-            f"firnline-gen:{pipeline}": generation,
-            f"firnline-tip-epoch:{pipeline}": found.resumes_after_epoch,
-            f"firnline-tip:{pipeline}": look.tip or 0,
+            generation_txn(pipeline): generation,
+            tip_epoch_txn(pipeline): found.resumes_after_epoch,
+            tip_txn(pipeline): look.tip or 0,
         }
         try:
             table.append("delta.claim", [], json.dumps(facts), txns, {}, onto=look.version)
         except (CommitConflictError, CommitUnknownError):
             continue
         for name in found.pending:
-            storage.delete(f"{PENDING}/{name}{SUFFIX}")
+            storage.delete(pending_unit(name))
         for name in found.rejected:
-            storage.delete(f"{REJECTED}/{name}{SUFFIX}")
+            storage.delete(set_aside_unit(name))
         return found
     raise SinkError(f"cannot claim {table.uri}: other writers commit all the time")
 
@@ -152,5 +153,5 @@ def drop_pending(storage: Storage, pipeline: str, up_to: int) -> list[str]:
     """Delete the pending units of a pipeline up to an epoch, once a commit of that epoch has made them forks."""
     units = [unit for unit in _units_of(storage, pipeline) if unit.epoch <= up_to]
     for unit in units:
-        storage.delete(f"{PENDING}/{unit.name}{SUFFIX}")
+        storage.delete(pending_unit(unit.name))
     return [unit.name for unit in units]

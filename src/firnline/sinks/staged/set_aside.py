@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from firnline.checkpoint.codec import canonical, parse
 from firnline.errors import ConfigError, DamagedError
 from firnline.faults import fault_point
-from firnline.sinks.staged.unit import PENDING, REJECTED, SUFFIX, list_units
+from firnline.names import SET_ASIDE, pending_unit, set_aside_unit
+from firnline.sinks.staged.unit import list_units
 from firnline.storage import Storage
 from firnline.types import Clock, Json
 
@@ -27,7 +28,7 @@ class RejectedUnit:
 def reject(storage: Storage, name: str, reason: str, clock: Clock) -> None:
     """Move a unit aside: first the copy with its reason, then the pending file goes."""
     try:
-        data = storage.get(f"{PENDING}/{name}{SUFFIX}")
+        data = storage.get(pending_unit(name))
     except FileNotFoundError:
         return
     about: dict[str, Json] = {"reason": reason, "at": clock.now().isoformat()}
@@ -38,8 +39,8 @@ def reject(storage: Storage, name: str, reason: str, clock: Clock) -> None:
         about["raw"] = base64.b64encode(data).decode()  # what is put back must be what was put, to the byte
     body["rejected"] = about
     fault_point("staging.reject.before")
-    storage.put(f"{REJECTED}/{name}{SUFFIX}", canonical(body))
-    storage.delete(f"{PENDING}/{name}{SUFFIX}")
+    storage.put(set_aside_unit(name), canonical(body))
+    storage.delete(pending_unit(name))
     fault_point("staging.reject.after")
 
 
@@ -56,7 +57,7 @@ def _readable(data: bytes, name: str) -> dict[str, Json] | None:
 def load_rejected(storage: Storage) -> list[RejectedUnit]:
     """Everything that was set aside."""
     found = []
-    for name, _ in list_units(storage, REJECTED):
+    for name, _ in list_units(storage, SET_ASIDE):
         try:
             body = _load(storage, name)
         except FileNotFoundError:
@@ -85,12 +86,12 @@ def retry(storage: Storage, name: str) -> None:
         raise ConfigError(f"no unit {name!r} was set aside", hint="See `firnline staging TABLE`.") from error
     raw = body.pop("rejected").get("raw") or (body["raw"] if set(body) == {"raw"} else None)
     data = canonical(body) if raw is None else base64.b64decode(raw)
-    storage.put(f"{PENDING}/{name}{SUFFIX}", data)
-    storage.delete(f"{REJECTED}/{name}{SUFFIX}")
+    storage.put(pending_unit(name), data)
+    storage.delete(set_aside_unit(name))
 
 
 def _load(storage: Storage, name: str) -> dict[str, Json]:
-    body = parse(storage.get(f"{REJECTED}/{name}{SUFFIX}"), name)
+    body = parse(storage.get(set_aside_unit(name)), name)
     if not isinstance(body, dict) or "rejected" not in body:
-        raise DamagedError(f"{REJECTED}/{name}{SUFFIX} is unreadable")
+        raise DamagedError(f"{set_aside_unit(name)} is unreadable")
     return body

@@ -19,11 +19,12 @@ from firnline.checkpoint.ledger import LedgerEntry
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import DamagedError, FencedError, SinkError
 from firnline.faults import fault_point
+from firnline.names import PENDING, pending_unit
 from firnline.schema import merge, schema_from_json, schema_to_json
 from firnline.sinks.base import EpochCommit, Head
 from firnline.sinks.delta.sink import DeltaSink
 from firnline.sinks.staged.chain import Arranged, arrange, read_standing
-from firnline.sinks.staged.unit import PENDING, SUFFIX, ForeignUnit, Unit, list_units, parse_unit
+from firnline.sinks.staged.unit import ForeignUnit, Unit, list_units, parse_unit
 from firnline.storage import Storage
 from firnline.types import EntryRef, Json, Receipt
 
@@ -148,7 +149,7 @@ class StagedDeltaSink(DeltaSink):
             claimed=self._generation,
         )
         fault_point("staging.put.before")
-        self.storage.put(f"{PENDING}/{unit.name}{SUFFIX}", unit.to_bytes())
+        self.storage.put(pending_unit(unit.name), unit.to_bytes())
         self._chain[unit.epoch] = unit.digest
         fault_point("staging.put.after")
         # Another's claim may have come between the look and the put: then this unit may be a fork.
@@ -210,7 +211,7 @@ class StagedDeltaSink(DeltaSink):
     def _unit_bytes(self, name: str) -> int | None:
         """Data bytes of a unit of this pipeline; None for anybody else's."""
         try:
-            unit = parse_unit(name, self.storage.get(f"{PENDING}/{name}{SUFFIX}"))
+            unit = parse_unit(name, self.storage.get(pending_unit(name)))
         except (FileNotFoundError, DamagedError):
             return None
         if not isinstance(unit, Unit) or unit.pipeline != self._pipeline:
@@ -249,7 +250,7 @@ def load_pending(storage: Storage) -> list[Unit | ForeignUnit]:
     found: list[Unit | ForeignUnit] = []
     for name, _ in list_units(storage, PENDING):
         try:
-            found.append(parse_unit(name, storage.get(f"{PENDING}/{name}{SUFFIX}")))
+            found.append(parse_unit(name, storage.get(pending_unit(name))))
         except FileNotFoundError:
             continue  # committed and deleted since it was listed
         except DamagedError as error:

@@ -13,12 +13,10 @@ from dataclasses import dataclass, field
 from firnline.checkpoint.codec import canonical, parse, seal, short_number, unseal
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import DamagedError
+from firnline.names import unit_of
 from firnline.storage import FileStat, Storage
 from firnline.types import EntryRef, Json
 
-PENDING = "_staging/pending"
-REJECTED = "_staging/rejected"
-SUFFIX = ".meta.json"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
@@ -98,9 +96,9 @@ class ForeignUnit:
 def list_units(storage: Storage, folder: str) -> Iterator[tuple[str, FileStat]]:
     """The units of a folder, by name; files that are still being written are not among them."""
     for stat in storage.list(folder):
-        name = stat.name.rsplit("/", 1)[-1]
-        if name.endswith(SUFFIX) and not name.startswith("."):
-            yield name.removesuffix(SUFFIX), stat
+        name = unit_of(stat.name)
+        if name is not None:
+            yield name, stat
 
 
 def parse_unit(name: str, data: bytes) -> Unit | ForeignUnit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from firnline.names import changes_folder
 from firnline.sinks.delta.stage import ParquetStager
 from firnline.storage import Storage
 from firnline.types import Json
@@ -24,11 +25,6 @@ class ChangeStager(ParquetStager):
         for file in super().close():
             file["kind"] = CHANGES
         return self._staged
-
-
-def changes_folder(pipeline: str) -> str:
-    """Where the change rows of a pipeline lie, below the table's root."""
-    return f"_firnline/{pipeline}/changes"
 
 
 def open_stager(target: dict[str, Json], attempt: str, storage: Storage | None = None) -> ParquetStager:

@@ -1,0 +1,445 @@
+"""Every name that Firnline writes: folders and files below a table, transaction ids in a Delta log, sockets.
+
+Keys are relative to the root of their table, state home or savepoint. All of these names are durable: a change of one
+is a change of the format. The files inside a checkpoint store are named by that store alone (`firnline.stores`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from datetime import datetime
+
+from firnline.types import EntryRef
+
+# -- folders of a table -------------------------------------------------------------------------------
+
+HOME = "_firnline"  # Delta's readers and its vacuum ignore folders that start with an underscore
+PINS = f"{HOME}/pins"  # files that sweeps must keep, whichever pipeline asked for it
+LEDGER, QUARANTINE, STATE = "ledger", "quarantine", "state"  # folders of a pipeline; a savepoint has them too
+
+
+def pipeline_folder(pipeline: str) -> str:
+    """The folder of everything that a table keeps for one pipeline."""
+    return f"{HOME}/{pipeline}"
+
+
+def ledger_folder(pipeline: str) -> str:
+    """The folder of the ledger, in the deciding table."""
+    return f"{HOME}/{pipeline}/{LEDGER}"
+
+
+def quarantine_folder(pipeline: str) -> str:
+    """The folder of records that could not be read."""
+    return f"{HOME}/{pipeline}/{QUARANTINE}"
+
+
+def state_folder(pipeline: str) -> str:
+    """The folder of operator state, where the pipeline has no local tier."""
+    return f"{HOME}/{pipeline}/{STATE}"
+
+
+def tier_state_folder(pipeline: str) -> str:
+    """The folder of operator state in a local or remote tier."""
+    return f"state/{pipeline}"
+
+
+def changes_folder(pipeline: str) -> str:
+    """The folder of change rows that wait for the commit of an upsert."""
+    return f"{HOME}/{pipeline}/changes"
+
+
+def outbox_folder(pipeline: str) -> str:
+    """The folder of files that wait for an optional sink; one folder for each attempt."""
+    return f"{HOME}/{pipeline}/outbox"
+
+
+def exchange_folder(pipeline: str) -> str:
+    """The folder of rows that one job of an epoch hands to the next."""
+    return f"{HOME}/{pipeline}/exchange"
+
+
+def epoch_exchange_folder(pipeline: str, attempt: str) -> str:
+    """The part of the exchange folder that one attempt of an epoch uses."""
+    return f"{exchange_folder(pipeline)}/{attempt}"
+
+
+def commit_exchange_folder(pipeline: str, attempt: str) -> str:
+    """The part of the exchange folder that the tasks of a commit use."""
+    return f"{exchange_folder(pipeline)}/{attempt}-commit"
+
+
+def runs_folder(pipeline: str) -> str:
+    """The folder of the records of runs."""
+    return f"{HOME}/{pipeline}/runs"
+
+
+def requests_folder(pipeline: str) -> str:
+    """The folder of requests that wait for the next plan."""
+    return f"{HOME}/{pipeline}/requests"
+
+
+def sweeps_folder(pipeline: str = "") -> str:
+    """The folder of sweep intents: of a table, or of the state of one pipeline."""
+    return f"{HOME}/{pipeline}/sweeps" if pipeline else f"{HOME}/sweeps"
+
+
+def ledger_owner(key: str) -> str | None:
+    """The pipeline whose ledger contains this file; None for any other file."""
+    parts = key.split("/")
+    return parts[1] if len(parts) == 4 and parts[0] == HOME and parts[2] == LEDGER else None
+
+
+# -- files of a table ---------------------------------------------------------------------------------
+
+_FOLD = "fold-"
+_SAVEPOINT_PIN = re.compile(rf"{PINS}/savepoint-([0-9a-f]{{16}})\.json")
+OWN_FILE = re.compile(r"[0-9a-f]{16}-[^/]*\.parquet")  # a data file, by its last part; starts with the attempt
+CHANGE_FILE = re.compile(rf"{HOME}/(?P<pipeline>[^/]+)/changes/[^/]+\.parquet")
+QUARANTINE_FILE = re.compile(rf"{HOME}/(?P<pipeline>[^/]+)/{QUARANTINE}/(?P<epoch>[0-9]{{20}})-[^/]+\.parquet")
+EXCHANGE_FILE = re.compile(rf"{HOME}/(?P<pipeline>[^/]+)/exchange/.+")
+TEMPORARY_FILE = re.compile(r"\.[0-9a-f]{32}\.tmp|.+\.parquet#[0-9]+")  # ours, and unfinished uploads of delta-rs
+
+
+def entry_name(epoch: int, attempt: str) -> str:
+    """The file name of a ledger entry."""
+    return f"{epoch:020d}-{attempt}.json"
+
+
+def entry_attempt(name: str) -> str:
+    """The attempt that wrote a ledger entry, by its file name."""
+    return name.removesuffix(".json").partition("-")[2]
+
+
+def fold_name(last: EntryRef) -> str:
+    """The file name of the fold whose newest entry is `last`."""
+    return f"{_FOLD}{last.epoch:020d}-{last.checksum[:16]}.json.zst"
+
+
+def is_fold(name: str) -> bool:
+    """Whether a file of the ledger is a fold."""
+    return name.startswith(_FOLD)
+
+
+def ledger_order(name: str) -> str:
+    """The key that sorts entries and folds of a ledger by epoch."""
+    return name.removeprefix(_FOLD)
+
+
+def ledger_epoch(name: str) -> int | None:
+    """The epoch of an entry, or the newest epoch of a fold; None for any other file."""
+    number = ledger_order(name)[:20]
+    return int(number) if number.isdigit() else None
+
+
+def entry_epoch(name: str) -> int | None:
+    """The epoch of an entry; None for a fold and any other file."""
+    return None if is_fold(name) else ledger_epoch(name)
+
+
+def data_name(attempt: str, unique: str) -> str:
+    """The file name of a data file that an attempt stages."""
+    return f"{attempt}-{unique}.parquet"
+
+
+def quarantine_name(epoch: int, attempt: str, unique: str) -> str:
+    """The file name of quarantined records of an epoch."""
+    return f"{epoch:020d}-{attempt}-{unique}.parquet"
+
+
+def exchange_name(unique: str) -> str:
+    """The file name of rows on their way to another job."""
+    return f"{unique}.arrow"
+
+
+def run_name(started_at: datetime, run: str) -> str:
+    """The file name of the record of a run; the names sort by start time."""
+    return f"{started_at.strftime('%Y%m%dT%H%M%S')}-{run}.json"
+
+
+def request_name(unique: str) -> str:
+    """The file name of a request."""
+    return f"{unique}.json"
+
+
+def probe_key(pipeline: str, run: str) -> str:
+    """The key that a run writes to find out whether the storage refuses to overwrite."""
+    return f"{HOME}/{pipeline}/probe-{run}"
+
+
+def clock_key(unique: str) -> str:
+    """The key that a sweep writes to read the storage's clock; it is a temporary file, so a sweep deletes it."""
+    return f"{HOME}/{temporary_name(unique)}"
+
+
+def temporary_name(unique: str) -> str:
+    """The file name of a file that is still being written."""
+    return f".{unique}.tmp"
+
+
+def temporary_beside(path: str, unique: str) -> str:
+    """The path of a file that is still being written and will be renamed to `path`."""
+    return f"{path}.{unique}.tmp"
+
+
+def savepoint_pin(savepoint: str) -> str:
+    """The key of the pin of a savepoint."""
+    return f"{PINS}/savepoint-{savepoint}.json"
+
+
+def pinned_savepoint(key: str) -> str | None:
+    """The savepoint that a pin belongs to, by its key; None for any other file."""
+    match = _SAVEPOINT_PIN.fullmatch(key)
+    return match[1] if match else None
+
+
+def restore_pin(attempt: str) -> str:
+    """The key of the pin of a restore or a rollback in progress."""
+    return f"{PINS}/restore-{attempt}.json"
+
+
+def compaction_pin(attempt: str) -> str:
+    """The key of the pin of a compaction in progress."""
+    return f"{PINS}/compaction-{attempt}.json"
+
+
+def state_pins(pipeline: str) -> str:
+    """What the keys of all pins start with that name the state a run of this pipeline was restored from."""
+    return f"{PINS}/stands-on-{pipeline}-"
+
+
+def state_pin(pipeline: str, generation: int) -> str:
+    """The key of the pin that names the state a run of this generation was restored from."""
+    return f"{state_pins(pipeline)}{generation:020d}.json"
+
+
+_INTENT = re.compile(r"[0-9]{20}-[0-9a-f]{16}\.json")
+_SIGNATURE = re.compile(r"[0-9]{20}-[0-9a-f]{16}\.by-[0-9a-f]{16}\.json")
+
+
+def sweep_name(number: int, token: int) -> str:
+    """The name of a sweep, in its records and in the log."""
+    return f"{number:020d}-{token:016x}"
+
+
+def intent_name(sweep: str) -> str:
+    """The file name of the intent of a sweep."""
+    return f"{sweep}.json"
+
+
+def signature_name(sweep: str, signature: str) -> str:
+    """The file name by which a process signs that it may delete the files of a sweep."""
+    return f"{sweep}.by-{signature}.json"
+
+
+def is_intent(name: str) -> bool:
+    """Whether a file of the sweeps folder is an intent."""
+    return _INTENT.fullmatch(name) is not None
+
+
+def is_signature(name: str) -> bool:
+    """Whether a file of the sweeps folder is a signature."""
+    return _SIGNATURE.fullmatch(name) is not None
+
+
+# -- staging of two-stage tables ----------------------------------------------------------------------
+
+STAGING = "_staging"
+PENDING = f"{STAGING}/pending"  # units that wait for the committer
+SET_ASIDE = f"{STAGING}/rejected"  # units that the committer set aside, with the reason
+COMMITTER = f"{STAGING}/committer.json"  # heartbeat of the active committer
+_UNIT = ".meta.json"
+
+
+def pending_unit(unit: str) -> str:
+    """The key of a pending unit."""
+    return f"{PENDING}/{unit}{_UNIT}"
+
+
+def set_aside_unit(unit: str) -> str:
+    """The key of a unit that was set aside."""
+    return f"{SET_ASIDE}/{unit}{_UNIT}"
+
+
+def unit_of(key: str) -> str | None:
+    """The name of the unit in this file; None for other files and for units that are still being written."""
+    name = key.rsplit("/", 1)[-1]
+    return name.removesuffix(_UNIT) if name.endswith(_UNIT) and not name.startswith(".") else None
+
+
+def committer_probe_key(run: str) -> str:
+    """The key that a committer writes to find out whether the storage refuses to overwrite."""
+    return f"{STAGING}/probe-{run}"
+
+
+# -- the Delta log ------------------------------------------------------------------------------------
+
+DELTA_LOG = "_delta_log"
+INFO_KEY = "firnline"  # of commitInfo: the checkpoint that the commit makes true
+COUNTS_KEY = "firnlineActions"  # of commitInfo: the number of actions, which shows a torn commit
+BLIZZARD = "blizzard:"  # the start of a transaction id that carries the interchange format
+
+COMMITTER_TXN = "firnline-committer"
+_GENERATION, _UNIT_TXN = "firnline-gen:", "firnline-unit:"
+_OF_PIPELINE = re.compile(r"firnline(?:-gen|-entry|-tip|-tip-epoch|-sweep|-sweep-token)?:(.+)", re.DOTALL)
+_OF_NOBODY = re.compile(rf"{COMMITTER_TXN}|{_UNIT_TXN}.*|firnline-sweep(?:-token)?", re.DOTALL)
+
+
+def commit_name(version: int) -> str:
+    """The file name of a commit of the log."""
+    return f"{version:020d}.json"
+
+
+def commit_key(version: int) -> str:
+    """The key of a commit of the log."""
+    return f"{DELTA_LOG}/{commit_name(version)}"
+
+
+def epoch_txn(pipeline: str) -> str:
+    """The transaction id whose version is the newest epoch of a pipeline."""
+    return f"firnline:{pipeline}"
+
+
+def generation_txn(pipeline: str) -> str:
+    """The transaction id whose version is the newest generation of a pipeline."""
+    return f"{_GENERATION}{pipeline}"
+
+
+def generation_owner(app_id: str) -> str | None:
+    """The pipeline whose generation this transaction id carries; None for any other id."""
+    return app_id.removeprefix(_GENERATION) if app_id.startswith(_GENERATION) else None
+
+
+def entry_txn(pipeline: str) -> str:
+    """The transaction id whose version is the first 63 bits of the ledger entry's checksum."""
+    return f"firnline-entry:{pipeline}"
+
+
+def tip_txn(pipeline: str) -> str:
+    """The transaction id whose version names the unit that the next one must follow, after a discard."""
+    return f"firnline-tip:{pipeline}"
+
+
+def tip_epoch_txn(pipeline: str) -> str:
+    """The transaction id whose version is the epoch of that unit."""
+    return f"firnline-tip-epoch:{pipeline}"
+
+
+def unit_txn(unit: str) -> str:
+    """The transaction id that says that a unit is committed."""
+    return f"{_UNIT_TXN}{unit}"
+
+
+def committed_unit(app_id: str) -> str | None:
+    """The unit that a transaction id says is committed; None for any other id."""
+    return app_id.removeprefix(_UNIT_TXN) if app_id.startswith(_UNIT_TXN) else None
+
+
+def sweep_txn(pipeline: str = "") -> str:
+    """The transaction id whose version is the number of the newest sweep: of a table, or of a pipeline's state."""
+    return f"firnline-sweep:{pipeline}" if pipeline else "firnline-sweep"
+
+
+def sweep_token_txn(pipeline: str = "") -> str:
+    """The transaction id whose version is the token of the newest sweep."""
+    return f"firnline-sweep-token:{pipeline}" if pipeline else "firnline-sweep-token"
+
+
+def txn_owner(app_id: str) -> str | None:
+    """The pipeline that a transaction id of ours belongs to; None for any other id."""
+    match = _OF_PIPELINE.fullmatch(app_id)
+    return match[1] if match else None
+
+
+def is_service_txn(app_id: str) -> bool:
+    """Whether a committer or a sweep of the table wrote this transaction id: they own no rows."""
+    return _OF_NOBODY.fullmatch(app_id) is not None
+
+
+# -- snapshots of state -------------------------------------------------------------------------------
+
+COMMITTED = "COMMITTED"
+ABORTED = "ABORTED"
+METADATA = "metadata.json"
+SNAPSHOT_ID = re.compile(r"([0-9]{20})-([a-z0-9][a-z0-9-]{0,63})")
+SNAPSHOT_FILE = re.compile(r"([0-9]{20}-[a-z0-9][a-z0-9-]{0,63})/shard_(0|[1-9][0-9]{0,5})/[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+def snapshot_id(epoch: int, attempt: str) -> str:
+    """The id of the snapshot that an attempt makes after an epoch; its folder has the same name."""
+    return f"{epoch:020d}-{attempt}"
+
+
+def committed_key(snapshot: str) -> str:
+    """The key of the file that makes a snapshot complete."""
+    return f"{snapshot}/{COMMITTED}"
+
+
+def aborted_key(snapshot: str) -> str:
+    """The key of the file that says that a snapshot was given up."""
+    return f"{snapshot}/{ABORTED}"
+
+
+def metadata_key(snapshot: str) -> str:
+    """The key of the metadata of a snapshot."""
+    return f"{snapshot}/{METADATA}"
+
+
+def shard_folder(snapshot: str, shard: int) -> str:
+    """The folder of the files of one shard of a snapshot."""
+    return f"{snapshot}/shard_{shard}"
+
+
+def segment_key(prefix: str, unique: str) -> str:
+    """The key of a segment of state."""
+    return f"{prefix}.{unique}.arrow"
+
+
+def timers_key(prefix: str, unique: str) -> str:
+    """The key of a file of timers."""
+    return f"{prefix}.{unique}.timers.arrow"
+
+
+# -- savepoints ---------------------------------------------------------------------------------------
+
+SAVEPOINT = "savepoint.json"  # written last: it makes the savepoint complete
+SAVED_DATA = "data"
+SAVED_FOLDERS = (f"{LEDGER}/", f"{QUARANTINE}/", f"{SAVED_DATA}/", f"{STATE}/")
+
+
+def saved_ledger_key(name: str) -> str:
+    """The key of a file of the ledger in a savepoint."""
+    return f"{LEDGER}/{name}"
+
+
+def saved_quarantine_key(name: str) -> str:
+    """The key of a file of quarantined records in a savepoint."""
+    return f"{QUARANTINE}/{name}"
+
+
+def saved_data_key(sink: str, path: str) -> str:
+    """The key of the copy of a data file in a savepoint."""
+    return f"{SAVED_DATA}/{sink}/{path}"
+
+
+def saved_state_key(name: str) -> str:
+    """The key of the copy of a file of state in a savepoint."""
+    return f"{STATE}/{name}"
+
+
+# -- on the machine -----------------------------------------------------------------------------------
+
+
+def socket_name(pipeline: str, table: str) -> str:
+    """The file name of the control socket of a pipeline on this machine."""
+    return hashlib.sha256(f"{pipeline}\0{table}".encode()).hexdigest()[:16] + ".sock"
+
+
+def user_folder(user: int) -> str:
+    """The folder of a user's control sockets, below the folder for temporary files."""
+    return f"firnline-{user}"
+
+
+def cache_folder(user: int) -> str:
+    """The folder of a user's cached files of state, below the folder for temporary files."""
+    return f"firnline-state-{user}"

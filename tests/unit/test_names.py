@@ -1,0 +1,205 @@
+"""The names on disk and in a log: a change of one is a change of a durable format."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from firnline import names
+from firnline.types import EntryRef
+
+SOURCE = Path(names.__file__).parent
+P, A, U = "orders", "0123456789abcdef", "f" * 32
+EPOCH = "00000000000000000007"
+LAST = EntryRef(7, f"{EPOCH}-{A}.json", "ab" * 32)
+
+CONSTANTS = {
+    "HOME": "_firnline",
+    "PINS": "_firnline/pins",
+    "LEDGER": "ledger",
+    "QUARANTINE": "quarantine",
+    "STATE": "state",
+    "STAGING": "_staging",
+    "PENDING": "_staging/pending",
+    "SET_ASIDE": "_staging/rejected",
+    "COMMITTER": "_staging/committer.json",
+    "DELTA_LOG": "_delta_log",
+    "INFO_KEY": "firnline",
+    "COUNTS_KEY": "firnlineActions",
+    "BLIZZARD": "blizzard:",
+    "COMMITTER_TXN": "firnline-committer",
+    "COMMITTED": "COMMITTED",
+    "ABORTED": "ABORTED",
+    "METADATA": "metadata.json",
+    "SAVEPOINT": "savepoint.json",
+    "SAVED_DATA": "data",
+    "SAVED_FOLDERS": ("ledger/", "quarantine/", "data/", "state/"),
+}
+
+CALLS: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
+    "pipeline_folder": [((P,), "_firnline/orders")],
+    "ledger_folder": [((P,), "_firnline/orders/ledger")],
+    "quarantine_folder": [((P,), "_firnline/orders/quarantine")],
+    "state_folder": [((P,), "_firnline/orders/state")],
+    "tier_state_folder": [((P,), "state/orders")],
+    "changes_folder": [((P,), "_firnline/orders/changes")],
+    "outbox_folder": [((P,), "_firnline/orders/outbox")],
+    "exchange_folder": [((P,), "_firnline/orders/exchange")],
+    "epoch_exchange_folder": [((P, A), f"_firnline/orders/exchange/{A}")],
+    "commit_exchange_folder": [((P, A), f"_firnline/orders/exchange/{A}-commit")],
+    "runs_folder": [((P,), "_firnline/orders/runs")],
+    "requests_folder": [((P,), "_firnline/orders/requests")],
+    "sweeps_folder": [((), "_firnline/sweeps"), ((P,), "_firnline/orders/sweeps")],
+    "ledger_owner": [
+        ((f"_firnline/orders/ledger/{EPOCH}-{A}.json",), P),
+        (("_firnline/orders/runs/x.json",), None),
+        (("_firnline/pins/ledger/x/y.json",), None),
+        (("other/orders/ledger/x.json",), None),
+    ],
+    "entry_name": [((7, A), f"{EPOCH}-{A}.json")],
+    "entry_attempt": [((f"{EPOCH}-{A}.json",), A)],
+    "fold_name": [((LAST,), f"fold-{EPOCH}-abababababababab.json.zst")],
+    "is_fold": [((names.fold_name(LAST),), True), ((LAST.name,), False)],
+    "ledger_order": [((names.fold_name(LAST),), f"{EPOCH}-abababababababab.json.zst"), ((LAST.name,), LAST.name)],
+    "ledger_epoch": [((names.fold_name(LAST),), 7), ((LAST.name,), 7), (("README",), None)],
+    "entry_epoch": [((names.fold_name(LAST),), None), ((LAST.name,), 7), (("README",), None)],
+    "data_name": [((A, U), f"{A}-{U}.parquet")],
+    "quarantine_name": [((7, A, U), f"{EPOCH}-{A}-{U}.parquet")],
+    "exchange_name": [((U,), f"{U}.arrow")],
+    "run_name": [((datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), A), f"20260102T030405-{A}.json")],
+    "request_name": [((A,), f"{A}.json")],
+    "probe_key": [((P, A), f"_firnline/orders/probe-{A}")],
+    "clock_key": [((U,), f"_firnline/.{U}.tmp")],
+    "temporary_name": [((U,), f".{U}.tmp")],
+    "temporary_beside": [(("a/b.arrow", U), f"a/b.arrow.{U}.tmp")],
+    "savepoint_pin": [((A,), f"_firnline/pins/savepoint-{A}.json")],
+    "pinned_savepoint": [((f"_firnline/pins/savepoint-{A}.json",), A), ((names.restore_pin(A),), None)],
+    "restore_pin": [((A,), f"_firnline/pins/restore-{A}.json")],
+    "compaction_pin": [((A,), f"_firnline/pins/compaction-{A}.json")],
+    "state_pins": [((P,), "_firnline/pins/stands-on-orders-")],
+    "state_pin": [((P, 7), f"_firnline/pins/stands-on-orders-{EPOCH}.json")],
+    "sweep_name": [((7, 255), f"{EPOCH}-00000000000000ff")],
+    "intent_name": [((f"{EPOCH}-{A}",), f"{EPOCH}-{A}.json")],
+    "signature_name": [((f"{EPOCH}-{A}", A), f"{EPOCH}-{A}.by-{A}.json")],
+    "is_intent": [((f"{EPOCH}-{A}.json",), True), ((f"{EPOCH}-{A}.by-{A}.json",), False)],
+    "is_signature": [((f"{EPOCH}-{A}.json",), False), ((f"{EPOCH}-{A}.by-{A}.json",), True)],
+    "pending_unit": [(("u1",), "_staging/pending/u1.meta.json")],
+    "set_aside_unit": [(("u1",), "_staging/rejected/u1.meta.json")],
+    "unit_of": [
+        (("_staging/pending/u1.meta.json",), "u1"),
+        (("u1.json",), None),
+        (("_staging/pending/.u1.meta.json",), None),
+    ],
+    "committer_probe_key": [((A,), f"_staging/probe-{A}")],
+    "commit_name": [((7,), f"{EPOCH}.json")],
+    "commit_key": [((7,), f"_delta_log/{EPOCH}.json")],
+    "epoch_txn": [((P,), "firnline:orders")],
+    "generation_txn": [((P,), "firnline-gen:orders")],
+    "generation_owner": [(("firnline-gen:orders",), P), (("firnline:orders",), None)],
+    "entry_txn": [((P,), "firnline-entry:orders")],
+    "tip_txn": [((P,), "firnline-tip:orders")],
+    "tip_epoch_txn": [((P,), "firnline-tip-epoch:orders")],
+    "unit_txn": [(("u1",), "firnline-unit:u1")],
+    "committed_unit": [(("firnline-unit:u1",), "u1"), (("firnline:orders",), None)],
+    "sweep_txn": [((), "firnline-sweep"), ((P,), "firnline-sweep:orders")],
+    "sweep_token_txn": [((), "firnline-sweep-token"), ((P,), "firnline-sweep-token:orders")],
+    "txn_owner": [
+        (("firnline:a:b",), "a:b"),
+        *(((make(P),), P) for make in (names.generation_txn, names.entry_txn, names.tip_txn, names.tip_epoch_txn)),
+        *(((make(P),), P) for make in (names.sweep_txn, names.sweep_token_txn)),
+        (("firnline-unit:u1",), None),
+        (("firnline-sweep",), None),
+    ],
+    "is_service_txn": [
+        (("firnline-committer",), True),
+        (("firnline-unit:u1",), True),
+        (("firnline-sweep",), True),
+        (("firnline-sweep-token",), True),
+        (("firnline-sweep:orders",), False),
+        (("firnline:orders",), False),
+    ],
+    "snapshot_id": [((7, A), f"{EPOCH}-{A}")],
+    "committed_key": [((f"{EPOCH}-{A}",), f"{EPOCH}-{A}/COMMITTED")],
+    "aborted_key": [((f"{EPOCH}-{A}",), f"{EPOCH}-{A}/ABORTED")],
+    "metadata_key": [((f"{EPOCH}-{A}",), f"{EPOCH}-{A}/metadata.json")],
+    "shard_folder": [((f"{EPOCH}-{A}", 3), f"{EPOCH}-{A}/shard_3")],
+    "segment_key": [(("x/shard_0/a", U), f"x/shard_0/a.{U}.arrow")],
+    "timers_key": [(("x/shard_0/a", U), f"x/shard_0/a.{U}.timers.arrow")],
+    "saved_ledger_key": [((LAST.name,), f"ledger/{EPOCH}-{A}.json")],
+    "saved_quarantine_key": [(("q.parquet",), "quarantine/q.parquet")],
+    "saved_data_key": [(("main", "d=1/a.parquet"), "data/main/d=1/a.parquet")],
+    "saved_state_key": [((f"{EPOCH}-{A}/COMMITTED",), f"state/{EPOCH}-{A}/COMMITTED")],
+    "socket_name": [((P, "/tables/orders"), "16b0a088af0d784c.sock")],
+    "user_folder": [((1000,), "firnline-1000")],
+    "cache_folder": [((1000,), "firnline-state-1000")],
+}
+
+SPELLED = ("_firnline/", "_staging/", "_delta_log", "firnline:", "firnline-gen", "firnline-entry", "firnline-unit")
+
+PATTERNS = {
+    "OWN_FILE": ([f"{A}-{U}.parquet"], [f"{A}.parquet", f"x/{A}-{U}.parquet"]),
+    "CHANGE_FILE": ([f"_firnline/orders/changes/{A}-{U}.parquet"], ["_firnline/orders/changes/a/b.parquet"]),
+    "QUARANTINE_FILE": ([f"_firnline/orders/quarantine/{EPOCH}-{A}-{U}.parquet"], ["_firnline/orders/quarantine/a"]),
+    "EXCHANGE_FILE": ([f"_firnline/orders/exchange/{A}/{U}.arrow"], [f"_firnline/orders/changes/{U}"]),
+    "TEMPORARY_FILE": ([f".{U}.tmp", "a.parquet#1"], ["a.parquet", ".x.tmp"]),
+    "SNAPSHOT_ID": ([f"{EPOCH}-{A}"], ["7-a", f"{EPOCH}-"]),
+    "SNAPSHOT_FILE": ([f"{EPOCH}-{A}/shard_0/a.{U}.arrow"], [f"{EPOCH}-{A}/shard_00/a", f"{EPOCH}-{A}/COMMITTED"]),
+}
+
+
+def public() -> dict[str, Any]:
+    return {name: value for name, value in vars(names).items() if not name.startswith("_") and _is_own(name, value)}
+
+
+def _is_own(name: str, value: Any) -> bool:
+    return name.isupper() or (inspect.isfunction(value) and value.__module__ == names.__name__)
+
+
+def test_every_name_is_pinned() -> None:
+    assert sorted(public()) == sorted([*CONSTANTS, *CALLS, *PATTERNS])
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constants(name: str) -> None:
+    assert getattr(names, name) == CONSTANTS[name]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_functions(name: str) -> None:
+    for arguments, expected in CALLS[name]:
+        assert getattr(names, name)(*arguments) == expected
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_patterns(name: str) -> None:
+    pattern, (fits, others) = getattr(names, name), PATTERNS[name]
+    assert all(pattern.fullmatch(text) for text in fits)
+    assert not any(pattern.fullmatch(text) for text in others)
+
+
+def test_functions_have_docstrings() -> None:
+    assert all(getattr(names, name).__doc__ for name in CALLS)
+
+
+def test_no_other_module_spells_a_name() -> None:
+    """Folders of a table and transaction ids are literals in `names.py` alone; prose may mention them."""
+    found = [
+        f"{path.relative_to(SOURCE)}:{line}: {text!r}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        if path != SOURCE / "names.py"
+        for line, text in _literals(ast.parse(path.read_text()))
+        if text.strip() and len(text.split()) == 1 and any(name in text for name in SPELLED)
+    ]
+    assert found == []
+
+
+def _literals(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
