@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 MEBIBYTE = 1024 * 1024
 
@@ -28,22 +28,32 @@ class SchemaOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class FileSourceOptions:
-    """A source of files, read in byte order of their names."""
+class SourceOptions:
+    """What every kind of source has."""
+
+    kind: ClassVar[str]  # of `firnline.sources.kinds`
 
     name: str
+    poll_interval_secs: float = field(default=10, kw_only=True)
+    on_bad_record: Literal["quarantine", "fail"] = field(default="quarantine", kw_only=True)
+    max_bad_ratio: float = field(default=0.5, kw_only=True)  # of an epoch's records, once it has 100; 1.0 never stops
+    schema: SchemaOptions = field(default=SchemaOptions(), kw_only=True)
+    lineage: bool = field(default=False, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class FileSourceOptions(SourceOptions):
+    """A source of files, read in byte order of their names."""
+
+    kind: ClassVar[str] = "files"
+
     path: str  # absolute folder, glob or URI
     format: Literal["ndjson"] = "ndjson"
-    poll_interval_secs: float = 10
     reconcile_interval_secs: float = 3600
     start_after: str | None = None  # a file name, or an RFC 3339 time
     late_files: Literal["ingest", "ignore", "fail"] = "ingest"
     file_attempts: int = 3
-    on_bad_record: Literal["quarantine", "fail"] = "quarantine"
-    max_bad_ratio: float = 0.5  # of the records of an epoch, once it has 100; 1.0 never stops
     max_record_bytes: int = 16 * MEBIBYTE
-    schema: SchemaOptions = SchemaOptions()
-    lineage: bool = False
     storage_options: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -11,9 +11,9 @@ from deltalake import DeltaTable
 from firnline.options import DeltaSinkOptions
 from firnline.sources.base import Limits
 from firnline.sources.files import planning
-from firnline.sources.files.known import KnownFiles
 from firnline.sources.files.position import FileState
 from firnline.sources.files.source import FileSource
+from firnline.sources.known import KnownFiles
 from tests.support.pipelines import MakeOptions, run_once
 from tests.support.samples import SampleInput, table_ids
 

@@ -15,6 +15,8 @@ from firnline.cli.output import Column, Output, count_text, size_text
 if TYPE_CHECKING:
     from firnline.history.epoch import EpochView
     from firnline.history.snapshots import OperatorSnapshot
+    from firnline.run.open_pipeline import OpenPipeline
+    from firnline.sources.base import PositionView
     from firnline.types import Json
 
 EPOCH_HELP = "The epoch, as `firnline checkpoints` lists it."
@@ -77,28 +79,29 @@ def show(
 
     found = look(pipeline, lambda store: load_epoch(pipeline, store, epoch))
     if common.json:
-        common.out.json(_facts(pipeline.options.name, found))
+        common.out.json(_facts(pipeline, found))
     else:
-        _show(common.out, found)
+        _show(common.out, pipeline, found)
     return 0
 
 
-def _facts(pipeline: str, view: EpochView) -> dict[str, Json]:
+def _facts(pipeline: OpenPipeline, view: EpochView) -> dict[str, Json]:
     from firnline.checkpoint.codec import canonical
     from firnline.history.snapshots import snapshots_of
 
     entry = view.ledger_entry
     sealed = view.checkpoint.to_json()
+    positions = pipeline.sources.describe(view.checkpoint.positions)
     snapshots = snapshots_of(view.checkpoint)
     return {
-        "pipeline": pipeline,
+        "pipeline": pipeline.options.name,
         "epoch": view.epoch,
         "kind": view.kind,
         "status": "COMPLETED",
         "is_savepoint": view.is_savepoint,
         "undone": view.undone,
         "checkpoint": sealed,
-        "positions": {name: position_facts(value) for name, value in view.checkpoint.positions.items()},
+        "positions": {name: position.facts for name, position in positions.items()},
         "operators": [asdict(one) for one in snapshots],
         "entry": view.entry.to_json() if view.entry else None,
         "inputs": {name: len(files) for name, files in entry.inputs.items()} if entry else None,
@@ -113,23 +116,6 @@ def _facts(pipeline: str, view: EpochView) -> dict[str, Json]:
     }
 
 
-def position_facts(position: Json) -> dict[str, Json]:
-    """A position in short; one that is not of files is shown as it is."""
-    from firnline.errors import DamagedError
-    from firnline.sources.files.position import FileState
-
-    try:
-        state = FileState.from_json(position)
-    except DamagedError:
-        return position if isinstance(position, dict) else {"position": position}
-    return {
-        "root": state.root,
-        "last_committed_file": state.mark,
-        "files_in_progress": sum(1 for progress in state.files.values() if not progress.finished),
-        "files_set_aside": len(state.set_aside),
-    }
-
-
 def state_facts(snapshots: Sequence[OperatorSnapshot]) -> dict[str, str]:
     """The state of every operator in words."""
     found = {}
@@ -141,7 +127,7 @@ def state_facts(snapshots: Sequence[OperatorSnapshot]) -> dict[str, str]:
     return found
 
 
-def _show(out: Output, view: EpochView) -> None:
+def _show(out: Output, pipeline: OpenPipeline, view: EpochView) -> None:
     from firnline.history.snapshots import snapshots_of
 
     checkpoint = view.checkpoint
@@ -162,14 +148,14 @@ def _show(out: Output, view: EpochView) -> None:
         "floor": f"epoch {checkpoint.floor}",
         "schema": f"version {checkpoint.schema_version}, fingerprint {checkpoint.schema_fingerprint or '-'}",
     }
-    for name, position in checkpoint.positions.items():
-        facts[f"source {name}"] = _position_text(position_facts(position))
+    for name, position in pipeline.sources.describe(checkpoint.positions).items():
+        facts[f"source {name}"] = _position_text(position)
     facts |= state_facts(snapshots_of(checkpoint)) or {"state": "none"}
     facts["checksum"] = checkpoint.checksum
     if view.entry is not None:
         facts["ledger entry"] = view.entry.name
         facts["its checksum"] = view.entry.checksum
-    known = _facts("", view)
+    known = _facts(pipeline, view)
     if known["inputs"] is not None:
         facts["read"] = count_text(sum(known["inputs"].values()), "file")
     facts["checkpoint size"] = size_text(known["sizes"]["checkpoint_bytes"])
@@ -182,12 +168,12 @@ def _show(out: Output, view: EpochView) -> None:
     out.table(COPY_COLUMNS, [copy.to_json() for copy in view.copies])
 
 
-def _position_text(facts: dict[str, Json]) -> str:
-    if "last_committed_file" not in facts:
-        return ", ".join(f"{name} {value}" for name, value in facts.items())
-    text = f"up to {facts['last_committed_file']}" if facts["last_committed_file"] else "at the start"
-    if facts["files_in_progress"]:
-        text += f", {count_text(facts['files_in_progress'], 'file')} in progress"
-    if facts["files_set_aside"]:
-        text += f", {count_text(facts['files_set_aside'], 'file')} set aside"
+def _position_text(position: PositionView) -> str:
+    if not position.by_input:
+        return ", ".join(f"{name} {value}" for name, value in position.facts.items())
+    text = f"up to {position.last}" if position.last else "at the start"
+    if position.in_progress:
+        text += f", {count_text(len(position.in_progress), 'file')} in progress"
+    if position.set_aside:
+        text += f", {count_text(len(position.set_aside), 'file')} set aside"
     return text

@@ -138,12 +138,12 @@ def drill(
 
 def _check_scratch(options: PipelineOptions, scratch: Path) -> None:
     """Refuse any folder that the pipeline reads or writes, and any that holds something."""
-    from firnline.sources.files.listing import Scope
-    from firnline.storage import is_remote, normalise
+    from firnline.sources.kinds import open_source
+    from firnline.storage import is_remote
 
     checkpoint = options.checkpoint
     own = {s.table: "the spec's own table" for s in options.sinks}
-    own |= {Scope.of(normalise(s.path)).root: "the spec's source" for s in options.sources}
+    own |= {open_source(s).location: "the spec's source" for s in options.sources}
     store = (checkpoint.store.path or checkpoint.store.uri) if checkpoint.store else ""
     own |= {store: "the spec's checkpoint store"} if store else {}
     own |= {checkpoint.local.path: "the spec's local tier"} if checkpoint.local else {}
@@ -163,7 +163,7 @@ def _plan(options: PipelineOptions, kills: int) -> DrillPlan:
     from firnline.cli.drill_child import DrillPlan
     from firnline.run.open_pipeline import open_pipeline
 
-    files = {source.name: [stat.name for stat in source.list_all()] for source in open_pipeline(options).sources}
+    files = {source.name: [stat.name for stat in source.list_inputs()] for source in open_pipeline(options).sources}
     count = sum(len(names) for names in files.values())
     if not count:
         raise ConfigError("the sources of the spec hold no file", hint="Put some input there, then drill.")
@@ -214,7 +214,7 @@ class Drill:
 
         pipeline = drill_pipeline(self.options, self.plan, self.scratch / "killed")
         storages = {
-            s.name: open_storage(pipeline.sources[s.name].root, s.storage_options) for s in pipeline.options.sources
+            s.name: open_storage(pipeline.sources[s.name].location, s.storage_options) for s in pipeline.options.sources
         }
         bad = Counter(str(row["file"]) for row in load_quarantine(pipeline))
         counts = [(sink_input(pipeline.options, s), count_by_file(s.table)) for s in pipeline.options.sinks]

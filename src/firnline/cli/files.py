@@ -145,12 +145,10 @@ def _drop(pipeline: OpenPipeline, wanted: list[str], *, yes: bool, common: Commo
 
 def _load_set_aside(pipeline: OpenPipeline) -> dict[str, str]:
     """The files that are set aside, with their reasons."""
-    from firnline.sources.files.position import FileState
-
     held = pipeline.load()
     positions = held.checkpoint.positions if held.checkpoint else {}
-    states = [FileState.from_json(stored) for stored in positions.values()]
-    return {path: item.reason for state in states for path, item in state.set_aside.items()}
+    described = pipeline.sources.describe(positions).values()
+    return {path: reason for position in described for path, reason in position.set_aside.items()}
 
 
 def _find_set_aside(pipeline: OpenPipeline, path: str) -> str:
@@ -158,7 +156,7 @@ def _find_set_aside(pipeline: OpenPipeline, path: str) -> str:
     from firnline.storage import is_remote, normalise
 
     aside = _load_set_aside(pipeline)
-    names = [path, *(f"{source.root}/{path}" for source in pipeline.sources)]
+    names = [path, *(f"{source.location}/{path}" for source in pipeline.sources)]
     if not is_remote(path):
         names.append(normalise(path))
     for name in names:

@@ -22,7 +22,7 @@ from firnline.cli.columns import (
 )
 from firnline.cli.graph import draw_graph, graph_json
 from firnline.cli.sampling import Sample, Sampled, sample_source
-from firnline.errors import ConfigError, LedgerHoleError, SinkError, SourceError
+from firnline.errors import ConfigError, LedgerHoleError, SinkError
 from firnline.graph import sink_input, stateful
 from firnline.history.status import load_lease
 from firnline.jobs.spark import SparkEngine, find_java
@@ -31,9 +31,8 @@ from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.standby import is_gone
 from firnline.sinks.base import Head
 from firnline.sinks.delta.adopt import find_foreign
-from firnline.sources.base import SourcePlan
-from firnline.sources.files.known import KnownFiles
-from firnline.sources.files.source import FileSource
+from firnline.sources.base import Source, SourcePlan
+from firnline.sources.known import KnownFiles
 from firnline.storage import is_remote
 from firnline.types import Json
 
@@ -58,7 +57,7 @@ def preview(pipeline: OpenPipeline) -> dict[str, Any]:
         FirnlineError: a run would fail, as far as can be told without writing.
     """
     for source in pipeline.sources:
-        _check_source(source)
+        source.check()
     reading = _Reading(pipeline, pipeline.load())
     away = _check_sinks(reading)
     copies = _copies(reading)
@@ -75,7 +74,7 @@ def preview(pipeline: OpenPipeline) -> dict[str, Any]:
         reading.warnings.append("no Java found: a run needs Java 17 or newer on PATH or in JAVA_HOME")
     for source, found in zip(pipeline.sources, sources, strict=True):
         if not found["files_outstanding"] and not found["late_files"]:
-            reading.warnings.append(f"there is nothing to read below {source.root}")
+            reading.warnings.append(f"there is nothing to read below {source.location}")
     held, only, shards = reading.held, sources[0] if len(sources) == 1 else None, _shards(reading, parallelism)
     return {
         "pipeline": pipeline.options.name,
@@ -109,18 +108,6 @@ def preview(pipeline: OpenPipeline) -> dict[str, Any]:
 _SOURCE_FIELDS = ("path", "files_outstanding", "bytes_outstanding", "late_files")
 
 
-def _check_source(source: FileSource) -> None:
-    root = source.root
-    if is_remote(root):
-        return
-    if not os.path.isdir(root):
-        raise SourceError(
-            f"{root}: no such folder", hint="Correct `path` of the source, or make the folder.", path=root
-        )
-    if not os.access(root, os.R_OK | os.X_OK):
-        raise SourceError(f"{root} cannot be listed", hint="Allow this user to read the folder.", path=root)
-
-
 def _resume(reading: _Reading) -> None:
     """Find the positions that a run would start at, and the files that are known."""
     pipeline, held = reading.pipeline, reading.held
@@ -150,7 +137,7 @@ def _resume(reading: _Reading) -> None:
     reading.known = {source.name: known}
 
 
-def _source(reading: _Reading, source: FileSource) -> dict[str, Any]:
+def _source(reading: _Reading, source: Source) -> dict[str, Any]:
     """What a run would read of one source."""
     position = reading.positions[source.name]
     backlog = source.backlog(position)
@@ -160,18 +147,17 @@ def _source(reading: _Reading, source: FileSource) -> dict[str, Any]:
         "files_outstanding": backlog.files_outstanding,
         "bytes_outstanding": backlog.bytes_outstanding,
         "late_files": _late(reading, source),
-        "last_committed_file": position["last_committed_file"],
+        "last_committed_file": source.describe(position).last,
     }
 
 
-def _late(reading: _Reading, source: FileSource) -> int:
+def _late(reading: _Reading, source: Source) -> int:
     if reading.known is None:
         return 0
-    found = source.compare(reading.positions[source.name], reading.known.get(source.name, KnownFiles()))
+    found = source.find_late(reading.positions[source.name], reading.known.get(source.name, KnownFiles()))
     if found.changed:
         reading.warnings.append(f"{len(found.changed)} processed file(s) changed later: {found.changed[0]}")
-    options = next(o for o in reading.pipeline.options.sources if o.name == source.name)
-    return len(found.late) if options.late_files != "ignore" else 0
+    return len(found.late) if source.late_files != "ignore" else 0
 
 
 def _epochs(pipeline: OpenPipeline, sources: list[dict[str, Any]]) -> int:
@@ -194,7 +180,7 @@ def _sample(reading: _Reading, plans: Mapping[str, SourcePlan]) -> tuple[dict[st
         if plan is not None and plan.splits:
             targets = [sink.stage_target() for sink in sinks_of(pipeline, options.name)]
             base = known_columns(pipeline, reading.held, options.name)
-            root = pipeline.sources[options.name].root
+            root = pipeline.sources[options.name].location
             found[options.name] = sample_source(options, root, plan, base, targets, sample)
     return found, sample
 

@@ -16,6 +16,8 @@ from firnline.errors import ConfigError
 
 if TYPE_CHECKING:
     from firnline.history.edits.rollback import RollbackPlan
+    from firnline.run.open_pipeline import OpenPipeline
+    from firnline.sources.base import PositionView
 
 EPILOGUE = """\
 Table, columns, operators' state and checkpoint go back together, in one Delta
@@ -103,7 +105,7 @@ def rollback(
     really = yes and not dry_run
     plan = work.plan()
     if not common.json:
-        _show(common.out, plan)
+        _show(common.out, pipeline, plan)
     if really:
         plan, _ = work.perform(pipeline.ids.new(), say)
     if common.json:
@@ -138,14 +140,15 @@ def _as_json(plan: RollbackPlan) -> dict[str, Any]:
     return {**body, "refusals": [error.message for error in plan.refusals]}
 
 
-def _show(out: Output, plan: RollbackPlan) -> None:
+def _show(out: Output, pipeline: OpenPipeline, plan: RollbackPlan) -> None:
+    now, then = pipeline.sources.describe(plan.positions_now), pipeline.sources.describe(plan.positions_then)
     again = f"{count_text(plan.input_files, 'file')}, {count_text(plan.input_records, 'record')}"
     facts: dict[str, Any] = {
         "pipeline": plan.pipeline,
         "epoch": f"{plan.from_epoch} now; epoch {plan.new_epoch} will equal epoch {plan.to_epoch}",
         **{
-            f"source {name}": f"from {_mark(now)} back to {_mark(plan.positions_then.get(name))}"
-            for name, now in plan.positions_now.items()
+            f"source {name}": f"from {_last(position)} back to {_last(then.get(name))}"
+            for name, position in now.items()
         },
         "read again": f"{again}, {size_text(plan.input_bytes)}",
     }
@@ -184,6 +187,5 @@ def _state_facts(plan: RollbackPlan) -> dict[str, str]:
     return found
 
 
-def _mark(position: Any) -> str:
-    mark = position.get("last_committed_file") if isinstance(position, dict) else None
-    return str(mark) if mark else "the beginning"
+def _last(position: PositionView | None) -> str:
+    return position.last if position is not None and position.last else "the beginning"

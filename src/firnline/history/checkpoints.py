@@ -289,6 +289,6 @@ def _undone_row(pipeline: OpenPipeline, version: Version) -> dict[str, Json]:
 
 def _mark(pipeline: OpenPipeline, positions: dict[str, Json]) -> str | None:
     source = pipeline.sources.only
-    position = positions.get(source.name) if source is not None else None
-    mark = position.get("last_committed_file") if isinstance(position, dict) else None
-    return None if mark is None else str(mark)
+    if source is None or source.name not in positions:
+        return None
+    return pipeline.sources.describe(positions)[source.name].last

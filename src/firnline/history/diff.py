@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.checkpoint.model import Checkpoint
-from firnline.errors import DamagedError, LedgerHoleError
+from firnline.errors import LedgerHoleError
 from firnline.history.epoch import EpochView, load_epoch
 from firnline.history.snapshots import event_time, snapshots_of
 from firnline.jobs.watermarks import Watermarks
 from firnline.run.open_pipeline import OpenPipeline
-from firnline.sources.files.position import FileState
+from firnline.sources.base import PositionView
 from firnline.stores.base import CheckpointStore
 from firnline.stores.transfer import walk_versions
 from firnline.types import Json
@@ -42,6 +42,7 @@ def diff_epochs(pipeline: OpenPipeline, store: CheckpointStore | None, one: int,
     between = load_between(pipeline, store, older, newer)
     before, after = older.checkpoint, newer.checkpoint
     names = sorted({*before.positions, *after.positions})
+    was, now = pipeline.sources.describe(before.positions), pipeline.sources.describe(after.positions)
     return {
         "pipeline": pipeline.options.name,
         "from_epoch": older.epoch,
@@ -54,7 +55,7 @@ def diff_epochs(pipeline: OpenPipeline, store: CheckpointStore | None, one: int,
         "jumps": between.jumps,
         "sources": {
             name: {
-                **diff_position(before.positions.get(name), after.positions.get(name)),
+                **diff_position(was.get(name), now.get(name)),
                 "files_read": between.files.get(name, []),
             }
             for name in names
@@ -90,29 +91,20 @@ def changes(before: dict[str, Json], after: dict[str, Json]) -> dict[str, dict[s
     }
 
 
-def diff_position(before: Json, after: Json) -> dict[str, Json]:
-    """What moved in one source's position; of a source that does not read files, the keys that changed."""
-    try:
-        old = FileState.from_json(before) if before is not None else FileState("")
-        new = FileState.from_json(after) if after is not None else FileState("")
-    except DamagedError:
-        return {"changed": changes(_as_dict(before), _as_dict(after))}
-    was, now = _in_progress(old), _in_progress(new)
+def diff_position(before: PositionView | None, after: PositionView | None) -> dict[str, Json]:
+    """What moved in one source's position; of a source that does not read named inputs, the facts that changed."""
+    none = PositionView({}, by_input=True)
+    old, new = before or none, after or none
+    if not (old.by_input and new.by_input):
+        return {"changed": changes(old.facts, new.facts)}
+    was, now = old.in_progress, new.in_progress
     return {
-        "root": {"from": old.root, "to": new.root},
-        "last_committed_file": {"from": old.mark, "to": new.mark},
+        "root": {"from": old.location, "to": new.location},
+        "last_committed_file": {"from": old.last, "to": new.last},
         "in_progress": {"now": now, "begun": sorted(set(now) - set(was)), "ended": sorted(set(was) - set(now))},
-        "set_aside": {path: new.set_aside[path].reason for path in sorted(set(new.set_aside) - set(old.set_aside))},
+        "set_aside": {path: new.set_aside[path] for path in sorted(set(new.set_aside) - set(old.set_aside))},
         "taken_up": sorted(set(old.set_aside) - set(new.set_aside)),
     }
-
-
-def _as_dict(value: Json) -> dict[str, Json]:
-    return value if isinstance(value, dict) else {"position": value}
-
-
-def _in_progress(state: FileState) -> dict[str, int]:
-    return {path: progress.records for path, progress in sorted(state.files.items()) if not progress.finished}
 
 
 def _schema(older: EpochView, newer: EpochView) -> dict[str, Json]:

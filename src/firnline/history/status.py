@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -21,11 +20,7 @@ from firnline.run.log import has_died, load_runs
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head
 from firnline.sinks.delta import DeltaSink
-from firnline.sources.base import Backlog
-from firnline.sources.files.known import KnownFiles
-from firnline.sources.files.position import FileState
-from firnline.sources.files.source import FileSource
-from firnline.storage import is_remote
+from firnline.sources.base import Backlog, InputStatus
 from firnline.stores.lease_rules import LeaseRecord
 from firnline.stores.tiers import Look
 from firnline.types import Json
@@ -75,8 +70,7 @@ def load_status(pipeline: OpenPipeline, control: dict[str, Json] | None = None) 
     pipeline.recorder.tiers.look_again()
     held = pipeline.load()
     positions = held.checkpoint.positions if held.checkpoint else {}
-    states = {name: FileState.from_json(stored) for name, stored in positions.items()}
-    only = next(iter(states.values())) if len(states) == 1 else None
+    described = list(pipeline.sources.describe(positions).values())
     backlog = _find_backlog(pipeline, positions)
     on_record = load_runs(pipeline.storage, pipeline.options.name)
     runs = [{**run, "status": "died"} if has_died(run) else run for run in on_record]
@@ -91,9 +85,9 @@ def load_status(pipeline: OpenPipeline, control: dict[str, Json] | None = None) 
         table=pipeline.storage.root,
         table_version=held.version if held.exists else None,
         sinks=sinks,
-        last_committed_file=only.mark if only else None,
-        files_in_progress=sum(1 for s in states.values() for p in s.files.values() if not p.finished),
-        files_set_aside=sum(len(s.set_aside) for s in states.values()),
+        last_committed_file=described[0].last if len(described) == 1 else None,
+        files_in_progress=sum(len(position.in_progress) for position in described),
+        files_set_aside=sum(len(position.set_aside) for position in described),
         files_outstanding=backlog.files_outstanding if backlog else None,
         bytes_outstanding=backlog.bytes_outstanding if backlog else None,
         checkpoint_bytes=len(canonical(held.checkpoint.to_json())) if held.checkpoint else 0,
@@ -159,9 +153,8 @@ def _state(runs: list[dict[str, Json]], control: dict[str, Json] | None) -> str:
 def _find_backlog(pipeline: OpenPipeline, positions: dict[str, Json]) -> Backlog | None:
     """What is still to be read; None when a source is missing or cannot be listed."""
     try:
-        for root in (source.root for source in pipeline.sources):
-            if not is_remote(root) and not os.path.isdir(root):
-                raise FileNotFoundError(f"{root}: no such folder")
+        for source in pipeline.sources:
+            source.check()
         return pipeline.sources.backlog({s.name: positions.get(s.name) or s.start(None) for s in pipeline.sources})
     except (OSError, SourceError) as error:
         logger.warning("the source cannot be listed", extra={"reason": str(error)})
@@ -269,52 +262,18 @@ def load_files_by_source(pipeline: OpenPipeline) -> Iterator[tuple[str, dict[str
     """Every file with the name of its source: two sources may read one file."""
     held = pipeline.load()
     positions = held.checkpoint.positions if held.checkpoint else {}
-    states = {s.name: FileState.from_json(positions.get(s.name) or s.start(None)) for s in pipeline.sources}
+    trackers = {s.name: s.track(positions.get(s.name) or s.start(None)) for s in pipeline.sources}
     commits = pipeline.deciding.commit_times(held.version, COMMITS_READ) if held.exists else {}
-    seen: dict[str, dict[str, str]] = {name: {} for name in states}
     for name, record in pipeline.ledger_files(held.entry):
-        state = states[name]
-        path = state.current_name(str(record["path"]))
-        if path in seen[name] or record["status"] == "pending":
-            continue
-        seen[name][path] = str(record.get("etag", ""))
-        commit = commits.get(record.get("epoch", -1))
-        status, reason = _status_of(state, path), _reason_of(state, path)
-        if record["status"] == "dropped" and status == "committed":
-            status, reason = "dropped", str(record["reason"])
-        yield name, _file_row({**record, "path": path}, status, reason, commit)
-    for source in pipeline.sources:
-        yield from ((source.name, row) for row in _unread_files(source, states[source.name], seen[source.name]))
+        found = trackers[name].add(record)
+        if found is not None:
+            yield name, _file_row(found, commits.get(record.get("epoch", -1)))
+    for name, tracker in trackers.items():
+        yield from ((name, _file_row(found, None)) for found in tracker.unread())
 
 
-def _unread_files(source: FileSource, state: FileState, seen: dict[str, str]) -> Iterator[dict[str, Json]]:
-    """Files that a source has and no epoch has read."""
-    late = {stat.name for stat in source.compare(state.to_json(), KnownFiles(seen.items())).late}
-    for stat in source.list_all():
-        if stat.name in seen:
-            continue
-        row = {"path": stat.name, "size_bytes": stat.size_bytes, "create_time": stat.modified_at.isoformat()}
-        status = "late" if stat.name in late else _status_of(state, stat.name)
-        yield _file_row(row, status if status != "committed" else "ignored", _reason_of(state, stat.name), None)
-
-
-def _status_of(state: FileState, path: str) -> str:
-    if path in state.set_aside:
-        return "set_aside"
-    if path in state.files:
-        return "committed" if state.files[path].finished else "in_progress"
-    return "pending" if state.is_after_mark(path) else "committed"
-
-
-def _reason_of(state: FileState, path: str) -> str | None:
-    if path in state.set_aside:
-        return state.set_aside[path].reason
-    return state.files[path].reason or None if path in state.files else None
-
-
-def _file_row(
-    record: dict[str, Json], status: str, reason: str | None, commit: tuple[int, str] | None
-) -> dict[str, Json]:
+def _file_row(found: InputStatus, commit: tuple[int, str] | None) -> dict[str, Json]:
+    record = found.record
     return {
         "path": record["path"],
         "size_bytes": record.get("size_bytes"),
@@ -322,11 +281,11 @@ def _file_row(
         "discovery_time": record.get("discovery_time"),
         "processed_time": record.get("processed_time"),
         "commit_time": commit[1] if commit else None,
-        "status": status,
+        "status": found.status,
         "epoch": record.get("epoch"),
         "table_version": commit[0] if commit else None,
         "records": record.get("to"),
-        "reason": reason,
+        "reason": found.reason,
     }
 
 

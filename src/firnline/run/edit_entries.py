@@ -14,7 +14,6 @@ from firnline.sinks.base import EpochCommit
 from firnline.sinks.delta import DeltaSink
 from firnline.sinks.delta.history_edit import Effect, KeepRows, ReplaceRows, RestoreVersion, read_epoch_versions
 from firnline.sinks.delta.outbox import without_outbox
-from firnline.sources.files.position import FileState
 from firnline.types import EntryRef, Json
 
 
@@ -66,7 +65,7 @@ def _interchange(pipeline: OpenPipeline, entry: LedgerEntry) -> Json:
     source = pipeline.sources.only
     if source is None or pipeline.options.operators:
         return None
-    return FileState.from_json(entry.checkpoint.positions[source.name]).interchange()
+    return source.interchange(entry.checkpoint.positions[source.name])
 
 
 def new_sink_error(name: str) -> ConfigError:

@@ -18,9 +18,9 @@ from firnline.sinks.delta import DeltaSink
 from firnline.sinks.delta.upsert.sink import UpsertSink
 from firnline.sinks.staged.sink import StagedDeltaSink
 from firnline.sources.base import Limits
-from firnline.sources.files.known import KnownFiles
-from firnline.sources.files.source import FileSource
 from firnline.sources.group import Sources
+from firnline.sources.kinds import open_source
+from firnline.sources.known import KnownFiles
 from firnline.state.home import StateHome
 from firnline.storage import Storage, normalise, open_storage
 from firnline.types import Clock, EntryRef, Ids, Json, RandomIds
@@ -159,12 +159,13 @@ def _with_key(options: PipelineOptions, sink: DeltaSinkOptions) -> DeltaSinkOpti
 
 
 def _open_sources(options: PipelineOptions, once: bool, moved: tuple[str, str] | None) -> Sources:
-    """The sources; `moved` is for the one that lies at the new place."""
-    found = [FileSource(one, once=once) for one in options.sources]
+    """The sources; `moved` is for the one that lies at the new location."""
+    found = [open_source(one, once=once) for one in options.sources]
     if moved is not None:
         to = normalise(moved[1])
-        roots = [source.root for source in found]
-        if to not in roots:
-            raise ConfigError(f"--source-moved says {moved[1]}, the spec says {', '.join(roots)}")
-        found[roots.index(to)] = FileSource(options.sources[roots.index(to)], once=once, moved=moved)
+        locations = [source.location for source in found]
+        if to not in locations:
+            raise ConfigError(f"--source-moved says {moved[1]}, the spec says {', '.join(locations)}")
+        at = locations.index(to)
+        found[at] = open_source(options.sources[at], once=once, moved=moved)
     return Sources(found, once=once)

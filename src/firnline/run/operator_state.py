@@ -17,7 +17,6 @@ from firnline.maintenance.state import find_doomed_state
 from firnline.run.flight import Base, Behind, EpochInFlight, Flight
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.remote_state import RemoteState, StandingState
-from firnline.run.replay import replay_plan
 from firnline.run.restore_state import Restored, check_operators, fed_by, known_watermarks, restore_state
 from firnline.run.snapshots import Coordinated, Since, due_operators
 from firnline.run.state_floor import StateFloor
@@ -137,7 +136,7 @@ class StateKeeper:
     def _replay(self, base: Base, behind: Behind) -> None:
         entry = behind.entry
         logger.info("state catches up", extra={"epoch": entry.epoch})
-        plan = replay_plan(self._pipeline, entry, self._engine.parallelism)
+        plan = self._pipeline.sources.replan(entry.checkpoint.positions, entry.inputs, self._engine.parallelism)
         recorded = known_watermarks(self.flow, entry.checkpoint)
         attempt = self._pipeline.ids.new()
         job = EpochJob(

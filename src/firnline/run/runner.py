@@ -310,7 +310,7 @@ class Runner:
 
     def _delay(self, failures: int) -> float:
         if not failures:
-            return min(source.poll_interval_secs for source in self._pipeline.options.sources)
+            return min(source.poll_interval_secs for source in self._pipeline.sources)
         restart = self._pipeline.options.restart
         delay = min(restart.backoff_secs * 2.0 ** min(failures - 1, 64), restart.max_backoff_secs)
         return delay * random.uniform(0.8, 1.2)

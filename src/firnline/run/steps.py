@@ -38,8 +38,8 @@ from firnline.run.requests import FileRequest
 from firnline.schema import merge, schema_from_json, schema_to_json
 from firnline.sinks.base import Head
 from firnline.sinks.delta.outbox import list_outbox, release, sweep_outbox, waiting_for
-from firnline.sources.files.known import KnownFiles
 from firnline.sources.group import EpochPlan, Positions
+from firnline.sources.known import KnownFiles
 from firnline.types import EntryRef, Receipt
 
 logger = logging.getLogger(__name__)
@@ -96,12 +96,18 @@ class Steps:
         if plan is None:
             return m.NothingToPlan(), None
         attempt = self._pipeline.ids.new()
-        taken = [request for request in requests if _is_taken_up(request, positions, plan)]
+        taken = [request for request in requests if self._is_taken_up(request, positions, plan)]
         made = EpochInFlight(epoch, attempt, base, plan, self._pipeline.clock.now().isoformat(), taken)
         made.durations_ms["plan"] = self._ms_since(began)
         fault_point("epoch.plan.after")
         self.flight.epochs[attempt] = made
         return m.Planned(epoch, attempt, base), plan
+
+    def _is_taken_up(self, request: FileRequest, positions: Positions, plan: EpochPlan) -> bool:
+        """Whether the source that set a file aside has answered the request in this plan, be it by refusing it."""
+        described = self._pipeline.sources.describe(positions)
+        owners = {name for name, position in described.items() if request.path in position.set_aside}
+        return owners <= set(plan.plans) - plan.asked_before
 
     def reconcile_due(self) -> list[str]:
         """The sources whose full listing is due."""
@@ -109,10 +115,11 @@ class Steps:
         for name in self._pipeline.sources.take_forgotten():
             self._reconciled_at.pop(name, None)
         return [
-            one.name
-            for one in self._pipeline.options.sources
-            if not self._pipeline.sources.is_asked(one.name)
-            and self._is_reconcile_due(self._reconciled_at.get(one.name), one.reconcile_interval_secs, now)
+            source.name
+            for source in self._pipeline.sources
+            if source.reconcile_interval_secs is not None
+            and not self._pipeline.sources.is_asked(source.name)
+            and self._is_reconcile_due(self._reconciled_at.get(source.name), source.reconcile_interval_secs, now)
         ]
 
     def _is_reconcile_due(self, last: float | None, interval: float, now: float) -> bool:
@@ -139,7 +146,7 @@ class Steps:
         except LedgerHoleError as error:
             self._note_reconciled(due)
             logger.error("reconcile stopped: the ledger has a hole", extra={"reason": error.message})
-            if any(one.late_files != "ignore" for one in self._pipeline.options.sources if one.name in due):
+            if any(self._pipeline.sources[name].late_files != "ignore" for name in due):
                 self.hole = error
             return None
         finally:
@@ -405,7 +412,7 @@ class Steps:
         """The epoch that took these requests up is committed."""
         if made.requests:
             self._pipeline.requests.done(made.requests)
-            self._pipeline.sources.forget_retries(r.path for r in made.requests)
+            self._pipeline.sources.forget_requests(r.path for r in made.requests)
 
     def maintain(self, name: str) -> None:
         self._pipeline.sink(name).maintain()
@@ -423,7 +430,7 @@ class Steps:
         """An epoch that was just committed, for observers."""
         assert made.entry is not None
         checkpoint = made.entry.checkpoint
-        positions = checkpoint.positions.values()
+        positions = self._pipeline.sources.describe(checkpoint.positions).values()
         staged = made.entry.staged.get(receipt.sink, [])
         return EpochFacts(
             epoch=made.epoch,
@@ -440,8 +447,8 @@ class Steps:
             staged_bytes=receipt.size_bytes,
             late_files=made.plan.late_files,
             checkpoint_bytes=len(canonical(checkpoint.to_json())),
-            state_files=sum(len(position["files"]) for position in positions),
-            set_aside=sum(len(position["set_aside"]) for position in positions),
+            state_files=sum(position.named for position in positions),
+            set_aside=sum(len(position.set_aside) for position in positions),
             lag_seconds=self._lag(made.plan),
             durations_ms=dict(made.durations_ms),
             sources=dict(made.produced.read),
@@ -451,20 +458,14 @@ class Steps:
         )
 
     def _lag(self, plan: EpochPlan) -> float:
-        """Seconds since the oldest file of a plan arrived."""
-        arrived = [str(item["create_time"]) for item in plan.inputs]
+        """Seconds since the oldest input of a plan arrived; 0 where inputs do not tell."""
+        arrived = [str(item["create_time"]) for item in plan.inputs if item.get("create_time")]
         if not arrived:
             return 0.0
         return max(0.0, (self._pipeline.clock.now() - datetime.fromisoformat(min(arrived))).total_seconds())
 
     def _ms_since(self, began: float) -> int:
         return round((self._pipeline.clock.monotonic() - began) * 1000)
-
-
-def _is_taken_up(request: FileRequest, positions: Positions, plan: EpochPlan) -> bool:
-    """Whether the source that set a file aside has answered the request in this plan, be it by refusing it."""
-    owners = {name for name, position in positions.items() if request.path in position.get("set_aside", {})}
-    return owners <= set(plan.plans) - plan.asked_before
 
 
 def _widen(base: pa.Schema | None, produced: pa.Schema) -> pa.Schema:

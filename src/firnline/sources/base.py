@@ -1,13 +1,48 @@
-"""The contract of a source: plan a bounded slice, say where it ends, forget when told."""
+"""The contract of a source: all that the engine asks of where records come from.
+
+A source is two classes. `Source` runs in the driver: it plans slices, and it alone makes, compares and opens positions.
+`SplitReader` runs in workers: it turns one split of a slice into Arrow batches. `firnline.sources.kinds` names both
+classes of every kind of source; nothing else in the engine knows a kind.
+
+What happens in an epoch, and what a kill leaves behind:
+
+1. `plan(position)` fixes a slice. Nothing is durable; after a kill another slice may be planned on the same position.
+2. A `SplitReader` per split reads the slice in Spark tasks. A task may run twice, at the same time and on other
+   machines: readers write nothing, and two readings of one split give the same records in the same order.
+3. `advance(plan, outcomes)` tells the position after the slice, and the input records of the ledger entry.
+4. The deciding sink commits rows, position and ledger entry at once. Only now is the slice read for good.
+5. `acknowledge(position)` says what nobody will ask for again.
+
+Positions and outcomes are plain JSON, which the engine stores and hands back as it is. A position stays readable for
+ever: checkpoints, savepoints and ledgers hold it.
+
+An input is what a source reads one after the other and knows by a name (a file, a partition). An input record is what
+the ledger says of an input in one epoch: a JSON object with `path` (its name), `from` and `to` (the records of it that
+were read: those after the first `from`, up to the first `to`), `status` (`committed`, `in_progress`, `pending`,
+`set_aside`, `dropped`), and what else the source wants to find there, such as `etag` and `size_bytes`.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+from firnline.errors import ConfigError
 from firnline.types import Json
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from firnline.sources.known import KnownFiles
+    from firnline.storage import FileStat
+
+MAIN_PORT = ""  # the output that a source's own name stands for
+
+
+# -- values -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +62,27 @@ class Limits:
 class Split:
     """What one Spark task reads: a contiguous range of the slice. Plain JSON, since it travels to workers."""
 
-    inputs: list[dict[str, Json]]
+    inputs: list[dict[str, Json]]  # each has at least `path`; the rest is between the source and its reader
     max_records: int
     max_bytes: int
     max_output_files: int
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "inputs": self.inputs,
+            "max_records": self.max_records,
+            "max_bytes": self.max_bytes,
+            "max_output_files": self.max_output_files,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Json]) -> Split:
+        return cls(
+            inputs=list(value["inputs"]),
+            max_records=int(value["max_records"]),
+            max_bytes=int(value["max_bytes"]),
+            max_output_files=int(value["max_output_files"]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +92,10 @@ class SourcePlan:
     source: str
     base: Json
     splits: list[Split]
-    files: int
+    files: int  # inputs in the slice
     size_bytes: int
-    notes: dict[str, Any] = field(default_factory=dict)  # late files, files set aside: for people
+    constants: tuple[str, ...] = ()  # columns that readers add to the records, the same value in all rows of an input
+    notes: dict[str, Any] = field(default_factory=dict)  # the source's own; `late` is the number of late inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,31 +106,367 @@ class Backlog:
     bytes_outstanding: int
 
 
+@dataclass(frozen=True, slots=True)
+class PositionView:
+    """A position for people. `facts` is what a short listing shows.
+
+    The fields after `by_input` mean something only for a source that reads named inputs one after the other.
+    """
+
+    facts: dict[str, Json]
+    location: str = ""  # where the input lay
+    by_input: bool = False
+    last: str | None = None  # the last input below which everything is read; None: none is
+    in_progress: Mapping[str, int] = field(default_factory=dict)  # begun and not finished: records read so far
+    set_aside: Mapping[str, str] = field(default_factory=dict)  # with the reason
+    named: int = 0  # inputs that the position names one by one, apart from those set aside
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciled:
+    """What a full listing found that the ledger does not have."""
+
+    late: list[FileStat] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)  # inputs that were read and are no longer the same
+    listed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InputStatus:
+    """What became of one input, for `firnline files`."""
+
+    record: dict[str, Json]  # what the ledger says, or, of an input that no epoch has read, path and size
+    status: str  # pending, in_progress, committed, late, set_aside, ignored, dropped
+    reason: str | None = None
+
+
+class InputTracker:
+    """Tells what became of every input: give it the ledger's records, newest first, then ask for the rest."""
+
+    def add(self, record: dict[str, Json]) -> InputStatus | None:
+        """What became of the input of a record; None when a newer record has told it, or nothing was read."""
+        return None if record["status"] == "pending" else InputStatus(record, str(record["status"]))
+
+    def unread(self) -> Iterator[InputStatus]:
+        """The inputs that no record names."""
+        return iter(())
+
+
+def processed_record(stat: FileStat) -> dict[str, Json]:
+    """The input record of something that counts as read although no epoch of this pipeline read it."""
+    return {
+        "path": stat.name,
+        "size_bytes": stat.size_bytes,
+        "etag": stat.etag,
+        "create_time": stat.modified_at.isoformat(),
+        "discovery_time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "from": 0,
+        "to": 0,
+        "status": "committed",
+        "baseline": True,
+    }
+
+
+# -- the driver's side --------------------------------------------------------------------------------
+
+
 class Source(ABC):
-    """Where records come from. Positions are made, compared and read by their source alone."""
+    """Where records come from, in the driver.
+
+    `firnline.sources.kinds.open_source` makes one with `kind(options, once=..., moved=...)`. With `once`, a run reads
+    what is there and ends: the source then waits for nothing. `moved` is a pair of locations, old and new: the same
+    input lies elsewhere now, and `start` accepts positions of the old location.
+
+    Six methods must be written; the others have defaults that suit a source whose input never comes late, never
+    changes and is never given up. One thread calls `start`, `plan` and `give_back`; other threads may call the other
+    methods meanwhile. Opening a source reads nothing.
+    """
 
     name: str
+    ports: ClassVar[tuple[str, ...]] = (MAIN_PORT,)  # outputs; a split's rows name theirs
+    poll_interval_secs: float = 10.0  # how long a run waits after a plan that found nothing
+    reconcile_interval_secs: float | None = None  # between two calls of `reconcile`; None: input never comes late
+    late_files: Literal["ingest", "ignore", "fail"] = "ignore"  # what becomes of late input
+
+    # -- to be written --
 
     @abstractmethod
     def start(self, position: Json | None) -> Json:
-        """Check a restored position against the settings and return the one to plan after; None is a first start.
+        """Check a restored position against the settings and return the position to plan after.
+
+        Called once when a run begins, again when it takes the pipeline up after a failure, and by commands that only
+        read. None is a first start. Changes nothing outside the process.
 
         Raises:
-            SourceMovedError: the position was made on another root.
+            SourceMovedError: the position was made on another location.
+            ConfigError: the location does not exist.
+            DamagedError: the position is unreadable.
         """
 
     @abstractmethod
     def plan(self, position: Json, limits: Limits) -> SourcePlan | None:
         """Propose the next slice after `position`, or None when there is nothing to read now.
 
-        Reads listings only. Called again with the same position after a failure; the slice may then differ,
-        since only a committed ledger entry fixes it.
+        Looks at listings and offsets only, reads no records, and returns within about `limits.max_ms`. Called again
+        with the same position after a failure; the slice may then differ, since only a committed ledger entry fixes
+        it. Several epochs may be in flight: `position` is then what `advance` returned for one that is not committed.
+
+        A slice, and each of its splits, ends only where the source allows a cut. A source with transactions never
+        ends a slice inside one, even when that exceeds `limits`. `limits` are goals: a slice has at least one input.
+
+        Raises:
+            SourceError: listing failed; the run tries again.
         """
 
     @abstractmethod
     def advance(self, plan: SourcePlan, outcomes: Sequence[Json], epoch: int) -> tuple[Json, list[dict[str, Json]]]:
-        """Pure: the position after the tasks of `plan` ended as they report, and the ledger's input records."""
+        """The position after the splits of `plan` ended as their readers report, and the ledger's input records.
+
+        `outcomes` are those of all splits, in the order of the slice. What a reader did not reach has none: the new
+        position must not pass it. Called once per epoch in flight; the result depends on the arguments alone.
+        """
+
+    @abstractmethod
+    def replay(self, position: Json, records: Sequence[dict[str, Json]]) -> Json:
+        """The position after an epoch, from the position before it and the ledger's input records. Pure.
+
+        Called when a checkpoint is lost and must be found again from the ledger.
+        """
+
+    @abstractmethod
+    def replan(self, position: Json, records: Sequence[dict[str, Json]], parallelism: int) -> SourcePlan:
+        """The slice that an epoch read, from the ledger's input records, to be read again for operators' state.
+
+        Readers must give the same records in the same order as the first time. `position` is the one after that
+        epoch. Nothing is checked here: input that is gone makes the reader fail.
+        """
 
     @abstractmethod
     def backlog(self, position: Json) -> Backlog:
-        """Count what lies after `position`."""
+        """Count what lies after `position`. Called every few seconds, by another thread than `plan`, for people.
+
+        Raises:
+            SourceError, OSError: it cannot be counted now.
+        """
+
+    # -- positions, for people and other tools --
+
+    @property
+    def location(self) -> str:
+        """Where the input lies, as messages name it."""
+        return self.name
+
+    @classmethod
+    def describe(cls, position: Json) -> PositionView:
+        """A position for people. Pure; may be called for positions of any age.
+
+        Raises:
+            DamagedError: the position is not one of this kind of source.
+        """
+        return PositionView(facts=position if isinstance(position, dict) else {"position": position})
+
+    def current_name(self, position: Json, path: str) -> str:
+        """The name that an input has today, which an old input record may name otherwise."""
+        return path
+
+    def interchange(self, position: Json) -> Json:
+        """`position` in the format that other tools read in the table's log; None when there is no such format."""
+        return None
+
+    def adopt(self, foreign: Json) -> tuple[Json, list[dict[str, Json]]]:
+        """Take over another tool's progress: the position, and input records of what that tool has read.
+
+        Raises:
+            ConfigError: this kind of source cannot.
+        """
+        raise ConfigError(f"source {self.name!r} cannot take over another tool's progress")
+
+    def check(self) -> None:  # noqa: B027
+        """Look whether the input can be reached. Called by commands before they plan.
+
+        Raises:
+            SourceError: it cannot.
+        """
+
+    # -- after the commit --
+
+    def acknowledge(self, position: Json) -> None:  # noqa: B027
+        """Nothing that lies before `position` is needed any more: it may be deleted, or given back to a broker.
+
+        `position` is that of the oldest checkpoint that a rollback may still reach and that every sink and copy of
+        the truth (the remote tier included) holds. Called after commits, with a position that never goes back in one
+        run. Calls may be skipped, and after a kill repeated, also with an older position: the call is idempotent.
+        Failures are logged and change nothing, so that the next call makes up for them.
+        """
+
+    def find_unavailable(
+        self,
+        position: Json,
+        records: Sequence[Mapping[str, Json]],
+        back_to: Json | None = None,
+    ) -> list[str]:
+        """Which of the ledger's `records` could not be read again as they were, each with its reason.
+
+        Called before a rollback, and before lost state is made from the input again. `position` is today's; `back_to`
+        is the one that a rollback leads to, and what was half read there is needed, too.
+        """
+        return []
+
+    # -- late input, and input that is set aside --
+
+    def find_late(self, position: Json, known: KnownFiles) -> Reconciled:
+        """Compare everything that is there with what the ledger and the epochs in flight know. Changes nothing."""
+        return Reconciled()
+
+    def reconcile(self, position: Json, known: KnownFiles) -> Reconciled:
+        """Do the same and act upon it: the next plans take up what is late, where the settings say so.
+
+        Called every `reconcile_interval_secs`, and once by a run with `once`; by another thread than `plan`, but never
+        while `plan` runs. What it notes is a proposal, found again after a kill.
+
+        Raises:
+            LateFileError: there is late input, and the settings say that this stops the run.
+        """
+        return self.find_late(position, known)
+
+    def give_back(self, plan: SourcePlan) -> bool:
+        """An epoch in flight was lost. True when late input must be found again by `reconcile`."""
+        return False
+
+    def retry(self, path: str, *, changed: bool) -> None:  # noqa: B027
+        """Somebody asks to read an input again that was set aside; `changed` accepts that it is no longer the same.
+
+        Sources that do not know the input ignore the call. The next plan takes it up; asked again until
+        `forget_requests`, also after a kill.
+        """
+
+    def drop(self, path: str) -> None:  # noqa: B027
+        """Somebody asks to give up an input that was set aside. Otherwise like `retry`."""
+
+    def forget_requests(self, paths: Iterable[str]) -> None:  # noqa: B027
+        """The epoch that took these requests up is committed."""
+
+    # -- inputs one by one --
+
+    def list_inputs(self) -> Iterator[FileStat]:
+        """Everything that the source covers now, read or not."""
+        return iter(())
+
+    def track(self, position: Json) -> InputTracker:
+        """Tell what became of every input, for a source that stands at `position`."""
+        return InputTracker()
+
+    def restrict(self, names: Iterable[str]) -> None:
+        """Read these inputs alone, whatever else comes. Called before `start`, by drills.
+
+        Raises:
+            ConfigError: this kind of source cannot.
+        """
+        raise ConfigError(f"a drill cannot limit source {self.name!r} to what lies there now")
+
+    # -- reading --
+
+    def reader_settings(self) -> dict[str, Json]:
+        """What the `SplitReader` of this kind needs beside the split: plain JSON, since it travels to workers."""
+        return {}
+
+
+# -- the worker's side --------------------------------------------------------------------------------
+
+
+class BadRecord(Protocol):
+    """A record that can never be decoded; it goes to quarantine."""
+
+    @property
+    def line(self) -> int:
+        """Its line, or what stands for a line in this input."""
+
+    @property
+    def record(self) -> int:
+        """Its number within the input."""
+
+    @property
+    def reason(self) -> str:
+        """Why, in a few words of which there are not many: they are counted."""
+
+    @property
+    def raw(self) -> bytes | memoryview:
+        """The record itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Records of one input, decoded: `bad` ones apart, the others as rows in the order of the input."""
+
+    origin: str  # the input
+    batch: pa.RecordBatch  # columns of the records alone
+    record_numbers: pa.Array  # int64, of every row: its number within the input
+    bad: Sequence[BadRecord] = ()
+    constants: Mapping[str, str | None] = field(default_factory=dict)  # column -> value, as text
+    port: str = MAIN_PORT
+
+
+class Budget:
+    """How much of its split a reader may still read. Counts only, no clock: a second reading ends at the same place."""
+
+    def __init__(self, split: Split, has_output_left: Callable[[], bool] = lambda: True) -> None:
+        self._split = split
+        self._has_output_left = has_output_left
+        self.records = 0
+        self.bytes_read = 0
+        self.raw_bytes = 0  # after decompression
+
+    @property
+    def records_left(self) -> int:
+        return self._split.max_records - self.records
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the reader must end at the next place where a cut is allowed."""
+        if self.records >= self._split.max_records or self.bytes_read >= self._split.max_bytes:
+            return True
+        return not self._has_output_left()
+
+
+@dataclass(frozen=True, slots=True)
+class SplitEnd:
+    """How the reading of a split ended."""
+
+    outcomes: list[Json]  # for `Source.advance`: one per input that was reached, in order
+    schema: pa.Schema  # the columns of the records
+    kinds: dict[str, Json] = field(default_factory=dict)  # what values new columns had, for `sources.columns.agree`
+
+
+class RestartError(Exception):
+    """A reader that has handed on rows which do not count asks to begin again; the task discards what it wrote."""
+
+
+class SplitReader(ABC):
+    """Reads one split in a worker.
+
+    `firnline.sources.kinds.open_reader` makes one per task with `kind(settings, split, columns)`: the source's
+    `reader_settings`, the split, and the `sources.columns.Columns` that are known so far. It keeps what it learns
+    between two calls of `read`. Memory stays bounded: batches, never a whole input.
+    """
+
+    @abstractmethod
+    def read(self, schema: pa.Schema, budget: Budget) -> Iterator[Sequence[Rows]]:
+        """Read the split from its beginning, and hand rows on when they are known to count.
+
+        `schema` has the columns of records that are known, with the types to use. The reader counts in `budget` what
+        it has read, and ends when that is full, at the next place where a cut is allowed. The task writes what is
+        handed on before it asks for more. Called again from the beginning, with a wider schema, when a column
+        changes its type on the way.
+
+        Raises:
+            RestartError: rows that were handed on do not count; the next call leaves them out.
+            SourceError: the source does not answer; the epoch is tried again.
+            SchemaError, BadRecordsError: a record does not fit, and the settings say that this stops the run.
+        """
+
+    @abstractmethod
+    def end(self) -> SplitEnd:
+        """How the last call of `read` ended. Called once, after its iterator is exhausted.
+
+        An input that cannot be read as it is has an outcome that says so; it is no failure of the task.
+        """

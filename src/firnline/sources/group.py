@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from firnline.clock import monotonic
-from firnline.sources.base import Backlog, Limits, SourcePlan, Split
-from firnline.sources.files.known import KnownFiles
-from firnline.sources.files.source import FileSource, Reconciled
+from firnline.errors import DamagedError, FirnlineError
+from firnline.sources.base import Backlog, Limits, PositionView, Reconciled, Source, SourcePlan, Split
+from firnline.sources.kinds import describe_unknown
+from firnline.sources.known import KnownFiles
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)
@@ -72,19 +73,19 @@ class Sources:
 
     align_seconds = ALIGN_SECONDS
 
-    def __init__(self, sources: Sequence[FileSource], *, once: bool = False) -> None:
+    def __init__(self, sources: Sequence[Source], *, once: bool = False) -> None:
         self._once = once  # then "nothing to read" must be the answer of every source
         self._sources = {source.name: source for source in sources}
         self._asked: dict[str, _Asked] = {}
         self._forgotten: set[str] = set()
 
-    def __iter__(self) -> Iterator[FileSource]:
+    def __iter__(self) -> Iterator[Source]:
         return iter(self._sources.values())
 
     def __len__(self) -> int:
         return len(self._sources)
 
-    def __getitem__(self, name: str) -> FileSource:
+    def __getitem__(self, name: str) -> Source:
         return self._sources[name]
 
     @property
@@ -92,7 +93,7 @@ class Sources:
         return list(self._sources)
 
     @property
-    def only(self) -> FileSource | None:
+    def only(self) -> Source | None:
         """The source of a pipeline that has but one; what other tools' formats can describe."""
         return next(iter(self)) if len(self) == 1 else None
 
@@ -101,6 +102,37 @@ class Sources:
     def start(self, positions: Mapping[str, Json]) -> Positions:
         """Check restored positions against the settings; a source that has none starts afresh."""
         return {source.name: source.start(positions.get(source.name)) for source in self}
+
+    def describe(self, positions: Mapping[str, Json]) -> dict[str, PositionView]:
+        """Positions for people, those of sources that the spec no longer has included."""
+        return {name: self._describe(name, position) for name, position in positions.items()}
+
+    def _describe(self, name: str, position: Json) -> PositionView:
+        source = self._sources.get(name)
+        try:
+            return source.describe(position) if source is not None else describe_unknown(position)
+        except DamagedError:
+            return describe_unknown(position)
+
+    def acknowledge(self, positions: Mapping[str, Json]) -> None:
+        """Tell every source below which position nothing is needed any more; failures are logged."""
+        for source in self:
+            if source.name not in positions:
+                continue
+            try:
+                source.acknowledge(positions[source.name])
+            except (FirnlineError, OSError) as error:
+                logger.warning("source not acknowledged", extra={"source": source.name, "reason": str(error)})
+
+    def replan(self, positions: Mapping[str, Json], inputs: Records, parallelism: int) -> EpochPlan:
+        """What an epoch read, from the ledger's records of it, to be read again."""
+        return EpochPlan(
+            {
+                name: self._sources[name].replan(positions[name], records, parallelism)
+                for name, records in inputs.items()
+                if name in self._sources
+            }
+        )
 
     def replay(self, positions: Positions, inputs: Mapping[str, Sequence[dict[str, Json]]]) -> Positions:
         """The positions after an epoch, from the ledger's records of it."""
@@ -159,7 +191,7 @@ class Sources:
         ordered = {name: found[name] for name in self._sources if name in found}
         return EpochPlan(ordered, round((monotonic() - first_at) * 1000), tuple(left_out), old)
 
-    def _ask(self, source: FileSource, position: Json, limits: Limits) -> None:
+    def _ask(self, source: Source, position: Json, limits: Limits) -> None:
         """Let a source plan in a thread of its own, unless it does so already, for the same position."""
         known = self._asked.get(source.name)
         if known is not None:
@@ -238,11 +270,11 @@ class Sources:
         for source in self:
             source.drop(path)
 
-    def forget_retries(self, paths: Iterable[str]) -> None:
-        """The epoch that took these up is committed."""
+    def forget_requests(self, paths: Iterable[str]) -> None:
+        """The epoch that took these requests up is committed."""
         taken = list(paths)
         for source in self:
-            source.forget_retries(taken)
+            source.forget_requests(taken)
 
     def find_unavailable(
         self, now: Mapping[str, Json], inputs: Iterable[Mapping[str, Any]], then: Mapping[str, Json] | None = None

@@ -557,8 +557,10 @@ def test_diff_tells_of_a_hole(stored: Path, run_json: Any) -> None:
 
 def test_positions_that_are_not_of_files_are_compared_by_key() -> None:
     from firnline.history.diff import diff_position
+    from firnline.sources.kinds import describe_unknown
 
-    assert diff_position({"lsn": 5, "slot": "x"}, {"lsn": 9, "slot": "x"}) == {"changed": {"lsn": {"from": 5, "to": 9}}}
+    before, after = describe_unknown({"lsn": 5, "slot": "x"}), describe_unknown({"lsn": 9, "slot": "x"})
+    assert diff_position(before, after) == {"changed": {"lsn": {"from": 5, "to": 9}}}
 
 
 # -- export, import, delete, audit ----------------------------------------------------------------------

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from firnline.errors import SourceError
 from firnline.options import FileSourceOptions
-from firnline.sources.files import known as module
-from firnline.sources.files.known import KnownFiles
+from firnline.sources import known as module
 from firnline.sources.files.position import FileState
 from firnline.sources.files.source import FileSource
+from firnline.sources.known import KnownFiles
 from firnline.storage import FileStat, LocalStorage
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -48,7 +48,7 @@ def test_late_is_what_is_listed_and_not_known(listed: list[str], read: list[str]
 
     source = FileSource(FileSourceOptions("s", "/in"), storage=Listing("/in"))
     position = FileState("/in", mark="/in/" + "\U0010ffff" * 4).to_json()
-    found = source.compare(position, KnownFiles((f"/in/{name}", "old") for name in read))
+    found = source.find_late(position, KnownFiles((f"/in/{name}", "old") for name in read))
     assert {stat.name for stat in found.late} == {f"/in/{name}" for name in set(listed) - set(read)} - _hidden(listed)
     assert set(found.changed) == {f"/in/{name}" for name in set(listed) & set(read)} - _hidden(listed)
 
@@ -68,4 +68,4 @@ def test_a_listing_in_another_order_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_text("{}\n")
     source = FileSource(FileSourceOptions("s", str(tmp_path)), storage=Backwards(str(tmp_path)))
     with pytest.raises(SourceError, match="listed after"):
-        source.compare(FileState(str(tmp_path), mark=os.path.join(str(tmp_path), "z")).to_json(), KnownFiles())
+        source.find_late(FileState(str(tmp_path), mark=os.path.join(str(tmp_path), "z")).to_json(), KnownFiles())

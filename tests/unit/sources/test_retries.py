@@ -18,7 +18,7 @@ class Meddling(LocalStorage):
     source: FileSource
 
     def stat(self, key: str) -> FileStat:
-        self.source.forget_retries([f"{self.root}/a.json"])
+        self.source.forget_requests([f"{self.root}/a.json"])
         self.source.retry(f"{self.root}/c.json", changed=False)
         return super().stat(key)
 

@@ -23,7 +23,6 @@ from firnline.jobs.read_task import LINEAGE
 from firnline.names import LEDGER, entry_name, ledger_folder
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.delta import DeltaSink
-from firnline.sources.files.position import FileState
 from firnline.storage import Storage, open_storage
 from firnline.types import EntryRef, Json
 
@@ -226,13 +225,13 @@ def _places(pipeline: OpenPipeline, copies: Sequence[str]) -> Iterator[tuple[Sto
         yield open_storage(root, pipeline.options.deciding.storage_options), [LEDGER, "", ledger_folder(name)]
 
 
-def find_with_rows(pipeline: OpenPipeline, source: str, state: FileState) -> frozenset[str]:
+def find_with_rows(pipeline: OpenPipeline, source: str, position: Json) -> frozenset[str]:
     """The files of a source whose rows a table shows, where rows tell their file (`lineage: true`)."""
     found: set[str] = set()
     for sink, options in zip(pipeline.sinks, pipeline.options.ordered_sinks, strict=True):
         if sink_input(pipeline.options, options) == source:
             found |= _files_of(sink)
-    return frozenset(state.current_name(path) for path in found)
+    return frozenset(pipeline.sources[source].current_name(position, path) for path in found)
 
 
 def _files_of(sink: DeltaSink) -> set[str]:

@@ -22,9 +22,8 @@ from firnline.run.joining import ahead_of, perform_jump
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import schema_to_json
 from firnline.sinks.base import Head
-from firnline.sources.files.known import KnownFiles
-from firnline.sources.files.position import FileState
-from firnline.sources.files.source import file_identity
+from firnline.sources.base import processed_record
+from firnline.sources.known import KnownFiles
 from firnline.storage import FileStat
 from firnline.types import EntryRef, Json, Receipt
 
@@ -219,18 +218,15 @@ class LedgerRepair:
             known = KnownFiles((path, "") for path in found.known.get(source.name, ()))
             for record in found.salvaged.get(source.name, []):
                 known.add(str(record["path"]), "")
-            late = source.compare(position, known).late
-            with_rows = (
-                find_with_rows(self._pipeline, source.name, FileState.from_json(position)) if late else frozenset()
-            )
+            late = source.find_late(position, known).late
+            with_rows = find_with_rows(self._pipeline, source.name, position) if late else frozenset()
             for stat in late:
                 taken_as, how = self._judge(stat, source.name, found, with_rows, held.checkpoint.created_at)
                 files.append(
                     RepairFile(source.name, stat.name, stat.size_bytes, stat.modified_at.isoformat(), taken_as, how)
                 )
                 if taken_as == "processed":
-                    identity = {**file_identity(stat), "from": 0, "to": 0, "status": "committed", "baseline": True}
-                    records.setdefault(source.name, []).append({**identity, "how": how})
+                    records.setdefault(source.name, []).append({**processed_record(stat), "how": how})
         return files, records
 
     def _judge(

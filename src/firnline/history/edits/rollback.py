@@ -304,10 +304,11 @@ class Rollback:
 
     def _not_undone(self, sinks: Sequence[SinkReturn], positions_then: dict[str, Json]) -> list[str]:
         found = []
+        then = self._pipeline.sources.describe(positions_then)
         for source in self._pipeline.sources:
-            root = positions_then[source.name].get("root") if source.name in positions_then else source.root
-            if root != source.root:
-                found.append(f"the source lay at {root} then: run with --source-moved {root}={source.root}")
+            old, new = then[source.name].location if source.name in then else source.location, source.location
+            if old and old != new:
+                found.append(f"the source lay at {old} then: run with --source-moved {old}={new}")
         for sink in sinks:
             if sink.version_then is not None:
                 found.append(

@@ -37,7 +37,7 @@ def check_apart(pipeline: OpenPipeline, place: str) -> None:
 def _used_places(pipeline: OpenPipeline) -> Iterator[tuple[str, str]]:
     checkpoint = pipeline.options.checkpoint
     for source in pipeline.sources:
-        yield f"the source {source.name}", source.root
+        yield f"the source {source.name}", source.location
     for sink in pipeline.sinks:
         yield f"the table of {sink.name}", sink.storage.root
     if checkpoint.store is not None and (checkpoint.store.path or checkpoint.store.uri):

@@ -12,6 +12,7 @@ from firnline.types import Json
 
 DONE = Progress(finished=True)
 TASK_BYTES = 32 * 1024 * 1024  # beyond one task per core, another task must be worth its start
+NO_LIMIT = 1 << 62
 EVEN_TASKS = 10  # so many even out files of unlike size; more would only make smaller files
 
 
@@ -185,6 +186,25 @@ def replay(base: FileState, records: Sequence[dict[str, Json]]) -> FileState:
             aside.pop(path, None)
             files[path] = progress
     return replace(base, files=files, set_aside=aside).prune_finished()
+
+
+def recorded_inputs(state: FileState, records: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
+    """What an epoch read, as a task reads it again: from the same record to the same record of the same files.
+
+    The ledger keeps no byte offsets: a file that was begun before is skipped through.
+    """
+    return [
+        {**record, "path": state.current_name(str(record["path"])), "offset": 0, "line": 0}
+        for record in records
+        if record["status"] != "pending" and int(record["to"]) > int(record["from"])
+    ]
+
+
+def deal_again(inputs: list[dict[str, Json]], parallelism: int) -> list[Split]:
+    """Contiguous ranges, as many as tasks run at once; the order of the rows is that of the files, however dealt."""
+    size = max(1, -(-len(inputs) // max(1, parallelism)))
+    ranges = [inputs[at : at + size] for at in range(0, len(inputs), size)]
+    return [Split(files, NO_LIMIT, NO_LIMIT, NO_LIMIT) for files in ranges]
 
 
 def _record(item: dict[str, Json], to: int) -> dict[str, Json]:

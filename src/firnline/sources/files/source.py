@@ -7,32 +7,33 @@ import logging
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from firnline.clock import monotonic
 from firnline.errors import ConfigError, LateFileError, SourceError, SourceMovedError
 from firnline.options import FileSourceOptions
-from firnline.sources.base import Backlog, Limits, Source, SourcePlan
+from firnline.sources.base import (
+    Backlog,
+    InputStatus,
+    InputTracker,
+    Limits,
+    PositionView,
+    Reconciled,
+    Source,
+    SourcePlan,
+    processed_record,
+)
 from firnline.sources.files import planning
-from firnline.sources.files.known import KnownFiles
 from firnline.sources.files.listing import Scope, list_files
 from firnline.sources.files.position import FileState, Progress
+from firnline.sources.known import KnownFiles
 from firnline.storage import FileStat, Storage, is_remote, normalise, open_storage
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)
 
 LOOKED_UP = 200  # more files than that are cheaper to list
-
-
-@dataclass(frozen=True, slots=True)
-class Reconciled:
-    """What a full listing against the complete ledger found."""
-
-    late: list[FileStat] = field(default_factory=list)
-    changed: list[str] = field(default_factory=list)  # processed files that are no longer the same
-    listed: int = 0
 
 
 class FileSource(Source):
@@ -47,14 +48,17 @@ class FileSource(Source):
         storage: Storage | None = None,
     ) -> None:  # fmt: skip
         self.name = options.name
+        self.poll_interval_secs = options.poll_interval_secs
+        self.reconcile_interval_secs = options.reconcile_interval_secs
+        self.late_files = options.late_files
         self._options = options
         self._once = once
         self._moved = moved
         self._scope = Scope.of(normalise(options.path))
         self._storage = storage or open_storage(self._scope.root, options.storage_options)
         self._start_name, self._start_time = _start_after(options.start_after, self._scope.root)
-        if moved is not None and normalise(moved[1]) != self.root:
-            raise ConfigError(f"--source-moved says {moved[1]}, the spec says {self.root}")
+        if moved is not None and normalise(moved[1]) != self.location:
+            raise ConfigError(f"--source-moved says {moved[1]}, the spec says {self.location}")
         self._only: frozenset[str] | None = None
         self._unsaved = False
         self._late: dict[str, FileStat] = {}
@@ -64,11 +68,20 @@ class FileSource(Source):
         self._retry_at: dict[str, float] = {}
 
     @property
-    def root(self) -> str:
+    def location(self) -> str:
         return self._scope.root
 
+    def check(self) -> None:
+        if is_remote(self.location):
+            return
+        if not os.path.isdir(self.location):
+            hint = "Correct `path` of the source, or make the folder."
+            raise SourceError(f"{self.location}: no such folder", hint=hint, path=self.location)
+        if not os.access(self.location, os.R_OK | os.X_OK):
+            hint = "Allow this user to read the folder."
+            raise SourceError(f"{self.location} cannot be listed", hint=hint, path=self.location)
+
     def restrict(self, names: Iterable[str]) -> None:
-        """Read these files alone, by their full names, whatever else comes to lie there."""
         self._only = frozenset(names)
 
     def _list(self, after: str | None = None) -> Iterator[FileStat]:
@@ -78,34 +91,66 @@ class FileSource(Source):
     # -- positions ------------------------------------------------------------------------------------
 
     def start(self, position: Json | None) -> Json:
-        if not is_remote(self.root) and not os.path.isdir(self.root):
-            raise ConfigError(f"{self.root}: no such folder", hint="Correct the source's path, or create the folder.")
+        if not is_remote(self.location) and not os.path.isdir(self.location):
+            raise ConfigError(
+                f"{self.location}: no such folder", hint="Correct the source's path, or create the folder."
+            )
         if position is None:
-            return FileState(self.root, mark=self._start_name, start_after=self._start_name).to_json()
+            return FileState(self.location, mark=self._start_name, start_after=self._start_name).to_json()
         state = FileState.from_json(position)
-        if self._moved is not None and state.root == normalise(self._moved[0]) != self.root:
-            state = state.moved(state.root, self.root)
+        if self._moved is not None and state.root == normalise(self._moved[0]) != self.location:
+            state = state.moved(state.root, self.location)
             self._unsaved = True  # worth an epoch of its own, so that the next run need not be told again
-        if state.root != self.root:
+        if state.root != self.location:
             raise SourceMovedError(
-                f"the checkpoint was made on {state.root}, the spec says {self.root}",
-                hint=f"If the same files moved, run once with --source-moved {state.root}={self.root}",
+                f"the checkpoint was made on {state.root}, the spec says {self.location}",
+                hint=f"If the same files moved, run once with --source-moved {state.root}={self.location}",
             )
         return state.to_json()
 
-    def adopt(self, source_state: Json) -> tuple[Json, list[dict[str, Json]]]:
-        """Take over another tool's position; what it says is read becomes the baseline."""
-        state = FileState.from_interchange(source_state, self.root)
-        baseline = [
-            {**file_identity(stat), "from": 0, "to": 0, "status": "committed", "baseline": True}
-            for stat in self.list_all()
-            if state.knows(stat.name)  # finished ones above the mark too: the mark will pass them
-        ]
+    def adopt(self, foreign: Json) -> tuple[Json, list[dict[str, Json]]]:
+        state = FileState.from_interchange(foreign, self.location)
+        # Finished ones above the mark too: the mark will pass them.
+        baseline = [processed_record(stat) for stat in self.list_inputs() if state.knows(stat.name)]
         return state.to_json(), baseline
 
+    def interchange(self, position: Json) -> Json:
+        return FileState.from_json(position).interchange()
+
     def replay(self, position: Json, records: Sequence[dict[str, Json]]) -> Json:
-        """The position after an epoch, from the ledger's records of it."""
         return planning.replay(FileState.from_json(position), records).to_json()
+
+    def replan(self, position: Json, records: Sequence[dict[str, Json]], parallelism: int) -> SourcePlan:
+        inputs = planning.recorded_inputs(FileState.from_json(position), records)
+        return SourcePlan(
+            source=self.name,
+            base=position,
+            splits=planning.deal_again(inputs, parallelism),
+            files=len(inputs),
+            size_bytes=sum(int(item["size_bytes"]) for item in inputs),
+        )
+
+    @classmethod
+    def describe(cls, position: Json) -> PositionView:
+        state = FileState.from_json(position)
+        in_progress = {path: found.records for path, found in sorted(state.files.items()) if not found.finished}
+        return PositionView(
+            facts={
+                "root": state.root,
+                "last_committed_file": state.mark,
+                "files_in_progress": len(in_progress),
+                "files_set_aside": len(state.set_aside),
+            },
+            location=state.root,
+            by_input=True,
+            last=state.mark,
+            in_progress=in_progress,
+            set_aside={path: item.reason for path, item in state.set_aside.items()},
+            named=len(state.files),
+        )
+
+    def current_name(self, position: Json, path: str) -> str:
+        return FileState.from_json(position).current_name(path)
 
     # -- planning -------------------------------------------------------------------------------------
 
@@ -140,7 +185,7 @@ class FileSource(Source):
                     if monotonic() > deadline:
                         return
         except OSError as error:
-            raise SourceError(f"cannot list {self.root}: {error}", path=self.root) from error
+            raise SourceError(f"cannot list {self.location}: {error}", path=self.location) from error
 
     def _in_progress(self, state: FileState) -> list[FileStat]:
         """Files that are begun, or late and waiting to begin, as they are stored now."""
@@ -162,7 +207,7 @@ class FileSource(Source):
         return [*found, *(s for s in late if not state.is_after_mark(s.name))]
 
     def _key(self, path: str) -> str:
-        return path.removeprefix(self.root).lstrip("/")
+        return path.removeprefix(self.location).lstrip("/")
 
     def advance(self, plan: SourcePlan, outcomes: Sequence[Json], epoch: int) -> tuple[Json, list[dict[str, Json]]]:
         base = FileState.from_json(plan.base)
@@ -192,12 +237,7 @@ class FileSource(Source):
     # -- late files and retries -----------------------------------------------------------------------
 
     def reconcile(self, position: Json, known: KnownFiles) -> Reconciled:
-        """Compare a full listing with every file that the ledger knows; apply the late policy.
-
-        Raises:
-            LateFileError: a late file under `late_files: fail`.
-        """
-        found = self.compare(position, known)
+        found = self.find_late(position, known)
         if found.late and self._options.late_files == "fail":
             names = ", ".join(s.name for s in found.late[:3])
             raise LateFileError(f"{len(found.late)} late file(s): {names}", files=len(found.late))
@@ -205,14 +245,14 @@ class FileSource(Source):
             self._late = {stat.name: stat for stat in found.late}
         return found
 
-    def compare(self, position: Json, known: KnownFiles) -> Reconciled:
-        """The same comparison, without consequences: both sides are walked once, in the order of names."""
+    def find_late(self, position: Json, known: KnownFiles) -> Reconciled:
+        """Compare a full listing with every file that is known; both sides are walked once, in the order of names."""
         state = FileState.from_json(position)
         if state.former_roots:
             known = known.renamed(state.current_name)
         found = Reconciled()
         listed = 0
-        for stat, etag in _side_by_side(self.list_all(), known):
+        for stat, etag in _side_by_side(self.list_inputs(), known):
             listed += 1
             if etag is not None:
                 in_progress = stat.name in state.files or stat.name in state.set_aside
@@ -225,10 +265,6 @@ class FileSource(Source):
     def find_unavailable(
         self, position: Json, records: Sequence[Mapping[str, Json]], back_to: Json | None = None
     ) -> list[str]:
-        """Which files that the ledger's records read could not be read again as they were, each with its reason.
-
-        `back_to` is the position that one goes back to: what was half read there is needed, too.
-        """
         state = FileState.from_json(position)
         wanted: dict[str, str] = {}
         then = FileState.from_json(back_to).files if back_to is not None else {}
@@ -247,19 +283,22 @@ class FileSource(Source):
         """What is stored under these names now; a few are looked up, many are listed."""
         if len(paths) > LOOKED_UP:
             wanted = set(paths)
-            return {stat.name: stat for stat in self.list_all() if stat.name in wanted}
+            return {stat.name: stat for stat in self.list_inputs() if stat.name in wanted}
         found = {}
         for path in paths:
             with contextlib.suppress(FileNotFoundError):
                 found[path] = self._storage.stat(self._key(path))
         return found
 
-    def list_all(self) -> Iterator[FileStat]:
-        """Every file that the source covers, in byte order."""
+    def list_inputs(self) -> Iterator[FileStat]:
+        """Every file that the source covers, in byte order of the names."""
         try:
             yield from self._list()
         except OSError as error:
-            raise SourceError(f"cannot list {self.root}: {error}", path=self.root) from error
+            raise SourceError(f"cannot list {self.location}: {error}", path=self.location) from error
+
+    def track(self, position: Json) -> InputTracker:
+        return _Tracker(self, FileState.from_json(position))
 
     def _is_late(self, state: FileState, stat: FileStat) -> bool:
         if state.is_after_mark(stat.name) or stat.name in state.files or stat.name in state.set_aside:
@@ -269,19 +308,16 @@ class FileSource(Source):
         return state.start_after is None or stat.name.encode() > state.start_after.encode()
 
     def give_back(self, plan: SourcePlan) -> bool:
-        """An epoch was lost, and with it the base that files were late to; True when they must be found again."""
         self._unsaved = self._unsaved or bool(plan.notes.get("moved"))
         found = bool(self._late) or bool(plan.notes.get("late"))
         self._late = {}
         return found
 
     def retry(self, path: str, *, changed: bool) -> None:
-        """Take a file that was set aside up again with the next plan."""
         with self._retries_lock:
             self._retries[path] = changed
 
     def drop(self, path: str) -> None:
-        """Give a file that was set aside up with the next plan: it counts as finished, and is never read again."""
         with self._retries_lock:
             self._drops.add(path)
 
@@ -336,8 +372,7 @@ class FileSource(Source):
             del aside[path]
         return replace(state, files=files, set_aside=aside)
 
-    def forget_retries(self, paths: Iterable[str]) -> None:
-        """The epoch that took these up is committed."""
+    def forget_requests(self, paths: Iterable[str]) -> None:
         with self._retries_lock:
             for path in paths:
                 self._retries.pop(path, None)
@@ -360,15 +395,47 @@ def _side_by_side(
         yield stat, etag if path == stat.name else None
 
 
-def file_identity(stat: FileStat) -> dict[str, Json]:
-    """What a ledger entry says of any file."""
-    return {
-        "path": stat.name,
-        "size_bytes": stat.size_bytes,
-        "etag": stat.etag,
-        "create_time": stat.modified_at.isoformat(),
-        "discovery_time": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+class _Tracker(InputTracker):
+    """What became of every file, seen from one position."""
+
+    def __init__(self, source: FileSource, state: FileState) -> None:
+        self._source = source
+        self._state = state
+        self._seen: dict[str, str] = {}  # path -> etag
+
+    def add(self, record: dict[str, Json]) -> InputStatus | None:
+        path = self._state.current_name(str(record["path"]))
+        if path in self._seen or record["status"] == "pending":
+            return None
+        self._seen[path] = str(record.get("etag", ""))
+        status, reason = self._status_of(path), self._reason_of(path)
+        if record["status"] == "dropped" and status == "committed":
+            status, reason = "dropped", str(record["reason"])
+        return InputStatus({**record, "path": path}, status, reason)
+
+    def unread(self) -> Iterator[InputStatus]:
+        known = KnownFiles(self._seen.items())
+        late = {stat.name for stat in self._source.find_late(self._state.to_json(), known).late}
+        for stat in self._source.list_inputs():
+            if stat.name in self._seen:
+                continue
+            row = {"path": stat.name, "size_bytes": stat.size_bytes, "create_time": stat.modified_at.isoformat()}
+            status = "late" if stat.name in late else self._status_of(stat.name)
+            yield InputStatus(row, "ignored" if status == "committed" else status, self._reason_of(stat.name))
+
+    def _status_of(self, path: str) -> str:
+        state = self._state
+        if path in state.set_aside:
+            return "set_aside"
+        if path in state.files:
+            return "committed" if state.files[path].finished else "in_progress"
+        return "pending" if state.is_after_mark(path) else "committed"
+
+    def _reason_of(self, path: str) -> str | None:
+        state = self._state
+        if path in state.set_aside:
+            return state.set_aside[path].reason
+        return state.files[path].reason or None if path in state.files else None
 
 
 def _start_after(value: str | None, root: str) -> tuple[str | None, datetime | None]:
