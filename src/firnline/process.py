@@ -15,37 +15,42 @@ from firnline.types import Json
 
 
 @dataclass(frozen=True, slots=True)
-class Who:
-    """The user, the host and the process."""
+class Process:
+    """A process: its user, its host and its number there."""
 
     user: str
     host: str
     pid: int
 
+    @property
+    def address(self) -> dict[str, Json]:
+        """Host and number, for a record that counts while the process lives."""
+        return {"host": self.host, "pid": self.pid}
 
-def who() -> Who:
-    """The user, host and process that this is."""
+
+def this_process() -> Process:
+    """The process that calls this."""
     try:
         user = getpass.getuser()
-    except (OSError, KeyError):  # a user without a name, as containers have them
+    except (OSError, KeyError):  # a user without a name, as in containers
         user = str(os.getuid())
-    return Who(user, socket.gethostname(), os.getpid())
+    return Process(user, socket.gethostname(), os.getpid())
 
 
-def this_process() -> dict[str, Json]:
-    """The host and process that this is, for a record that counts while the process lives."""
-    return {"host": socket.gethostname(), "pid": os.getpid()}
+def is_this_host(host: Json) -> bool:
+    """Whether a host is the one this process runs on."""
+    return bool(host == socket.gethostname())
 
 
-def is_gone(host: str, pid: int) -> bool:
-    """Whether a process has surely ended; only its own host can tell."""
-    if host != socket.gethostname():
+def has_exited(host: str, pid: int) -> bool:
+    """Whether a process has surely ended. Only its own host knows: for any other host the answer is False."""
+    if not is_this_host(host):
         return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except PermissionError:
+    except OSError:
         pass
     return False
 
@@ -54,14 +59,14 @@ _T = TypeVar("_T")
 
 
 class HungError(TimeoutError):
-    """A call did not come back in time. It is still under way: what it does is not known."""
+    """A call did not return in time. It is still running, and its outcome is unknown."""
 
 
-class Calls:
-    """The calls of one thread to something that may hang; signals are heard while it waits.
+class TimedCalls:
+    """Calls to something that may hang, from one thread; signals are handled while it waits.
 
-    A call that was given up goes on by itself, and the next one begins only after it: two never touch the same
-    objects at the same time, and threads do not pile up.
+    A call that exceeds its time keeps running, and the next call starts only after it has returned: two calls never
+    use the same objects at once, and threads do not pile up.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -70,14 +75,14 @@ class Calls:
 
     @property
     def busy(self) -> bool:
-        """Whether a call that was given up is still under way."""
+        """Whether a call that exceeded its time is still running."""
         return self._last is not None and not self._last.done()
 
     def call(self, work: Callable[[], _T], seconds: float | None = None) -> _T:
-        """What `work` returns or raises.
+        """Returns or raises what `work` does.
 
         Raises:
-            HungError: it, or the call before it, is still under way after so many seconds.
+            HungError: this call, or the one before it, is still running after `seconds`.
         """
         most = self._seconds if seconds is None else seconds
         if self._last is not None:

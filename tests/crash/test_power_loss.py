@@ -55,7 +55,7 @@ NAME = "demo"
 @pytest.fixture(autouse=True)
 def _started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes from before the cut are gone, though here this very process plays them."""
-    monkeypatch.setattr("firnline.committer.lock.is_gone", lambda _: True)
+    monkeypatch.setattr("firnline.committer.lock.has_exited", lambda *_: True)
 
 
 @dataclass

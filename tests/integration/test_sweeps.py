@@ -24,6 +24,7 @@ from firnline.maintenance.compact import compact
 from firnline.maintenance.gc import gc
 from firnline.maintenance.vacuum import vacuum
 from firnline.options import PipelineOptions
+from firnline.process import Process
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.sink import DeltaSink
 from firnline.sinks.delta.sweeps import SweepLog
@@ -250,7 +251,7 @@ def test_a_compaction_whose_pin_was_given_up_commits_no_file_that_is_gone(
     options = make_options(max_files=1)
     make_epochs(sample, options, 4)
     root = Path(options.sinks[0].table)
-    monkeypatch.setattr(compacting, "this_process", lambda: {"host": "elsewhere", "pid": 1})
+    monkeypatch.setattr(compacting, "this_process", lambda: Process("somebody", "elsewhere", 1))
     monkeypatch.setattr(
         firnline.maintenance.references, "COMPACTION_KEPT", -firnline.maintenance.references.COMPACTION_KEPT
     )

@@ -27,8 +27,8 @@ from firnline.graph import sink_input, stateful
 from firnline.history.status import load_lease
 from firnline.jobs.spark import SparkEngine, find_java
 from firnline.options import DeltaSinkOptions
+from firnline.process import has_exited
 from firnline.run.open_pipeline import OpenPipeline
-from firnline.run.standby import is_gone
 from firnline.sinks.base import Head
 from firnline.sinks.delta.adopt import find_foreign
 from firnline.sources.base import Source, SourcePlan
@@ -236,7 +236,7 @@ def _lease(reading: _Reading) -> dict[str, Json] | None:
     lease = load_lease(reading.pipeline)
     if lease and "unreadable" in lease:
         reading.warnings.append(f"the lease cannot be read ({lease['unreadable']}); a run would go on without one")
-    elif lease and not lease["released"] and not is_gone(str(lease["host"]), int(lease["pid"])):
+    elif lease and not lease["released"] and not has_exited(str(lease["host"]), int(lease["pid"])):
         holder = f"run {lease['holder']} on {lease['host']}:{lease['pid']}"
         reading.warnings.append(f"{holder} holds the lease: a run would take it over, and with --standby wait for it")
     return lease

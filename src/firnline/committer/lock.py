@@ -6,12 +6,10 @@ monotonic clock, it takes over. A holder that wakes up later is refused by the l
 
 from __future__ import annotations
 
-import os
-import socket
-
 from firnline.checkpoint.codec import canonical, parse, seal, unseal
 from firnline.errors import DamagedError
 from firnline.names import COMMITTER
+from firnline.process import has_exited, this_process
 from firnline.storage import Storage
 from firnline.types import Clock, Json
 
@@ -51,11 +49,11 @@ class Place:
     def _write(self) -> None:
         self._beat += 1
         self._beat_at = self._clock.monotonic()
-        body = {"run": self._run, "host": socket.gethostname(), "pid": os.getpid(), "beat": self._beat}
+        body = {"run": self._run, **this_process().address, "beat": self._beat}
         self._storage.put(COMMITTER, canonical(seal(body)))
 
     def _is_dead(self, holder: dict[str, Json]) -> bool:
-        if is_gone(holder):
+        if has_exited(str(holder["host"]), int(holder["pid"])):
             return True
         sign = (str(holder["run"]), int(holder["beat"]))
         if sign != self._watched:
@@ -77,16 +75,3 @@ def find_holder(storage: Storage) -> dict[str, Json] | None:
         return unseal(parse(storage.get(COMMITTER), COMMITTER), COMMITTER)
     except (FileNotFoundError, DamagedError):
         return None
-
-
-def is_gone(holder: dict[str, Json]) -> bool:
-    """Whether the holder's process has ended; only its own host can tell."""
-    if holder["host"] != socket.gethostname():
-        return False
-    try:
-        os.kill(int(holder["pid"]), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        pass
-    return False

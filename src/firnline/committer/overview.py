@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from firnline.committer.lock import find_holder, is_gone
+from firnline.committer.lock import find_holder
 from firnline.errors import DamagedError, NewerFormatError
 from firnline.names import PENDING, pending_unit
+from firnline.process import has_exited
 from firnline.sinks.delta.table import Table
 from firnline.sinks.staged.chain import arrange, read_standing
 from firnline.sinks.staged.set_aside import load_rejected
@@ -69,7 +70,7 @@ def load_overview(table: Table, storage: Storage, now: datetime) -> StagingOverv
             }
         )
     holder = find_holder(storage)
-    out.committer = holder if holder is not None and not is_gone(holder) else None
+    out.committer = holder if holder is not None and not has_exited(str(holder["host"]), int(holder["pid"])) else None
     return out
 
 

@@ -198,7 +198,7 @@ class _Compaction:
     def _compact_batch(self, batch: list[Bin], attempt: str) -> bool:
         """Write and commit some bins; False when others made them void, and nothing was changed."""
         pin = compaction_pin(attempt)
-        body = {"format": FORMAT, "kind": "compaction", "attempts": [attempt], **this_process()}
+        body = {"format": FORMAT, "kind": "compaction", "attempts": [attempt], **this_process().address}
         self._storage.put(pin, canonical(body))  # step 1
         done: list[_Rewritten] = []
         try:

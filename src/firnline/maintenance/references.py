@@ -14,7 +14,6 @@ import base64
 import binascii
 import os
 import re
-import socket
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
@@ -41,7 +40,7 @@ from firnline.names import (
     runs_folder,
     unit_of,
 )
-from firnline.process import is_gone
+from firnline.process import has_exited, is_this_host
 from firnline.sinks.delta.log import DeltaLog
 from firnline.sinks.delta.table import Table
 from firnline.sinks.staged.unit import Unit, parse_unit
@@ -447,9 +446,9 @@ def _may_live(run: dict[str, Json], generation: int) -> bool:
 
 
 def _is_here(record: dict[str, Json]) -> bool:
-    return record.get("host") == socket.gethostname() and isinstance(record.get("pid"), int)
+    return is_this_host(record.get("host")) and isinstance(record.get("pid"), int)
 
 
 def _lives(record: dict[str, Json]) -> bool:
     """Whether a process may be alive; only its own host can tell that it is not."""
-    return not (_is_here(record) and is_gone(str(record["host"]), int(record["pid"])))
+    return not (_is_here(record) and has_exited(str(record["host"]), int(record["pid"])))

@@ -12,7 +12,7 @@ from typing import Any
 from firnline.checkpoint.codec import canonical, parse, seal, unseal
 from firnline.errors import DamagedError, FirnlineError
 from firnline.names import run_name, runs_folder
-from firnline.process import is_gone, who
+from firnline.process import has_exited, this_process
 from firnline.storage import Storage
 from firnline.types import Clock, Json
 
@@ -34,7 +34,7 @@ class RunHistory:
         self._body: dict[str, Json] = {
             "run": run,
             "pipeline": pipeline,
-            **asdict(who()),
+            **asdict(this_process()),
             "started_at": started.isoformat(),
             "ended_at": None,
             "status": "running",
@@ -161,4 +161,4 @@ def load_runs(storage: Storage, pipeline: str) -> list[dict[str, Json]]:
 
 def has_died(run: dict[str, Json]) -> bool:
     """Whether a run that never said how it ended is gone; only its own host can tell."""
-    return bool(run["status"] == "running") and is_gone(str(run["host"]), int(run["pid"]))
+    return bool(run["status"] == "running") and has_exited(str(run["host"]), int(run["pid"]))

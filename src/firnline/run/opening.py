@@ -23,7 +23,7 @@ from firnline.errors import (
 )
 from firnline.graph import sink_input
 from firnline.jobs.read_orders import columns_from_json, declared
-from firnline.process import Calls
+from firnline.process import TimedCalls
 from firnline.run.checkpoints import CheckpointMaker
 from firnline.run.flight import Base, Flight
 from firnline.run.joining import ahead_of, check_new_sinks, join_sink, prove_on_chain
@@ -269,4 +269,4 @@ def _find_schema(sink: DeltaSink) -> pa.Schema | None:
 
 def _ask(sink: DeltaSink, work: Callable[[], T]) -> T:
     """Read a further sink. One that is optional and hangs must hold up nobody: HungError, an OSError."""
-    return work() if sink.required else Calls(READ_SECONDS).call(work)
+    return work() if sink.required else TimedCalls(READ_SECONDS).call(work)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from firnline.checkpoint.ledger import Ledger
 from firnline.errors import StoreAheadError, StoreUnsafeError
 from firnline.options import PipelineOptions, StoreOptions
-from firnline.process import Calls, HungError
+from firnline.process import HungError, TimedCalls
 from firnline.run.copy_check import Judge, Reload, fits
 from firnline.run.records import Entries, Records
 from firnline.run.store_copy import StoreCopy
@@ -91,7 +91,7 @@ class Recorder:
             )
         self.tiers = Tiers(local, remote)
         self._local, self._remote = self._make_writers(options)
-        self._near_calls = Calls(NEAR_SECONDS)
+        self._near_calls = TimedCalls(NEAR_SECONDS)
         self._looks: dict[str, Look] | None = None  # what was compared; None: nothing yet
         self._far_looked = threading.Event()
         self._far_looked.set()

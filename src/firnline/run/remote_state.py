@@ -135,7 +135,7 @@ class StandingState:
         key = state_pin(self._pipeline, generation)
         if used is not None:
             state = {name: ref.to_json() for name, ref in used.items()}
-            pin = {"kind": STANDS_ON, "pipeline": self._pipeline, "files": [], "state": state, **this_process()}
+            pin = {"kind": STANDS_ON, "pipeline": self._pipeline, "files": [], "state": state, **this_process().address}
             fault_point("state.pin.before")
             self._storage.put(key, canonical(seal(pin)))
             fault_point("state.pin.after")

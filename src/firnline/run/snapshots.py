@@ -110,7 +110,7 @@ class Coordinated:
             operators={name: _info(worked, options[name]) for name in sorted(worked.due)},
             positions=positions,
             watermarks=worked.watermarks.to_json(),
-            workers=(Worker(**this_process()),),
+            workers=(Worker(**this_process().address),),
             created_at=self._clock.now().isoformat(),
         )
         self._feed(c.Begin(plan.checkpoint_id, epoch, len(ranges)))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import socket
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from firnline.errors import CheckpointError, ConfigError
+from firnline.process import HungError, TimedCalls, has_exited
 
 if TYPE_CHECKING:
     from firnline.options import PipelineOptions, StoreOptions
@@ -79,11 +78,10 @@ def _open(options: PipelineOptions, stop: Stop, say: Say, *, standby: bool) -> C
     store = _lease_store(options)
     if store is None:
         return None
-    from firnline.process import Calls
     from firnline.stores import open_store
     from firnline.stores.lease import patience
 
-    calls = Calls(patience(options.checkpoint.lease_seconds))
+    calls = TimedCalls(patience(options.checkpoint.lease_seconds))
     told = False
     while True:
         try:
@@ -101,7 +99,6 @@ def _open(options: PipelineOptions, stop: Stop, say: Say, *, standby: bool) -> C
 
 def _close(store: CheckpointStore, lease: Lease) -> None:
     """Close the store, unless a call to it hangs: the end of the process closes it then."""
-    from firnline.process import HungError
     from firnline.stores.lease import EXIT_SECONDS
 
     if not lease.calls.busy:
@@ -117,22 +114,9 @@ def _take(lease: Lease, say: Say) -> bool:
     except (OSError, CheckpointError) as error:
         logger.warning("running without a lease", extra={"reason": str(error)})
         return False
-    if former is not None and not is_gone(former.host, former.pid):
+    if former is not None and not has_exited(former.host, former.pid):
         say(f"took the lease over from run {former.holder} on {former.host}:{former.pid} (token {former.token})")
     return True
-
-
-def is_gone(host: str, pid: int) -> bool:
-    """Whether a holder has died on this very host: then nothing is taken from anybody."""
-    if host != socket.gethostname():
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        pass
-    return False
 
 
 def _tell(sight: Sight | None, say: Say) -> None:

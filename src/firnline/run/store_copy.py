@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from firnline.errors import CheckpointError, SinkError, StoreAheadError, StoreUnsafeError
-from firnline.process import Calls
+from firnline.process import TimedCalls
 from firnline.run.copy_check import Judge, fits
 from firnline.run.records import Entries, Records
 from firnline.sinks.base import Head
@@ -56,7 +56,7 @@ class StoreCopy:
         self._strict = strict
         self._prune_every = max(1, min(PRUNE_EVERY, keep_versions))
         self._prune_due = self._prune_told = False
-        self._calls = Calls(STORE_SECONDS)
+        self._calls = TimedCalls(STORE_SECONDS)
         self._calling = threading.Lock()
         self._claimed = False
         self._recorded: int | None = None  # the newest epoch that the store holds; None: look before the next put

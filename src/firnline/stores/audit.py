@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from firnline.clock import SystemClock
 from firnline.errors import DamagedError, FirnlineError, NewerFormatError, VersionConflictError
-from firnline.process import who
+from firnline.process import this_process
 from firnline.stores.base import CheckpointStore
 from firnline.stores.payload import decode, encode
 from firnline.types import Clock, Json, RandomIds
@@ -117,7 +117,7 @@ def make_record(
     """A record of what this process does now; without a `run`, one of its own is made up."""
     if what not in WHATS:
         raise ValueError(f"{what!r} is nothing that is audited")
-    me = who()
+    me = this_process()
     ids = RandomIds()
     return AuditRecord(
         id=ids.new(),

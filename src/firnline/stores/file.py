@@ -21,7 +21,6 @@ import contextlib
 import fcntl
 import os
 import re
-import socket
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from typing import ClassVar
 from firnline.clock import SystemClock
 from firnline.errors import StoreUnsafeError
 from firnline.faults import fault_point
+from firnline.process import this_process
 from firnline.storage import LocalStorage, fsync_path, make_folders
 from firnline.stores.base import (
     KEY,
@@ -361,7 +361,8 @@ class FileStore(CheckpointStore):
 
 def _sign(descriptor: int) -> None:
     """Leave a word in the lock on who has it. It only helps people, so a disk that is full is no failure."""
-    text = f"{os.getpid()} {socket.gethostname()}\n".encode()
+    me = this_process()
+    text = f"{me.pid} {me.host}\n".encode()
     with contextlib.suppress(OSError):
         if os.pread(descriptor, len(text) + 1, 0) != text:
             os.pwrite(descriptor, text, 0)

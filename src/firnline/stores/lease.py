@@ -16,7 +16,7 @@ from functools import partial
 
 from firnline.errors import CheckpointError, DamagedError, FencedError, NewerFormatError, VersionConflictError
 from firnline.faults import fault_point
-from firnline.process import Calls, HungError, who
+from firnline.process import HungError, TimedCalls, this_process
 from firnline.stores.base import CheckpointStore
 from firnline.stores.lease_rules import LeaseRecord, Sight, Tenure, Verdict, Watch
 from firnline.types import Clock
@@ -48,7 +48,7 @@ class Lease:
         self._record: LeaseRecord | None = None
         self._writes = 0
         self._tried_at: float | None = None
-        self.calls = Calls(patience(seconds))
+        self.calls = TimedCalls(patience(seconds))
         self.tenure: Tenure | None = None
         self.rival: LeaseRecord | None = None  # who has it, when that was found out
 
@@ -81,7 +81,7 @@ class Lease:
             return self._confirm(sight, sight.record)  # an earlier try whose answer was lost
         now = self._clock.now().isoformat()
         token = sight.version + 1
-        me = who()
+        me = this_process()
         record = LeaseRecord(
             holder=self._run,
             host=me.host,

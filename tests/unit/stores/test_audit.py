@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from firnline.errors import ConfigError, DamagedError, VersionConflictError
-from firnline.process import who
+from firnline.process import this_process
 from firnline.stores.audit import (
     AuditRecord,
     append_audit,
@@ -45,7 +45,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointStore:
 def test_a_record_survives_its_json() -> None:
     record = make_record("p", "rollback", run="r", from_epoch=7, to_epoch=4, details={"sinks": ["a"]}, outcome="begun")
     assert AuditRecord.from_json(record.to_json()) == record
-    assert (record.user, record.host, record.pid) == (who().user, who().host, who().pid)
+    assert (record.user, record.host, record.pid) == (this_process().user, this_process().host, this_process().pid)
 
 
 @pytest.mark.parametrize("value", [{}, None, [], {"id": "x"}, {**make_record("p", "import").to_json(), "pid": "x"}])
@@ -100,7 +100,7 @@ def test_a_user_without_a_name_is_told_by_number(monkeypatch: pytest.MonkeyPatch
         raise KeyError("getpwuid(): uid not found")
 
     monkeypatch.setattr("getpass.getuser", nameless)
-    assert who().user == str(os.getuid())
+    assert this_process().user == str(os.getuid())
 
 
 def test_credentials_in_details_are_left_out(store: CheckpointStore) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from firnline.errors import CheckpointError, DamagedError, FencedError
 from firnline.options import StoreOptions
-from firnline.process import Calls, HungError
+from firnline.process import HungError, TimedCalls
 from firnline.stores import lease as lease_module
 from firnline.stores import open_store
 from firnline.stores.base import CheckpointStore
@@ -759,7 +759,7 @@ def calls_under_way() -> int:
 
 def test_a_store_that_hangs_holds_up_nobody_who_takes_or_stands_by(flaky: FlakyStore, clock: FakeClock) -> None:
     first, second = lease_of(flaky, "first", clock), lease_of(flaky, "second", clock)
-    first.calls = second.calls = Calls(0.05)
+    first.calls = second.calls = TimedCalls(0.05)
     flaky.go_on.clear()
     before = calls_under_way()
     try:
@@ -772,7 +772,7 @@ def test_a_store_that_hangs_holds_up_nobody_who_takes_or_stands_by(flaky: FlakyS
         assert second.calls.busy
     finally:
         flaky.go_on.set()
-    second.calls = Calls(20)
+    second.calls = TimedCalls(20)
     assert wait_for_lease(second, rest_of(clock), told.append)
 
 

@@ -10,8 +10,6 @@ and says how many shards there shall be; the next run folds those epochs with th
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -21,6 +19,7 @@ from firnline.errors import CheckpointError, ConfigError, LedgerHoleError
 from firnline.history.auditing import on_record
 from firnline.history.state import load_snapshot
 from firnline.jobs.dataflow import dataflow_of
+from firnline.process import this_process
 from firnline.run.edit_entries import jump_checkpoint
 from firnline.run.joining import perform_jump
 from firnline.run.open_pipeline import OpenPipeline
@@ -207,7 +206,7 @@ class StateJump:
             operators=tip.infos,
             positions=checkpoint.positions,
             watermarks=checkpoint.watermarks,
-            workers=(Worker(socket.gethostname(), os.getpid()),),
+            workers=(Worker(**this_process().address),),
             created_at=checkpoint.created_at,
         )
         made.append(plan)

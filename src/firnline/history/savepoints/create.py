@@ -41,7 +41,7 @@ from firnline.names import (
     saved_quarantine_key,
     saved_state_key,
 )
-from firnline.process import who
+from firnline.process import this_process
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import schema_to_json
 from firnline.sinks.base import Head
@@ -175,7 +175,7 @@ class _Making:
             state = copy_state(self._state, self._storage, self._saved_home, progress, stopping)
         ledger = self._save_ledger(taken, names)
         quarantine = self._save_quarantine()
-        me = who()
+        me = this_process()
         made = Savepoint(
             id=self._id,
             pipeline=self._pipeline.options.name,

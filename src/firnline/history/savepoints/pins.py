@@ -107,7 +107,7 @@ def _keys(storage: Storage) -> Iterator[str]:
 def put_restore_pin(storage: Storage, attempt: str, **facts: Json) -> None:
     """Keep the files that a restore is writing from sweeps; a pin that is left behind expires after a day."""
     fault_point("restore.pin.before")
-    pin = {"kind": "restore", "attempts": [attempt], **this_process(), **facts}
+    pin = {"kind": "restore", "attempts": [attempt], **this_process().address, **facts}
     storage.put(restore_pin(attempt), canonical(seal(pin)))
     fault_point("restore.pin.after")
 

@@ -44,7 +44,7 @@ from firnline.names import (
     sweep_txn,
     sweeps_folder,
 )
-from firnline.process import is_gone, who
+from firnline.process import has_exited, this_process
 from firnline.sinks.delta.table import Table
 from firnline.storage import Storage
 from firnline.types import Ids, RandomIds
@@ -192,7 +192,7 @@ class SweepLog:
             if found is None or (not is_signed and (found.number, found.token) == newest):
                 continue
             passed = not is_signed and found.number <= newest[0]
-            if passed or is_gone(found.host, found.pid):
+            if passed or has_exited(found.host, found.pid):
                 self.storage.delete(f"{self.folder}/{name}")
 
 
@@ -261,7 +261,7 @@ class Sweeper:
         return True
 
     def _declare(self, files: Sequence[str]) -> Intent:
-        me = who()
+        me = this_process()
         intent = Intent(
             number=self._log.newest()[0] + 1,
             token=int(self._ids.new(), 16) >> 1,
@@ -307,7 +307,7 @@ class Sweeper:
 
     def _sign(self, intent: Intent) -> None:
         """Say that this process may delete these files at any moment."""
-        me = who()
+        me = this_process()
         signed = Intent(intent.number, intent.token, self._what, intent.files, me.user, me.host, me.pid, intent.at)
         self._log.storage.put(self._signature_of(intent), signed.to_bytes())
 

@@ -1,0 +1,31 @@
+"""Whether a process is alive, as far as this host can know."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from firnline.process import has_exited, is_this_host, this_process
+
+
+def test_a_process_on_this_host() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    host = this_process().host
+    assert has_exited(host, child.pid)
+    assert not has_exited(host, os.getpid())
+    assert not has_exited(host, 1)  # it may belong to another user
+
+
+def test_another_host_is_never_taken_for_dead() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    assert not has_exited("elsewhere", child.pid)
+    assert not is_this_host("elsewhere")
+    assert not is_this_host(None)
+
+
+def test_the_address_of_a_process() -> None:
+    me = this_process()
+    assert me.address == {"host": me.host, "pid": os.getpid()}
