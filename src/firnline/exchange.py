@@ -19,7 +19,6 @@ import pyarrow as pa
 from firnline.errors import EngineError
 from firnline.names import exchange_name
 from firnline.operators.columns import align, micros
-from firnline.schema import schema_from_json
 from firnline.state.keys import encode_keys, key_groups_of, shard_of
 from firnline.storage import LocalStorage, open_storage
 from firnline.types import Json
@@ -172,10 +171,9 @@ class Exchanged:
 
 
 def read_exchange(
-    place: Mapping[str, Json], files: Sequence[dict[str, Json]], schema: list[dict[str, Json]], shard: int = 0
+    place: Mapping[str, Json], files: Sequence[dict[str, Json]], columns: pa.Schema, shard: int = 0
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one shard (or all of an edge that is not dealt out), with exactly the columns of `schema`."""
-    columns = schema_from_json(schema)
+    """The rows of one shard (or all of an edge that is not dealt out), with exactly these columns."""
     storage = open_storage(str(place["root"]), place["storage_options"])
     for file in files:
         number = file["shards"].get(str(shard))

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from firnline import exchange
 from firnline.errors import EngineError
 from firnline.exchange import Edge, Exchanged, ExchangeWriter, read_exchange
-from firnline.schema import schema_to_json
 from firnline.state.keys import encode_keys, key_groups_of, shard_of, shard_ranges
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
@@ -40,9 +39,7 @@ def test_every_row_reaches_the_shard_of_its_key_in_its_order(
     assert found.rows == sum(map(len, batches))
     everything: list[dict[str, Any]] = []
     for shard in range(shards):
-        told = [
-            r for b in read_exchange(place(folder), found.files, schema_to_json(SCHEMA), shard) for r in b.to_pylist()
-        ]
+        told = [r for b in read_exchange(place(folder), found.files, SCHEMA, shard) for r in b.to_pylist()]
         for key in {r["k"] for r in told}:
             groups = key_groups_of(encode_keys(pa.table({"k": pa.array([key], pa.string())}), 1), 128)
             assert shard_of(groups, ranges)[0] == shard
@@ -62,7 +59,7 @@ def test_the_latest_time_is_told_and_more_rows_than_fit_make_more_files(
     told = writer.close()
     assert told["latest"] == 6
     assert len(told["files"]) > 1
-    read = list(read_exchange(place(tmp_path), told["files"], schema_to_json(SCHEMA)))
+    read = list(read_exchange(place(tmp_path), told["files"], SCHEMA))
     assert sum(b.num_rows for b in read) == 28
 
 
@@ -70,11 +67,7 @@ def test_a_column_that_only_some_files_have_is_null_in_the_others(tmp_path: Path
     writer = ExchangeWriter(Edge("sql<a"), place(tmp_path))
     writer.write(rows(["a"]).select(["k"]))
     writer.write(rows(["b"]))
-    read = [
-        r
-        for b in read_exchange(place(tmp_path), writer.close()["files"], schema_to_json(SCHEMA))
-        for r in b.to_pylist()
-    ]
+    read = [r for b in read_exchange(place(tmp_path), writer.close()["files"], SCHEMA) for r in b.to_pylist()]
     assert [(r["k"], r["n"]) for r in read] == [("a", None), ("b", 0)]
 
 
@@ -84,5 +77,5 @@ def test_a_file_that_is_gone_makes_the_epoch_run_again(tmp_path: Path) -> None:
     files = writer.close()["files"]
     next((tmp_path / "exchange").rglob("*.arrow")).unlink()
     with pytest.raises(EngineError) as caught:
-        list(read_exchange(place(tmp_path), files, schema_to_json(SCHEMA)))
+        list(read_exchange(place(tmp_path), files, SCHEMA))
     assert caught.value.retryable

@@ -2,37 +2,106 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import pyarrow as pa
 
+from firnline.exchange import Edge
+from firnline.schema import schema_from_json, schema_to_json
 from firnline.types import Json
 
 
 @dataclass(frozen=True, slots=True)
-class SqlOutput:
-    """Where the rows of a query go; plain JSON, since it travels to workers."""
+class Output:
+    """Where the rows of one port go."""
+
+    targets: tuple[dict[str, Json], ...] = ()  # one per sink, from `Sink.stage_target`
+    edges: tuple[Edge, ...] = ()  # to the jobs of other operators
+
+    def to_json(self) -> dict[str, Json]:
+        """Plain JSON, since it travels to workers."""
+        return {"targets": list(self.targets), "edges": [edge.to_json() for edge in self.edges]}
+
+    @classmethod
+    def from_json(cls, value: Json) -> Output:
+        """Read what `to_json` wrote."""
+        return cls(tuple(value["targets"]), tuple(Edge.from_json(edge) for edge in value["edges"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Where and how often a task shows that it is alive."""
+
+    folder: dict[str, Json]  # root, storage options and folder
+    name: str  # of the task, for people
+    seconds: float
+
+    def to_json(self) -> dict[str, Json]:
+        """Plain JSON, since it travels to workers."""
+        return {"folder": self.folder, "name": self.name, "seconds": self.seconds}
+
+    @classmethod
+    def from_json(cls, value: Json) -> Ping:
+        """Read what `to_json` wrote."""
+        return cls(dict(value["folder"]), str(value["name"]), float(value["seconds"]))
+
+
+@dataclass(frozen=True, slots=True)
+class SqlTable:
+    """Rows that an earlier job exchanged, as a query finds them."""
+
+    schema: pa.Schema
+    exchange: dict[str, Json] = field(default_factory=dict)  # the folder of exchanged rows
+    files: tuple[dict[str, Json], ...] = ()
+
+    def to_json(self) -> dict[str, Json]:
+        """Plain JSON, since it travels to workers."""
+        return {"schema": schema_to_json(self.schema), "exchange": self.exchange, "files": list(self.files)}
+
+    @classmethod
+    def from_json(cls, value: Json) -> SqlTable:
+        """Read what `to_json` wrote."""
+        return cls(schema_from_json(value["schema"]), dict(value["exchange"]), tuple(value["files"]))
+
+
+@dataclass(frozen=True, slots=True)
+class SqlTask:
+    """What the tasks that write the rows of a query need to know; all of them get the same."""
 
     attempt: str
-    targets: list[dict[str, Json]]
-    edges: list[dict[str, Json]]
-    exchange: dict[str, Json]
+    output: Output
+    exchange: dict[str, Json]  # the folder of exchanged rows
+    ping: Ping  # each task adds its number to the name
+
+    def to_json(self) -> dict[str, Json]:
+        """Plain JSON, since it travels to workers."""
+        return {
+            "attempt": self.attempt,
+            "output": self.output.to_json(),
+            "exchange": self.exchange,
+            "ping": self.ping.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> SqlTask:
+        """Read what `to_json` wrote."""
+        output, ping = Output.from_json(value["output"]), Ping.from_json(value["ping"])
+        return cls(str(value["attempt"]), output, dict(value["exchange"]), ping)
 
 
 @dataclass(frozen=True, slots=True)
 class SqlJob:
-    """One query of an epoch. `tables` are rows that earlier jobs handed on; `views` are queries that it reads."""
+    """One query of an epoch. `tables` are its inputs by name; `views` are queries that it reads."""
 
-    tables: dict[str, dict[str, Json]]
+    tables: dict[str, SqlTable]
     views: dict[str, str]
     query: str
-    output: SqlOutput
-    ping: dict[str, Json] | None = None  # as `pings.Watch.ping` gives it; each task adds its number
+    task: SqlTask
 
 
 class Engine(Protocol):
-    """Runs orders, each in a task of its own."""
+    """Runs tasks: Spark, or something lighter in tests."""
 
     @property
     def parallelism(self) -> int:
@@ -45,9 +114,9 @@ class Engine(Protocol):
         ...
 
     def run(
-        self, tag: str, orders: list[dict[str, Json]], timeout_seconds: float | None = None
+        self, tag: str, tasks: list[dict[str, Json]], timeout_seconds: float | None = None
     ) -> list[dict[str, Json]]:
-        """Run every order and return their reports in order.
+        """Run every task and return their reports, in the order of the tasks.
 
         Raises:
             EngineError: the engine failed, or did not end in time; repeating is safe.

@@ -18,8 +18,8 @@ from firnline.errors import ConfigError, EngineError
 from firnline.exchange import Exchanged
 from firnline.graph import resolve_port, upstream
 from firnline.jobs.dataflow import Dataflow, keyed_edge, sql_edge
-from firnline.jobs.engine import Engine, SqlJob, SqlOutput
-from firnline.jobs.fold_job import Folded, FoldJob, take_folded
+from firnline.jobs.engine import Engine, Output, SqlJob, SqlTable, SqlTask
+from firnline.jobs.fold_job import Folded, FoldReport, FoldTask, add_up
 from firnline.jobs.read_job import exchanged, read_sources
 from firnline.jobs.read_orders import Context, Produced, known_columns
 from firnline.jobs.watermarks import Watermark, Watermarks
@@ -28,14 +28,13 @@ from firnline.names import commit_exchange_folder, epoch_exchange_folder, exchan
 from firnline.operators.base import MAIN, Operator
 from firnline.operators.loading import build_operator, own_code
 from firnline.options import OperatorOptions, PipelineOptions
-from firnline.schema import schema_to_json
 from firnline.sinks.base import Sink
 from firnline.sinks.delta.upsert.changes import table_columns
 from firnline.sources.group import EpochPlan, Sources
 from firnline.state.home import StateHome
 from firnline.state.load import EMPTY, export_digest, load_initial_state
 from firnline.state.manifest import Ranges, checkpoint_id
-from firnline.state.refs import OperatorState
+from firnline.state.refs import OperatorState, ShardState
 from firnline.state.rescale import rescale
 from firnline.storage import LocalStorage, normalise, open_storage
 from firnline.types import Json
@@ -170,7 +169,7 @@ class _Running:
     @property
     def exchange(self) -> dict[str, Json]:
         """The folder by which one job hands rows to the next."""
-        return dict(self.watch.place)
+        return dict(self.watch.folder)
 
     def run(self) -> EpochResult:
         """Run every job of the epoch, in the order of the graph."""
@@ -240,11 +239,15 @@ class _Running:
         if not self._can_query(operator, inputs):
             return
         job = SqlJob(
-            tables={view_name(port, self.job.attempt): self._view(port) for port in inputs},
+            tables={view_name(port, self.job.attempt): self._table(port) for port in inputs},
             views={view_name(n, self.job.attempt): self.views[n] for n in self.views if n in above},
             query=self.views[operator.name],
-            output=SqlOutput(self.job.attempt, targets, [e.to_json() for e in edges], self.exchange),
-            ping=self.watch.ping(f"a task of query {operator.name}"),
+            task=SqlTask(
+                self.job.attempt,
+                Output(tuple(targets), tuple(edges)),
+                self.exchange,
+                self.watch.ping(f"a task of query {operator.name}"),
+            ),
         )
         with self.watch.job(self.jobs.engine.cancel):
             schema, reports = self.jobs.engine.run_sql(self.watch.tag, job, self.watch.timeout_seconds)
@@ -260,10 +263,10 @@ class _Running:
             )
         return not unknown
 
-    def _view(self, port: str) -> dict[str, Json]:
+    def _table(self, port: str) -> SqlTable:
         """The rows of a port as a query finds them."""
         files = self.edges.get(sql_edge(port), Exchanged()).files
-        return {"place": self.exchange, "files": files, "schema": schema_to_json(self.columns[port])}
+        return SqlTable(self.columns[port], self.exchange, tuple(files))
 
     # -- state ----------------------------------------------------------------------------------------
 
@@ -284,33 +287,57 @@ class _Running:
         if finish and job.before_last_fold is not None:
             job.before_last_fold(result)
         listed = result.due if finish else frozenset[str]()
-        ports = {port: self._port(options, port) for port in self.jobs.flow.ports_of(options)}
-        fold = FoldJob(
+        ports = {
+            port: Output(tuple(self._targets(port)), tuple(self.jobs.flow.edges_of(port, job.ranges)))
+            for port in self.jobs.flow.ports_of(options)
+        }
+        state = result.state.get(options.name) or self._first_state(options, operator, result)
+        shards = {(first, last): shard for first, last, shard in state.shards}
+        others = {name: result.state.get(name) or OperatorState(0) for name in listed if name != options.name}
+        common = FoldTask(
             pipeline=pipeline.name,
             epoch=job.epoch,
             attempt=job.attempt,
             epoch_time=job.epoch_time,
-            options=options,
+            operator=options,
             code=own_code(options, pipeline.operator_paths),
-            inputs=inputs,
-            unordered=tuple(o.name for o in self.jobs.flow.operators if o.is_sql and o.name in options.inputs),
+            files={port: exchanged.files for port, exchanged in inputs.items()},
             schemas=operator.inputs if operator is not None else None,
+            unordered=tuple(o.name for o in self.jobs.flow.operators if o.is_sql and o.name in options.inputs),
             exchange=self.exchange,
-            home=self.jobs.home.to_json(),
+            home=self.jobs.home,
             folder=checkpoint_id(job.epoch, job.attempt),
-            ranges=job.ranges,
             key_groups=self.jobs.flow.key_groups,
             late_before=before.at,
             watermark=after.at,
             ports=ports,
-            state=result.state.get(options.name) or self._first_state(options, operator, result),
-            others={n: _state_of(result, n) for n in listed if n != options.name} if listed else None,
-            listed=options.name in listed,
+            shard=0,
+            groups=(0, 0),
+            state=ShardState(),
+            is_listed=options.name in listed,
         )
+        tasks = [
+            replace(
+                common,
+                shard=number,
+                groups=groups,
+                state=shards.get(groups, ShardState()),
+                # All operators have the same ranges, except one whose state is still empty.
+                others={n: o.shards[number][2] if o.shards else ShardState() for n, o in others.items()}
+                if listed
+                else None,
+            )
+            for number, groups in enumerate(job.ranges)
+        ]
         watch = replace(self.watch, timeout_seconds=pipeline.checkpoint.timeout_ms / 1000)
         name = options.name
-        reports = run_watched(self.jobs.engine, watch, fold.orders(), lambda shard: f"shard {shard} of operator {name}")
-        folded = take_folded(reports, job.ranges, job.epoch)
+        reports = run_watched(
+            self.jobs.engine,
+            watch,
+            [task.to_json() for task in tasks],
+            lambda shard: f"shard {shard} of operator {name}",
+        )
+        folded = add_up([FoldReport.from_json(report) for report in reports], job.ranges, job.epoch)
         result.operators[options.name] = folded
         if operator is not None or options.name in result.state:
             result.state = {**result.state, options.name: folded.state}
@@ -388,10 +415,6 @@ class _Running:
         _check_settings(options, operator)
         return operator
 
-    def _port(self, options: OperatorOptions, port: str) -> dict[str, Json]:
-        edges = self.jobs.flow.edges_of(port, self.job.ranges)
-        return {"targets": self._targets(port), "edges": [edge.to_json() for edge in edges]}
-
     def _take_output(self, port: str, schema: pa.Schema, reports: list[dict[str, Json]], produced: Produced) -> None:
         """Take in what the tasks of a query or of an operator put out at a port."""
         self.columns[port] = schema
@@ -405,10 +428,6 @@ class _Running:
 
 def _micros(time: datetime) -> int:
     return (time - _1970) // timedelta(microseconds=1)
-
-
-def _state_of(result: EpochResult, operator: str) -> OperatorState:
-    return result.state.get(operator) or OperatorState(0)
 
 
 def _check_settings(options: OperatorOptions, operator: Operator) -> None:

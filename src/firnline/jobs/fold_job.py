@@ -1,4 +1,4 @@
-"""Orders for the tasks that fold rows into state, one per shard, and what their reports add up to. Pure."""
+"""What driver and worker say to each other about folding rows into state: a task per shard, and its report. Pure."""
 
 from __future__ import annotations
 
@@ -7,88 +7,161 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from firnline.exchange import Exchanged
+from firnline.jobs.engine import Output
 from firnline.operators.loading import OwnCode
 from firnline.options import OperatorOptions
-from firnline.schema import schema_to_json
+from firnline.schema import schema_from_json, schema_to_json
+from firnline.state.home import StateHome
 from firnline.state.manifest import Ranges
 from firnline.state.refs import OperatorState, ShardState
 from firnline.types import Json
 
 
 @dataclass(frozen=True, slots=True)
-class FoldJob:
-    """What the orders of one operator's job have in common."""
+class FoldTask:
+    """One shard of one operator in one epoch: the rows that came, and the state before them."""
 
     pipeline: str
     epoch: int
     attempt: str
     epoch_time: str
-    options: OperatorOptions
+    operator: OperatorOptions  # name, type, inputs and settings; nothing else travels
     code: OwnCode | None  # of a user's own operator
-    inputs: Mapping[str, Exchanged]
+    files: Mapping[str, Sequence[dict[str, Json]]]  # exchanged rows, by input
+    schemas: Mapping[str, pa.Schema] | None  # by input; None: no input ever had a row, so there is nothing to fold
     unordered: tuple[str, ...]  # inputs that come out of queries, whose rows have no order of their own
-    schemas: Mapping[str, pa.Schema] | None  # None: no input ever gave a row, so there is nothing to fold
-    exchange: dict[str, Json]
-    home: dict[str, Json]
+    exchange: dict[str, Json]  # the folder of exchanged rows
+    home: StateHome
     folder: str  # of the epoch's attempt, below the home
-    ranges: Ranges
     key_groups: int
     late_before: int | None
     watermark: int | None
-    ports: Mapping[str, dict[str, Json]]  # targets and edges of each port that is read
-    state: OperatorState
-    others: Mapping[str, OperatorState] | None = None  # the last job of a checkpoint lists what these hold
-    listed: bool = False  # and what its own operator holds
+    ports: Mapping[str, Output]  # the ports that somebody reads
+    shard: int
+    groups: tuple[int, int]  # the first and the last key group of the shard
+    state: ShardState
+    is_listed: bool = False  # the snapshot of this epoch contains this operator
+    others: Mapping[str, ShardState] | None = None  # what else the snapshot contains; None: no snapshot is made here
 
-    def orders(self) -> list[dict[str, Json]]:
-        """One order per shard. Plain JSON, since it travels to workers."""
-        shards = {(first, last): state for first, last, state in self.state.shards}
-        common = {
+    def to_json(self) -> dict[str, Json]:
+        """Plain JSON, since it travels to workers."""
+        return {
             "kind": "fold",
             "pipeline": self.pipeline,
             "epoch": self.epoch,
             "attempt": self.attempt,
             "epoch_time": self.epoch_time,
             "operator": {
-                "name": self.options.name,
-                "type": self.options.type,
-                "inputs": list(self.options.inputs),
-                "settings": dict(self.options.settings),
+                "name": self.operator.name,
+                "type": self.operator.type,
+                "inputs": list(self.operator.inputs),
+                "settings": dict(self.operator.settings),
             },
             "code": self.code.to_json() if self.code is not None else None,
-            "files": {port: found.files for port, found in self.inputs.items()},
+            "files": {port: list(files) for port, files in self.files.items()},
             "schemas": None
             if self.schemas is None
             else {port: schema_to_json(schema) for port, schema in self.schemas.items()},
             "unordered": list(self.unordered),
             "exchange": self.exchange,
-            "home": self.home,
+            "home": self.home.to_json(),
             "folder": self.folder,
             "key_groups": self.key_groups,
             "late_before": self.late_before,
             "watermark": self.watermark,
-            "ports": dict(self.ports),
-            "listed": self.listed,
+            "ports": {port: output.to_json() for port, output in self.ports.items()},
+            "shard": self.shard,
+            "groups": list(self.groups),
+            "state": self.state.to_json(),
+            "is_listed": self.is_listed,
+            "others": None if self.others is None else {name: state.to_json() for name, state in self.others.items()},
         }
-        return [
-            {
-                **common,
-                "shard": number,
-                "groups": [first, last],
-                "state": shards.get((first, last), ShardState()).to_json(),
-                "others": None if self.others is None else self._others_in(number),
-            }
-            for number, (first, last) in enumerate(self.ranges)
-        ]
 
-    def _others_in(self, shard: int) -> dict[str, Json]:
-        """What the other operators hold in a shard: all have the same ranges, but one that is still empty."""
-        assert self.others is not None
+    @classmethod
+    def from_json(cls, value: Json) -> FoldTask:
+        """Read what `to_json` wrote."""
+        operator, schemas, others = value["operator"], value["schemas"], value["others"]
+        return cls(
+            pipeline=str(value["pipeline"]),
+            epoch=int(value["epoch"]),
+            attempt=str(value["attempt"]),
+            epoch_time=str(value["epoch_time"]),
+            operator=OperatorOptions(
+                operator["name"], operator["type"], tuple(operator["inputs"]), operator["settings"]
+            ),
+            code=OwnCode(**value["code"]) if value["code"] is not None else None,
+            files=value["files"],
+            schemas=None if schemas is None else {port: schema_from_json(columns) for port, columns in schemas.items()},
+            unordered=tuple(value["unordered"]),
+            exchange=value["exchange"],
+            home=StateHome.from_json(value["home"]),
+            folder=str(value["folder"]),
+            key_groups=int(value["key_groups"]),
+            late_before=value["late_before"],
+            watermark=value["watermark"],
+            ports={port: Output.from_json(output) for port, output in value["ports"].items()},
+            shard=int(value["shard"]),
+            groups=(int(value["groups"][0]), int(value["groups"][1])),
+            state=ShardState.from_json(value["state"]),
+            is_listed=bool(value["is_listed"]),
+            others=None if others is None else {name: ShardState.from_json(state) for name, state in others.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FoldReport:
+    """What the task of one shard did. A snapshot keeps it: a task that runs twice answers as it did first."""
+
+    shard: int
+    state: ShardState
+    staged: Mapping[str, list[dict[str, Json]]]  # files by sink
+    exchanged: Mapping[str, Json]  # by edge
+    rows: int
+    late: int
+    keys: int
+    changed: int
+    removed: int
+    bytes_written: int
+    out: Mapping[str, int]  # rows by port
+    seconds: Mapping[str, float]  # by phase
+    checksum: str = ""  # of the shard's listing, where a snapshot was made
+
+    def to_json(self) -> dict[str, Json]:
+        """The form that travels and that a snapshot keeps; without a checksum, which is of that form."""
         return {
-            name: (state.shards[shard][2] if state.shards else ShardState()).to_json()
-            for name, state in self.others.items()
+            "shard": self.shard,
+            "state": self.state.to_json(),
+            "staged": dict(self.staged),
+            "exchanged": dict(self.exchanged),
+            "rows": self.rows,
+            "late": self.late,
+            "keys": self.keys,
+            "changed": self.changed,
+            "removed": self.removed,
+            "bytes_written": self.bytes_written,
+            "out": dict(self.out),
+            "seconds": dict(self.seconds),
+            **({"checksum": self.checksum} if self.checksum else {}),
         }
+
+    @classmethod
+    def from_json(cls, value: Json) -> FoldReport:
+        """Read what `to_json` wrote."""
+        return cls(
+            shard=int(value["shard"]),
+            state=ShardState.from_json(value["state"]),
+            staged=value["staged"],
+            exchanged=value["exchanged"],
+            rows=int(value["rows"]),
+            late=int(value["late"]),
+            keys=int(value["keys"]),
+            changed=int(value["changed"]),
+            removed=int(value["removed"]),
+            bytes_written=int(value["bytes_written"]),
+            out={str(port): int(rows) for port, rows in value["out"].items()},
+            seconds={str(phase): float(took) for phase, took in value["seconds"].items()},
+            checksum=str(value.get("checksum", "")),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,32 +194,25 @@ class Folded:
         }
 
 
-def take_folded(reports: Sequence[dict[str, Json]], ranges: Ranges, epoch: int) -> Folded:
-    """Add the reports of all shards up."""
+def add_up(reports: Sequence[FoldReport], ranges: Ranges, epoch: int) -> Folded:
+    """Add up the reports of all shards."""
     out: dict[str, int] = {}
     seconds: dict[str, float] = {}
     for report in reports:
-        for port, rows in report["out"].items():
-            out[port] = out.get(port, 0) + int(rows)
-        for phase, took in report["seconds"].items():
-            seconds[phase] = max(seconds.get(phase, 0.0), float(took))
-    shards = tuple(
-        (first, last, ShardState.from_json(report["state"]))
-        for (first, last), report in zip(ranges, reports, strict=True)
-    )
+        for port, rows in report.out.items():
+            out[port] = out.get(port, 0) + rows
+        for phase, took in report.seconds.items():
+            seconds[phase] = max(seconds.get(phase, 0.0), took)
+    shards = tuple((first, last, report.state) for (first, last), report in zip(ranges, reports, strict=True))
     return Folded(
         state=OperatorState(epoch, shards),
-        rows=_sum(reports, "rows"),
-        late=_sum(reports, "late"),
-        keys=_sum(reports, "keys"),
-        changed=_sum(reports, "changed"),
-        removed=_sum(reports, "removed"),
-        bytes_written=_sum(reports, "bytes_written"),
+        rows=sum(report.rows for report in reports),
+        late=sum(report.late for report in reports),
+        keys=sum(report.keys for report in reports),
+        changed=sum(report.changed for report in reports),
+        removed=sum(report.removed for report in reports),
+        bytes_written=sum(report.bytes_written for report in reports),
         out=out,
         seconds=seconds,
-        checksums={int(r["shard"]): str(r["checksum"]) for r in reports if r.get("checksum")},
+        checksums={report.shard: report.checksum for report in reports if report.checksum},
     )
-
-
-def _sum(reports: Sequence[dict[str, Json]], name: str) -> int:
-    return sum(int(report[name]) for report in reports)

@@ -5,8 +5,8 @@ Runs inside Spark's workers. The steps:
 1. gather the rows of the shard, and the keys that they belong to;
 2. look up the state of those keys, and of the keys whose timers are due;
 3. fold;
-4. write one run of what changed, and the timers;
-5. merge runs when there are many;
+4. write one segment of what changed, and the timers;
+5. merge segments when there are many;
 6. stage what comes out;
 7. where a checkpoint is made, list what the shard holds now.
 """
@@ -17,7 +17,7 @@ import os
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 import numpy as np
@@ -25,15 +25,13 @@ import pyarrow as pa
 
 from firnline.clock import monotonic
 from firnline.errors import FirnlineError, OperatorError
-from firnline.exchange import Edge, ExchangeWriter, read_exchange
+from firnline.exchange import ExchangeWriter, read_exchange
+from firnline.jobs.fold_job import FoldReport, FoldTask
 from firnline.operators.base import LATE, MAIN, Assigned, Batch, EpochContext, Indices, Operator, Result
 from firnline.operators.columns import align, late_rows, micros
-from firnline.operators.loading import OwnCode, build_operator
-from firnline.options import OperatorOptions
-from firnline.schema import schema_from_json
+from firnline.operators.loading import build_operator
 from firnline.sinks.delta.upsert.stage import open_stager
 from firnline.state.columns import Layout, nulls
-from firnline.state.home import StateHome
 from firnline.state.keys import Located, distinct, encode_keys, key_family, locate
 from firnline.state.lookup import by_slots, lookup
 from firnline.state.merge import merge_due
@@ -46,7 +44,7 @@ from firnline.types import Json
 
 @dataclass(slots=True)
 class _Tally:
-    """What the task says of itself."""
+    """What the task counts while it works."""
 
     rows: int = 0
     late: int = 0
@@ -64,61 +62,51 @@ class _Tally:
         self.seconds[phase] = round(self.seconds.get(phase, 0.0) + monotonic() - began, 4)
 
 
-def run_fold(order: dict[str, Json]) -> dict[str, Json]:
-    """Fold the rows of one shard. `order` comes from `engine.folding`."""
-    return _Shard(order).run()
+def run_fold(task: dict[str, Json]) -> dict[str, Json]:
+    """Fold the rows of one shard: a FoldTask in, a FoldReport out."""
+    return _Shard(FoldTask.from_json(task)).run().to_json()
 
 
 class _Shard:
     """One shard of one operator in one epoch."""
 
-    def __init__(self, order: dict[str, Json]) -> None:
-        self._order = order
-        self._home = StateHome.from_json(order["home"])
-        self._groups = (int(order["groups"][0]), int(order["groups"][1]))
-        self._name = str(order["operator"]["name"])
-        self._prefix = f"{order['folder']}/shard_{order['shard']}/{self._name}.{order['attempt']}"
-        self._before = ShardState.from_json(order["state"])
+    def __init__(self, task: FoldTask) -> None:
+        self._task = task
+        self._name = task.operator.name
+        self._prefix = f"{task.folder}/shard_{task.shard}/{self._name}.{task.attempt}"
         self._tally = _Tally()
         self._staged: dict[str, list[dict[str, Json]]] = {}
         self._exchanged: dict[str, Json] = {}
 
-    def run(self) -> dict[str, Json]:
-        after = self._before
-        if self._order["schemas"] is not None:
-            after = self._fold(self._operator())
-        report: dict[str, Json] = {
-            "shard": self._order["shard"],
-            "state": after.to_json(),
-            "staged": self._staged,
-            "exchanged": self._exchanged,
-            "rows": self._tally.rows,
-            "late": self._tally.late,
-            "keys": self._tally.keys,
-            "changed": self._tally.changed,
-            "removed": self._tally.removed,
-            "bytes_written": self._tally.bytes_written,
-            "out": self._tally.out,
-            "seconds": self._tally.seconds,
-        }
-        return self._finish(after, report) if self._order["others"] is not None else report
-
-    def _operator(self) -> Operator:
-        told = self._order["operator"]
-        options = OperatorOptions(told["name"], told["type"], tuple(told["inputs"]), told["settings"])
-        inputs = {port: schema_from_json(columns) for port, columns in self._order["schemas"].items()}
-        code = OwnCode(**self._order["code"]) if self._order["code"] is not None else None
-        return build_operator(options, inputs, (), code)
+    def run(self) -> FoldReport:
+        task, tally, after = self._task, self._tally, self._task.state
+        if task.schemas is not None:
+            after = self._fold(build_operator(task.operator, task.schemas, (), task.code))
+        report = FoldReport(
+            shard=task.shard,
+            state=after,
+            staged=self._staged,
+            exchanged=self._exchanged,
+            rows=tally.rows,
+            late=tally.late,
+            keys=tally.keys,
+            changed=tally.changed,
+            removed=tally.removed,
+            bytes_written=tally.bytes_written,
+            out=tally.out,
+            seconds=tally.seconds,
+        )
+        return report if task.others is None else self._list(after, report, task.others)
 
     def _fold(self, operator: Operator) -> ShardState:
-        order, tally = self._order, self._tally
+        task, tally = self._task, self._tally
         context = EpochContext(
-            pipeline=order["pipeline"],
+            pipeline=task.pipeline,
             operator=self._name,
-            epoch=order["epoch"],
-            epoch_time=datetime.fromisoformat(order["epoch_time"]),
-            late_before=order["late_before"],
-            watermark=order["watermark"],
+            epoch=task.epoch,
+            epoch_time=datetime.fromisoformat(task.epoch_time),
+            late_before=task.late_before,
+            watermark=task.watermark,
         )
         layout = Layout(operator.state_key, operator.state_schema, timers=True)
         with tally.timed("gather"):
@@ -148,16 +136,9 @@ class _Shard:
         late: list[pa.Table] = []
         counts: dict[str, int] = {}
         for port, schema in operator.inputs.items():
-            batches = list(
-                read_exchange(
-                    self._order["exchange"],
-                    self._order["files"][port],
-                    self._order["schemas"][port],
-                    int(self._order["shard"]),
-                )
-            )
+            batches = list(read_exchange(self._task.exchange, self._task.files[port], schema, self._task.shard))
             table = pa.Table.from_batches(batches, schema=schema).combine_chunks()
-            if port in self._order["unordered"]:
+            if port in self._task.unordered:
                 table = _in_order(table, operator.times.get(port))
             with _own_code(self._name, "assign"):
                 assigned: Assigned = operator.assign(table, port, context)
@@ -176,14 +157,14 @@ class _Shard:
 
     def _look_up(self, operator: Operator, gathered: _Gathered, layout: Layout) -> tuple[Batch, Located]:
         """The state of every key that occurs, and of those that are due, each key once."""
-        groups, deciding = int(self._order["key_groups"]), len(operator.keys)
+        groups, deciding = self._task.key_groups, len(operator.keys)
         found = locate(gathered.keys, deciding, groups, gathered.keys.num_rows)
         once = distinct(found.slots, found.keys)
         keys = _take(gathered.keys, once.rows)
         key_of = once.key_of
-        runs = open_runs(self._home, self._before.runs)
-        hints = due_slots(self._home, self._before.timers, self._order["watermark"], self._groups)
-        waiting = layout.keys_of(by_slots(runs, hints, layout, self._order["watermark"])) if hints.size else None
+        runs = open_runs(self._task.home, self._task.state.runs)
+        hints = due_slots(self._task.home, self._task.state.timers, self._task.watermark, self._task.groups)
+        waiting = layout.keys_of(by_slots(runs, hints, layout, self._task.watermark)) if hints.size else None
         due = np.zeros(keys.num_rows, np.bool_)
         if waiting is not None and waiting.num_rows:
             both = _concat([keys, waiting])
@@ -203,31 +184,35 @@ class _Shard:
 
     def _write_state(self, layout: Layout, batch: Batch, at: Located, result: Result) -> ShardState:
         _check(self._name, batch, result)
-        tally, order = self._tally, self._order
+        tally, task = self._tally, self._task
         # A key that was never there need not be remembered as gone.
         removed = result.removed[batch.exists[result.removed]]
         tally.changed, tally.removed = int(result.changed.size), int(removed.size)
-        runs, timers = self._before.runs, after_firing(self._home, self._before.timers, order["watermark"])
+        runs, timers = self._task.state.runs, after_firing(self._task.home, self._task.state.timers, task.watermark)
         if not (result.changed.size or removed.size):
             return ShardState(runs, timers)
         table = layout.changes(at.slots, batch.keys, result.changed, result.state, removed, result.timers)
-        storage = self._home.storage
-        ref = write_run(storage, self._prefix, table, layout, operator=self._name, epoch=order["epoch"])
+        storage = self._task.home.storage
+        ref = write_run(storage, self._prefix, table, layout, operator=self._name, epoch=task.epoch)
         tally.bytes_written += ref.size_bytes
         if result.timers is not None:
             set_ones = np.asarray(result.timers.is_valid())
             due = np.asarray(result.timers.drop_null(), dtype=np.int64)
             slots = at.slots[result.changed[set_ones]]
-            timer = write_timers(storage, self._prefix, due, slots, operator=self._name, epoch=order["epoch"])
+            timer = write_timers(storage, self._prefix, due, slots, operator=self._name, epoch=task.epoch)
             if timer is not None:
                 tally.bytes_written += timer.run.size_bytes
                 timers = (*timers, timer)
         return ShardState((*runs, ref), timers)
 
     def _merge(self, layout: Layout, state: ShardState) -> ShardState:
-        name, epoch = self._name, int(self._order["epoch"])
-        runs = merge_due(self._home, state.runs, self._groups, self._prefix, operator=name, epoch=epoch, layout=layout)
-        timers = merge_timers(self._home, state.timers, self._groups, self._prefix, operator=name, epoch=epoch)
+        name, epoch = self._name, self._task.epoch
+        runs = merge_due(
+            self._task.home, state.runs, self._task.groups, self._prefix, operator=name, epoch=epoch, layout=layout
+        )
+        timers = merge_timers(
+            self._task.home, state.timers, self._task.groups, self._prefix, operator=name, epoch=epoch
+        )
         known = {ref.path for ref in state.files}
         after = ShardState(runs, timers)
         self._tally.bytes_written += sum(ref.size_bytes for ref in after.files if ref.path not in known)
@@ -236,15 +221,15 @@ class _Shard:
     # -- 6 stage and 7 list ---------------------------------------------------------------------------
 
     def _put_out(self, operator: Operator, result: Result, gathered: _Gathered) -> None:
-        for port, told in self._order["ports"].items():
+        for port, where in self._task.ports.items():
             name = port.removeprefix(self._name).removeprefix(".") or MAIN
             schema = operator.output_schema(name)
             tables = [found for found in (result.output.get(name),) if found is not None]
             if name == LATE:
                 tables += gathered.late
             batches = [batch for table in tables for batch in table.to_batches()]
-            stagers = {t["sink"]: open_stager(t, self._order["attempt"]) for t in told["targets"]}
-            exchanges = [ExchangeWriter(Edge.from_json(e), self._order["exchange"]) for e in told["edges"]]
+            stagers = {t["sink"]: open_stager(t, self._task.attempt) for t in where.targets}
+            exchanges = [ExchangeWriter(edge, self._task.exchange) for edge in where.edges]
             for batch in (align(b, schema) for b in batches if b.num_rows):
                 for stager in stagers.values():
                     stager.write(batch)
@@ -254,15 +239,13 @@ class _Shard:
             self._exchanged |= {exchange.edge.name: exchange.close() for exchange in exchanges}
             self._tally.out[port] = sum(b.num_rows for b in batches)
 
-    def _finish(self, after: ShardState, report: dict[str, Json]) -> dict[str, Json]:
-        """List what the shard holds. Who lists first is right: a task that runs twice answers as it did first."""
-        order = self._order
-        held = {name: ShardState.from_json(state) for name, state in order["others"].items()}
-        if order["listed"]:
-            held[self._name] = after
+    def _list(self, after: ShardState, report: FoldReport, others: Mapping[str, ShardState]) -> FoldReport:
+        """List what the shard holds. The first list counts: a task that runs twice answers as it did first."""
+        task = self._task
+        held = {**others, **({self._name: after} if task.is_listed else {})}
         with self._tally.timed("list"):
-            content, checksum = finish_shard(self._home.storage, order["folder"], int(order["shard"]), held, report)
-        return {**content.report, "checksum": checksum}
+            content, checksum = finish_shard(task.home.storage, task.folder, task.shard, held, report.to_json())
+        return replace(FoldReport.from_json(content.report), checksum=checksum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +260,7 @@ class _Gathered:
 
 @contextmanager
 def _own_code(operator: str, what: str) -> Iterator[None]:
-    """What an operator's own code raises is told as its own, and not as the loss of a worker."""
+    """Report an exception of the operator's own code as an OperatorError, not as the loss of a worker."""
     try:
         yield
     except (FirnlineError, MemoryError):

@@ -1,4 +1,4 @@
-"""Spark: one session that works at once, and jobs that run orders in Python workers."""
+"""Spark: one session that works at once, and jobs whose tasks run in Python workers."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _quiet_stderr() -> Iterator[None]:
 
 
 class SparkEngine:
-    """Runs orders on Spark, one task each. The session starts with the first job.
+    """Runs tasks on Spark. The session starts with the first job.
 
     `prepare` runs once, while the session starts, and has ended before the first job.
     """
@@ -176,18 +176,18 @@ class SparkEngine:
         return min(self.parallelism, executors * cores)
 
     def run(
-        self, tag: str, orders: list[dict[str, Json]], timeout_seconds: float | None = None
+        self, tag: str, tasks: list[dict[str, Json]], timeout_seconds: float | None = None
     ) -> list[dict[str, Json]]:
-        """Run every order in a task of its own and return their reports in order.
+        """Run every task and return their reports, in the order of the tasks.
 
         Raises:
             EngineError: Spark failed, or a task did not end in time; repeating is safe.
             FirnlineError: what a task itself raised.
         """
-        if not orders:
+        if not tasks:
             return []
         with self._job(tag, timeout_seconds) as session:
-            frame = session.range(0, len(orders), 1, len(orders)).mapInArrow(_runner_of(orders), "report string")
+            frame = session.range(0, len(tasks), 1, len(tasks)).mapInArrow(_runner_of(tasks), "report string")
             reports = [json.loads(row.report) for row in frame.collect()]
         for report in reports:
             if "error" in report:
@@ -282,21 +282,21 @@ def freeze_imports() -> None:
         gc.freeze()
 
 
-def _runner_of(orders: list[dict[str, Json]]) -> Any:
-    """What a worker calls: it picks its order by the number of its partition."""
-    texts = [json.dumps(order) for order in orders]
+def _runner_of(tasks: list[dict[str, Json]]) -> Any:
+    """What a worker calls: it picks its task by the number of its partition."""
+    texts = [json.dumps(task) for task in tasks]
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow
 
-        from firnline.jobs.worker import run_order
+        from firnline.jobs.worker import perform
 
         freeze_imports()
 
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 try:
-                    report = run_order(json.loads(texts[number]))
+                    report = perform(json.loads(texts[number]))
                 except FirnlineError as error:
                     report = {"error": {"code": error.code, "message": error.message, "hint": error.hint}}
                 report["task"] = number

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from firnline.errors import ConfigError, SchemaError
-from firnline.jobs.engine import SqlJob, SqlOutput
+from firnline.jobs.engine import SqlJob, SqlTable, SqlTask
 from firnline.jobs.spark import first_line, freeze_imports
 from firnline.schema import schema_from_json, schema_to_json
 from firnline.types import Json
@@ -22,31 +23,29 @@ if TYPE_CHECKING:
 
 def run_sql(session: SparkSession, job: SqlJob) -> tuple[pa.Schema, list[dict[str, Json]]]:
     """Run a query; returns the columns of its rows and the reports of the tasks that wrote them, in their order."""
-    with _views(session, job):
+    with _views(session, job.tables, job.views):
         frame = _analyse(session, job.query)
         schema = plain_schema(frame)
-        written = frame.mapInArrow(_writer_of(job, schema), "report string")
+        written = frame.mapInArrow(_writer_of(job.task, schema), "report string")
         reports = [json.loads(row.report) for row in _collect(written)]
     return schema, sorted(reports, key=lambda report: int(report["task"]))
 
 
 def query_schema(session: SparkSession, inputs: dict[str, pa.Schema], views: dict[str, str], query: str) -> pa.Schema:
     """The columns that a query gives over inputs with these columns; nothing is run."""
-    tables = {name: {"place": {}, "files": [], "schema": schema_to_json(found)} for name, found in inputs.items()}
-    job = SqlJob(tables, views, query, SqlOutput("", [], [], {}))
-    with _views(session, job):
+    with _views(session, {name: SqlTable(schema) for name, schema in inputs.items()}, views):
         return plain_schema(_analyse(session, query))
 
 
 @contextlib.contextmanager
-def _views(session: SparkSession, job: SqlJob) -> Iterator[None]:
+def _views(session: SparkSession, tables: Mapping[str, SqlTable], views: Mapping[str, str]) -> Iterator[None]:
     """The inputs of a query under their names, while it runs."""
     named: list[str] = []
     try:
-        for name, table in job.tables.items():
+        for name, table in tables.items():
             _frame(session, table).createOrReplaceTempView(name)
             named.append(name)
-        for name, query in job.views.items():
+        for name, query in views.items():
             _analyse(session, query).createOrReplaceTempView(name)
             named.append(name)
         yield
@@ -56,14 +55,13 @@ def _views(session: SparkSession, job: SqlJob) -> Iterator[None]:
                 session.catalog.dropTempView(name)
 
 
-def _frame(session: SparkSession, table: dict[str, Json]) -> DataFrame:
+def _frame(session: SparkSession, table: SqlTable) -> DataFrame:
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    columns = from_arrow_schema(schema_from_json(table["schema"]))
-    files = table["files"]
+    columns, files = from_arrow_schema(table.schema), len(table.files)
     if not files:
         return session.createDataFrame([], columns)
-    return session.range(0, len(files), 1, len(files)).mapInArrow(_reader_of(table), columns)
+    return session.range(0, files, 1, files).mapInArrow(_reader_of(table), columns)
 
 
 def _analyse(session: SparkSession, query: str) -> DataFrame:
@@ -97,34 +95,31 @@ def _silence_traces() -> None:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
-def _reader_of(table: dict[str, Json]) -> Any:
+def _reader_of(table: SqlTable) -> Any:
     """What a worker calls: it reads the file with its number."""
-    text = json.dumps(table)
+    text = json.dumps(table.to_json())
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from firnline.exchange import read_exchange
 
         freeze_imports()
-        told = json.loads(text)
+        table = SqlTable.from_json(json.loads(text))
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from read_exchange(told["place"], [told["files"][number]], told["schema"])
+                yield from read_exchange(table.exchange, [table.files[number]], table.schema)
 
     return read
 
 
-def _writer_of(job: SqlJob, schema: pa.Schema) -> Any:
+def _writer_of(task: SqlTask, schema: pa.Schema) -> Any:
     """What a worker calls: it stages the rows of its partition and reports."""
-    output, ping = job.output, json.dumps(job.ping)
-    text = json.dumps({"attempt": output.attempt, "targets": output.targets, "edges": output.edges})
-    place = json.dumps(output.exchange)
-    columns = json.dumps(schema_to_json(schema))
+    text, columns = json.dumps(task.to_json()), json.dumps(schema_to_json(schema))
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow
         from pyspark import TaskContext
 
-        from firnline.exchange import Edge, ExchangeWriter
+        from firnline.exchange import ExchangeWriter
         from firnline.jobs.worker import pinging
         from firnline.operators.columns import align
         from firnline.sinks.delta.upsert.stage import open_stager
@@ -132,15 +127,13 @@ def _writer_of(job: SqlJob, schema: pa.Schema) -> Any:
         freeze_imports()
         context = TaskContext.get()
         number = context.partitionId() if context is not None else 0
-        told, wanted = json.loads(text), schema_from_json(json.loads(columns))
-        pinged = json.loads(ping)
-        if pinged is not None:
-            pinged["name"] += f", {number}"
-        stagers = {t["sink"]: open_stager(t, told["attempt"]) for t in told["targets"]}
-        exchanges = [ExchangeWriter(Edge.from_json(e), json.loads(place)) for e in told["edges"]]
+        task, wanted = SqlTask.from_json(json.loads(text)), schema_from_json(json.loads(columns))
+        ping = replace(task.ping, name=f"{task.ping.name}, {number}")
+        stagers = {t["sink"]: open_stager(t, task.attempt) for t in task.output.targets}
+        exchanges = [ExchangeWriter(edge, task.exchange) for edge in task.output.edges]
         rows = 0
         try:
-            with pinging(pinged):
+            with pinging(ping):
                 for batch in batches:
                     rows += batch.num_rows
                     fitted = align(batch, wanted)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from firnline.clock import monotonic
 from firnline.errors import EngineError, WorkerLostError
-from firnline.jobs.engine import Engine
+from firnline.jobs.engine import Engine, Ping
 from firnline.jobs.fold_task import run_fold
 from firnline.jobs.read_task import run_task
 from firnline.sinks.delta.upsert.rewrite import run_rewrite
@@ -25,14 +25,14 @@ KINDS: dict[str, Callable[[dict[str, Json]], dict[str, Json]]] = {
 }
 
 
-def run_order(order: dict[str, Json]) -> dict[str, Json]:
-    """Perform an order and report; plain JSON both ways."""
+def perform(task: dict[str, Json]) -> dict[str, Json]:
+    """Perform a task and report; plain JSON both ways. The values behind it belong to the task's kind."""
     try:
-        perform = KINDS[order["kind"]]
+        run = KINDS[task["kind"]]
     except KeyError as error:
-        raise EngineError(f"a worker got an order it does not know: {error}") from error
-    with pinging(order.get("ping")):
-        return perform(order)
+        raise EngineError(f"a worker got a task it does not know: {error}") from error
+    with pinging(Ping.from_json(task["ping"]) if "ping" in task else None):
+        return run(task)
 
 
 MISSED = 4  # pings in a row, before a worker counts as lost
@@ -44,13 +44,13 @@ class Watch:
     """How the jobs of one epoch's attempt are watched."""
 
     tag: str  # that the engine knows the jobs by
-    place: Mapping[str, Json]  # the folder of the attempt
+    folder: Mapping[str, Json]  # of the attempt: root, storage options and folder
     ping_seconds: float
     timeout_seconds: float  # that one job may take
 
-    def ping(self, name: str) -> dict[str, Json]:
-        """What a task needs to ping under a name; plain JSON, since it travels to workers."""
-        return {"place": dict(self.place), "name": name, "seconds": self.ping_seconds}
+    def ping(self, name: str) -> Ping:
+        """What a task needs to ping under a name."""
+        return Ping(dict(self.folder), name, self.ping_seconds)
 
     @contextlib.contextmanager
     def job(self, cancel: Callable[[str], None]) -> Iterator[None]:
@@ -65,7 +65,7 @@ class Watch:
             silent.append(f"{name} was silent for {seconds:.1f} s")
             cancel(self.tag)
 
-        with watching(_ping_folder(self.place), self.ping_seconds, lost):
+        with watching(_ping_folder(self.folder), self.ping_seconds, lost):
             try:
                 yield
             except EngineError as error:
@@ -75,35 +75,35 @@ class Watch:
 
 
 def run_watched(
-    engine: Engine, watch: Watch, orders: list[dict[str, Json]], name: Callable[[int], str]
+    engine: Engine, watch: Watch, tasks: list[dict[str, Json]], name: Callable[[int], str]
 ) -> list[dict[str, Json]]:
-    """Run orders, each of which pings under its name; a task that hangs is given up, with the job that waits for it.
+    """Run tasks, each of which pings under its name. When a task hangs, its whole job is given up.
 
     Raises:
         WorkerLostError: a task fell silent, or the job took too long.
         EngineError: the engine failed; repeating is safe.
         FirnlineError: what a task itself raised.
     """
-    pinged = [{**order, "ping": watch.ping(name(number))} for number, order in enumerate(orders)]
+    pinged = [{**task, "ping": watch.ping(name(number)).to_json()} for number, task in enumerate(tasks)]
     with watch.job(engine.cancel):
         return engine.run(watch.tag, pinged, watch.timeout_seconds)
 
 
-def _ping_folder(place: Mapping[str, Json]) -> str | None:
+def _ping_folder(folder: Mapping[str, Json]) -> str | None:
     """Where tasks ping; None where workers share no file system."""
-    storage = open_storage(str(place["root"]), place["storage_options"])
-    return storage.path_of(str(place["folder"])) if isinstance(storage, LocalStorage) else None
+    storage = open_storage(str(folder["root"]), folder["storage_options"])
+    return storage.path_of(str(folder["folder"])) if isinstance(storage, LocalStorage) else None
 
 
 @contextlib.contextmanager
-def pinging(ping: Mapping[str, Json] | None) -> Iterator[None]:
-    """In a task: ping while the block runs, as `Watch.ping` says."""
-    folder = _ping_folder(ping["place"]) if ping else None
+def pinging(ping: Ping | None) -> Iterator[None]:
+    """In a task: ping while the block runs."""
+    folder = _ping_folder(ping.folder) if ping else None
     if ping is None or folder is None:
         yield
         return
-    path = os.path.join(folder, _PREFIX + urllib.parse.quote(str(ping["name"]), safe=" "))
-    seconds, done = float(ping["seconds"]), threading.Event()
+    path = os.path.join(folder, _PREFIX + urllib.parse.quote(ping.name, safe=" "))
+    seconds, done = ping.seconds, threading.Event()
 
     def beat() -> None:
         with contextlib.suppress(OSError):

@@ -9,12 +9,12 @@ import pyarrow as pa
 
 from firnline.errors import EngineError, FirnlineError, WorkerLostError
 from firnline.jobs.engine import SqlJob
-from firnline.jobs.worker import run_order
+from firnline.jobs.worker import perform
 from firnline.types import Json
 
 
 class LocalEngine:
-    """Implements `engine.engine.Engine`. With one thread, tasks run in order and a run is repeatable."""
+    """Implements `firnline.jobs.engine.Engine`. With one thread, tasks run in order and a run is repeatable."""
 
     def __init__(self, threads: int = 2) -> None:
         self._threads = threads
@@ -28,15 +28,15 @@ class LocalEngine:
         return self._threads
 
     def run(
-        self, tag: str, orders: list[dict[str, Json]], timeout_seconds: float | None = None
+        self, tag: str, tasks: list[dict[str, Json]], timeout_seconds: float | None = None
     ) -> list[dict[str, Json]]:
-        """Run every order; as on Spark, all end before the first failure is told.
+        """Run every task; as on Spark, all end before the first failure is raised.
 
         A task that takes too long is left to itself: what it does later is done by a zombie.
         """
-        texts = [json.dumps(order) for order in orders]  # what does not survive this would not reach a worker
+        texts = [json.dumps(task) for task in tasks]  # what does not survive this would not reach a worker
         pool = ThreadPoolExecutor(self._threads, thread_name_prefix=f"task {tag}")
-        futures = [pool.submit(run_order, json.loads(text)) for text in texts]
+        futures = [pool.submit(perform, json.loads(text)) for text in texts]
         _, late = wait(futures, timeout_seconds)
         pool.shutdown(wait=not late, cancel_futures=True)
         if late:
