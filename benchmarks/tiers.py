@@ -269,7 +269,7 @@ def _spoil(table: Path) -> int:
 def _check_rolled_back(pipeline: OpenPipeline, plan: RollbackPlan, epoch: int, files: int) -> None:
     from deltalake import DeltaTable
 
-    assert len(DeltaTable(pipeline.deciding.table.uri).file_uris()) == files
+    assert len(DeltaTable(pipeline.deciding.uri).file_uris()) == files
     held = pipeline.deciding.load()
     assert held.checkpoint is not None
     assert held.epoch == epoch == plan.new_epoch

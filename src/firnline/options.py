@@ -61,6 +61,7 @@ class FileSourceOptions(SourceOptions):
 class DeltaSinkOptions:
     """A Delta table."""
 
+    type: ClassVar[str] = "delta"  # the kind of sink, as the spec and `sinks.registry` name it
     name: str
     table: str  # absolute path or URI
     input: str = ""  # a source, an operator or one of its ports (`totals.late`); empty: the only source

@@ -15,6 +15,7 @@ class Delivery(enum.Enum):
     """What a sink guarantees, checked before a run starts."""
 
     EXACTLY_ONCE = "exactly-once"  # the checkpoint lives inside the sink's own transaction
+    EXACTLY_ONCE_PER_PART = "exactly-once-per-part"  # each part becomes true once, not all at one moment
     AT_LEAST_ONCE = "at-least-once"  # repeats carry a deterministic idempotency key
 
 

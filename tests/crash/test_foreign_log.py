@@ -15,7 +15,7 @@ from deltalake import DeltaTable, PostCommitHookProperties, write_deltalake
 from firnline.history.status import load_files
 from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
-from firnline.sinks.delta import DeltaSink
+from firnline.sinks.delta.sink import DeltaSink
 from firnline.types import Json
 from tests.support.damage import write_app_id, write_blizzard
 from tests.support.pipelines import MakeOptions, run_once

@@ -17,6 +17,7 @@ from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.log import DeltaLog, decode_blizzard
 from firnline.sinks.delta.recovery import find_checkpoint
+from firnline.sinks.delta.sink import as_delta
 from firnline.storage import open_storage
 from firnline.types import Json
 from tests.support.damage import (
@@ -164,7 +165,7 @@ def test_newer_format_is_refused_by_name(options: PipelineOptions, sample: Sampl
     body = parse(entry.read_bytes(), "entry")
     body["format"] = 99
     entry.write_bytes(canonical(body))
-    table = open_pipeline(options).deciding._table
+    table = as_delta(open_pipeline(options).deciding).table
     number = short_number(checksum(entry.read_bytes()))
     from tests.support.damage import write_app_id  # noqa: F401  # the entry Txn is changed below
 
@@ -196,11 +197,11 @@ class Bench:
         self.options = options
         pipeline = open_pipeline(options)
         storage = open_storage(options.sinks[0].table)
-        sink = pipeline.deciding
+        sink = as_delta(pipeline.deciding)
         held = sink.load()
-        self.digest = sink._table.txn(f"firnline-entry:{options.name}")
+        self.digest = sink.table.txn(f"firnline-entry:{options.name}")
         self.version, self.epoch = held.version, held.epoch
-        self.log, self.ledger, self.replay = DeltaLog(storage), Ledger(storage, options.name), sink._replay
+        self.log, self.ledger, self.replay = DeltaLog(storage), Ledger(storage, options.name), pipeline.sources.replay
         self.true = self.facts(held.checkpoint)
 
     def facts(self, checkpoint: Checkpoint | None) -> Json:

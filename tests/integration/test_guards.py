@@ -16,7 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 from firnline.errors import CommitConflictError, FencedError
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
-from firnline.sinks.delta.sink import DeltaSink
+from firnline.sinks.delta.sink import DeltaSink, as_delta
 from firnline.sinks.delta.table import Table
 from firnline.sinks.staged.sink import StagedDeltaSink
 from firnline.storage import LocalStorage
@@ -160,7 +160,7 @@ def test_a_table_that_another_run_creates_first_is_not_ours(
         if commits:
             run_to_end(options)
             return
-        other = open_pipeline(options).deciding
+        other = as_delta(open_pipeline(options).deciding)
         other.claim("other")
         other._table.create(pa.schema([("id", pa.int64())]), [], other._info("create"), {"firnline-gen:demo": 1})
 

@@ -28,7 +28,7 @@ from firnline.options import (
     TriggerOptions,
 )
 from firnline.run.open_pipeline import open_pipeline
-from firnline.sinks.delta import DeltaSink
+from firnline.sinks.delta.sink import DeltaSink
 from tests.support.committers import commit_table
 from tests.support.keyed import (
     FIRST_TOTALS,
@@ -328,7 +328,7 @@ def test_units_that_wait_for_a_committer_are_not_dropped(tmp_path: Path) -> None
 def test_a_table_that_moves_meanwhile_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keyed, options = KeyedInput(tmp_path / "in"), keyed_options(tmp_path, shards=None)
     run_epochs(keyed, options, 2)
-    original, calls = DeltaSink.jump, []
+    original, calls = DeltaSink.edit, []
 
     def once_too_late(sink: DeltaSink, *args: Any) -> Any:
         calls.append(sink)
@@ -336,7 +336,7 @@ def test_a_table_that_moves_meanwhile_is_looked_at_again(tmp_path: Path, monkeyp
             raise CommitConflictError("the table moved")
         return original(sink, *args)
 
-    monkeypatch.setattr(DeltaSink, "jump", once_too_late)
+    monkeypatch.setattr(DeltaSink, "edit", once_too_late)
     assert rescale_to(options, 3) == 3
     home = Path(open_pipeline(options).state_home.root)
     made = sorted(path for path in home.iterdir() if path.name.startswith(f"{3:020d}"))

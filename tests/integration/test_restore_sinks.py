@@ -72,7 +72,7 @@ def dies_after_the_decision(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(jumps, "settle_jumps", die)
+        patch.setattr(jumps, "settle_edits", die)
         with pytest.raises(KeyboardInterrupt):
             yield
 
@@ -121,7 +121,7 @@ def test_rows_that_come_after_the_decision_are_not_lost(
         )
     else:
         sink = pipeline.sinks[1]
-        monkeypatch.setattr(sink, "jump", once_before(sink.jump, lambda: write_as(copy, "reports")))
+        monkeypatch.setattr(sink, "edit", once_before(sink.edit, lambda: write_as(copy, "reports")))
     restore_savepoint(pipeline, saved, "test", tell=told.append)
     assert any("copy follows when the next run joins it: copy: others changed rows" in line for line in told)
     assert table_ids(copy)[-1] == 1
@@ -258,7 +258,7 @@ def test_a_vacuum_between_plan_and_commit_is_told_as_such(
             patch.setattr(restoring, "copy_ledger", once_before(copy_ledger, lambda: vacuum(table)))
         else:
             target = pipeline.sinks[which]
-            patch.setattr(target, "jump", once_before(target.jump, lambda: vacuum(table)))
+            patch.setattr(target, "edit", once_before(target.edit, lambda: vacuum(table)))
         told: list[str] = []
         try:
             restore_savepoint(pipeline, saved, "test", tell=told.append)

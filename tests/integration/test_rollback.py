@@ -195,7 +195,11 @@ def test_an_active_run_is_fenced(sample: SampleInput, make_options: MakeOptions)
         entry, checkpoint=dataclasses.replace(entry.checkpoint, epoch=now.epoch + 1, attempt="z")
     )
     commit = epoch_commit(
-        pipeline, zombie, dataclasses.replace(late, previous=now.entry), now.entry, pipeline.deciding.table.schema()
+        pipeline,
+        zombie,
+        dataclasses.replace(late, previous=now.entry),
+        now.entry,
+        pipeline.deciding.find_committed_schema(),
     )
     with pytest.raises(FencedError):
         zombie.commit(commit)

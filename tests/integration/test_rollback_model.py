@@ -100,7 +100,7 @@ class History:
         with self.patch.context() as patch:
             if crash:
                 patch.setattr(jumps, "_record", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
-                patch.setattr(jumps, "drop_pending", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+                patch.setattr("firnline.sinks.staged.sink.drop_pending", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
             try:
                 Rollback(pipeline, to).perform("test")
                 self.trace.append(("rollback", to))

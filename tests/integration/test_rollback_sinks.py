@@ -50,7 +50,7 @@ def outage(table: str) -> Iterator[None]:
 
 @contextmanager
 def dies_after_the_decision(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    original = jumps.settle_jumps
+    original = jumps.settle_edits
     decided: list[bool] = []
 
     def decide(*arguments: Any) -> Any:
@@ -64,7 +64,7 @@ def dies_after_the_decision(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     decide_first = jumps._decide
     with monkeypatch.context() as patch:
-        patch.setattr(jumps, "settle_jumps", die)
+        patch.setattr(jumps, "settle_edits", die)
         patch.setattr(jumps, "_decide", decide)
         with pytest.raises(KeyboardInterrupt):
             yield

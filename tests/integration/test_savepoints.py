@@ -266,7 +266,9 @@ def test_an_active_run_is_fenced(sample: SampleInput, make_options: MakeOptions)
     pipeline = open_pipeline(options)
     pipeline.deciding.claim("active")
     entry = next(iter(pipeline.entries(held(options).entry)))
-    commit = epoch_commit(pipeline, pipeline.deciding, entry, held(options).entry, pipeline.deciding.table.schema())
+    commit = epoch_commit(
+        pipeline, pipeline.deciding, entry, held(options).entry, pipeline.deciding.find_committed_schema()
+    )
     restore(options, path)
     with pytest.raises(FencedError):
         pipeline.deciding.commit(
@@ -482,7 +484,7 @@ def test_a_sink_that_was_not_reached_is_brought_through_by_the_next_run(
         raise SinkError("the network is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(jumps, "settle_jumps", lost)
+        patch.setattr(jumps, "settle_edits", lost)
         told: list[str] = []
         restore(target, path, tell=told.append)
         assert "copy follows when the next run joins it: the network is gone" in told

@@ -292,14 +292,14 @@ def test_a_unit_that_is_taken_up_again_is_not_committed_while_a_sweep_deletes_it
 def test_a_jump_is_made_onto_the_version_that_was_looked_at(options: PipelineOptions, root: Path) -> None:
     """A check under one version and a commit onto another one would let a sweep come between."""
     seen: list[int | None] = []
-    real = DeltaSink.jump
+    real = DeltaSink.edit
 
     def noting(self: DeltaSink, commit: object, effect: object, onto: object, version: int | None = None) -> object:
         seen.append(version)
         return real(self, commit, effect, onto, version)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DeltaSink, "jump", noting)
+        patch.setattr(DeltaSink, "edit", noting)
         Rollback(open_pipeline(options), 2).perform("f" * 16)
     assert seen
     assert None not in seen

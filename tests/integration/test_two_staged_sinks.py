@@ -269,7 +269,7 @@ def as_an_older_version(patch: pytest.MonkeyPatch) -> None:
     write = Checkpoint.to_json
     patch.setattr(Checkpoint, "to_json", lambda self: write(replace(self, deciding={})))
     told = StagedDeltaSink.settled_epoch
-    patch.setattr(StagedDeltaSink, "settled_epoch", lambda sink: None if sink.decides else told(sink))
+    patch.setattr(StagedDeltaSink, "settled_epoch", lambda sink: None if sink._context.decides else told(sink))
 
 
 def test_a_discard_refuses_what_another_sink_holds(

@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from firnline.checkpoint.ledger import Ledger, LedgerEntry
-from firnline.clock import SystemClock
 from firnline.errors import (
     CheckpointError,
     CommitConflictError,
@@ -34,18 +33,18 @@ from firnline.maintenance.gc import gc
 from firnline.options import DeltaSinkOptions, FileSourceOptions
 from firnline.run.joining import check_staged
 from firnline.run.rollback_sinks import plan_sink
-from firnline.sinks.base import EpochCommit
-from firnline.sinks.delta import DeltaSink, UpsertSink
-from firnline.sinks.delta.history_edit import RestoreVersion
+from firnline.sinks.base import EpochCommit, RestoreVersion
+from firnline.sinks.delta.sink import DeltaSink
 from firnline.sinks.delta.upsert import rewrite as rewriting
 from firnline.sinks.delta.upsert import rewrite_plan as working
 from firnline.sinks.delta.upsert.rewrite import run_in_threads
+from firnline.sinks.delta.upsert.sink import UpsertSink
 from firnline.storage import open_storage
 from firnline.types import Json
 from tests.support.ageing import DAY, age_files
 from tests.support.pipelines import pipeline_options, run_once, run_to_end
 from tests.support.samples import table_rows
-from tests.support.upserts import UpsertDriver, changes, read_by_delta, read_by_duckdb, tip_of
+from tests.support.upserts import UpsertDriver, changes, read_by_delta, read_by_duckdb, sink_context, tip_of
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 EXAMPLES = 200 if os.environ.get("FIRNLINE_PROOF") else 25
@@ -93,7 +92,7 @@ def counted_orders(driver: UpsertDriver) -> list[list[str]]:
         reports = run_in_threads(tag, json.loads(json.dumps(orders)))
         return list(json.loads(json.dumps(reports)))
 
-    driver.sink.run_orders = run
+    driver.run_tasks = run
     return calls
 
 
@@ -511,7 +510,7 @@ def test_changes_are_never_appended_as_rows(driver: UpsertDriver, table: str) ->
     """A spec that said upsert and now says append, with an epoch of changes still to come."""
     commit = driver.stage(changes([{"id": 1, "v": "new"}], SCHEMA))
     options = DeltaSinkOptions(name="delta", table=table)
-    sink = DeltaSink(options, "demo", driver.ledger, SystemClock(), lambda positions, _inputs: positions)
+    sink = DeltaSink(options, sink_context(driver.ledger))
     sink.claim("another")
     with pytest.raises(ConfigError, match="was made of changes"):
         sink.commit(commit)
@@ -542,14 +541,14 @@ def test_a_rollback_takes_rows_back_and_upserts_go_on_from_there(driver: UpsertD
     wide = pa.schema([*SCHEMA, ("w", pa.int64())])
     driver.apply(changes([{"id": 1, "v": "undone", "w": 1}, {"id": 7, "_op": "delete"}], wide))
     driver.apply(changes([{"id": 90, "v": "undone"}, {"id": 1, "v": "undone twice"}], SCHEMA))
-    plan, problems = plan_sink(driver.sink, "demo", 2, left=False, accept=[])
+    plan, problems = plan_sink(driver.sink, 2, left=False, accept=[])
     assert (problems, plan.files_restored) == ([], 2)
     assert plan.version_then is not None
     onto = tip_of(driver)
     jump = {"to_epoch": 2}
     entry = LedgerEntry(driver.stage().checkpoint, tip_then, {}, kind="rollback", onto=onto, jump=jump)
     commit = EpochCommit(entry.checkpoint, driver.ledger.stage(entry), tip_then, [], SCHEMA, kind="rollback")
-    driver.sink.jump(commit, RestoreVersion(plan.version_then), onto, plan.version_now)
+    driver.sink.edit(commit, RestoreVersion(plan.version_then), onto, plan.version_now)
     assert rows_of(table) == then
     later = UpsertDriver(table, ["id"])
     assert later.epoch == 5
@@ -596,7 +595,7 @@ def test_change_files_of_a_ledger_elsewhere_follow_that_ledger(table: str, tmp_p
     elsewhere = open_storage(str(tmp_path / "deciding"))
     driver.ledger = Ledger(elsewhere, "demo")
     options = driver.options
-    driver.sink = UpsertSink(options, "demo", driver.ledger, SystemClock(), lambda positions, _inputs: positions)
+    driver.sink = UpsertSink(options, sink_context(driver.ledger))
     driver.sink.claim("run", generation=1)
     kept: list[str] = []
     for number in range(4):

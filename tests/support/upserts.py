@@ -17,12 +17,17 @@ from firnline.checkpoint.model import Checkpoint
 from firnline.clock import SystemClock
 from firnline.options import DeltaSinkOptions
 from firnline.schema import schema_to_json
-from firnline.sinks.base import EpochCommit
-from firnline.sinks.delta import UpsertSink
+from firnline.sinks.base import EpochCommit, RunTasks, SinkContext
 from firnline.sinks.delta.upsert.changes import OP, SEQUENCE, table_columns
-from firnline.sinks.delta.upsert.stage import open_stager
+from firnline.sinks.delta.upsert.sink import UpsertSink
+from firnline.sinks.registry import open_stager
 from firnline.storage import open_storage
 from firnline.types import EntryRef, Json, Receipt
+
+
+def sink_context(ledger: Ledger) -> SinkContext:
+    """The context of a sink of the pipeline `demo`, whose positions never move."""
+    return SinkContext("demo", ledger, SystemClock(), lambda positions, _inputs: positions)
 
 
 class UpsertDriver:
@@ -31,7 +36,8 @@ class UpsertDriver:
     def __init__(self, table: str, key: Sequence[str], *, floor_behind: int = 64, **options: Any) -> None:
         self.options = DeltaSinkOptions(name="delta", table=table, write="upsert", key=tuple(key), **options)
         self.ledger = Ledger(open_storage(table, self.options.storage_options), "demo")
-        self.sink = UpsertSink(self.options, "demo", self.ledger, SystemClock(), lambda positions, _inputs: positions)
+        self.sink = UpsertSink(self.options, sink_context(self.ledger))
+        self.run_tasks: RunTasks | None = None  # that commits are given
         self._floor_behind = floor_behind
         self._run = secrets.token_hex(8)
         held = self.sink.claim(self._run)
@@ -72,7 +78,7 @@ class UpsertDriver:
 
     def commit(self, commit: EpochCommit) -> Receipt:
         """Commit an epoch that was staged; it is the tip then."""
-        receipt = self.sink.commit(commit)
+        receipt = self.sink.commit(commit, self.run_tasks)
         self.epoch, self.tip = commit.checkpoint.epoch, commit.entry
         return receipt
 

@@ -16,15 +16,12 @@ from firnline.operators.base import MAIN
 from firnline.options import OperatorOptions, PipelineOptions
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import type_to_text
-from firnline.sinks.base import Head
-from firnline.sinks.delta import DeltaSink
-from firnline.sinks.delta.contents import missing_fields
-from firnline.sinks.delta.upsert.changes import table_columns
+from firnline.sinks.base import Head, Sink
 
 ANY_TIME = "2000-01-01T00:00:00+00:00"  # columns do not depend on the epoch's time
 
 
-def sinks_of(pipeline: OpenPipeline, port: str) -> list[DeltaSink]:
+def sinks_of(pipeline: OpenPipeline, port: str) -> list[Sink]:
     """The sinks that take what comes out of a source, an operator or a port."""
     return [pipeline.sink(s.name) for s in pipeline.options.sinks if sink_input(pipeline.options, s) == port]
 
@@ -101,7 +98,7 @@ class _Queries:
         self._engine.stop()
 
 
-def _find_table(sink: DeltaSink) -> pa.Schema | None:
+def _find_table(sink: Sink) -> pa.Schema | None:
     """The columns of a sink's table; nothing is known of an optional one that cannot be read."""
     try:
         return sink.find_schema()
@@ -114,9 +111,9 @@ def _find_table(sink: DeltaSink) -> pa.Schema | None:
 def check_tables(pipeline: OpenPipeline, schemas: Mapping[str, pa.Schema]) -> None:
     """Raise SchemaError when a table that is there cannot take the rows that would be written to it."""
     for options in pipeline.options.sinks:
-        table, rows = _find_table(pipeline.sink(options.name)), schemas.get(sink_input(pipeline.options, options))
-        if table is not None and rows is not None:
-            missing_fields(table, table_columns(rows) if options.write == "upsert" else rows)
+        sink, rows = pipeline.sink(options.name), schemas.get(sink_input(pipeline.options, options))
+        if rows is not None and _find_table(sink) is not None:
+            sink.check_columns(rows)
 
 
 def schema_rows(
@@ -127,7 +124,7 @@ def schema_rows(
     port = sink_input(pipeline.options, deciding)
     table = pipeline.deciding.find_schema()
     rows = schemas.get(port)
-    schema = table if rows is None else table_columns(rows) if deciding.write == "upsert" else rows
+    schema = table if rows is None else pipeline.deciding.columns_of(rows)
     if schema is None:
         return []
     held = set(table.names) if table is not None else set()

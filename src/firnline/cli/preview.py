@@ -30,7 +30,6 @@ from firnline.options import DeltaSinkOptions
 from firnline.process import has_exited
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head
-from firnline.sinks.delta.adopt import find_foreign
 from firnline.sources.base import Source, SourcePlan
 from firnline.sources.known import KnownFiles
 from firnline.storage import is_remote
@@ -122,7 +121,7 @@ def _resume(reading: _Reading) -> None:
         return
     reading.positions = pipeline.sources.start({})
     scan = pipeline.options.checkpoint.recovery_scan_commits
-    foreign = find_foreign(pipeline.storage, held.version, scan, accept_older=False) if held.exists else None
+    foreign = pipeline.deciding.find_foreign(held.version, scan, accept_older=False) if held.exists else None
     if foreign is None:
         return
     source = pipeline.sources.only
@@ -259,7 +258,7 @@ def _check_sinks(reading: _Reading) -> set[str]:
 def _sink(pipeline: OpenPipeline, options: DeltaSinkOptions, is_away: bool) -> dict[str, Any]:
     sink = pipeline.sink(options.name)
     held = sink.load() if not is_away else Head(exists=False, version=-1)
-    root = sink.storage.root
+    root = sink.uri
     writable = _writable(root)
     if writable is False and not is_away:
         raise SinkError(f"{root} cannot be written", hint="Allow this user to write there.", table=root)
@@ -270,7 +269,7 @@ def _sink(pipeline: OpenPipeline, options: DeltaSinkOptions, is_away: bool) -> d
         "write": options.write,
         "exists": held.exists,
         "version": held.version if held.exists else None,
-        "delivery": sink.delivery.value,
+        "delivery": sink.capabilities.delivery.value,
         "required": sink.required,
         "writable": writable,
     }

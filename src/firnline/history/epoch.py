@@ -14,11 +14,8 @@ from firnline.checkpoint.model import Checkpoint
 from firnline.errors import CheckpointError, ConfigError, DamagedError, FirnlineError, LedgerHoleError, NewerFormatError
 from firnline.history.store import savepoint_epochs
 from firnline.history.superseded import supersedes
-from firnline.names import epoch_txn
 from firnline.run.open_pipeline import OpenPipeline
-from firnline.sinks.base import Head
-from firnline.sinks.delta.log import DeltaLog, LogCommit
-from firnline.storage import Storage
+from firnline.sinks.base import Head, LoggedCommit, Sink
 from firnline.stores.base import CheckpointStore
 from firnline.stores.record import CheckpointRecord
 from firnline.stores.transfer import Version, parse_record, walk_versions
@@ -89,7 +86,7 @@ def load_epoch(pipeline: OpenPipeline, store: CheckpointStore | None, epoch: int
     """
     held = pipeline.load()
     walk = _walk_chain(pipeline, held, epoch)
-    logged = find_logged(pipeline.storage, pipeline.options.name, held.version, epoch) if held.exists else None
+    logged = find_logged(pipeline.deciding, held.version, epoch) if held.exists else None
     version = find_version(store, pipeline.options.name, epoch) if store is not None else None
     record = version.record if version else None
     entry, ref, in_ledger = _ledger_copy(
@@ -196,27 +193,26 @@ class Logged:
         return Copy("commitInfo", self.status, f"version {self.version}", self.problem, self.checkpoint)
 
 
-def find_logged(storage: Storage, pipeline: str, version: int, epoch: int) -> Logged | None:
+def find_logged(sink: Sink, version: int, epoch: int) -> Logged | None:
     """The commit that made an epoch true; None when the log does not reach back to it."""
-    for commit in DeltaLog(storage).backwards(version):
-        txn = next((t for t in commit.txns() if t["appId"] == epoch_txn(pipeline)), None)
-        if txn is None:
+    for commit in sink.read_log(version):
+        if commit.epoch is None:
             continue
-        if int(txn["version"]) < epoch:
+        if commit.epoch < epoch:
             return None
-        if int(txn["version"]) == epoch:
-            return _read_logged(commit, pipeline)
-        info = commit.find_info(pipeline) or {}
-        if epoch in [int(unit["epoch"]) for unit in info.get("units") or []]:
-            told = f"committed together with epoch {info['epoch']}, whose checkpoint alone stands there"
-            return Logged(commit.version, commit.time(), "epoch", None, None, "missing", told)
+        if commit.epoch == epoch:
+            return _read_logged(commit)
+        if epoch in [int(unit["epoch"]) for unit in commit.info.get("units") or []]:
+            told = f"committed together with epoch {commit.info['epoch']}, whose checkpoint alone stands there"
+            return Logged(commit.version, commit.time, "epoch", None, None, "missing", told)
     return None
 
 
-def _read_logged(commit: LogCommit, pipeline: str) -> Logged:
-    version, time = commit.version, commit.time()
+def _read_logged(commit: LoggedCommit) -> Logged:
+    version, time, info = commit.version, commit.time, commit.info
+    if commit.problem:
+        return Logged(version, time, "epoch", None, None, "damaged", commit.problem)
     try:
-        info = commit.info(pipeline) or {}
         if info.get("kind") == "claim":  # the one that took over another tool's progress
             return Logged(version, time, "baseline", None, None, "missing", "a claim carries none")
         return Logged(
@@ -289,7 +285,7 @@ def _sink_views(
 ) -> Iterator[SinkView]:
     for sink in pipeline.sinks:
         held = sink.load()
-        logged = find_logged(sink.storage, pipeline.options.name, held.version, epoch) if held.exists else None
+        logged = find_logged(sink, held.version, epoch) if held.exists else None
         told = record.sinks.get(sink.name, {}) if record else {}
         rows, size = (logged.rows, logged.size_bytes) if logged else (None, None)
         if entry is not None and rows is None:

@@ -18,8 +18,7 @@ from firnline.history.store import find_store
 from firnline.names import quarantine_folder
 from firnline.run.log import has_died, load_runs
 from firnline.run.open_pipeline import OpenPipeline
-from firnline.sinks.base import Head
-from firnline.sinks.delta import DeltaSink
+from firnline.sinks.base import Head, Sink
 from firnline.sources.base import Backlog, InputStatus
 from firnline.stores.lease_rules import LeaseRecord
 from firnline.stores.tiers import Look
@@ -241,7 +240,7 @@ def _lag_seconds(pipeline: OpenPipeline, held: Head, epoch: int) -> float | None
     return round(max(0.0, (pipeline.clock.now() - datetime.fromisoformat(made)).total_seconds()), 3)
 
 
-def _sink_row(sink: DeltaSink, decided: int, failing: Json) -> dict[str, Json]:
+def _sink_row(sink: Sink, decided: int, failing: Json) -> dict[str, Json]:
     """What a sink holds; `failing` is why the newest run could not write there."""
     row: dict[str, Json] = {"name": sink.name, "epoch": None, "required": sink.required, "epochs_pending": 0}
     try:

@@ -29,7 +29,6 @@ from firnline.operators.base import MAIN, Operator
 from firnline.operators.loading import build_operator, own_code
 from firnline.options import OperatorOptions, PipelineOptions
 from firnline.sinks.base import Sink
-from firnline.sinks.delta.upsert.changes import table_columns
 from firnline.sources.group import EpochPlan, Sources
 from firnline.state.home import StateHome
 from firnline.state.load import EMPTY, export_digest, load_initial_state
@@ -218,8 +217,11 @@ class _Running:
     def _targets(self, port: str) -> list[dict[str, Json]]:
         if self.job.replay:
             return []
+        return [sink.stage_target() for sink in self._sinks_of(port)]
+
+    def _sinks_of(self, port: str) -> list[Sink]:
         sinks = {sink.name: sink for sink in self.jobs.sinks}
-        return [sinks[name].stage_target() for name in self.jobs.flow.sinks_of(port)]
+        return [sinks[name] for name in self.jobs.flow.sinks_of(port)]
 
     # -- SQL ------------------------------------------------------------------------------------------
 
@@ -420,10 +422,9 @@ class _Running:
         self.columns[port] = schema
         for edge in self.jobs.flow.edges_of(port, self.job.ranges):
             self.edges[edge.name] = Exchanged.collect(reports, edge.name)
-        for target in self._targets(port):
-            name, upsert = target["sink"], target["write"] == "upsert"
-            files = [file for report in reports for file in report["staged"][name]]
-            produced.stage({name: files}, {name: table_columns(schema) if upsert else schema})
+        for sink in self._sinks_of(port) if not self.job.replay else ():
+            files = [file for report in reports for file in report["staged"][sink.name]]
+            produced.stage({sink.name: files}, {sink.name: sink.columns_of(schema)})
 
 
 def _micros(time: datetime) -> int:

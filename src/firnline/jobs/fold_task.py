@@ -30,7 +30,7 @@ from firnline.jobs.fold_job import FoldReport, FoldTask
 from firnline.operators.base import LATE, MAIN, Assigned, Batch, EpochContext, Indices, Operator, Result
 from firnline.operators.columns import align, late_rows, micros
 from firnline.operators.loading import build_operator
-from firnline.sinks.delta.upsert.stage import open_stager
+from firnline.sinks.registry import open_stager
 from firnline.state.columns import Layout, nulls
 from firnline.state.keys import Located, distinct, encode_keys, key_family, locate
 from firnline.state.lookup import by_slots, lookup

@@ -38,8 +38,8 @@ from firnline.ndjson import (
     open_blocks,
 )
 from firnline.schema import RESCUED_COLUMN, is_column_name_ok, is_json, schema_from_json, schema_to_json
-from firnline.sinks.delta.stage import ParquetStager
-from firnline.sinks.delta.upsert.stage import open_stager
+from firnline.sinks.base import Stager
+from firnline.sinks.registry import open_stager
 from firnline.storage import Readable, Storage, open_storage
 from firnline.types import Json
 
@@ -160,7 +160,7 @@ class _Attempt:
             return True
         return any(self._has_its_files(name, stager) for name, stager in self._stagers.items())
 
-    def _has_its_files(self, sink: str, stager: ParquetStager) -> bool:
+    def _has_its_files(self, sink: str, stager: Stager) -> bool:
         """Whether a sink has the files that the task may stage for it.
 
         Where the first rows alone fall into more partitions than that, the limit cannot be kept: an epoch that closed

@@ -122,7 +122,7 @@ def _writer_of(task: SqlTask, schema: pa.Schema) -> Any:
         from firnline.exchange import ExchangeWriter
         from firnline.jobs.worker import pinging
         from firnline.operators.columns import align
-        from firnline.sinks.delta.upsert.stage import open_stager
+        from firnline.sinks.registry import open_stager
 
         freeze_imports()
         context = TaskContext.get()

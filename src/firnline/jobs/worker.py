@@ -14,14 +14,14 @@ from firnline.errors import EngineError, WorkerLostError
 from firnline.jobs.engine import Engine, Ping
 from firnline.jobs.fold_task import run_fold
 from firnline.jobs.read_task import run_task
-from firnline.sinks.delta.upsert.rewrite import run_rewrite
+from firnline.sinks import registry
 from firnline.storage import LocalStorage, open_storage
 from firnline.types import Json
 
 KINDS: dict[str, Callable[[dict[str, Json]], dict[str, Json]]] = {
     "read": run_task,
     "fold": run_fold,
-    "rewrite": run_rewrite,
+    "commit": registry.run_task,
 }
 
 

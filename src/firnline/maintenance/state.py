@@ -29,7 +29,8 @@ from firnline.maintenance.gc import finished_notes
 from firnline.maintenance.references import is_live, read_pins
 from firnline.names import committed_key, temporary_name
 from firnline.options import PipelineOptions
-from firnline.sinks.delta import DeltaSink
+from firnline.sinks.base import Sink
+from firnline.sinks.delta.sink import as_delta
 from firnline.sinks.delta.sweeps import Intent, Sweeper, SweepLog
 from firnline.sinks.delta.table import Table
 from firnline.state.home import StateHome
@@ -67,7 +68,7 @@ class Pipeline(Protocol):
     def options(self) -> PipelineOptions: ...
 
     @property
-    def sinks(self) -> tuple[DeltaSink, ...]: ...
+    def sinks(self) -> tuple[Sink, ...]: ...
 
     @property
     def ledger(self) -> Ledger: ...
@@ -164,7 +165,7 @@ class _Declared:
 
     def __init__(self, parts: Pipeline) -> None:
         self._parts = parts
-        self._sink = parts.sinks[0]
+        self._sink = as_delta(parts.sinks[0])
         self._seen = self._sink.table.version if self._sink.table.refresh() else None
         self.pinned: list[dict[str, Json]] = []
         log = SweepLog(parts.storage, self._sink.table, parts.options.name)

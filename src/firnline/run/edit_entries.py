@@ -1,4 +1,4 @@
-"""What the ledger says of an epoch that reads nothing, and what that means to a sink."""
+"""What the ledger says of a history edit, and what that means to a sink."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ import pyarrow as pa
 
 from firnline.checkpoint.ledger import LedgerEntry
 from firnline.checkpoint.model import Checkpoint
-from firnline.errors import ConfigError, RollbackRefusedError
+from firnline.errors import ConfigError
 from firnline.run.open_pipeline import OpenPipeline
-from firnline.sinks.base import EpochCommit
-from firnline.sinks.delta import DeltaSink
-from firnline.sinks.delta.history_edit import Effect, KeepRows, ReplaceRows, RestoreVersion, read_epoch_versions
-from firnline.sinks.delta.outbox import without_outbox
+from firnline.schema import schema_to_json
+from firnline.sinks.base import Effect, EpochCommit, KeepRows, ReplaceRows, RestoreVersion, Sink
+from firnline.sinks.outbox import without_outbox
 from firnline.types import EntryRef, Json
 
 
-def jump_checkpoint(
+def edit_checkpoint(
     pipeline: OpenPipeline, base: Checkpoint, held: Checkpoint | None, *, epoch: int, generation: int, run: str
 ) -> Checkpoint:
-    """The checkpoint of a jump: State + Position of `base`, under a new epoch. The floor never goes back."""
+    """The checkpoint of a history edit: state and positions of `base`, under a new epoch. The floor never goes back."""
     version = max(base.schema_version, held.schema_version if held else 0)
     if held is not None and held.schema_fingerprint != base.schema_fingerprint:
         version += 1
@@ -37,10 +36,15 @@ def jump_checkpoint(
     )
 
 
+def committed_columns(pipeline: OpenPipeline) -> list[dict[str, Json]]:
+    """The columns that the deciding sink has now, as a ledger entry keeps them."""
+    return schema_to_json(pipeline.deciding.find_committed_schema() or pa.schema([]))
+
+
 def epoch_commit(
-    pipeline: OpenPipeline, sink: DeltaSink, entry: LedgerEntry, ref: EntryRef, schema: pa.Schema
+    pipeline: OpenPipeline, sink: Sink, entry: LedgerEntry, ref: EntryRef, schema: pa.Schema
 ) -> EpochCommit:
-    """What a sink is given of an entry, be it of an epoch that was read or of a jump."""
+    """What a sink is given of an entry, of an epoch that was read or of a history edit."""
     if not entry.is_jump and entry.staged and sink.name not in entry.staged:
         raise new_sink_error(sink.name)
     before = entry.previous
@@ -76,8 +80,8 @@ def new_sink_error(name: str) -> ConfigError:
     )
 
 
-def find_effect(sink: DeltaSink, pipeline: str, entry: LedgerEntry, holds: int) -> Effect:
-    """What a jump does to the rows of a sink that holds epoch `holds`.
+def find_effect(sink: Sink, entry: LedgerEntry, holds: int) -> Effect:
+    """What a history edit does to the rows of a sink that holds epoch `holds`.
 
     Raises:
         RollbackRefusedError: the sink cannot go back to that epoch.
@@ -93,29 +97,4 @@ def find_effect(sink: DeltaSink, pipeline: str, entry: LedgerEntry, holds: int) 
     to = int(entry.jump["to_epoch"])
     if holds <= to or sink.name in entry.jump.get("left", []):
         return KeepRows()
-    return RestoreVersion(version_of(sink, pipeline, to))
-
-
-def version_of(sink: DeltaSink, pipeline: str, epoch: int) -> int:
-    """The table version whose newest epoch is `epoch`.
-
-    Raises:
-        RollbackRefusedError: it has none: shared with later epochs, or cleaned out of the log.
-    """
-    found = read_epoch_versions(sink.log, pipeline, sink.table.version, epoch)
-    version = found.find(epoch)
-    if version is not None:
-        return version
-    if epoch in found.inside:
-        near = " or ".join(str(e) for e in found.nearest(epoch))
-        raise RollbackRefusedError(
-            f"{sink.name}: epoch {epoch} was committed together with later ones, up to {found.inside[epoch]}",
-            hint=f"Nearest possible: --to {near}",
-            epoch=epoch,
-            nearest=found.nearest(epoch),
-        )
-    raise RollbackRefusedError(
-        f"{sink.name}: the commit of epoch {epoch} is no longer in the table's log",
-        hint="The log's retention (delta.logRetentionDuration) has passed; use a savepoint where there is one.",
-        epoch=epoch,
-    )
+    return RestoreVersion(sink.version_of(to))

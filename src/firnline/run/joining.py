@@ -23,15 +23,9 @@ from firnline.run.edit_entries import (
     new_sink_error,
 )
 from firnline.run.open_pipeline import OpenPipeline
-from firnline.run.rollback_sinks import check_restored, find_missing, plan_sink
+from firnline.run.rollback_sinks import check_restored, plan_sink
 from firnline.schema import schema_from_json
-from firnline.sinks.base import Head
-from firnline.sinks.delta import DeltaSink
-from firnline.sinks.delta.history_edit import RestoreVersion
-from firnline.sinks.delta.outbox import KEY as OUTBOX
-from firnline.sinks.delta.outbox import deliver
-from firnline.sinks.staged.discard import drop_pending
-from firnline.sinks.staged.sink import StagedDeltaSink
+from firnline.sinks.base import Head, RestoreVersion, RunTasks, Sink
 from firnline.storage import Storage
 from firnline.types import EntryRef, Receipt
 
@@ -43,7 +37,7 @@ TRIES = 20
 Look = Callable[[int], tuple[LedgerEntry, Head]]
 
 
-def perform_jump(
+def perform_edit(
     pipeline: OpenPipeline,
     run: str,
     look: Look,
@@ -54,19 +48,19 @@ def perform_jump(
     leave: Collection[str] = (),
     replaces: bool = False,
 ) -> Receipt:
-    """Claim a generation everywhere, decide a jump in the deciding sink, and bring every other sink through it.
+    """Claim a generation everywhere, decide a history edit in the deciding sink, and bring every other sink through it.
 
     The claims come first: an active run is fenced before anything is checked. `look` is given the generation; it
     checks everything under the version that the deciding table is at, and returns the entry to commit and what that
     table's log holds. When the table moves before the commit, both are done again. Once it is decided nothing fails
     any more: a sink that cannot follow now does so when the next run joins it. An optional sink whose missing epochs
-    the ledger does not tell any more holds up no jump.
+    the ledger does not tell any more holds up no edit.
 
     Args:
         generation: Only given for a deciding table that does not exist yet.
         goes_on_from: The entry that the history goes on from; a staged sink adopts no pending units beyond it.
         leave: Sinks that need not be reached now.
-        replaces: Whatever a sink holds is replaced: it need not be brought level first.
+        replaces: Whatever a sink holds is replaced: it need not be brought in sync first.
 
     Raises:
         FencedError: another run took over meanwhile.
@@ -87,11 +81,9 @@ def perform_jump(
             tell(f"{sink.name} is left as it is: {error.message}")
     ref, receipt = _decide(pipeline, look, generation)
     tell(f"{deciding.name} stands at epoch {receipt.epoch}, version {receipt.version}")
-    if isinstance(deciding, StagedDeltaSink):
-        drop_pending(deciding.storage, pipeline.options.name, receipt.epoch)
     for sink in pipeline.sinks[1:]:
         try:
-            tell(f"{sink.name} stands at epoch {settle_jumps(pipeline, sink, ref)}")
+            tell(f"{sink.name} stands at epoch {settle_edits(pipeline, sink, ref)}")
         except LedgerHoleError as error:
             logger.warning("sink stays behind", extra={"sink": sink.name, "reason": error.message})
             tell(f"{sink.name} stays behind: {error.message}. {error.hint}")
@@ -110,24 +102,26 @@ def _decide(pipeline: OpenPipeline, look: Look, generation: int) -> tuple[EntryR
             raise FencedError("another run took over while this one looked")
         ref = pipeline.ledger.stage(entry)
         as_it_is = committed.exists and entry.kind != "restore"
-        schema = deciding.table.schema() if as_it_is else schema_from_json(entry.schema)
+        schema = deciding.find_committed_schema() if as_it_is else None
+        if schema is None:
+            schema = schema_from_json(entry.schema)
         commit = epoch_commit(pipeline, deciding, entry, ref, schema)
-        effect = find_effect(deciding, pipeline.options.name, entry, committed.epoch)
+        effect = find_effect(deciding, entry, committed.epoch)
         try:
             version = committed.version if committed.exists else None
-            return ref, deciding.jump(commit, effect, committed.entry, version)
+            return ref, deciding.edit(commit, effect, committed.entry, version)
         except CommitConflictError:
             continue
     raise SinkError(f"{deciding.name}: other writers commit all the time; try again")
 
 
 def _record(pipeline: OpenPipeline) -> None:
-    """Bring store and tiers level with the jump; if that fails now, the next run does it when it starts."""
+    """Bring store and tiers in sync with the edit; if that fails now, the next run does it when it starts."""
     try:
         pipeline.recorder.look()
         pipeline.recorder.begin(pipeline.deciding.load())
     except (FirnlineError, OSError) as error:
-        logger.warning("jump not recorded in the store yet", extra={"reason": str(error)})
+        logger.warning("history edit not recorded in the store yet", extra={"reason": str(error)})
     finally:
         pipeline.recorder.close(drain=True)
 
@@ -169,13 +163,16 @@ def _find_first(pipeline: OpenPipeline, tip: EntryRef) -> LedgerEntry | None:
 
 def join_sink(
     pipeline: OpenPipeline,
-    sink: DeltaSink,
+    sink: Sink,
     run: str,
     generation: int,
     tip: EntryRef | None,
     goes_on_from: EntryRef | None,
+    run_tasks: RunTasks | None = None,
 ) -> int:
-    """Register our generation in a further sink and bring it through the jumps that it lacks; returns its epoch.
+    """Register our generation in a further sink and bring it through the history edits that it lacks.
+
+    Returns the epoch that it holds then.
 
     A staged sink adopts only such pending units as lie on the history down from `goes_on_from`.
 
@@ -183,15 +180,15 @@ def join_sink(
         SinkDivergedError: it holds an epoch that does not lie on the decided chain. Numbers prove nothing here.
         LedgerHoleError: the ledger does not tell any more what it lacks.
     """
-    if isinstance(sink, StagedDeltaSink):
-        sink.follow(
-            lambda epoch: {short_number(ref.checksum) for _, ref in ahead_of(pipeline, goes_on_from, epoch, sink.name)}
-        )
-    held = sink.claim(run, generation=generation)
+
+    def decided(epoch: int) -> set[int]:
+        return {short_number(ref.checksum) for _, ref in ahead_of(pipeline, goes_on_from, epoch, sink.name)}
+
+    held = sink.claim(run, generation=generation, decided=decided)
     if tip is None:
         return held.epoch
     if held.epoch < tip.epoch:
-        settle_jumps(pipeline, sink, tip)
+        settle_edits(pipeline, sink, tip, run_tasks)
         held = sink.load()
     prove_on_chain(pipeline, sink.name, held, tip)
     return held.epoch
@@ -223,19 +220,20 @@ def prove_on_chain(pipeline: OpenPipeline, name: str, held: Head, tip: EntryRef)
         )
 
 
-def settle_jumps(pipeline: OpenPipeline, sink: DeltaSink, tip: EntryRef | None) -> int:
-    """Bring a sink that was claimed through every jump on the true chain that it lacks; returns its epoch then.
+def settle_edits(pipeline: OpenPipeline, sink: Sink, tip: EntryRef | None, run_tasks: RunTasks | None = None) -> int:
+    """Bring a sink that was claimed through every history edit on the true chain that it lacks; returns its epoch then.
 
-    Epochs before a jump are committed on the way; those after it follow in their own time.
+    Epochs before an edit are committed on the way; those after it follow in their own time.
 
     Raises:
-        RollbackRefusedError: it cannot go back to where the jump went; the message says why.
+        RollbackRefusedError: it cannot go back to where the edit went; the message says why.
         SinkError: it waits for its committer.
         LedgerHoleError: the ledger does not tell any more what it lacks.
     """
     before = -1
     for _ in range(TRIES * TRIES):
-        epoch, digest, _ = sink.find_holder() if sink.table.refresh() else (0, None, 0)
+        fence = sink.read_fence()
+        epoch = fence.epoch
         ahead = _since_restore(list(ahead_of(pipeline, tip, epoch, sink.name)))
         at = next((n for n, (entry, _) in enumerate(ahead) if entry.is_jump), None)
         if at is None:
@@ -243,34 +241,30 @@ def settle_jumps(pipeline: OpenPipeline, sink: DeltaSink, tip: EntryRef | None) 
         entry, ref = ahead[0]
         columns = entry.jump.get("schemas", {}).get(sink.name, entry.schema_of(sink.name))
         commit = epoch_commit(pipeline, sink, entry, ref, schema_from_json(columns))
-        if at > 0:  # an epoch before the jump that this sink still lacks
+        if at > 0:  # an epoch before the edit that this sink still lacks
             if epoch == before:
                 raise SinkError(f"{sink.name} waits for its committer, which has not committed epoch {epoch + 1} yet")
             before = epoch
             bring_staged(pipeline, sink, entry)
-            sink.commit(commit)
+            sink.commit(commit, run_tasks)
             continue
-        onto = _find_held(pipeline, entry, epoch, digest)
+        onto = _find_held(pipeline, entry, epoch, fence.digest)
         version = _check_return(pipeline, sink, entry, epoch)
         try:
-            sink.jump(commit, find_effect(sink, pipeline.options.name, entry, epoch), onto, version)
+            sink.edit(commit, find_effect(sink, entry, epoch), onto, version)
         except CommitConflictError:
             continue  # somebody wrote since it was looked at
-        if isinstance(sink, StagedDeltaSink):
-            drop_pending(sink.storage, pipeline.options.name, entry.epoch)
     raise SinkError(f"{sink.name}: other writers commit all the time")
 
 
-def _check_return(pipeline: OpenPipeline, sink: DeltaSink, entry: LedgerEntry, holds: int) -> int | None:
-    """Look, as the jump did, whether this sink can follow it; returns the version that this was found under."""
+def _check_return(pipeline: OpenPipeline, sink: Sink, entry: LedgerEntry, holds: int) -> int | None:
+    """Check, as the edit did, whether this sink can follow it; returns the version that this was found under."""
     if entry.kind == "restore":
-        return check_restored(sink, pipeline.options.name, entry, pipeline.deciding.name)
-    if entry.kind != "rollback" or not isinstance(
-        find_effect(sink, pipeline.options.name, entry, holds), RestoreVersion
-    ):
+        return check_restored(sink, entry, pipeline.deciding.name)
+    if entry.kind != "rollback" or not isinstance(find_effect(sink, entry, holds), RestoreVersion):
         return None
     to = int(entry.jump["to_epoch"])
-    plan, problems = plan_sink(sink, pipeline.options.name, to, left=False, accept=entry.jump.get("accepted", []))
+    plan, problems = plan_sink(sink, to, left=False, accept=entry.jump.get("accepted", []))
     if problems:
         raise RollbackRefusedError(
             f"{sink.name} cannot follow the rollback to epoch {to}: {'; '.join(p.message for p in problems)}",
@@ -279,29 +273,24 @@ def _check_return(pipeline: OpenPipeline, sink: DeltaSink, entry: LedgerEntry, h
     return plan.version_now
 
 
-def bring_staged(pipeline: OpenPipeline, sink: DeltaSink, entry: LedgerEntry) -> None:
+def bring_staged(pipeline: OpenPipeline, sink: Sink, entry: LedgerEntry) -> None:
     """Bring what was staged for a sink into its table, and look that all of it is there: delta-rs would not.
 
     Raises:
         CheckpointError: a file is gone or damaged.
         OSError: the sink's storage cannot be reached.
     """
-    deliver(pipeline.storage, sink.storage, entry.staged.get(sink.name, []))
+    sink.fetch_staged(pipeline.storage, entry.staged.get(sink.name, []))
     check_staged(sink, entry)
 
 
-def check_staged(sink: DeltaSink, entry: LedgerEntry, outbox: Storage | None = None) -> None:
-    """Look whether everything that was staged for a sink is there, in its table or in the outbox, where one is given.
+def check_staged(sink: Sink, entry: LedgerEntry, outbox: Storage | None = None) -> None:
+    """Check that everything that was staged for a sink is there, in the sink or in the outbox, where it is given.
 
     Raises:
         CheckpointError: a file is gone.
     """
-    files = entry.staged.get(sink.name, [])
-    missing = find_missing(sink.storage, [str(file["path"]) for file in files])
-    if missing and outbox is not None:
-        waiting = {str(file["path"]): str(file[OUTBOX]) for file in files if OUTBOX in file and file["path"] in missing}
-        gone = find_missing(outbox, waiting.values())
-        missing = [path for path in missing if path not in waiting or waiting[path] in gone]
+    missing = sink.find_missing_staged(entry.staged.get(sink.name, []), outbox)
     if missing:
         raise CheckpointError(
             f"sink {sink.name!r} lacks epoch {entry.epoch}, and {missing[0]}, staged for it, is gone",
@@ -359,21 +348,21 @@ def _since_restore(ahead: list[tuple[LedgerEntry, EntryRef]]) -> list[tuple[Ledg
     return ahead[last:]
 
 
-def _find_held(pipeline: OpenPipeline, jump: LedgerEntry, epoch: int, digest: int | None) -> EntryRef | None:
-    """The entry that a sink holds, proven to lie on the history that the jump leaves or goes on from."""
+def _find_held(pipeline: OpenPipeline, edit: LedgerEntry, epoch: int, digest: int | None) -> EntryRef | None:
+    """The entry that a sink holds, proven to lie on the history that the edit leaves or goes on from."""
     if epoch == 0:
         return None
-    for start in (jump.previous, jump.onto):
+    for start in (edit.previous, edit.onto):
         found = _search(pipeline, start, epoch, digest)
         if found is not None:
             return found
-    if jump.kind == "restore" and digest is not None:  # whatever it holds is replaced; enough is known for the fence
+    if edit.kind == "restore" and digest is not None:  # whatever it holds is replaced; enough is known for the fence
         return EntryRef(epoch, "", f"{digest << 1:016x}")
     raise CheckpointError(f"a sink holds an epoch {epoch} that the ledger does not know", epoch=epoch)
 
 
 def _search(pipeline: OpenPipeline, start: EntryRef | None, epoch: int, digest: int | None) -> EntryRef | None:
-    """An entry by epoch and digest, down a chain and down the chains that its jumps left."""
+    """An entry by epoch and digest, down a chain and down the chains that its history edits left."""
     left = []
     try:
         for entry, ref in pipeline.ledger.entries(start):

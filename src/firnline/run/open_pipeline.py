@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from firnline.checkpoint.ledger import Fold, Ledger, LedgerEntry
 from firnline.clock import SystemClock
 from firnline.errors import ConfigError
 from firnline.graph import output_key, sink_input
 from firnline.names import outbox_folder, state_folder, tier_state_folder
-from firnline.options import DeltaSinkOptions, PipelineOptions
+from firnline.options import PipelineOptions
 from firnline.run.recorder import Recorder
 from firnline.run.requests import Requests
-from firnline.sinks.base import Head
-from firnline.sinks.delta import DeltaSink
-from firnline.sinks.delta.upsert.sink import UpsertSink
-from firnline.sinks.staged.sink import StagedDeltaSink
+from firnline.sinks.base import Head, Sink, SinkContext
+from firnline.sinks.registry import open_sinks
 from firnline.sources.base import Limits
 from firnline.sources.group import Sources
 from firnline.sources.kinds import open_source
 from firnline.sources.known import KnownFiles
 from firnline.state.home import StateHome
 from firnline.storage import Storage, normalise, open_storage
+from firnline.stores.tiers import Tiers
 from firnline.types import Clock, EntryRef, Ids, Json, RandomIds
 
 
@@ -32,7 +31,7 @@ class OpenPipeline:
 
     options: PipelineOptions
     sources: Sources
-    sinks: tuple[DeltaSink, ...]
+    sinks: tuple[Sink, ...]
     ledger: Ledger
     storage: Storage  # the deciding sink's table
     requests: Requests
@@ -41,7 +40,7 @@ class OpenPipeline:
     recorder: Recorder
 
     @property
-    def deciding(self) -> DeltaSink:
+    def deciding(self) -> Sink:
         return self.sinks[0]
 
     @property
@@ -56,11 +55,11 @@ class OpenPipeline:
         root = f"{self.storage.root}/{state_folder(name)}"
         return StateHome(root, self.options.deciding.storage_options, fallback=remote)
 
-    def open_readers(self) -> tuple[DeltaSink, ...]:
+    def open_readers(self) -> tuple[Sink, ...]:
         """The same sinks once more, to read them from another thread: a sink and its table handle serve one lane."""
         return _open_sinks(self.options, self.ledger, self.clock, self.sources, self.recorder)
 
-    def sink(self, name: str) -> DeltaSink:
+    def sink(self, name: str) -> Sink:
         return next(sink for sink in self.sinks if sink.name == name)
 
     def limits(self, parallelism: int, files_per_task: int = 1) -> Limits:
@@ -130,32 +129,32 @@ def open_pipeline(
 
 def _open_sinks(
     options: PipelineOptions, ledger: Ledger, clock: Clock, sources: Sources, recorder: Recorder
-) -> tuple[DeltaSink, ...]:
-    sinks = tuple(
-        _kind_of(s)(_with_key(options, s), options.name, ledger, clock, sources.replay) for s in options.ordered_sinks
-    )
-    sinks[0].copies = recorder.tiers
-    sinks[0].decides = True
+) -> tuple[Sink, ...]:
     deciding = options.deciding
-    root, folder = normalise(deciding.table), outbox_folder(options.name)
-    for sink in sinks[1:]:
-        if not sink.required:
-            sink.outbox = {"root": root, "storage_options": dict(deciding.storage_options), "folder": folder}
-    return sinks
-
-
-def _kind_of(sink: DeltaSinkOptions) -> type[DeltaSink]:
-    if sink.write == "upsert":
-        return UpsertSink
-    return StagedDeltaSink if sink.mode == "staged" else DeltaSink
-
-
-def _with_key(options: PipelineOptions, sink: DeltaSinkOptions) -> DeltaSinkOptions:
-    """An upsert without a key goes by the one that its operator's rows have."""
-    if sink.write != "upsert" or sink.key:
-        return sink
-    operator = next((o for o in options.operators if o.name == sink_input(options, sink)), None)
-    return replace(sink, key=output_key(operator) if operator is not None else ())
+    outbox = {
+        "root": normalise(deciding.table),
+        "storage_options": dict(deciding.storage_options),
+        "folder": outbox_folder(options.name),
+    }
+    keys = {operator.name: output_key(operator) for operator in options.operators}
+    return open_sinks(
+        [
+            (
+                sink,
+                SinkContext(
+                    pipeline=options.name,
+                    ledger=ledger,
+                    clock=clock,
+                    replay=sources.replay,
+                    decides=sink is deciding,
+                    copies=recorder.tiers if sink is deciding else Tiers(),
+                    outbox=None if sink is deciding or sink.required else outbox,
+                    input_key=keys.get(sink_input(options, sink), ()),
+                ),
+            )
+            for sink in options.ordered_sinks
+        ]
+    )
 
 
 def _open_sources(options: PipelineOptions, once: bool, moved: tuple[str, str] | None) -> Sources:

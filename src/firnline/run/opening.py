@@ -30,10 +30,7 @@ from firnline.run.joining import ahead_of, check_new_sinks, join_sink, prove_on_
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.operator_state import StateKeeper
 from firnline.run.restore_state import known_watermarks
-from firnline.sinks.base import Head
-from firnline.sinks.delta import DeltaSink
-from firnline.sinks.delta.adopt import find_foreign
-from firnline.sinks.delta.contents import missing_fields
+from firnline.sinks.base import Head, Sink
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)
@@ -107,8 +104,8 @@ class Opening:
             )
         return m.SinksRead(tip, tuple(epochs.items()), recorded=recorded, committed=held.committed)
 
-    def _read_further(self, sink: DeltaSink, decided: Head) -> int:
-        """The epoch that a further sink holds; it lies on the decided chain, or a jump leads there from it."""
+    def _read_further(self, sink: Sink, decided: Head) -> int:
+        """The epoch that a further sink holds; it lies on the decided chain, or a history edit leads there."""
         held = sink.load()
         if held.epoch > decided.epoch:  # another run goes on, and both moved since
             decided = self._pipeline.deciding.load()
@@ -133,12 +130,8 @@ class Opening:
     def _find_baseline(self, version: int) -> LedgerEntry | None:
         """Another tool's progress in this table's log, as the entry that the first claim will name."""
         self._baseline_version = version
-        found = find_foreign(
-            self._pipeline.storage,
-            version,
-            self._pipeline.options.checkpoint.recovery_scan_commits,
-            accept_older=self._accept_duplicates,
-        )
+        scan = self._pipeline.options.checkpoint.recovery_scan_commits
+        found = self._pipeline.deciding.find_foreign(version, scan, accept_older=self._accept_duplicates)
         if found is None:
             return None
         source = self._pipeline.sources.only
@@ -173,7 +166,7 @@ class Opening:
         if held.checkpoint is None or held.checkpoint.deciding.get("table") or self._pipeline.ledger.newest_epoch():
             return
         for sink in self._others:
-            if Ledger(sink.storage, self._pipeline.options.name).newest_epoch():
+            if sink.storage is not None and Ledger(sink.storage, self._pipeline.options.name).newest_epoch():
                 raise DecidingSinkError(
                     f"{self._pipeline.storage.root} would decide, but the ledger of "
                     f"{self._pipeline.options.name!r} lies in the table of sink {sink.name!r}, which decided so far",
@@ -198,7 +191,7 @@ class Opening:
         if held.exists:
             taken = sink_input(self._pipeline.options, self._pipeline.options.deciding)
             for source in (one for one in self._pipeline.options.sources if one.name == taken):
-                missing_fields(sink.find_schema() or pa.schema([]), declared(source))
+                sink.check_columns(declared(source))
         return m.Claimed(held.epoch, held.attempt, held.committed)
 
     def _claim_onto_baseline(self) -> Head:
@@ -215,7 +208,7 @@ class Opening:
     def join(self, name: str) -> m.Event:
         tip, generation = self._flight.held.entry, self._flight.generation
         sink = self._pipeline.sink(name)
-        return m.Joined(name, join_sink(self._pipeline, sink, self._run, generation, tip, tip))
+        return m.Joined(name, join_sink(self._pipeline, sink, self._run, generation, tip, tip, self._state.run_orders))
 
     def _set_tip(self, held: Head) -> Base:
         """Take what the deciding sink holds as the base of the next plan."""
@@ -258,7 +251,7 @@ class Opening:
                     base.columns[source] = found
 
 
-def _find_schema(sink: DeltaSink) -> pa.Schema | None:
+def _find_schema(sink: Sink) -> pa.Schema | None:
     """The columns of a further sink; one that cannot be read tells nothing, and holds nobody up yet."""
     try:
         return _ask(sink, sink.find_schema)
@@ -267,6 +260,6 @@ def _find_schema(sink: DeltaSink) -> pa.Schema | None:
         return None
 
 
-def _ask(sink: DeltaSink, work: Callable[[], T]) -> T:
+def _ask(sink: Sink, work: Callable[[], T]) -> T:
     """Read a further sink. One that is optional and hangs must hold up nobody: HungError, an OSError."""
     return work() if sink.required else TimedCalls(READ_SECONDS).call(work)

@@ -19,7 +19,6 @@ from firnline.options import OperatorOptions
 from firnline.run.flight import Behind
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head
-from firnline.sinks.delta.table import Table
 from firnline.state import snapshot as layout
 from firnline.state.home import StateHome
 from firnline.state.load import EMPTY, export_digest
@@ -201,14 +200,9 @@ class _Copies:
         return self._known[epoch]
 
     def _scan(self) -> Iterator[dict[str, Json]]:
-        sink = self._pipeline.deciding
-        table = Table(sink.table.uri, sink.table.storage_options or {})  # a handle of its own: others commit by theirs
-        if not table.refresh():
-            return
-        for commit in sink.log.backwards(table.version):
-            info = commit.find_info(self._pipeline.options.name)
-            if info is not None and isinstance(info.get("epoch"), int) and "checkpoint" in info:
-                yield info
+        for commit in self._pipeline.deciding.read_log():
+            if isinstance(commit.info.get("epoch"), int) and "checkpoint" in commit.info:
+                yield commit.info
 
 
 @dataclass(slots=True)

@@ -28,7 +28,6 @@ from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.run.status import CheckpointWatch, Standing, is_still, stand
 from firnline.run.steps import Steps, failure_event
 from firnline.sinks.base import Head
-from firnline.sinks.delta.upsert.sink import UpsertSink
 from firnline.sources.base import Backlog
 from firnline.stores import open_store
 from firnline.stores.audit import append_audit, make_record
@@ -115,9 +114,6 @@ class Runner:
         self._steps.state.tell_loss = lambda facts: self._inbox.put(_Note(lambda: self._tell_loss(facts)))
         self._steps.credits.tell_still = lambda: self._inbox.put(_Note(lambda: None))  # watches are looked at after it
         pipeline.recorder.tell = lambda _: self._inbox.put(_Note(self._tell_replication))
-        for sink in pipeline.sinks:
-            if isinstance(sink, UpsertSink):
-                sink.run_orders = self._steps.state.run_orders
         self._resumed: Head | None = None  # what the first look found
         self._watches: list[CheckpointWatch] = []
         self._inbox: queue.SimpleQueue[m.Event | _Note] = queue.SimpleQueue()

@@ -37,7 +37,7 @@ from firnline.run.operator_state import StateKeeper
 from firnline.run.requests import FileRequest
 from firnline.schema import merge, schema_from_json, schema_to_json
 from firnline.sinks.base import Head
-from firnline.sinks.delta.outbox import list_outbox, release, sweep_outbox, waiting_for
+from firnline.sinks.outbox import list_outbox, release, sweep_outbox, waiting_for
 from firnline.sources.group import EpochPlan, Positions
 from firnline.sources.known import KnownFiles
 from firnline.types import EntryRef, Receipt
@@ -264,7 +264,7 @@ class Steps:
             bring_staged(self._pipeline, sink, entry)
         try:
             schema = schema_from_json(entry.schema_of(name)) if made is None else self._schema(made, name)
-            receipt = sink.commit(epoch_commit(self._pipeline, sink, entry, ref, schema))
+            receipt = sink.commit(epoch_commit(self._pipeline, sink, entry, ref, schema), self.state.run_orders)
         except SchemaError as error:
             if made is None:
                 raise

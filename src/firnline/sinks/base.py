@@ -1,15 +1,81 @@
-"""The contract of a sink: claim, commit with the checkpoint inside, answer what it holds."""
+"""The contract of a sink, whole: what a run, its jobs and history need of the place where results become true.
+
+A sink keeps, beside its rows, the checkpoint of each pipeline that writes there: its head. One commit makes rows and
+checkpoint true together. The first required sink of a pipeline decides: its commit fixes an epoch. Every further sink
+is given exactly what was decided.
+
+How a run uses a sink:
+1. `load` reads the head, `claim` fences every older run and returns the head under the claim.
+2. Tasks stage rows with the sink's `Stager`, which `stage_target` describes to them.
+3. `commit` makes an epoch true. When the answer is lost, or after a crash, `find_receipt` tells whether it did.
+4. `edit` carries out a history edit: an epoch that reads nothing, such as a rollback.
+5. `maintain` does housekeeping between commits.
+
+To write a sink, implement the abstract methods and set `capabilities`; the other methods have defaults that fit a sink
+without that capability.
+"""
 
 from __future__ import annotations
 
+import enum
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import pyarrow as pa
 
+from firnline.checkpoint.codec import short_number
+from firnline.checkpoint.ledger import Ledger
 from firnline.checkpoint.model import Checkpoint
-from firnline.types import Delivery, EntryRef, Json, Receipt
+from firnline.errors import FencedError, RollbackRefusedError
+from firnline.sinks.outbox import deliver, find_missing_staged
+from firnline.storage import Storage
+from firnline.stores.tiers import Tiers
+from firnline.types import Clock, Delivery, EntryRef, Json, Receipt
+
+# -- values -----------------------------------------------------------------------------------------------
+
+
+class GoesBack(enum.Enum):
+    """Whether a sink can take rows back."""
+
+    EXACTLY = "exactly"  # to any earlier version that it still has
+    NOT_AT_ALL = "not-at-all"  # rows stay; a rollback leaves the sink as it is, or is refused
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a kind of sink can do. `open_sinks` checks it against the spec before a run starts."""
+
+    delivery: Delivery
+    decides: bool = False  # whether its commit can fix an epoch: atomic with the checkpoint, conditional on the fence
+    goes_back: GoesBack = GoesBack.NOT_AT_ALL
+    upserts: bool = False  # whether it applies change rows by key (`write: upsert`)
+
+
+# Positions and a ledger entry's inputs, both per source -> positions after that epoch.
+Replay: TypeAlias = Callable[[dict[str, Json], dict[str, list[dict[str, Json]]]], dict[str, Json]]
+
+# The attempt and its orders, plain JSON -> one report per order, in that order. Runs them as tasks on the engine.
+RunTasks: TypeAlias = Callable[[str, list[dict[str, Json]]], list[dict[str, Json]]]
+
+# An epoch -> the digests (`short_number`) of the entries above it that the deciding sink holds.
+Decided: TypeAlias = Callable[[int], set[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class SinkContext:
+    """What a sink is given of its pipeline when it is opened."""
+
+    pipeline: str
+    ledger: Ledger  # of the pipeline; it lies with the deciding sink
+    clock: Clock
+    replay: Replay  # rebuilds a damaged checkpoint from the one before
+    decides: bool = False  # whether this sink is the deciding one
+    copies: Tiers = field(default_factory=Tiers)  # copies of checkpoints outside the sink; for the deciding sink only
+    outbox: Mapping[str, Json] | None = None  # optional sinks: where tasks stage (root, storage_options, folder)
+    input_key: tuple[str, ...] = ()  # the columns that identify a row of its input, where an operator names them
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +102,20 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
+class Fence:
+    """The part of a head that fences runs, without the checkpoint. Pending epochs do not count."""
+
+    version: int = -1  # -1: the sink does not exist yet
+    epoch: int = 0
+    digest: int | None = None  # of the newest epoch's ledger entry (`short_number`)
+    generation: int = 0
+
+    @property
+    def exists(self) -> bool:
+        return self.version >= 0
+
+
+@dataclass(frozen=True, slots=True)
 class EpochCommit:
     """Everything that one commit makes true."""
 
@@ -58,20 +138,175 @@ class EpochCommit:
         return sum(int(f["size_bytes"]) for f in self.files)
 
 
-class Sink(ABC):
-    """Where results become true. One instance serves one run of one pipeline; calls come from one thread."""
+@dataclass(frozen=True, slots=True)
+class KeepRows:
+    """Effect of a history edit: rows stay as they are; only the progress moves. Every sink supports it."""
 
-    delivery: ClassVar[Delivery]
+
+@dataclass(frozen=True, slots=True)
+class RestoreVersion:
+    """Effect of a history edit: data and columns as they were at an earlier version of the sink."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceRows:
+    """Effect of a history edit: exactly these files; none empties the sink."""
+
+    files: tuple[dict[str, Json], ...] = field(default=())
+
+
+Effect: TypeAlias = KeepRows | RestoreVersion | ReplaceRows
+
+
+@dataclass(frozen=True, slots=True)
+class SinkReturn:
+    """One sink's part of a rollback. Without `version_then` its rows stay as they are."""
+
+    name: str
+    table: str
+    epoch: int
+    version_now: int | None
+    version_then: int | None = None
+    files_removed: int = 0
+    rows_removed: int = 0
+    files_restored: int = 0
+    rows_restored: int = 0
+    columns_removed: list[str] = field(default_factory=list)
+    properties_changed: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)  # who else changed rows since
+    left: bool = False
+    restored: tuple[str, ...] = ()  # the files that come back
+
+
+@dataclass(slots=True)
+class Stranger:
+    """Somebody else who changed rows since a version."""
+
+    name: str
+    versions: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedCommit:
+    """One commit of this pipeline in a sink's own log."""
+
+    version: int
+    time: str  # RFC 3339; empty when the log does not say
+    epoch: int | None  # that the commit brings the sink to; None for a claim. Known also when `info` is unreadable
+    info: dict[str, Json]  # kind, epoch, entry, previous, checkpoint, rows, size_bytes, jump, units, as far as told
+    problem: str = ""  # why `info` is unreadable, and therefore empty
+
+
+# -- tasks ------------------------------------------------------------------------------------------------
+
+
+class Stager(ABC):
+    """Writes the rows of one task for one sink, in the worker. Nobody sees them until a commit names them.
+
+    The names of what it writes bear the attempt, so that two attempts never write to the same place.
+    """
+
+    @property
+    @abstractmethod
+    def files_done(self) -> int:
+        """Files that are complete."""
+
+    @property
+    @abstractmethod
+    def files(self) -> int:
+        """Files that there will be if no more rows come."""
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take rows; they are complete in a file only after `close`."""
+
+    @abstractmethod
+    def close(self) -> list[dict[str, Json]]:
+        """Make everything durable, and describe each file in plain JSON: `path`, `rows` and `size_bytes` at least.
+
+        The ledger keeps the descriptions, and `EpochCommit.files` hands them to `Sink.commit`.
+        """
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Delete what this stager wrote, after a failure of the task."""
+
+
+# -- the contract -----------------------------------------------------------------------------------------
+
+
+class Sink(ABC):
+    """Where results become true. One instance serves one run of one pipeline; calls come from one thread.
+
+    Unless a method says otherwise it raises SinkError, which the run retries, when the sink cannot be reached.
+    """
+
+    capabilities: ClassVar[Capabilities]
     name: str
     required: bool
+    uri: str  # where it lies, for messages; without credentials
+    storage: Storage | None = None  # where its files lie, if it has files; pins and a ledger may lie there, too
+
+    # -- the head -----------------------------------------------------------------------------------------
 
     @abstractmethod
     def load(self) -> Head:
-        """Read what the sink holds; writes nothing.
+        """Read the head, pending epochs included; writes nothing.
 
         Raises:
             CheckpointLostError: it holds an epoch that no intact copy describes.
+            DecidingSinkError: it would decide, and its checkpoint names another sink.
         """
+
+    def load_committed(self) -> Head:
+        """Read the head without pending epochs, which may still be set aside."""
+        return self.load()
+
+    def read_fence(self) -> Fence:
+        """Read the fence of the committed head, as cheaply as possible."""
+        head = self.load_committed()
+        if not head.exists:
+            return Fence()
+        digest = short_number(head.entry.checksum) if head.entry else None
+        return Fence(head.version, head.epoch, digest, head.generation)
+
+    def make_durable(self) -> None:  # noqa: B027
+        """Make durable what was last read: whoever wrote it may have been killed before that. Default: nothing to do.
+
+        Raises:
+            NotDurableError: it may not be durable; nothing may build on what was read.
+        """
+
+    def check_whole(self) -> None:  # noqa: B027
+        """Refuse a damaged sink before a run builds on it or copies it anywhere; called once, before `load`.
+
+        Raises:
+            TornCommitError: it names what is damaged, and the command that mends it.
+        """
+
+    def check(self) -> None:  # noqa: B027
+        """Refuse a sink that the spec's settings do not fit; reads only.
+
+        Raises:
+            SchemaError: it says which setting.
+        """
+
+    @property
+    def identity(self) -> dict[str, Json]:
+        """How a checkpoint names this sink as the deciding one."""
+        return {"sink": self.name}
+
+    def find_foreign(self, version: int, scan_commits: int, *, accept_older: bool) -> Json | None:
+        """Find another tool's progress, under a version; None when there is none. Called for a sink without a head.
+
+        Raises:
+            CheckpointError: it is damaged, or part of the log is gone, and `accept_older` is not set.
+        """
+        return None
+
+    # -- claim and fence ----------------------------------------------------------------------------------
 
     @abstractmethod
     def claim(
@@ -82,30 +317,78 @@ class Sink(ABC):
         onto: int | None = None,
         *,
         again: bool = False,
+        decided: Decided | None = None,
     ) -> Head:
-        """Claim a generation, conditionally on the version read, and return what stands under the claim.
+        """Claim a generation, conditionally on the version read, and return the head under the claim.
 
-        Without `generation` the next free one is taken (the deciding sink); with it, that one is registered
-        unless the sink knows a newer one (every other sink). A sink that does not exist yet is claimed by the
-        commit that creates it. `baseline` names the ledger entry of what another tool had committed, as read from
-        version `onto`. With `again` the run has claimed before, and may only if nobody else has since.
+        Called when a run starts, when it joins the sink again after a failure, and by every history edit. From then on
+        every commit of an older generation fails. A repeat by the same run returns the same generation.
+
+        Args:
+            run: The run that claims.
+            generation: None takes the next free one (the deciding sink). A further sink registers the given one,
+                unless it knows a newer one.
+            baseline: The ledger entry of what another tool had committed, read from version `onto`.
+            onto: See `baseline`.
+            again: The run has claimed before, and may only claim again if nobody else has since.
+            decided: For a further sink that has pending epochs: it adopts only those whose entry was decided.
+
+        A sink that does not exist yet is claimed by the commit that creates it.
 
         Raises:
             FencedError: the sink holds a newer generation, or, with `again`, that of another run.
-            CommitConflictError: with a baseline: the table is no longer at the version `onto`.
+            CommitConflictError: with a baseline: the sink is no longer at the version `onto`.
         """
 
+    def check_holder(self, generation: int) -> None:
+        """Refuse to go on when a newer generation holds the sink; FencedError then."""
+        held = self.read_fence().generation
+        if held > generation:
+            raise FencedError(f"generation {held} took {self.name} over", generation=held)
+
+    # -- staging ------------------------------------------------------------------------------------------
+
     @abstractmethod
-    def commit(self, commit: EpochCommit) -> Receipt:
+    def stage_target(self) -> dict[str, Json]:
+        """Describe to tasks where and how to stage; plain JSON, since it travels to workers.
+
+        `type` names the kind, whose `open_stager` is given this; `sink` is the name of the sink.
+        """
+
+    def columns_of(self, rows: pa.Schema) -> pa.Schema:
+        """The columns that the sink gets of rows with these columns."""
+        return rows
+
+    def fetch_staged(self, outbox: Storage, files: Sequence[dict[str, Json]]) -> None:
+        """Bring what waits in the outbox to where `commit` takes it from. Called before each commit of a decided epoch.
+
+        After a crash it is called again; what has been brought stays.
+
+        Raises:
+            DamagedError: a file is not what was staged, or is nowhere.
+            OSError: the sink's storage cannot be written.
+        """
+        if self.storage is not None:
+            deliver(outbox, self.storage, files)
+
+    def find_missing_staged(self, files: Sequence[dict[str, Json]], outbox: Storage | None = None) -> list[str]:
+        """The paths of staged files that are neither with the sink nor, where it is given, in the outbox."""
+        return find_missing_staged(self.storage, files, outbox) if self.storage is not None else []
+
+    # -- commit -------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def commit(self, commit: EpochCommit, run_tasks: RunTasks | None = None) -> Receipt:
         """Make an epoch visible, atomically with its checkpoint.
 
-        Called again with the same epoch after a crash; the repeat returns the first receipt and writes
-        nothing. Requires, under the very version it commits onto, that the sink holds our generation and
-        the entry before.
+        Called again with the same epoch after a crash or a lost answer; the repeat returns the first receipt and
+        writes nothing. Requires, under the very version it commits onto, that the sink holds our generation and the
+        entry before. `run_tasks` runs work that the commit needs as tasks on the engine; without it the sink does that
+        work in this process.
 
         Raises:
             FencedError: it does not; another run owns the pipeline.
-            SchemaError: the table changed and the staged files no longer fit.
+            SchemaError: the sink's columns changed and the staged files no longer fit.
             CommitUnknownError: the answer was lost; ask `find_receipt`.
         """
 
@@ -114,15 +397,21 @@ class Sink(ABC):
         """The receipt of an epoch, whoever committed it; None when the sink does not hold it."""
 
     @abstractmethod
-    def find_schema(self) -> pa.Schema | None:
-        """The columns that the sink has now; None before it exists."""
+    def edit(self, commit: EpochCommit, effect: Effect, onto: EntryRef | None, version: int | None = None) -> Receipt:
+        """Commit a history edit: its effect on the rows and its checkpoint become true together.
 
-    @abstractmethod
-    def stage_target(self) -> dict[str, Json]:
-        """What a task needs to know to stage files here; plain JSON, since it travels to workers."""
+        Requires, under the very version it commits onto, our generation and the entry `onto`; epoch numbers may leave
+        a gap. With `version`, it commits onto that version only: what was checked there holds. Pending epochs up to
+        that of the edit are dropped. A repeat returns the first receipt.
+
+        Raises:
+            FencedError: another run owns the pipeline.
+            CommitConflictError: the sink is no longer at `version`, or no longer holds `onto`; nothing was written.
+            RollbackRefusedError: the sink cannot bring this effect about.
+        """
 
     def is_full(self) -> tuple[int, int] | None:
-        """Units and bytes that wait downstream when no more should be made now; None when there is room."""
+        """Units and bytes that wait downstream when planning should pause; None when there is room."""
         return None
 
     def settled_epoch(self) -> int | None:
@@ -130,13 +419,80 @@ class Sink(ABC):
         return None
 
     def read_settled(self) -> int | None:
-        """Read the log again and return what `settled_epoch` tells then.
+        """Read again, and return what `settled_epoch` returns then.
 
         Raises:
-            FencedError: another generation, or another chain than ours, holds the table.
+            FencedError: another generation, or another chain than ours, holds the sink.
         """
         return self.settled_epoch()
 
+    def maintain(self) -> None:  # noqa: B027
+        """Housekeeping between commits; safe to skip, safe at every kill point. Default: nothing to do."""
+
+    # -- columns and rows ---------------------------------------------------------------------------------
+
     @abstractmethod
-    def maintain(self) -> None:
-        """Housekeeping between commits; safe to skip, safe at every kill point."""
+    def find_schema(self) -> pa.Schema | None:
+        """The columns that the sink has now, with those that pending epochs add; None before it exists."""
+
+    def find_committed_schema(self) -> pa.Schema | None:
+        """The same without pending epochs."""
+        return self.find_schema()
+
+    def check_columns(self, rows: pa.Schema) -> None:  # noqa: B027
+        """Refuse rows with columns that the sink cannot take; SchemaError then."""
+
+    def find_values(self, column: str) -> set[str]:
+        """The distinct values of a text column over all rows; empty where rows cannot be read back."""
+        return set()
+
+    # -- history ------------------------------------------------------------------------------------------
+
+    def read_log(self, version: int | None = None, limit: int | None = None) -> Iterator[LoggedCommit]:
+        """The commits of this pipeline in the sink's own log, newest first; nothing for a sink without a log.
+
+        From `version` (None: the newest) down, over at most `limit` versions, until the log ends. May be called from
+        any thread.
+        """
+        return iter(())
+
+    def commit_times(self, version: int, limit: int) -> dict[int, tuple[int, str]]:
+        """Version and commit time of the newest epochs, by epoch."""
+        return {
+            int(logged.info["epoch"]): (logged.version, logged.time)
+            for logged in self.read_log(version, limit)
+            if "checkpoint" in logged.info
+        }
+
+    def version_of(self, epoch: int) -> int:
+        """The version whose newest epoch is `epoch`.
+
+        Raises:
+            RollbackRefusedError: there is none any more, or the sink cannot go back at all.
+        """
+        raise self._no_way_back()
+
+    def plan_return(self, to_epoch: int, accept: Collection[str]) -> tuple[SinkReturn, list[RollbackRefusedError]]:
+        """Find out what going back to an epoch means, and what stands in the way; writes nothing.
+
+        Called when the sink holds a later epoch. `accept` names others whose rows may be lost.
+        """
+        fence = self.read_fence()
+        return SinkReturn(self.name, self.uri, fence.epoch, fence.version), [self._no_way_back()]
+
+    def find_strangers(self, since: int) -> list[Stranger]:
+        """Who else changed rows after the version `since`; after any, when the sink's own version is older than that.
+
+        Raises:
+            RollbackRefusedError: the log no longer tells.
+        """
+        return []
+
+    def find_missing(self, effect: Effect) -> list[str]:
+        """What an effect needs and the sink no longer has, in words: files, or a version."""
+        return []
+
+    def _no_way_back(self) -> RollbackRefusedError:
+        return RollbackRefusedError(
+            f"{self.name} cannot take rows back", hint=f"Leave its rows as they are: --leave {self.name}"
+        )

@@ -11,7 +11,7 @@ from firnline.errors import CheckpointError, DamagedError, FencedError
 from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.run.steps import Steps
-from firnline.sinks.delta.outbox import deliver, release
+from firnline.sinks.outbox import deliver, release
 from firnline.storage import LocalStorage
 from firnline.testing.local import LocalEngine
 from firnline.types import Json

@@ -25,7 +25,8 @@ from firnline.sinks.delta.upsert import changes as upsert_changes
 from firnline.sinks.delta.upsert.changes import Changes, KeyIndex, comparable, load_changes
 from firnline.sinks.delta.upsert.prune import KeyRanges, after_prefix
 from firnline.sinks.delta.upsert.rewrite import pack_indices, unpack_indices
-from firnline.sinks.delta.upsert.stage import ChangeStager, open_stager
+from firnline.sinks.delta.upsert.stage import ChangeStager
+from firnline.sinks.registry import open_stager
 from firnline.storage import open_storage
 from firnline.types import Json
 from tests.support.upserts import changes
@@ -35,7 +36,14 @@ DAY = datetime(2026, 3, 1, tzinfo=UTC)
 
 
 def target(folder: Path, **settings: Json) -> dict[str, Json]:
-    plain = {"table": str(folder), "storage_options": {}, "partition_by": [], "file_size_mb": 8, "pipeline": "demo"}
+    plain = {
+        "type": "delta",
+        "table": str(folder),
+        "storage_options": {},
+        "partition_by": [],
+        "file_size_mb": 8,
+        "pipeline": "demo",
+    }
     return {**plain, "write": "upsert", "key": ["id"], **settings}
 
 

@@ -13,10 +13,9 @@ from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import LedgerHoleError, RollbackRefusedError
 from firnline.history.auditing import on_record
-from firnline.run.edit_entries import jump_checkpoint
-from firnline.run.joining import perform_jump
+from firnline.run.edit_entries import committed_columns, edit_checkpoint
+from firnline.run.joining import perform_edit
 from firnline.run.open_pipeline import OpenPipeline
-from firnline.schema import schema_to_json
 from firnline.sinks.base import Head
 from firnline.types import EntryRef, Json
 
@@ -48,7 +47,7 @@ def start_over(pipeline: OpenPipeline, after_epoch: int, run: str, *, truncate: 
         return _entry(pipeline, newest, committed.entry, generation, run, truncate=truncate), committed
 
     with on_record(pipeline, "fresh-start", run, from_epoch=after_epoch, to_epoch=None, truncate=truncate):
-        receipt = perform_jump(pipeline, run, look)
+        receipt = perform_edit(pipeline, run, look)
     return FreshStart(receipt.epoch, after_epoch, truncate)
 
 
@@ -103,10 +102,10 @@ def _entry(
     )
     epoch = newest.epoch + 1
     return LedgerEntry(
-        checkpoint=jump_checkpoint(pipeline, base, held, epoch=epoch, generation=generation, run=run),
+        checkpoint=edit_checkpoint(pipeline, base, held, epoch=epoch, generation=generation, run=run),
         previous=None,
         inputs={},
-        schema=schema_to_json(pipeline.deciding.table.schema()),
+        schema=committed_columns(pipeline),
         kind="fresh",
         onto=onto,
         jump={"after_epoch": newest.epoch, "truncate": truncate},

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import pyarrow.compute as pc
-from deltalake.exceptions import DeltaError
-
 from firnline.checkpoint.codec import checksum, parse, unseal
 from firnline.checkpoint.ledger import (
     Fold,
@@ -16,13 +13,12 @@ from firnline.checkpoint.ledger import (
     bridges_of,
     find_copy,
 )
-from firnline.errors import DamagedError, LedgerHoleError, SinkError
+from firnline.errors import DamagedError, LedgerHoleError
 from firnline.graph import sink_input
 from firnline.history.savepoints.pins import load_pins
 from firnline.jobs.read_task import LINEAGE
 from firnline.names import LEDGER, entry_name, ledger_folder
 from firnline.run.open_pipeline import OpenPipeline
-from firnline.sinks.delta import DeltaSink
 from firnline.storage import Storage, open_storage
 from firnline.types import EntryRef, Json
 
@@ -189,14 +185,11 @@ class _Surveyor:
 def _read_timeline(pipeline: OpenPipeline) -> Iterator[tuple[int, _Logged]]:
     """The epochs that the log of the deciding table tells, newest first, and `CREATED` if it tells that, too."""
     seen: set[int] = set()
-    sink = pipeline.deciding
-    if not sink.table.refresh():
-        return
-    for commit in sink.log.backwards(sink.table.version):
-        info = commit.find_info(pipeline.options.name)
-        if info is not None and info.get("kind") == "create":
+    for commit in pipeline.deciding.read_log():
+        info = commit.info
+        if info.get("kind") == "create":
             yield CREATED, _Logged("create", "", "", -1)
-        if info is None or "checkpoint" not in info:
+        if "checkpoint" not in info:
             continue
         try:
             entry = EntryRef.from_json(info["entry"])
@@ -230,18 +223,5 @@ def find_with_rows(pipeline: OpenPipeline, source: str, position: Json) -> froze
     found: set[str] = set()
     for sink, options in zip(pipeline.sinks, pipeline.options.ordered_sinks, strict=True):
         if sink_input(pipeline.options, options) == source:
-            found |= _files_of(sink)
+            found |= sink.find_values(LINEAGE[0])
     return frozenset(pipeline.sources[source].current_name(position, path) for path in found)
-
-
-def _files_of(sink: DeltaSink) -> set[str]:
-    column = LINEAGE[0]
-    found: set[str] = set()
-    try:
-        if not sink.table.refresh() or column not in sink.table.schema().names:
-            return found
-        for batch in sink.table.delta.to_pyarrow_dataset().to_batches(columns=[column]):
-            found.update(str(path) for path in pc.unique(batch.column(0)).to_pylist() if path is not None)
-    except (DeltaError, OSError) as error:
-        raise SinkError(f"cannot read the rows of {sink.name}: {error}") from error
-    return found

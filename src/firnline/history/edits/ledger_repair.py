@@ -17,10 +17,9 @@ from firnline.checkpoint.ledger import LedgerEntry
 from firnline.errors import CheckpointError, ConfigError, LedgerHoleError, SinkError
 from firnline.history.auditing import on_record
 from firnline.history.edits.ledger_holes import Hole, Survey, find_with_rows, survey
-from firnline.run.edit_entries import jump_checkpoint
-from firnline.run.joining import ahead_of, perform_jump
+from firnline.run.edit_entries import committed_columns, edit_checkpoint
+from firnline.run.joining import ahead_of, perform_edit
 from firnline.run.open_pipeline import OpenPipeline
-from firnline.schema import schema_to_json
 from firnline.sinks.base import Head
 from firnline.sources.base import processed_record
 from firnline.sources.known import KnownFiles
@@ -161,7 +160,7 @@ class LedgerRepair:
                 tell(f"{copy.name} put back from {copy.place}")
             if first.plan.new_epoch is None:
                 return first.plan, None
-            receipt = perform_jump(self._pipeline, run, look, tell, goes_on_from=first.held.entry)
+            receipt = perform_edit(self._pipeline, run, look, tell, goes_on_from=first.held.entry)
         return replace(looks[-1].plan, holes=first.plan.holes), receipt
 
     # -- looking --------------------------------------------------------------------------------------
@@ -252,7 +251,7 @@ class LedgerRepair:
     def _entry(self, look: _Look, run: str, generation: int) -> LedgerEntry:
         base = look.held.checkpoint
         assert base is not None
-        checkpoint = jump_checkpoint(
+        checkpoint = edit_checkpoint(
             self._pipeline, base, base, epoch=look.held.epoch + 1, generation=generation, run=run
         )
         taken = Counter(file.taken_as for file in look.plan.files)
@@ -261,7 +260,7 @@ class LedgerRepair:
             previous=look.held.entry,
             previous_checkpoint=base.checksum,
             inputs=look.records,
-            schema=schema_to_json(self._pipeline.deciding.table.schema()),
+            schema=committed_columns(self._pipeline),
             kind="repair",
             onto=look.held.entry,
             jump={

@@ -20,8 +20,8 @@ from firnline.history.auditing import on_record
 from firnline.history.state import load_snapshot
 from firnline.jobs.dataflow import dataflow_of
 from firnline.process import this_process
-from firnline.run.edit_entries import jump_checkpoint
-from firnline.run.joining import perform_jump
+from firnline.run.edit_entries import committed_columns, edit_checkpoint
+from firnline.run.joining import perform_edit
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import schema_to_json
 from firnline.sinks.base import Head
@@ -152,7 +152,7 @@ class StateJump:
     facts: dict[str, Json]
 
     def perform(self, pipeline: OpenPipeline, run: str, tell: Callable[[str], None] = lambda _: None) -> Receipt:
-        """Do it; raises as `perform_jump` and `load_tip`."""
+        """Do it; raises as `perform_edit` and `load_tip`."""
         first = load_tip(pipeline)  # what can be told beforehand fences nobody
         if self.kind != "rescale":
             first.check_newest()
@@ -166,13 +166,13 @@ class StateJump:
 
         what = "rescale" if self.kind == "rescale" else "import-state"
         with on_record(pipeline, what, run, from_epoch=first.epoch, to_epoch=None, **self.facts):
-            return perform_jump(pipeline, run, look, tell, goes_on_from=first.held.entry)
+            return perform_edit(pipeline, run, look, tell, goes_on_from=first.held.entry)
 
     def _entry(
         self, pipeline: OpenPipeline, tip: StateTip, run: str, generation: int, made: list[CheckpointPlan]
     ) -> LedgerEntry:
         epoch = tip.epoch + 1
-        checkpoint = jump_checkpoint(
+        checkpoint = edit_checkpoint(
             pipeline, tip.checkpoint, tip.checkpoint, epoch=epoch, generation=generation, run=run
         )
         if self.kind == "rescale" and tip.lacks:
@@ -186,7 +186,7 @@ class StateJump:
             previous=onto,
             previous_checkpoint=tip.checkpoint.checksum,
             inputs={},
-            schema=schema_to_json(pipeline.deciding.table.schema()),
+            schema=committed_columns(pipeline),
             schemas=_other_columns(pipeline),
             kind=self.kind,
             onto=onto,

@@ -26,11 +26,12 @@ from firnline.history.savepoints.files import Progress
 from firnline.history.savepoints.format import kept_bytes, read_saved
 from firnline.history.savepoints.state import SavedStateSource
 from firnline.maintenance.survey import is_inside
-from firnline.run.edit_entries import jump_checkpoint
-from firnline.run.joining import perform_jump
+from firnline.run.edit_entries import edit_checkpoint
+from firnline.run.joining import perform_edit
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.rollback_sinks import check_restored, check_unchanged, find_lacking
 from firnline.sinks.base import Head
+from firnline.sinks.delta.sink import as_delta
 from firnline.storage import normalise, open_storage
 from firnline.stores.tiers import Look
 from firnline.types import Json
@@ -130,7 +131,7 @@ class _Restore:
         self._check_source()
         self._check_ledger()
         self._check_state()
-        plans = [plan_sink(sink, saved, self._storage, self._accept) for sink in self._pipeline.sinks]
+        plans = [plan_sink(as_delta(sink), saved, self._storage, self._accept) for sink in self._pipeline.sinks]
         self._check_generations(look)
         self._warn(look, plans)
         epochs = {"from_epoch": look.newest.epoch, "to_epoch": saved.epoch}
@@ -155,7 +156,7 @@ class _Restore:
         generation = self._new_generation(before)
         with copies.pinned(plans):
             brought = self._state.bring_back()
-            receipt = perform_jump(self._pipeline, self._run, look, self._tell, generation=generation, replaces=True)
+            receipt = perform_edit(self._pipeline, self._run, look, self._tell, generation=generation, replaces=True)
             # Once more: a sweep that did not know the new history yet may have run meanwhile.
             copy_ledger(self._pipeline, self._storage, saved)
         files = [file for plan in plans for file in plan.saved.files]
@@ -203,9 +204,9 @@ class _Restore:
 
     def _check_again(self, look: _Look, plans: Sequence[SinkRestore], entry: LedgerEntry) -> None:
         """What was planned still holds, for the deciding sink under the very version that the commit is made onto."""
-        deciding, name = self._pipeline.deciding, self._pipeline.options.name
+        deciding = self._pipeline.deciding
         if look.committed.exists:
-            for operation in check_others(deciding, self._saved, self._accept, plans[0].planned_at):
+            for operation in check_others(as_delta(deciding), self._saved, self._accept, plans[0].planned_at):
                 if operation not in plans[0].undone:
                     plans[0].undone.append(operation)
                     self._add_warning(f"{deciding.name}: {operation}, made at this moment, is taken back")
@@ -218,13 +219,13 @@ class _Restore:
                 hint="Run the same command again; what a savepoint has copies of is copied then.",
             )
         for sink in self._pipeline.sinks[1:]:
-            check_restored(sink, name, entry, deciding.name)
+            check_restored(sink, entry, deciding.name)
 
     def _look(self) -> _Look:
         newest = self._pipeline.deciding.load()
         committed = self._pipeline.deciding.load_committed()
-        others = [sink.find_holder() for sink in self._pipeline.sinks[1:] if sink.table.refresh()]
-        return _Look(newest, committed, [held[0] for held in others], [held[2] for held in others])
+        others = [fence for sink in self._pipeline.sinks[1:] if (fence := sink.read_fence()).exists]
+        return _Look(newest, committed, [fence.epoch for fence in others], [fence.generation for fence in others])
 
     def _find_done(self, look: _Look) -> int | None:
         """The epoch as which this very savepoint was restored, if the true history has it and every sink can follow."""
@@ -253,15 +254,14 @@ class _Restore:
         Raises:
             RollbackRefusedError: others wrote to that sink since, and may not lose their rows.
         """
-        name = self._pipeline.options.name
         for sink in self._pipeline.sinks[1:]:
-            if sink.table.refresh() and sink.find_holder()[0] >= done.epoch:
+            if sink.read_fence().epoch >= done.epoch:
                 continue
             try:
-                check_restored(sink, name, done, self._pipeline.deciding.name)
+                check_restored(sink, done, self._pipeline.deciding.name)
             except RollbackRefusedError as error:
                 accept = self._accept | set(done.jump.get("accepted", []))
-                check_unchanged(sink, name, done, accept, f"firnline run --from-savepoint {self._path}{{flags}}")
+                check_unchanged(sink, done, accept, f"firnline run --from-savepoint {self._path}{{flags}}")
                 self._accept = accept
                 self._tell(f"{error.message}; restoring once more")
                 return True
@@ -343,7 +343,7 @@ class _Restore:
         held = look.newest.checkpoint
         schema = plans[0].saved.schema
         return LedgerEntry(
-            checkpoint=jump_checkpoint(
+            checkpoint=edit_checkpoint(
                 self._pipeline, saved.checkpoint, held, epoch=epoch, generation=generation, run=self._run
             ),
             previous=saved.entry,

@@ -27,10 +27,10 @@ from firnline.maintenance.survey import is_inside, storage_now
 from firnline.names import LEDGER, QUARANTINE, data_name, pipeline_folder, saved_data_key
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import schema_from_json
-from firnline.sinks.delta import DeltaSink
 from firnline.sinks.delta.contents import find_key, list_contents, missing_fields, special_features
 from firnline.sinks.delta.history_edit import changes_rows, find_owners, operation_of
 from firnline.sinks.delta.log import LogCommit
+from firnline.sinks.delta.sink import DeltaSink
 from firnline.sinks.delta.stage import partition_folder
 from firnline.sinks.delta.stats import file_stats
 from firnline.storage import Storage, open_storage

@@ -18,13 +18,11 @@ from firnline.history.savepoints.pins import RestorePins
 from firnline.history.snapshots import OperatorSnapshot, look_at_state, snapshots_of
 from firnline.history.store import nothing_to_leave
 from firnline.history.superseded import edit_name, supersedes
-from firnline.run.edit_entries import jump_checkpoint
-from firnline.run.joining import ahead_of, check_new_sinks, check_staged, perform_jump
+from firnline.run.edit_entries import committed_columns, edit_checkpoint
+from firnline.run.joining import ahead_of, check_new_sinks, check_staged, perform_edit
 from firnline.run.open_pipeline import OpenPipeline
-from firnline.run.rollback_sinks import SinkReturn, plan_sink
-from firnline.schema import schema_to_json
-from firnline.sinks.base import Head
-from firnline.sinks.delta import DeltaSink
+from firnline.run.rollback_sinks import plan_sink
+from firnline.sinks.base import Head, Sink, SinkReturn
 from firnline.sources.group import Records
 from firnline.types import EntryRef, Json, Receipt
 
@@ -142,7 +140,7 @@ class Rollback:
             RestorePins(self._pipeline) as pins,
         ):
             pins.keep(first.plan.restored())  # from sweeps; whether the files are there is looked at under the pin
-            receipt = perform_jump(self._pipeline, run, look, tell, goes_on_from=first.target_ref, leave=self._leave)
+            receipt = perform_edit(self._pipeline, run, look, tell, goes_on_from=first.target_ref, leave=self._leave)
         return plans[-1], receipt
 
     def _ask_again(self, look: _Look) -> None:
@@ -153,7 +151,7 @@ class Rollback:
     def _entry(self, look: _Look, run: str, generation: int) -> LedgerEntry:
         base = look.target.checkpoint
         plan = look.plan
-        checkpoint = jump_checkpoint(
+        checkpoint = edit_checkpoint(
             self._pipeline, base, look.newest.checkpoint, epoch=plan.new_epoch, generation=generation, run=run
         )
         return LedgerEntry(
@@ -161,7 +159,7 @@ class Rollback:
             previous=look.target_ref,
             previous_checkpoint=base.checksum,
             inputs={},
-            schema=schema_to_json(self._pipeline.deciding.table.schema()),
+            schema=committed_columns(self._pipeline),
             kind="rollback",
             onto=look.committed.entry,
             jump={
@@ -286,9 +284,9 @@ class Rollback:
             )
         ]
 
-    def _plan_sink(self, sink: DeltaSink, target: EntryRef) -> tuple[SinkReturn, list[RollbackRefusedError]]:
+    def _plan_sink(self, sink: Sink, target: EntryRef) -> tuple[SinkReturn, list[RollbackRefusedError]]:
         left = sink.name in self._leave
-        plan, problems = plan_sink(sink, self._pipeline.options.name, self._to, left=left, accept=self._accept)
+        plan, problems = plan_sink(sink, self._to, left=left, accept=self._accept)
         if plan.version_now is not None and plan.epoch < self._to and not left:
             try:
                 lacks = [entry for entry, _ in ahead_of(self._pipeline, target, plan.epoch, sink.name)]

@@ -121,7 +121,8 @@ def dispose_savepoint(
     doomed = [name for name in names if _is_there(storage, name)]
     home = pin or _find_pin(pipeline, identity)
     kept = home is not None and normalise(home.path) != normalise(place) and _state(home, storage_options) == "complete"
-    pinned = [] if kept else [s for s in reversed(pipeline.sinks) if _is_there(s.storage, savepoint_pin(identity))]
+    storages = [] if kept else [sink.storage for sink in reversed(pipeline.sinks) if sink.storage is not None]
+    pinned = [found for found in storages if _is_there(found, savepoint_pin(identity))]
     result = Disposed(identity, place, len(doomed), len(pinned), kept, dry_run)
     if dry_run:
         return result
@@ -130,8 +131,8 @@ def dispose_savepoint(
         for name in doomed:
             _delete(storage, name)
         _drop_folders(storage, names)  # also of a file that a killed copy had only made the folder for
-        for sink in pinned:
-            _delete(sink.storage, savepoint_pin(identity))
+        for found in pinned:
+            _delete(found, savepoint_pin(identity))
     return result
 
 

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
+from firnline.checkpoint.codec import short_number
 from firnline.errors import CheckpointError, ConfigError, DamagedError, SinkError
 from firnline.faults import fault_point
 from firnline.history.auditing import on_record
@@ -45,8 +46,8 @@ from firnline.process import this_process
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import schema_to_json
 from firnline.sinks.base import Head
-from firnline.sinks.delta import DeltaSink
 from firnline.sinks.delta.contents import ListedFile, find_key, list_contents, special_features
+from firnline.sinks.delta.sink import DeltaSink, as_delta
 from firnline.sinks.delta.sweeps import SweepLog
 from firnline.state.home import StateHome
 from firnline.storage import Storage, normalise, open_storage
@@ -115,12 +116,12 @@ def _stand_together(pipeline: OpenPipeline) -> Head:
         held = pipeline.deciding.load_committed()
         if not held.exists or held.entry is None or held.checkpoint is None or held.epoch < 1:
             raise CheckpointError("there is no epoch to save yet", hint="`firnline run` makes the first.")
-        wanted = pipeline.deciding.find_holder()[:2]
+        wanted = held.epoch, short_number(held.entry.checksum)
         behind = []
         for sink in pipeline.sinks[1:]:
-            exists = sink.table.refresh()
-            if not exists or sink.find_holder()[:2] != wanted:
-                behind.append(f"{sink.name} at epoch {sink.find_holder()[0] if exists else 0}")
+            fence = sink.read_fence()
+            if (fence.epoch, fence.digest) != wanted:
+                behind.append(f"{sink.name} at epoch {fence.epoch}")
         if not behind:
             for sink in pipeline.sinks:
                 sink.make_durable()
@@ -161,7 +162,7 @@ class _Making:
     def make(self, progress: Progress | None, stopping: Callable[[], bool]) -> Savepoint:
         assert self._held.entry is not None
         assert self._held.checkpoint is not None
-        taken = [self._take(sink) for sink in self._pipeline.sinks]
+        taken = [self._take(as_delta(sink)) for sink in self._pipeline.sinks]
         names = self._pipeline.ledger.chain_names(self._held.entry)
         for one in taken:  # the deciding table's first: it is where `list` looks
             put_pin(one.sink.storage, self._pin(one, taken, names))

@@ -39,7 +39,7 @@ def _used_places(pipeline: OpenPipeline) -> Iterator[tuple[str, str]]:
     for source in pipeline.sources:
         yield f"the source {source.name}", source.location
     for sink in pipeline.sinks:
-        yield f"the table of {sink.name}", sink.storage.root
+        yield f"the table of {sink.name}", sink.uri
     if checkpoint.store is not None and (checkpoint.store.path or checkpoint.store.uri):
         yield "the checkpoint store", checkpoint.store.path or checkpoint.store.uri
     if checkpoint.local is not None:

@@ -121,7 +121,7 @@ class RestorePins:
     """Pins of a rollback: files that come back are kept from sweeps until a commit names them again."""
 
     def __init__(self, pipeline: OpenPipeline) -> None:
-        self._storages = {sink.storage.root: sink.storage for sink in pipeline.sinks}
+        self._storages = {sink.uri: sink.storage for sink in pipeline.sinks if sink.storage is not None}
         self._attempt = pipeline.ids.new()
         self._kept: dict[str, set[str]] = {}
 

@@ -21,6 +21,7 @@ from firnline.maintenance.survey import is_inside
 from firnline.names import LEDGER, STATE, saved_state_key
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head
+from firnline.sinks.delta.sink import as_delta
 from firnline.sinks.delta.sweeps import SweepLog
 from firnline.sinks.delta.table import Table
 from firnline.state import snapshot as layout
@@ -182,7 +183,7 @@ class SavedStateSource:
         Raises:
             RollbackRefusedError: it names the sweep, or what is missing.
         """
-        log = SweepLog(self._pipeline.storage, self._pipeline.deciding.table, self._pipeline.options.name)
+        log = SweepLog(self._pipeline.storage, as_delta(self._pipeline.deciding).table, self._pipeline.options.name)
         names = self._names()
         if not names:
             return

@@ -1,10 +1,9 @@
-"""What an epoch that reads nothing does to a table: take it back, empty it, replace what it holds, or leave it."""
+"""What a history edit does to a table: restore a version, replace or empty its rows, or leave them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -12,31 +11,10 @@ from deltalake.exceptions import DeltaError
 
 from firnline.errors import DamagedError, NewerFormatError, RollbackRefusedError
 from firnline.names import BLIZZARD, is_service_txn, txn_owner
+from firnline.sinks.base import Effect, KeepRows, ReplaceRows, RestoreVersion, Stranger
 from firnline.sinks.delta.log import DeltaLog, LogCommit, decode_blizzard
 from firnline.sinks.delta.table import Table
 from firnline.types import Json
-
-
-@dataclass(frozen=True, slots=True)
-class KeepRows:
-    """Rows stay as they are; only the progress moves."""
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreVersion:
-    """Data and columns as they were at an earlier version of the table."""
-
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReplaceRows:
-    """Exactly these files; none empties the table."""
-
-    files: tuple[dict[str, Json], ...] = field(default=())
-
-
-Effect: TypeAlias = KeepRows | RestoreVersion | ReplaceRows
 
 
 def apply_effect(
@@ -117,14 +95,6 @@ def read_files(table: Table, version: int | None = None) -> TableFiles:
         schema=pa.schema(delta.schema().to_arrow()),
         properties={k: str(v) for k, v in delta.metadata().configuration.items()},
     )
-
-
-@dataclass(slots=True)
-class Stranger:
-    """Somebody else who changed rows since a version."""
-
-    name: str
-    versions: list[int] = field(default_factory=list)
 
 
 def find_strangers(log: DeltaLog, pipeline: str, after: int, up_to: int) -> list[Stranger]:

@@ -13,21 +13,17 @@ If nothing intact tells the epoch: an error and the way out, never a fresh start
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from firnline.checkpoint.codec import parse, short_number, unseal
 from firnline.checkpoint.ledger import JUMPS, Ledger, LedgerEntry
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import CheckpointLostError, DamagedError
 from firnline.names import entry_attempt, entry_name
+from firnline.sinks.base import Replay
 from firnline.sinks.delta.log import DeltaLog
 from firnline.stores.tiers import Tiers
-from firnline.types import EntryRef, Json
-
-# Positions and a ledger entry's inputs, both per source -> positions after that epoch.
-Replay: TypeAlias = Callable[[dict[str, Json], dict[str, list[dict[str, Json]]]], dict[str, Json]]
+from firnline.types import EntryRef
 
 
 @dataclass(frozen=True, slots=True)

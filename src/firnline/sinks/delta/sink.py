@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import random
+from collections.abc import Collection, Iterator
 from typing import ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake.exceptions import DeltaError
 
 from firnline.checkpoint.codec import short_number
-from firnline.checkpoint.ledger import Ledger
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import (
     CommitConflictError,
@@ -18,6 +20,7 @@ from firnline.errors import (
     ConfigError,
     DecidingSinkError,
     FencedError,
+    RollbackRefusedError,
     SchemaError,
     SinkError,
     TableLostError,
@@ -25,17 +28,33 @@ from firnline.errors import (
 from firnline.names import probe_key
 from firnline.options import DeltaSinkOptions
 from firnline.schema import RESCUED_COLUMN
-from firnline.sinks.base import EpochCommit, Head, Sink
+from firnline.sinks.base import (
+    Capabilities,
+    Decided,
+    Effect,
+    EpochCommit,
+    Fence,
+    GoesBack,
+    Head,
+    LoggedCommit,
+    ReplaceRows,
+    RunTasks,
+    Sink,
+    SinkContext,
+    SinkReturn,
+    Stranger,
+)
+from firnline.sinks.delta.adopt import find_foreign
 from firnline.sinks.delta.contents import missing_fields
-from firnline.sinks.delta.history_edit import Effect, ReplaceRows, apply_effect
+from firnline.sinks.delta.going_back import TableHistory, read_commits
+from firnline.sinks.delta.history_edit import apply_effect
 from firnline.sinks.delta.log import DeltaLog, encode_blizzard
-from firnline.sinks.delta.recovery import Replay, find_checkpoint
+from firnline.sinks.delta.recovery import find_checkpoint
 from firnline.sinks.delta.table import CREATED_WITH, Table, check_put_if_absent
 from firnline.sinks.delta.torn import check_epochs, check_whole
 from firnline.sinks.delta.upsert.stage import CHANGES
 from firnline.storage import Storage, open_storage
-from firnline.stores.tiers import Tiers
-from firnline.types import Clock, Delivery, EntryRef, Json, Receipt
+from firnline.types import Delivery, EntryRef, Json, Receipt
 
 logger = logging.getLogger(__name__)
 
@@ -45,38 +64,35 @@ CONFLICT_TRIES = 100  # each is another writer's commit that landed first
 class DeltaSink(Sink):
     """One Delta table. The ledger lies in the deciding sink's table; other sinks get it passed in."""
 
-    delivery: ClassVar[Delivery] = Delivery.EXACTLY_ONCE
+    capabilities: ClassVar[Capabilities] = Capabilities(Delivery.EXACTLY_ONCE, decides=True, goes_back=GoesBack.EXACTLY)
+    storage: Storage
 
-    def __init__(self, options: DeltaSinkOptions, pipeline: str, ledger: Ledger, clock: Clock, replay: Replay) -> None:
+    def __init__(self, options: DeltaSinkOptions, context: SinkContext) -> None:
         self.name = options.name
         self.required = options.required
+        self.storage = open_storage(options.table, options.storage_options)
+        self.uri = self.storage.root
         self._options = options
-        self._pipeline = pipeline
-        self._ledger = ledger
-        self._clock = clock
-        self._replay = replay
-        self.storage: Storage = open_storage(options.table, options.storage_options)
+        self._context = context
+        self._pipeline = context.pipeline
+        self._ledger = context.ledger
+        self._clock = context.clock
         self._table = Table(self.storage.root, options.storage_options)
         self._log = DeltaLog(self.storage)
+        self._history = TableHistory(self.name, self._pipeline, self._table, self._log, self.storage)
         self._run = ""
         self._deciding = True
         self._deferred = False
         self._generation = 0
+        self._decided: Decided | None = None  # what the newest claim was given
         self._owned = 0  # the generation of our newest claim that the log is known to hold
-        self.outbox: dict[str, Json] | None = None  # where tasks stage its files; None: in the table itself
-        self.copies = Tiers()  # of the checkpoint, outside the table; the deciding sink is given some
-        self.decides = False  # set for the deciding sink
         self._table_id = ""  # known once the table was read
         self._checkpointed: int | None = None  # the version of Delta's newest checkpoint, once it is known
 
     # -- what it holds --------------------------------------------------------------------------------
 
     def check_whole(self) -> None:
-        """Refuse a table whose newest commit is torn, or that lost an epoch to an emptied commit file.
-
-        Raises:
-            TornCommitError: it names the file, and the command that mends it.
-        """
+        """Refuse a table whose newest commit is torn, or that lost an epoch to an emptied commit file."""
         if self._table.refresh():
             check_whole(self.storage, self._table.version)
             if self.settled_epoch() is None:  # a committer's commit may hold several epochs
@@ -101,12 +117,12 @@ class DeltaSink(Sink):
             table.version,
             epoch,
             table.txn(self._id("-entry")),
-            self._replay,
-            self.copies,
+            self._context.replay,
+            self._context.copies,
             ask_copies=ask_copies,
         )
-        if self.decides:
-            self.check_decides(found.checkpoint)
+        if self._context.decides:
+            self._check_decides(found.checkpoint)
         return Head(
             exists=True,
             version=table.version,
@@ -118,17 +134,41 @@ class DeltaSink(Sink):
             path=found.path,
         )
 
+    def load_committed(self) -> Head:
+        """What the table's log alone holds; for most sinks that is all there is."""
+        return self._held() if self._table.refresh() else Head(exists=False, version=-1)
+
+    def read_fence(self) -> Fence:
+        return self._fence() if self._table.refresh() else Fence()
+
+    def _fence(self) -> Fence:
+        """The fence under the version that the table handle is at."""
+        table = self._table
+        epoch, generation = table.txn(self._id("")) or 0, table.txn(self._id("-gen")) or 0
+        return Fence(table.version, epoch, table.txn(self._id("-entry")), generation)
+
+    def make_durable(self) -> None:
+        self._table.make_durable()
+
+    def find_foreign(self, version: int, scan_commits: int, *, accept_older: bool) -> Json | None:
+        return find_foreign(self.storage, version, scan_commits, accept_older=accept_older)
+
+    @property
+    def table(self) -> Table:
+        """The table handle, at the version that was last read. For commands that are about Delta tables."""
+        return self._table
+
+    @property
+    def log(self) -> DeltaLog:
+        """The table's log. For commands that are about Delta tables."""
+        return self._log
+
     @property
     def identity(self) -> dict[str, Json]:
-        """How a checkpoint names this sink as the deciding one."""
         return {"sink": self.name, **({"table": self._table_id} if self._table_id else {})}
 
-    def check_decides(self, checkpoint: Checkpoint) -> None:
-        """Refuse to decide where another table decided so far: this one may lag, and it has no ledger.
-
-        Raises:
-            DecidingSinkError: the checkpoint names another table.
-        """
+    def _check_decides(self, checkpoint: Checkpoint) -> None:
+        """Refuse to decide where another table decided so far: this one may lag, and it has no ledger."""
         sink, table = checkpoint.deciding.get("sink", self.name), checkpoint.deciding.get("table", "")
         if table == self._table_id or (not table and (sink == self.name or self._ledger.newest_epoch())):
             return  # before the table had an id, its name and the ledger tell
@@ -141,7 +181,24 @@ class DeltaSink(Sink):
         )
 
     def find_schema(self) -> pa.Schema | None:
+        return self.find_committed_schema()
+
+    def find_committed_schema(self) -> pa.Schema | None:
         return self._table.schema() if self._table.refresh() else None
+
+    def check_columns(self, rows: pa.Schema) -> None:
+        missing_fields(self.find_schema() or pa.schema([]), self.columns_of(rows))
+
+    def find_values(self, column: str) -> set[str]:
+        found: set[str] = set()
+        try:
+            if not self._table.refresh() or column not in self._table.schema().names:
+                return found
+            for batch in self._table.delta.to_pyarrow_dataset().to_batches(columns=[column]):
+                found.update(str(value) for value in pc.unique(batch.column(0)).to_pylist() if value is not None)
+        except (DeltaError, OSError) as error:
+            raise SinkError(f"cannot read the rows of {self.name}: {error}") from error
+        return found
 
     def find_receipt(self, epoch: int) -> Receipt | None:
         return self._find_logged(epoch)
@@ -159,15 +216,6 @@ class DeltaSink(Sink):
             self._table.make_durable()  # whoever gets this receipt takes the epoch for committed
             return self._receipt(info, commit.version)
         return None
-
-    def commit_times(self, version: int, limit: int) -> dict[int, tuple[int, str]]:
-        """Table version and commit time of the newest epochs."""
-        found: dict[int, tuple[int, str]] = {}
-        for commit in self._log.backwards(version, limit):
-            info = commit.find_info(self._pipeline)
-            if info is not None and "checkpoint" in info:
-                found[int(info["epoch"])] = (commit.version, commit.time())
-        return found
 
     def _receipt(self, info: dict[str, Json], version: int) -> Receipt:
         checkpoint = info["checkpoint"]
@@ -193,8 +241,10 @@ class DeltaSink(Sink):
         onto: int | None = None,
         *,
         again: bool = False,
+        decided: Decided | None = None,
     ) -> Head:
         self._run = run
+        self._decided = decided
         self._deferred = False
         self._deciding = generation is None
         for _ in range(CONFLICT_TRIES):
@@ -259,7 +309,6 @@ class DeltaSink(Sink):
         return {}
 
     def check(self) -> None:
-        """Refuse a table that this spec cannot write to; reads only."""
         if self._table.refresh():
             self._check_joinable()
 
@@ -281,7 +330,7 @@ class DeltaSink(Sink):
 
     # -- commit ---------------------------------------------------------------------------------------
 
-    def commit(self, commit: EpochCommit) -> Receipt:
+    def commit(self, commit: EpochCommit, run_tasks: RunTasks | None = None) -> Receipt:
         for _ in range(CONFLICT_TRIES):
             if not self._table.refresh():
                 self._create(commit)
@@ -296,7 +345,7 @@ class DeltaSink(Sink):
             try:
                 if self._evolve(commit.schema, onto):
                     continue  # the version moved: the fence must hold under the new one
-                version = self._append(commit, onto)
+                version = self._append(commit, onto, run_tasks)
             except CommitConflictError:
                 # A retried request may meet its own first write: only the log tells whose it is.
                 receipt = self.find_receipt(commit.checkpoint.epoch)
@@ -333,7 +382,8 @@ class DeltaSink(Sink):
         elif self._deciding:
             raise FencedError("another run created this table at the same time")
         else:
-            self.claim(self._run, self._generation)  # an older run's late create: register over it
+            # An older run's late create: register over it.
+            self.claim(self._run, self._generation, decided=self._decided)
 
     def _check_fence(self, commit: EpochCommit) -> Receipt | None:
         """Under the version read: our generation and the entry before; or the epoch itself, already committed."""
@@ -362,11 +412,11 @@ class DeltaSink(Sink):
             self._table.add_columns(pa.schema(missing), onto=onto)
         return bool(missing)
 
-    def _append(self, commit: EpochCommit, onto: int) -> int:
+    def _append(self, commit: EpochCommit, onto: int, run_tasks: RunTasks | None) -> int:
         if any(file.get("kind") == CHANGES for file in commit.files):
             raise ConfigError(
                 f"epoch {commit.checkpoint.epoch} of {self.name} was made of changes, and the spec says append",
-                hint="Set write: upsert and the key again until the sink is level.",
+                hint="Set write: upsert and the key again until the sink is in sync.",
             )
         txns, expiring = self._transactions(commit, onto)
         info = self._commit_info(commit, onto)
@@ -415,51 +465,9 @@ class DeltaSink(Sink):
         body = {"kind": kind, "pipeline": self._pipeline, "run": self._run, "generation": self._generation, **fields}
         return json.dumps(body, separators=(",", ":"), ensure_ascii=False)
 
-    # -- elsewhere ------------------------------------------------------------------------------------
+    # -- history edits ----------------------------------------------------------------------------------
 
-    @property
-    def table(self) -> Table:
-        """The table handle, at the version that was last read."""
-        return self._table
-
-    def make_durable(self) -> None:
-        """Make durable what was last read. Whoever wrote it may have been killed before the fsync.
-
-        Raises:
-            NotDurableError: an fsync failed; nothing may build on what was read.
-        """
-        self._table.make_durable()
-
-    @property
-    def log(self) -> DeltaLog:
-        return self._log
-
-    def load_committed(self) -> Head:
-        """What the table's log alone holds; for most sinks that is all there is."""
-        return self._held() if self._table.refresh() else Head(exists=False, version=-1)
-
-    def find_holder(self) -> tuple[int, int | None, int]:
-        """Epoch, digest of its entry, and generation under the version that was last read."""
-        table = self._table
-        return table.txn(self._id("")) or 0, table.txn(self._id("-entry")), table.txn(self._id("-gen")) or 0
-
-    def check_holder(self, generation: int) -> None:
-        """Look whether the table still is at a generation; FencedError when a newer one holds it."""
-        if self._table.refresh():
-            held = self.find_holder()[2]
-            if held > generation:
-                raise FencedError(f"generation {held} took {self.name} over", generation=held)
-
-    def jump(self, commit: EpochCommit, effect: Effect, onto: EntryRef | None, version: int | None = None) -> Receipt:
-        """Commit an epoch that reads nothing: its effect on the rows and its checkpoint become true together.
-
-        Requires, under the very version it commits onto, our generation and the entry `onto`. With `version`, it
-        is made onto that version of the table only: what was checked there holds. A repeat returns the first receipt.
-
-        Raises:
-            FencedError: another run owns the pipeline.
-            CommitConflictError: the table is no longer at `version`, or no longer holds `onto`; nothing was written.
-        """
+    def edit(self, commit: EpochCommit, effect: Effect, onto: EntryRef | None, version: int | None = None) -> Receipt:
         checkpoint = commit.checkpoint
         for _ in range(CONFLICT_TRIES):
             if not self._table.refresh():
@@ -467,16 +475,17 @@ class DeltaSink(Sink):
                 self._deferred = False
                 continue
             at = self._table.version
-            epoch, entry, generation = self.find_holder()
+            held = self._fence()
+            epoch, generation = held.epoch, held.generation
             receipt = self._find_logged(checkpoint.epoch) if epoch >= checkpoint.epoch else None
             if receipt is not None and receipt.attempt == checkpoint.attempt:
                 return receipt
             if generation != self._generation:
                 raise FencedError(f"generation {generation} holds {self.name} by now", generation=generation)
-            # Before the entry is compared: a committer may have moved it on, and then one has to look again.
+            # Before the entry is compared: a committer may have moved it on, and then the caller has to look again.
             if version is not None and at != version:
                 raise CommitConflictError("the table moved since it was looked at", version=at)
-            if (epoch, entry) != ((onto.epoch, short_number(onto.checksum)) if onto else (0, None)):
+            if (epoch, held.digest) != ((onto.epoch, short_number(onto.checksum)) if onto else (0, None)):
                 raise CommitConflictError(f"{self.name} stands at epoch {epoch} by now", epoch=epoch)
             txns, expiring = self._transactions(commit, at)
             try:
@@ -496,10 +505,34 @@ class DeltaSink(Sink):
             return self._receipt(json.loads(self._commit_info(commit, at)), made)
         raise SinkError(f"cannot commit to {self._table.uri}: other writers commit all the time")
 
+    def version_of(self, epoch: int) -> int:
+        return self._history.version_of(epoch)
+
+    def plan_return(self, to_epoch: int, accept: Collection[str]) -> tuple[SinkReturn, list[RollbackRefusedError]]:
+        return self._history.plan_return(self.read_fence().epoch, to_epoch, accept)
+
+    def find_strangers(self, since: int) -> list[Stranger]:
+        if not self._table.refresh():
+            return []
+        return self._history.find_strangers(since if self._table.version >= since else -1)  # -1: another table by now
+
+    def find_missing(self, effect: Effect) -> list[str]:
+        return self._history.find_missing(effect, exists=self._table.refresh())
+
+    def read_log(self, version: int | None = None, limit: int | None = None) -> Iterator[LoggedCommit]:
+        if version is None:
+            table = Table(self.uri, self._options.storage_options)  # a handle of its own: commits go by the other one
+            if not table.refresh():
+                return iter(())
+            version = table.version
+        return read_commits(self._log, self._pipeline, version, limit)
+
     # -- the rest -------------------------------------------------------------------------------------
 
     def stage_target(self) -> dict[str, Json]:
+        outbox = self._context.outbox
         return {
+            "type": self._options.type,
             "sink": self.name,
             "table": self.storage.root,
             "storage_options": dict(self._options.storage_options),
@@ -508,7 +541,7 @@ class DeltaSink(Sink):
             "write": self._options.write,
             "key": list(self._options.key),
             "pipeline": self._pipeline,
-            **({"outbox": self.outbox} if self.outbox is not None else {}),
+            **({"outbox": dict(outbox)} if outbox is not None else {}),
         }
 
     def maintain(self) -> None:
@@ -527,3 +560,14 @@ class DeltaSink(Sink):
 
     def _pause(self) -> None:
         self._clock.sleep(random.uniform(0.005, 0.05))
+
+
+def as_delta(sink: Sink) -> DeltaSink:
+    """A sink as the Delta table that it is, for commands that are about files and versions of Delta tables.
+
+    Raises:
+        ConfigError: it is of another kind.
+    """
+    if not isinstance(sink, DeltaSink):
+        raise ConfigError(f"sink {sink.name!r} is no Delta table", hint="Savepoints and sweeps need Delta tables.")
+    return sink

@@ -21,8 +21,9 @@ from isal import isal_zlib
 
 from firnline.faults import fault_point
 from firnline.names import data_name
-from firnline.sinks.delta.outbox import KEY as OUTBOX
+from firnline.sinks.base import Stager
 from firnline.sinks.delta.stats import file_stats
+from firnline.sinks.outbox import KEY as OUTBOX
 from firnline.storage import Storage, Writable, open_storage
 from firnline.types import Json
 
@@ -53,7 +54,7 @@ class _OpenFile:
     schema: pa.Schema
 
 
-class ParquetStager:
+class ParquetStager(Stager):
     """Writes the rows of one task for one sink. `target` comes from `DeltaSink.stage_target`.
 
     With an `outbox` in it, the files lie there, each under its final path, until the sink's lane copies them.

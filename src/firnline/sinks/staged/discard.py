@@ -19,8 +19,7 @@ from firnline.sinks.delta.log import DeltaLog
 from firnline.sinks.delta.table import Table
 from firnline.sinks.staged.chain import arrange, read_standing
 from firnline.sinks.staged.set_aside import load_rejected
-from firnline.sinks.staged.sink import load_pending
-from firnline.sinks.staged.unit import Unit
+from firnline.sinks.staged.unit import Unit, load_pending
 from firnline.storage import Storage
 
 TRIES = 20
@@ -147,11 +146,3 @@ def discard(
             storage.delete(set_aside_unit(name))
         return found
     raise SinkError(f"cannot claim {table.uri}: other writers commit all the time")
-
-
-def drop_pending(storage: Storage, pipeline: str, up_to: int) -> list[str]:
-    """Delete the pending units of a pipeline up to an epoch, once a commit of that epoch has made them forks."""
-    units = [unit for unit in _units_of(storage, pipeline) if unit.epoch <= up_to]
-    for unit in units:
-        storage.delete(pending_unit(unit.name))
-    return [unit.name for unit in units]

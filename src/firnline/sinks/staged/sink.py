@@ -7,11 +7,8 @@ tip of the chain it adopts, so a zombie's later unit is known to be a fork.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import takewhile
-from typing import Any
 
 import pyarrow as pa
 
@@ -20,15 +17,13 @@ from firnline.checkpoint.model import Checkpoint
 from firnline.errors import DamagedError, FencedError, SinkError
 from firnline.faults import fault_point
 from firnline.names import PENDING, pending_unit
+from firnline.options import DeltaSinkOptions
 from firnline.schema import merge, schema_from_json, schema_to_json
-from firnline.sinks.base import EpochCommit, Head
+from firnline.sinks.base import Decided, Effect, EpochCommit, Head, RunTasks, SinkContext
 from firnline.sinks.delta.sink import DeltaSink
 from firnline.sinks.staged.chain import Arranged, arrange, read_standing
-from firnline.sinks.staged.unit import ForeignUnit, Unit, list_units, parse_unit
-from firnline.storage import Storage
+from firnline.sinks.staged.unit import Unit, drop_pending, list_units, load_pending, parse_unit
 from firnline.types import EntryRef, Json, Receipt
-
-logger = logging.getLogger(__name__)
 
 CLAIM_TRIES = 5
 
@@ -36,12 +31,11 @@ CLAIM_TRIES = 5
 class StagedDeltaSink(DeltaSink):
     """Puts units instead of committing; claims and fences are those of a single-stage table."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, options: DeltaSinkOptions, context: SinkContext) -> None:
+        super().__init__(options, context)
         self._sizes: dict[str, int | None] = {}
         self._settled = 0  # the log's epoch, when it was last looked at
         self._chain: dict[int, int] = {}  # the digests of our chain, from there on
-        self._follows: Callable[[int], set[int]] | None = None
 
     def load(self) -> Head:
         return self._chain_end()[0]
@@ -61,10 +55,10 @@ class StagedDeltaSink(DeltaSink):
         if not arranged.ready:
             return held, arranged
         last = arranged.ready[-1]
-        if self.decides:
-            self.check_decides(last.checkpoint)
+        if self._context.decides:
+            self._check_decides(last.checkpoint)
         # The unit tells all; a copy of the very same entry only says that the fast way back would have done.
-        copy = self.copies.find(last.epoch, last.digest)
+        copy = self._context.copies.find(last.epoch, last.digest)
         path = copy[0] if copy else "sink"
         return replace(held, epoch=last.epoch, entry=last.entry, checkpoint=last.checkpoint, path=path), arranged
 
@@ -84,18 +78,14 @@ class StagedDeltaSink(DeltaSink):
         self.storage.settle(PENDING)  # the claim names the tip: a power cut must not take that unit away
         standing = read_standing(self._table, self._pipeline)
         ready = arrange(standing, units).ready
-        if ready and self._follows is not None:
-            decided = self._follows(standing.epoch)
+        if ready and self._decided is not None:
+            decided = self._decided(standing.epoch)
             ready = list(takewhile(lambda unit: unit.digest in decided, ready))
         return (ready[-1].epoch, ready[-1].digest) if ready else super()._claim_tip()
 
     def make_durable(self) -> None:
         super().make_durable()
         self.storage.settle(PENDING)
-
-    def follow(self, decided: Callable[[int], set[int]]) -> None:
-        """Adopt only pending units that another sink has decided: `decided` gives their digests above an epoch."""
-        self._follows = decided
 
     def claim(
         self,
@@ -105,6 +95,7 @@ class StagedDeltaSink(DeltaSink):
         onto: int | None = None,
         *,
         again: bool = False,
+        decided: Decided | None = None,
     ) -> Head:
         """Claim, and read the chain again under the claim: in a deciding table it must still reach the claim's tip.
 
@@ -112,7 +103,7 @@ class StagedDeltaSink(DeltaSink):
         would be committed in place of the run's own.
         """
         for _ in range(CLAIM_TRIES):
-            claimed = super().claim(run, generation, baseline, onto, again=again)
+            claimed = super().claim(run, generation, baseline, onto, again=again, decided=decided)
             if not claimed.exists:
                 return replace(claimed, committed=0)
             held, arranged = self._chain_end()
@@ -124,7 +115,7 @@ class StagedDeltaSink(DeltaSink):
             f"units of {self.name} are set aside while it is claimed", hint=f"See `firnline staging {self._table.uri}`."
         )
 
-    def commit(self, commit: EpochCommit) -> Receipt:
+    def commit(self, commit: EpochCommit, run_tasks: RunTasks | None = None) -> Receipt:
         """Put the unit, last of all: it is the checkpoint and the signal.
 
         A repeat puts the same bytes under the same name; a unit that was committed meanwhile is known by its entry.
@@ -159,7 +150,8 @@ class StagedDeltaSink(DeltaSink):
 
     def _check_claim(self) -> None:
         """Our claim still stands under the version read, and what is committed is our chain, by its digest."""
-        epoch, digest, held = self.find_holder()
+        fence = self._fence()
+        epoch, digest, held = fence.epoch, fence.digest, fence.generation
         if held != self._generation:
             raise FencedError(f"generation {held} holds {self.name}, not {self._generation}", generation=held)
         if self._chain.get(epoch, digest) != digest:
@@ -168,6 +160,12 @@ class StagedDeltaSink(DeltaSink):
         if epoch > self._settled:
             self._table.make_durable()  # further sinks are given what the committer wrote
         self._settled = epoch
+
+    def edit(self, commit: EpochCommit, effect: Effect, onto: EntryRef | None, version: int | None = None) -> Receipt:
+        """Edit the table, then drop the pending units that the edit has made forks."""
+        receipt = super().edit(commit, effect, onto, version)
+        drop_pending(self.storage, self._pipeline, receipt.epoch)
+        return receipt
 
     def find_receipt(self, epoch: int) -> Receipt | None:
         """The pending unit of an epoch, or what the log and the ledger say of it."""
@@ -243,16 +241,3 @@ def _receipt(sink: str, checkpoint: Checkpoint, files: list[dict[str, Json]], ve
         rows=sum(int(f["rows"]) for f in files),
         size_bytes=sum(int(f["size_bytes"]) for f in files),
     )
-
-
-def load_pending(storage: Storage) -> list[Unit | ForeignUnit]:
-    """Every pending unit that can be read; a damaged one is the committer's to set aside."""
-    found: list[Unit | ForeignUnit] = []
-    for name, _ in list_units(storage, PENDING):
-        try:
-            found.append(parse_unit(name, storage.get(pending_unit(name))))
-        except FileNotFoundError:
-            continue  # committed and deleted since it was listed
-        except DamagedError as error:
-            logger.warning("unreadable unit", extra={"unit": name, "reason": error.message})
-    return found

@@ -6,6 +6,7 @@ program may put there to bring one Parquet file into the table; it has no epoch.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,9 +14,11 @@ from dataclasses import dataclass, field
 from firnline.checkpoint.codec import canonical, parse, seal, short_number, unseal
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import DamagedError
-from firnline.names import unit_of
+from firnline.names import PENDING, pending_unit, unit_of
 from firnline.storage import FileStat, Storage
 from firnline.types import EntryRef, Json
+
+logger = logging.getLogger(__name__)
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
@@ -170,3 +173,23 @@ def _check_path(path: str, what: str) -> None:
         or (len(parts) > 1 and parts[0].startswith("_") and "=" not in parts[0])
     ):
         raise DamagedError(f"{what} names {path!r}, which is not a data file of this table", what=what)
+
+
+def load_pending(storage: Storage) -> list[Unit | ForeignUnit]:
+    """Every pending unit that can be read; a damaged one is the committer's to set aside."""
+    found: list[Unit | ForeignUnit] = []
+    for name, _ in list_units(storage, PENDING):
+        try:
+            found.append(parse_unit(name, storage.get(pending_unit(name))))
+        except FileNotFoundError:
+            continue  # committed and deleted since it was listed
+        except DamagedError as error:
+            logger.warning("unreadable unit", extra={"unit": name, "reason": error.message})
+    return found
+
+
+def drop_pending(storage: Storage, pipeline: str, up_to: int) -> None:
+    """Delete the pending units of a pipeline up to an epoch, once a commit of that epoch has made them forks."""
+    for unit in load_pending(storage):
+        if isinstance(unit, Unit) and unit.pipeline == pipeline and unit.epoch <= up_to:
+            storage.delete(pending_unit(unit.name))

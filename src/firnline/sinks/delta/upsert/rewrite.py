@@ -57,7 +57,7 @@ def run_rewrite(order: dict[str, Json]) -> dict[str, Json]:
         work = _Rewriter(order, storage)
         if "insert" in order:
             staged += work.insert(unpack_indices(order["insert"]))
-            return {"kind": "rewrite", "files": [], "inserted": staged}
+            return {"kind": "commit", "files": [], "inserted": staged}
         reports = []
         for file in order["files"]:
             report = work.rewrite(file)
@@ -69,7 +69,7 @@ def run_rewrite(order: dict[str, Json]) -> dict[str, Json]:
         if isinstance(error, pa.ArrowException | OSError):
             raise SinkError(f"cannot rewrite files of {storage.root}: {error}", table=storage.root) from error
         raise
-    return {"kind": "rewrite", "files": reports, "inserted": []}
+    return {"kind": "commit", "files": reports, "inserted": []}
 
 
 class _Rewriter:

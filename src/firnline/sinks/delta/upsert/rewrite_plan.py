@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from deltalake.transaction import RemoveAction
 
 from firnline.errors import SchemaError
+from firnline.sinks.base import RunTasks
 from firnline.sinks.delta.contents import find_removable
 from firnline.sinks.delta.table import Table
 from firnline.sinks.delta.upsert.changes import Changes, Indices, Mask, comparable
@@ -24,8 +25,6 @@ from firnline.sinks.delta.upsert.prune import ActiveFile, KeyRanges
 from firnline.sinks.delta.upsert.rewrite import pack_indices, run_rewrite, unpack_indices
 from firnline.storage import Storage
 from firnline.types import Json
-
-RunOrders = Callable[[str, list[dict[str, Json]]], list[dict[str, Json]]]
 
 ORDER_BYTES = 16 * 1024 * 1024  # of files that one order takes: enough to be worth a task, few enough to spread
 ORDER_FILES = 32
@@ -60,11 +59,10 @@ class UpsertWork:
     storage: Storage
     changes: Changes
     target: dict[str, Json]  # what every order says
-    run_orders: RunOrders
     _done: dict[str, _Done] = field(default_factory=dict)  # by the path that the log spells
     _inserted: tuple[bytes, list[dict[str, Json]]] | None = None
 
-    def prepare(self, table: Table) -> Exchange:
+    def prepare(self, table: Table, run_tasks: RunTasks) -> Exchange:
         """Write what is not written yet for the version that the table handle is at.
 
         Called again only after it became clear that the last exchange was not committed: files are deleted here.
@@ -79,12 +77,14 @@ class UpsertWork:
         candidates, active = ranges.find_candidates(table.delta)
         for path in [path for path in self._done if path not in active]:
             self._discard(self._done.pop(path).staged)
-        self._rewrite([file for file in candidates if file.path not in self._done])
-        taken = self._settle_doubles()
-        self._insert(np.flatnonzero(self.changes.keeps & ~taken))
+        self._rewrite([file for file in candidates if file.path not in self._done], run_tasks)
+        taken = self._settle_doubles(run_tasks)
+        self._insert(np.flatnonzero(self.changes.keeps & ~taken), run_tasks)
         return self._exchange()
 
-    def _rewrite(self, files: Sequence[ActiveFile], barred: dict[str, Indices] | None = None) -> None:
+    def _rewrite(
+        self, files: Sequence[ActiveFile], run_tasks: RunTasks, barred: dict[str, Indices] | None = None
+    ) -> None:
         by_key = {_removable(file): file for file in files}
         described = [
             {
@@ -97,13 +97,13 @@ class UpsertWork:
             for key, file in by_key.items()
         ]
         orders = [{**self.target, "files": bundle} for bundle in _bundles(described)]
-        for report in self.run_orders(self.attempt, orders) if orders else []:
+        for report in run_tasks(self.attempt, orders) if orders else []:
             for one in report["files"]:
                 file = by_key[str(one["path"])]
                 placed = unpack_indices(one["placed"])
                 self._done[file.path] = _Done(file, one["staged"], unpack_indices(one["matched"]), placed)
 
-    def _settle_doubles(self) -> Mask:
+    def _settle_doubles(self, run_tasks: RunTasks) -> Mask:
         """Let every change have one place, also where a table had a key twice; returns which have one."""
         taken = np.zeros(len(self.changes), np.bool_)
         barred: dict[str, Indices] = {}
@@ -117,10 +117,10 @@ class UpsertWork:
             again = [self._done.pop(path) for path in barred]
             for one in again:
                 self._discard(one.staged)
-            self._rewrite([one.file for one in again], barred)
+            self._rewrite([one.file for one in again], run_tasks, barred)
         return taken
 
-    def _insert(self, numbers: Indices) -> None:
+    def _insert(self, numbers: Indices, run_tasks: RunTasks) -> None:
         """Write the new rows that have no place, as they are unless they were written already."""
         mark = numbers.tobytes()
         if self._inserted is not None:
@@ -133,7 +133,7 @@ class UpsertWork:
         if len(numbers) <= INSERT_HERE:
             reports = [run_rewrite(order) for order in orders]
         else:
-            reports = self.run_orders(self.attempt, orders)
+            reports = run_tasks(self.attempt, orders)
         self._inserted = (mark, [file for report in reports for file in report["inserted"]])
 
     def _by_partition(self, numbers: Indices) -> Indices:

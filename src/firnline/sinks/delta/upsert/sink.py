@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import ClassVar
 
 import pyarrow as pa
 
 from firnline.errors import ConfigError, SchemaError
-from firnline.sinks.base import EpochCommit
+from firnline.options import DeltaSinkOptions
+from firnline.sinks.base import Capabilities, EpochCommit, RunTasks, SinkContext
 from firnline.sinks.delta.contents import missing_fields, special_features
 from firnline.sinks.delta.sink import DeltaSink
 from firnline.sinks.delta.upsert.changes import check_key, load_changes, table_columns
 from firnline.sinks.delta.upsert.rewrite import run_in_threads
-from firnline.sinks.delta.upsert.rewrite_plan import RunOrders, UpsertWork
+from firnline.sinks.delta.upsert.rewrite_plan import UpsertWork
 from firnline.sinks.delta.upsert.stage import CHANGES
 from firnline.types import Json, Receipt
 
@@ -27,30 +28,31 @@ class UpsertSink(DeltaSink):
     The steps of a commit, under the version that was read and that the fence holds for:
     1. read the change rows of the epoch; of several with one key the newest counts;
     2. find the files of that version that may hold one of the keys;
-    3. rewrite those that do, in tasks (`run_orders`): complete and durable, visible to nobody;
+    3. rewrite those that do, in tasks (`run_tasks`): complete and durable, visible to nobody;
     4. commit Remove and Add actions onto exactly that version, with the checkpoint.
     When another writer's commit lands first, it begins again at step 2 on the new version. A kill leaves files that
     nobody names.
     """
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    capabilities: ClassVar[Capabilities] = replace(DeltaSink.capabilities, upserts=True)
+
+    def __init__(self, options: DeltaSinkOptions, context: SinkContext) -> None:
+        super().__init__(options, context)
         if not self._options.key:
             raise ConfigError(f"sink {self.name!r} is to be upserted and has no key", hint="Set key: [column, ...].")
-        self.run_orders: RunOrders = run_in_threads
         self._work: UpsertWork | None = None
 
-    def commit(self, commit: EpochCommit) -> Receipt:
-        receipt = super().commit(commit)
+    def commit(self, commit: EpochCommit, run_tasks: RunTasks | None = None) -> Receipt:
+        receipt = super().commit(commit, run_tasks)
         self._work = None
         return receipt
 
-    def _append(self, commit: EpochCommit, onto: int) -> int:
+    def _append(self, commit: EpochCommit, onto: int, run_tasks: RunTasks | None) -> int:
         changed = [file for file in commit.files if file.get("kind") == CHANGES]
         if not changed:  # nothing changed, or the epoch was made when the spec still said append
-            return super()._append(commit, onto)
+            return super()._append(commit, onto, run_tasks)
         self._check_rewritable()
-        exchange = self._open_work(commit, changed).prepare(self._table)
+        exchange = self._open_work(commit, changed).prepare(self._table, run_tasks or run_in_threads)
         told = replace(commit, facts={**commit.facts, **exchange.facts})
         txns, expiring = self._transactions(commit, onto)
         info = self._commit_info(told, onto)
@@ -64,7 +66,8 @@ class UpsertSink(DeltaSink):
         check_key(self._options.key, self._table.schema())
         partition_by = self._table.partition_columns()
         target = {
-            "kind": "rewrite",
+            "kind": "commit",
+            "type": self._options.type,
             "attempt": attempt,
             "table": self.storage.root,
             "storage_options": dict(self._options.storage_options),
@@ -77,8 +80,11 @@ class UpsertSink(DeltaSink):
         lacking = missing_fields(self._table.schema(), changes.rows.schema)
         if lacking:
             raise SchemaError(f"the changes have columns that the table lacks: {[field.name for field in lacking]}")
-        self._work = UpsertWork(attempt, self.storage, changes, target, self.run_orders)
+        self._work = UpsertWork(attempt, self.storage, changes, target)
         return self._work
+
+    def columns_of(self, rows: pa.Schema) -> pa.Schema:
+        return table_columns(rows)
 
     def _create(self, commit: EpochCommit) -> None:
         columns = table_columns(commit.schema)

@@ -25,9 +25,3 @@ class ChangeStager(ParquetStager):
         for file in super().close():
             file["kind"] = CHANGES
         return self._staged
-
-
-def open_stager(target: dict[str, Json], attempt: str, storage: Storage | None = None) -> ParquetStager:
-    """The stager that a sink's target asks for."""
-    kind = ChangeStager if target.get("write") == "upsert" else ParquetStager
-    return kind(target, attempt, storage)

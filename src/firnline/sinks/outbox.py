@@ -7,7 +7,10 @@ nobody, and what it gets later is exactly what was decided. A file is let go of 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import unquote
 
 from isal import isal_zlib
 
@@ -18,6 +21,7 @@ from firnline.storage import Storage
 from firnline.types import Json
 
 CHUNK_BYTES = 4 * 1024 * 1024
+_READERS = 16
 KEY = "outbox"  # of a staged file: its key in the deciding table's storage, until it is copied
 
 
@@ -48,6 +52,31 @@ def deliver(outbox: Storage, table: Storage, files: Sequence[dict[str, Json]]) -
         fault_point("outbox.copy.before")
         table.put_chunks(str(file["path"]), _checked(outbox, str(file[KEY]), file))
         fault_point("outbox.copy.after")
+
+
+def find_missing(storage: Storage, paths: Iterable[str]) -> list[str]:
+    """Which files are not stored any more. Paths may be percent-encoded, as a table's log spells them, or not."""
+
+    def is_missing(path: str) -> bool:
+        for key in dict.fromkeys((unquote(path), path)):
+            with contextlib.suppress(FileNotFoundError):
+                storage.stat(key)
+                return False
+        return True
+
+    ordered = sorted(paths)
+    with ThreadPoolExecutor(_READERS) as readers:
+        return [path for path, gone in zip(ordered, readers.map(is_missing, ordered), strict=True) if gone]
+
+
+def find_missing_staged(table: Storage, files: Sequence[dict[str, Json]], outbox: Storage | None = None) -> list[str]:
+    """The paths of staged files that are neither in the table's storage nor, where one is given, in the outbox."""
+    missing = find_missing(table, [str(file["path"]) for file in files])
+    if not missing or outbox is None:
+        return missing
+    waiting = {str(file["path"]): str(file[KEY]) for file in files if KEY in file and file["path"] in missing}
+    gone = find_missing(outbox, waiting.values())
+    return [path for path in missing if path not in waiting or waiting[path] in gone]
 
 
 def release(outbox: Storage, files: Sequence[dict[str, Json]]) -> None:

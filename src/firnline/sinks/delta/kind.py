@@ -1,0 +1,49 @@
+"""The kind `delta`: Delta tables, which are appended to, upserted, or written in two stages.
+
+Parts are imported when they are needed: a worker stages files without loading what a commit needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from firnline.options import DeltaSinkOptions
+from firnline.sinks.base import Sink, SinkContext, Stager
+from firnline.types import Json
+
+
+def open_sink(options: DeltaSinkOptions, context: SinkContext) -> Sink:
+    """Open a table; nothing is read or written yet.
+
+    Raises:
+        ConfigError: an upsert has no key, neither in the spec nor from its input.
+    """
+    if options.write == "upsert":
+        from firnline.sinks.delta.upsert.sink import UpsertSink
+
+        return UpsertSink(replace(options, key=options.key or context.input_key), context)
+    if options.mode == "staged":
+        from firnline.sinks.staged.sink import StagedDeltaSink
+
+        return StagedDeltaSink(options, context)
+    from firnline.sinks.delta.sink import DeltaSink
+
+    return DeltaSink(options, context)
+
+
+def open_stager(target: dict[str, Json], attempt: str) -> Stager:
+    """The stager that a target of `DeltaSink.stage_target` asks for."""
+    if target["write"] == "upsert":
+        from firnline.sinks.delta.upsert.stage import ChangeStager
+
+        return ChangeStager(target, attempt)
+    from firnline.sinks.delta.stage import ParquetStager
+
+    return ParquetStager(target, attempt)
+
+
+def run_task(order: dict[str, Json]) -> dict[str, Json]:
+    """Perform an order of an upsert's commit: rewrite files of the table."""
+    from firnline.sinks.delta.upsert.rewrite import run_rewrite
+
+    return run_rewrite(order)
