@@ -134,7 +134,7 @@ def test_units_left_by_a_kill_are_set_aside_not_committed(
     commit_table(options.deciding.table)
     make_epochs(sample, options, 1, first=3)
     with monkeypatch.context() as patch:
-        patch.setattr(jumps, "drop_pending", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        patch.setattr("firnline.sinks.staged.sink.drop_pending", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             start_over(open_pipeline(options), 3, "test", truncate=True)
     assert not commit_table(options.deciding.table).alarms
