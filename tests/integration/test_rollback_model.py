@@ -99,8 +99,9 @@ class History:
         to = self.random.choice(known)
         with self.patch.context() as patch:
             if crash:
-                patch.setattr(jumps, "_record", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
-                patch.setattr("firnline.sinks.staged.sink.drop_pending", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+                die = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt())  # noqa: E731
+                patch.setattr(jumps, "_record", die)
+                patch.setattr("firnline.sinks.staged.sink.drop_pending", die)
             try:
                 Rollback(pipeline, to).perform("test")
                 self.trace.append(("rollback", to))

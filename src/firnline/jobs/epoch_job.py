@@ -215,11 +215,12 @@ class _Running:
         }
 
     def _targets(self, port: str) -> list[dict[str, Json]]:
-        if self.job.replay:
-            return []
         return [sink.stage_target() for sink in self._sinks_of(port)]
 
     def _sinks_of(self, port: str) -> list[Sink]:
+        """The sinks that take the rows of a port; none in a replay, which stages nothing."""
+        if self.job.replay:
+            return []
         sinks = {sink.name: sink for sink in self.jobs.sinks}
         return [sinks[name] for name in self.jobs.flow.sinks_of(port)]
 
@@ -422,7 +423,7 @@ class _Running:
         self.columns[port] = schema
         for edge in self.jobs.flow.edges_of(port, self.job.ranges):
             self.edges[edge.name] = Exchanged.collect(reports, edge.name)
-        for sink in self._sinks_of(port) if not self.job.replay else ():
+        for sink in self._sinks_of(port):
             files = [file for report in reports for file in report["staged"][sink.name]]
             produced.stage({sink.name: files}, {sink.name: sink.columns_of(schema)})
 
