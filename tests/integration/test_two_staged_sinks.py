@@ -16,7 +16,7 @@ from firnline.history.status import load_status
 from firnline.options import DeltaSinkOptions, PipelineOptions, StoreOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.run.runner import Runner
-from firnline.sinks.base import EpochCommit
+from firnline.sinks.base import EpochCommit, RunTasks
 from firnline.sinks.delta.table import Table
 from firnline.sinks.staged.discard import discard
 from firnline.sinks.staged.sink import StagedDeltaSink
@@ -99,11 +99,11 @@ class Zombie:
         self._thread = threading.Thread(target=self.runner.run)
         commit = StagedDeltaSink.commit
 
-        def stands_still(sink: StagedDeltaSink, epoch: EpochCommit) -> Any:
+        def stands_still(sink: StagedDeltaSink, epoch: EpochCommit, run_tasks: RunTasks | None = None) -> Any:
             if sink is self._pipeline.deciding:
                 self._stands.set()
                 assert self._goes.wait(SECONDS)
-            return commit(sink, epoch)
+            return commit(sink, epoch, run_tasks)
 
         patch.setattr(StagedDeltaSink, "commit", stands_still)
 
@@ -186,8 +186,8 @@ def test_a_run_that_goes_on_gives_further_sinks_what_the_committer_has_committed
     put = {"a": threading.Event(), "b": threading.Event()}
     commit = StagedDeltaSink.commit
 
-    def told(sink: StagedDeltaSink, epoch: EpochCommit) -> Any:
-        receipt = commit(sink, epoch)
+    def told(sink: StagedDeltaSink, epoch: EpochCommit, run_tasks: RunTasks | None = None) -> Any:
+        receipt = commit(sink, epoch, run_tasks)
         put[sink.name].set()
         return receipt
 
