@@ -55,7 +55,8 @@ def main(arguments: list[str]) -> int:
     workers = os.environ.get("FIRNLINE_TEST_WORKERS") or str(2 * max(2, os.cpu_count() or 2))
     halves = {
         "without Spark": ["-m", "not spark", "-n", workers, "--dist", "worksteal"],
-        "with Spark": ["-m", "spark"],
+        # A JVM that starts leaves cores idle: two modules at once. Tests of a module share its session.
+        "with Spark": ["-m", "spark", "-n", os.environ.get("FIRNLINE_TEST_WORKERS") or "2", "--dist", "loadfile"],
     }
     with work_folder() as folder:
         ends = [run_half(name, [*chosen, *arguments], folder) for name, chosen in halves.items()]

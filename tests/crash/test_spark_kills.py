@@ -66,39 +66,29 @@ def kill_one(child: Child, wanted: Callable[[psutil.Process], bool]) -> None:
     found[0].kill()
 
 
-def test_driver_killed(launcher: Launcher, options: PipelineOptions, sample: SampleInput) -> None:
+def test_driver_and_then_everything_killed(launcher: Launcher, options: PipelineOptions, sample: SampleInput) -> None:
     for point in ("epoch.run.after:2", "delta.commit.after:1"):
         child = launcher.start(options, f"{point}:kill", spark=True)
         assert child.wait(WAIT).exit_code == KILLED
-    assert launcher.start(options, spark=True).wait(WAIT).exit_code == 0
-    check(sample, options)
-
-
-def test_jvm_killed_alone(launcher: Launcher, options: PipelineOptions, sample: SampleInput) -> None:
-    """The run starts Spark again by itself."""
     child = launcher.start(options, spark=True)
-    child.wait_for("running epoch 2", WAIT)
-    kill_one(child, is_jvm)
-    ended = child.wait(WAIT)
-    assert ended.exit_code == 0, child.log()[-6000:]
-    check(sample, options)
-
-
-def test_worker_killed_alone(launcher: Launcher, options: PipelineOptions, sample: SampleInput) -> None:
-    child = launcher.start(options, spark=True)
-    child.wait_for("running epoch 2", WAIT)
-    kill_one(child, is_worker)
-    ended = child.wait(WAIT)
-    assert ended.exit_code == 0, child.log()[-6000:]
-    check(sample, options)
-
-
-def test_everything_killed(launcher: Launcher, options: PipelineOptions, sample: SampleInput) -> None:
-    child = launcher.start(options, spark=True)
-    child.wait_for("committed epoch 1", WAIT)
+    child.wait_for("committed epoch 3", WAIT)
     os.killpg(child.pid, signal.SIGKILL)
     assert child.wait(WAIT).exit_code == KILLED
     assert launcher.start(options, spark=True).wait(WAIT).exit_code == 0
+    check(sample, options)
+
+
+def test_a_worker_and_then_the_jvm_killed_alone(
+    launcher: Launcher, options: PipelineOptions, sample: SampleInput
+) -> None:
+    """Spark replaces the worker; the run starts Spark again by itself."""
+    child = launcher.start(options, spark=True)
+    child.wait_for("running epoch 2", WAIT)
+    kill_one(child, is_worker)
+    child.wait_for("running epoch 3", WAIT)
+    kill_one(child, is_jvm)
+    ended = child.wait(WAIT)
+    assert ended.exit_code == 0, child.log()[-6000:]
     check(sample, options)
 
 

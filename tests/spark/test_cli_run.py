@@ -26,7 +26,7 @@ sinks:
   - {type: delta, table: out}
 batch: {max_files: 1}
 """
-SECONDS = 120
+SECONDS = 300
 
 
 class Command:

@@ -33,6 +33,20 @@ import os, pytest
 @pytest.mark.spark
 def test_dies(): os._exit(9)
 """
+FINE = """
+import pytest
+
+@pytest.mark.spark
+def test_fine(): pass
+"""
+DYING_RUN = """
+import os, pytest
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session):
+    if session.config.option.markexpr == "spark" and not hasattr(session.config, "workerinput"):
+        os._exit(9)
+"""
 MARKERS = "[pytest]\nmarkers = spark: on Spark\n"
 
 
@@ -73,7 +87,14 @@ def test_a_failure_in_the_first_half_does_not_stop_the_second(tmp_path: Path) ->
     assert lines[-4].startswith("with Spark: 1 passed, 0 failed in ")
 
 
-def test_a_half_that_does_not_come_to_its_end_has_failed(tmp_path: Path) -> None:
+def test_a_test_that_takes_its_process_along_has_failed(tmp_path: Path) -> None:
     done = run_tests(tmp_path, DYING)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-2:] == ["FAILED test_some.py::test_dies", "0 passed, 1 failed"]
+
+
+def test_a_half_that_does_not_come_to_its_end_has_failed(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(DYING_RUN)
+    done = run_tests(tmp_path, FINE)
     assert done.returncode == 1
     assert done.stdout.splitlines()[-2:] == ["FAILED the tests with Spark ended with exit code 9", "0 passed, 1 failed"]
