@@ -18,8 +18,9 @@ from firnline.committer.service import CommitterObserver, CommitterService, Tabl
 from firnline.errors import FirnlineError
 from firnline.options import PipelineOptions
 from firnline.storage import open_storage
+from firnline.testing.faults import reached_points
 from firnline.types import Json, RandomIds
-from tests.support.processes import Launcher, RunOrder, reached_points, tell_end
+from tests.support.processes import Launcher, RunOrder, tell_end
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,9 @@ from firnline.history.edits.fresh_start import start_over
 from firnline.history.edits.ledger_repair import LedgerRepair
 from firnline.history.edits.rollback import Rollback
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
+from firnline.testing.faults import reached_points
 from firnline.types import RandomIds
-from tests.support.processes import Launcher, RunOrder, reached_points, tell_end
+from tests.support.processes import Launcher, RunOrder, tell_end
 
 
 def rollback_launcher(folder: Path, to_epoch: int) -> Launcher:

@@ -10,7 +10,8 @@ from multiprocessing.connection import Connection
 from typing import TypeVar
 
 from firnline import faults
-from tests.support.processes import KILLED, reached_points
+from firnline.testing.faults import reached_points
+from tests.support.processes import KILLED
 from tests.support.proof import covered
 
 World = TypeVar("World")

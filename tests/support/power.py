@@ -22,7 +22,7 @@ from typing import Any
 from unittest import mock
 
 import firnline.storage
-from tests.support.processes import follow_points
+from firnline.testing.faults import follow_points
 from tests.support.sqlite_syncs import sqlite_syncs
 
 Folder = Mapping[str, int]  # name -> node

@@ -13,11 +13,9 @@ import os
 import pickle
 import signal
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from firnline.clock import monotonic
 from firnline.errors import FirnlineError
 from firnline.faults import VARIABLE
 from firnline.options import PipelineOptions
+from firnline.testing.faults import reached_points
 from tests.support.proof import covered
 
 KILLED = -signal.SIGKILL
@@ -213,41 +212,6 @@ def tell_end(order: RunOrder, error: FirnlineError | None, points: Counter[str])
     told = {"error_code": error.code if error else "", "message": error.message if error else "", "points": points}
     with open(order.result, "wb") as stream:
         pickle.dump(told, stream)
-
-
-@contextmanager
-def reached_points() -> Iterator[Counter[str]]:
-    """Count how often each fault point is reached, in whichever module it stands and by whichever thread."""
-    found: Counter[str] = Counter()
-    counting = threading.Lock()
-
-    def count(name: str) -> None:
-        with counting:
-            found[name] += 1
-
-    with follow_points(count):
-        yield found
-
-
-@contextmanager
-def follow_points(tell: Callable[[str], None]) -> Iterator[None]:
-    """Call `tell` with the name of every fault point that is reached, in whichever module it stands."""
-    import firnline.faults as faults
-
-    original = faults.fault_point
-
-    def noting(name: str) -> None:
-        tell(name)
-        original(name)
-
-    holders = [m for n, m in list(sys.modules.items()) if n.startswith("firnline.") and hasattr(m, "fault_point")]
-    for holder in holders:
-        holder.fault_point = noting  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        for holder in holders:
-            holder.fault_point = original  # type: ignore[attr-defined]
 
 
 def _patch(target: str, value: object) -> None:

@@ -28,11 +28,12 @@ from firnline.options import (
 )
 from firnline.run.open_pipeline import open_pipeline
 from firnline.run.runner import Runner, RunResult
+from firnline.testing.faults import reached_points
 from firnline.testing.local import LocalEngine
 from firnline.types import RandomIds
 from tests.support.keyed import COUNTS, SECOND, answers
 from tests.support.pipelines import Loud, pipeline_options
-from tests.support.processes import KILLED, Launcher, RunOrder, reached_points, tell_end
+from tests.support.processes import KILLED, Launcher, RunOrder, tell_end
 
 SCHEMA = SchemaOptions((FieldOptions("k", "string"), FieldOptions("v", "int64"), FieldOptions("at", "timestamp")))
 KILLED_AT = (

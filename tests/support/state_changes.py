@@ -15,8 +15,9 @@ from firnline.history.state import load_state_view
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.state.keys import locate
+from firnline.testing.faults import reached_points
 from firnline.types import RandomIds
-from tests.support.processes import Launcher, RunOrder, reached_points, tell_end
+from tests.support.processes import Launcher, RunOrder, tell_end
 
 
 def rescale_to(options: PipelineOptions, shards: int) -> int:

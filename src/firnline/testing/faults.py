@@ -1,14 +1,18 @@
-"""Local storage whose n-th call fails, once or for ever: SQLite's way of testing every error path."""
+"""Failures on demand: at a fault point, or in the n-th call of local storage (SQLite's way of testing error paths)."""
 
 from __future__ import annotations
 
 import errno
+import os
+import sys
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import firnline.faults
 import firnline.storage
 from firnline.storage import FileStat, LocalStorage, Readable, Writable
 
@@ -105,3 +109,52 @@ def faulty_storage(faults: Faults) -> Iterator[Faults]:
         yield faults
     finally:
         firnline.storage.LocalStorage = original  # type: ignore[misc]
+
+
+@contextmanager
+def reached_points() -> Iterator[Counter[str]]:
+    """Count how often each fault point is reached, in any module and by any thread."""
+    found: Counter[str] = Counter()
+    counting = threading.Lock()
+
+    def count(name: str) -> None:
+        with counting:
+            found[name] += 1
+
+    with follow_points(count):
+        yield found
+
+
+@contextmanager
+def follow_points(tell: Callable[[str], None]) -> Iterator[None]:
+    """Call `tell` with the name of every fault point that is reached, in any module."""
+    original = firnline.faults.fault_point
+
+    def noting(name: str) -> None:
+        tell(name)
+        original(name)
+
+    holders = [m for n, m in list(sys.modules.items()) if n.startswith("firnline.") and hasattr(m, "fault_point")]
+    for holder in holders:
+        holder.fault_point = noting  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for holder in holders:
+            holder.fault_point = original  # type: ignore[attr-defined]
+
+
+@contextmanager
+def failing_at(point: str, call: int = 1) -> Iterator[None]:
+    """Raise `InjectedFaultError`, an OSError, at one call of a fault point."""
+    before = os.environ.get(firnline.faults.VARIABLE)
+    firnline.faults._seen.clear()
+    os.environ[firnline.faults.VARIABLE] = f"{point}:{call}:raise"
+    try:
+        yield
+    finally:
+        firnline.faults._seen.clear()
+        if before is None:
+            del os.environ[firnline.faults.VARIABLE]
+        else:
+            os.environ[firnline.faults.VARIABLE] = before
