@@ -28,7 +28,7 @@ from firnline.options import PipelineOptions
 from firnline.run.observer import EpochFacts
 
 ROUNDS = 3
-EACH = 4  # epochs that are counted in a round; every fourth one merges runs of state
+EACH = 4  # epochs that are counted in a round; every fourth one merges segments of state
 STARTS = 3
 CHANGED = (1_000, 10_000, 100_000)
 

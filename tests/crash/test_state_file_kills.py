@@ -12,9 +12,9 @@ from firnline.state.columns import Layout
 from firnline.state.home import StateHome
 from firnline.state.keys import locate
 from firnline.state.lookup import scan
-from firnline.state.merge import merge_runs
-from firnline.state.refs import RunRef
-from firnline.state.segments import open_runs, write_run
+from firnline.state.merge import merge_segments
+from firnline.state.refs import SegmentRef
+from firnline.state.segments import open_segments, write_segment
 from firnline.state.timers import due_slots, write_timers
 from tests.support.kills import kill
 
@@ -23,14 +23,14 @@ pytestmark = pytest.mark.crash
 LAYOUT = Layout(pa.schema([("id", pa.int64())]), pa.schema([("n", pa.int64())]))
 
 
-def write(root: str, n: int) -> RunRef:
+def write(root: str, n: int) -> SegmentRef:
     keys = pa.table({"id": np.arange(n, n + 100)})
     table = LAYOUT.table(locate(keys, 1, 8).slots, keys, pa.table({"n": np.full(100, n)}))
-    return write_run(StateHome(root).storage, "e/shard_0/op", table, LAYOUT, operator="op", epoch=n)
+    return write_segment(StateHome(root).storage, "e/shard_0/op", table, LAYOUT, operator="op", epoch=n)
 
 
-def merge(root: str, refs: list[RunRef]) -> RunRef:
-    merged = merge_runs(StateHome(root), refs, (0, 8), "e/shard_0/m", operator="op", epoch=9, with_oldest=True)
+def merge(root: str, refs: list[SegmentRef]) -> SegmentRef:
+    merged = merge_segments(StateHome(root), refs, (0, 8), "e/shard_0/m", operator="op", epoch=9, with_oldest=True)
     assert merged is not None
     return merged
 
@@ -40,11 +40,11 @@ def set_timers(root: str) -> None:
     write_timers(storage, "e/shard_0/op", np.arange(9), np.arange(9, dtype=np.uint64), operator="op", epoch=1)
 
 
-def content(home: StateHome, refs: list[RunRef]) -> dict[int, int]:
-    return {r["id"]: r["n"] for t in scan(open_runs(home, refs), (0, 8), LAYOUT) for r in t.to_pylist()}
+def content(home: StateHome, refs: list[SegmentRef]) -> dict[int, int]:
+    return {r["id"]: r["n"] for t in scan(open_segments(home, refs), (0, 8), LAYOUT) for r in t.to_pylist()}
 
 
-def open_all(home: StateHome, refs: list[RunRef]) -> None:
+def open_all(home: StateHome, refs: list[SegmentRef]) -> None:
     content(home, refs)
 
 

@@ -28,7 +28,7 @@ from firnline.testing.faults import reached_points
 from tests.support.proof import covered
 
 KILLED = -signal.SIGKILL
-MOST_RUNS = 10
+MOST_SEGMENTS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class Launcher:
         """
         ends: list[Ended] = []
         while not ends or ends[-1].exit_code in (forgiven or {}):
-            assert len(ends) < MOST_RUNS, f"never done: {ends}"
+            assert len(ends) < MOST_SEGMENTS, f"never done: {ends}"
             ends.append(self.run(options, **settings))
         assert ends[-1].exit_code == 0, f"the recovery failed: {ends}"
         return ends

@@ -11,7 +11,7 @@ from isal import isal_zlib
 
 from firnline.names import shard_folder
 from firnline.state.manifest import CheckpointPlan, CompleteCheckpoint, OperatorInfo, ShardContent, Worker, assemble
-from firnline.state.refs import RunRef, ShardState, TimerRef
+from firnline.state.refs import SegmentRef, ShardState, TimerRef
 from firnline.state.snapshot import begin, commit, finish_shard
 from firnline.storage import Storage
 
@@ -38,13 +38,13 @@ def sample_plan(
     )
 
 
-def write_run(storage: Storage, checkpoint: str, shard: int, name: str, data: bytes, *, epoch: int) -> RunRef:
+def write_segment(storage: Storage, checkpoint: str, shard: int, name: str, data: bytes, *, epoch: int) -> SegmentRef:
     """Write one file of state, as a task does; its bytes need not be Arrow's."""
     path = f"{shard_folder(checkpoint, shard)}/{name}.arrow"
     stream = storage.create(path)
     stream.write(data)
     stream.close()
-    return RunRef(path, len(data), isal_zlib.crc32(data), len(data) // 8, 0, KEY_GROUPS - 1, epoch)
+    return SegmentRef(path, len(data), isal_zlib.crc32(data), len(data) // 8, 0, KEY_GROUPS - 1, epoch)
 
 
 def finish_all(
@@ -78,8 +78,8 @@ def new_states(storage: Storage, plan: CheckpointPlan) -> dict[int, dict[str, Sh
         for operator in plan.operators:
             name = f"{operator}.t{shard}"
             data = f"{plan.checkpoint_id} {operator} {shard}".encode() * 3
-            run = write_run(storage, plan.checkpoint_id, shard, name, data, epoch=plan.epoch)
-            timer = write_run(storage, plan.checkpoint_id, shard, f"{name}.timers", data[:20], epoch=plan.epoch)
+            run = write_segment(storage, plan.checkpoint_id, shard, name, data, epoch=plan.epoch)
+            timer = write_segment(storage, plan.checkpoint_id, shard, f"{name}.timers", data[:20], epoch=plan.epoch)
             states.setdefault(shard, {})[operator] = ShardState((run,), (TimerRef(timer, plan.epoch),))
     return states
 
@@ -106,13 +106,13 @@ class StateHistory:
         after = {}
         for shard in range(self.shards):
             data = self.generator.randbytes(self.generator.randint(1, 200))
-            run = write_run(self.storage, plan.checkpoint_id, shard, f"{OPERATOR}.t1", data, epoch=plan.epoch)
-            runs = (*self.state(shard).runs, run)
+            run = write_segment(self.storage, plan.checkpoint_id, shard, f"{OPERATOR}.t1", data, epoch=plan.epoch)
+            runs = (*self.state(shard).segments, run)
             if merge:
                 merged = self.generator.randbytes(sum(r.size_bytes for r in runs))
                 name = f"{OPERATOR}.t1.merged"
-                runs = (write_run(self.storage, plan.checkpoint_id, shard, name, merged, epoch=plan.epoch),)
-            after[shard] = replace(self.state(shard), runs=runs)
+                runs = (write_segment(self.storage, plan.checkpoint_id, shard, name, merged, epoch=plan.epoch),)
+            after[shard] = replace(self.state(shard), segments=runs)
         return after
 
     def next_epoch(self, kind: str, *, merge: bool = False) -> str:

@@ -36,7 +36,7 @@ from firnline.state.keys import Located, distinct, encode_keys, key_family, loca
 from firnline.state.lookup import by_slots, lookup
 from firnline.state.merge import merge_due
 from firnline.state.refs import ShardState
-from firnline.state.segments import open_runs, write_run
+from firnline.state.segments import open_segments, write_segment
 from firnline.state.snapshot import finish_shard
 from firnline.state.timers import after_firing, due_slots, merge_timers, write_timers
 from firnline.types import Json
@@ -162,9 +162,9 @@ class _Shard:
         once = distinct(found.slots, found.keys)
         keys = _take(gathered.keys, once.rows)
         key_of = once.key_of
-        runs = open_runs(self._task.home, self._task.state.runs)
+        segments = open_segments(self._task.home, self._task.state.segments)
         hints = due_slots(self._task.home, self._task.state.timers, self._task.watermark, self._task.groups)
-        waiting = layout.keys_of(by_slots(runs, hints, layout, self._task.watermark)) if hints.size else None
+        waiting = layout.keys_of(by_slots(segments, hints, layout, self._task.watermark)) if hints.size else None
         due = np.zeros(keys.num_rows, np.bool_)
         if waiting is not None and waiting.num_rows:
             both = _concat([keys, waiting])
@@ -175,7 +175,7 @@ class _Shard:
             due[once.key_of[keys.num_rows :]] = True
             keys = _take(both, once.rows)
         at = Located(found.keys.take(once.rows), found.groups[once.rows], found.slots[once.rows])
-        state = lookup(runs, at.slots, at.keys, layout)
+        state = lookup(segments, at.slots, at.keys, layout)
         starts = np.cumsum([0, *gathered.counts.values()])
         by_port = {port: key_of[a:b] for port, a, b in zip(gathered.counts, starts[:-1], starts[1:], strict=True)}
         return Batch(keys, state.state, state.exists, due, gathered.rows, by_port), at
@@ -188,12 +188,15 @@ class _Shard:
         # A key that was never there need not be remembered as gone.
         removed = result.removed[batch.exists[result.removed]]
         tally.changed, tally.removed = int(result.changed.size), int(removed.size)
-        runs, timers = self._task.state.runs, after_firing(self._task.home, self._task.state.timers, task.watermark)
+        segments, timers = (
+            self._task.state.segments,
+            after_firing(self._task.home, self._task.state.timers, task.watermark),
+        )
         if not (result.changed.size or removed.size):
-            return ShardState(runs, timers)
+            return ShardState(segments, timers)
         table = layout.changes(at.slots, batch.keys, result.changed, result.state, removed, result.timers)
         storage = self._task.home.storage
-        ref = write_run(storage, self._prefix, table, layout, operator=self._name, epoch=task.epoch)
+        ref = write_segment(storage, self._prefix, table, layout, operator=self._name, epoch=task.epoch)
         tally.bytes_written += ref.size_bytes
         if result.timers is not None:
             set_ones = np.asarray(result.timers.is_valid())
@@ -201,20 +204,20 @@ class _Shard:
             slots = at.slots[result.changed[set_ones]]
             timer = write_timers(storage, self._prefix, due, slots, operator=self._name, epoch=task.epoch)
             if timer is not None:
-                tally.bytes_written += timer.run.size_bytes
+                tally.bytes_written += timer.segment.size_bytes
                 timers = (*timers, timer)
-        return ShardState((*runs, ref), timers)
+        return ShardState((*segments, ref), timers)
 
     def _merge(self, layout: Layout, state: ShardState) -> ShardState:
         name, epoch = self._name, self._task.epoch
-        runs = merge_due(
-            self._task.home, state.runs, self._task.groups, self._prefix, operator=name, epoch=epoch, layout=layout
+        segments = merge_due(
+            self._task.home, state.segments, self._task.groups, self._prefix, operator=name, epoch=epoch, layout=layout
         )
         timers = merge_timers(
             self._task.home, state.timers, self._task.groups, self._prefix, operator=name, epoch=epoch
         )
         known = {ref.path for ref in state.files}
-        after = ShardState(runs, timers)
+        after = ShardState(segments, timers)
         self._tally.bytes_written += sum(ref.size_bytes for ref in after.files if ref.path not in known)
         return after
 

@@ -1,4 +1,4 @@
-"""The columns of a run of state, and how an older run's columns are read as today's.
+"""The columns of a segment of state, and how an older segment's columns are read as today's.
 
     _slot: uint64, _removed: bool, the key's columns, [_timer: int64 microseconds,] the state's columns
 
@@ -38,7 +38,7 @@ class Layout:
 
     @property
     def schema(self) -> pa.Schema:
-        """All columns of a run, in order."""
+        """All columns of a segment, in order."""
         timer = [pa.field(TIMER, pa.int64())] if self.timers else []
         return pa.schema([pa.field(SLOT, pa.uint64()), pa.field(REMOVED, pa.bool_()), *self.key, *timer, *self.state])
 
@@ -84,7 +84,7 @@ class Layout:
     def table(
         self, slots: Slots, keys: pa.Table, state: pa.Table, removed: Mask | None = None, timers: pa.Array | None = None
     ) -> pa.Table:
-        """Rows of a run; columns must have the layout's types. Without `removed`, no key is removed."""
+        """Rows of a segment; columns must have the layout's types. Without `removed`, no key is removed."""
         gone = pa.array(np.zeros(slots.size, np.bool_) if removed is None else removed)
         due = [pa.nulls(slots.size, pa.int64()) if timers is None else timers] if self.timers else []
         columns = [pa.array(slots), gone, *keys.columns, *due, *state.columns]
@@ -99,7 +99,7 @@ class Layout:
         removed: Numbers,
         timers: pa.Array | None = None,
     ) -> pa.Table:
-        """Rows of a run that holds what one fold changed; `changed` and `removed` are numbers of rows of `keys`.
+        """Rows of a segment that holds what one fold changed; `changed` and `removed` are numbers of rows of `keys`.
 
         `state` and `timers` are as long as `changed`.
         """
@@ -122,13 +122,13 @@ def layout_of(schema: pa.Schema, what: str) -> Layout:
 
     Raises:
         NewerFormatError: a newer Firnline wrote it.
-        DamagedError: it is no run of state.
+        DamagedError: it is no segment of state.
     """
     try:
         about = {k.decode(): v.decode() for k, v in (schema.metadata or {}).items()}
         found, keys, timers = (int(about[_PREFIX + name]) for name in ("format", "keys", "timers"))
     except (KeyError, ValueError) as error:
-        raise DamagedError(f"{what} is no run of state: it lacks {error}", what=what) from error
+        raise DamagedError(f"{what} is not a segment of state: it lacks {error}", what=what) from error
     if found > FORMAT:
         raise NewerFormatError(f"{what} has format {found}; this Firnline reads up to {FORMAT}", found=found)
     fields = list(schema)

@@ -22,8 +22,8 @@ from firnline.state.columns import TIMER, Layout, can_widen
 from firnline.state.home import StateHome
 from firnline.state.keys import EncodedKeys, encode_keys, key_groups_of, locate, shard_of
 from firnline.state.lookup import SCAN_ROWS, combined, lookup
-from firnline.state.refs import OperatorState, RunRef
-from firnline.state.segments import Run, open_run
+from firnline.state.refs import OperatorState, SegmentRef
+from firnline.state.segments import Segment, open_segment
 from firnline.storage import fsync_path
 from firnline.types import Json
 
@@ -96,21 +96,21 @@ class StateReader:
         self._state = state
         self._key_groups = key_groups
         self.deciding = deciding
-        self._runs: dict[int, list[Run]] = {}
+        self._segments: dict[int, list[Segment]] = {}
 
     @property
     def state(self) -> OperatorState:
         return self._state
 
     @property
-    def files(self) -> dict[str, RunRef]:
+    def files(self) -> dict[str, SegmentRef]:
         """Every file by path."""
         return {file.path: file for _, _, shard in self._state.shards for file in shard.files}
 
     @cached_property
     def layout(self) -> Layout:
-        """The columns of the newest run; none at all while nothing was ever written."""
-        refs = [ref for _, _, shard in self._state.shards for ref in shard.runs]
+        """The columns of the newest segment; none at all while nothing was ever written."""
+        refs = [ref for _, _, shard in self._state.shards for ref in shard.segments]
         return self._open(max(refs, key=lambda ref: ref.epoch)).layout if refs else _EMPTY
 
     @property
@@ -118,20 +118,20 @@ class StateReader:
         """The columns of plain rows."""
         return flat_schema(self.layout)
 
-    def _open(self, ref: RunRef) -> Run:
+    def _open(self, ref: SegmentRef) -> Segment:
         problem: StateDamagedError | None = None
         for home in self._homes:
             try:
-                return open_run(home, ref)
+                return open_segment(home, ref)
             except StateDamagedError as error:
                 problem = problem or error
         assert problem is not None
         raise problem
 
-    def _shard(self, number: int) -> list[Run]:
-        if number not in self._runs:
-            self._runs[number] = [self._open(ref) for ref in self._state.shards[number][2].runs]
-        return self._runs[number]
+    def _shard(self, number: int) -> list[Segment]:
+        if number not in self._segments:
+            self._segments[number] = [self._open(ref) for ref in self._state.shards[number][2].segments]
+        return self._segments[number]
 
     @property
     def _ranges(self) -> list[tuple[int, int]]:

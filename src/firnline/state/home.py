@@ -27,7 +27,7 @@ from isal import isal_zlib
 from firnline.errors import DamagedError, StateDamagedError
 from firnline.faults import fault_point
 from firnline.names import cache_folder, temporary_beside, temporary_name
-from firnline.state.refs import RunRef
+from firnline.state.refs import SegmentRef
 from firnline.storage import Storage, fsync_path, is_remote, make_folders, normalise, open_storage
 from firnline.types import Json
 
@@ -99,7 +99,7 @@ class LocalFile:
         return cls(path, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev)
 
 
-def load_file(home: StateHome, ref: RunRef) -> LocalFile:
+def load_file(home: StateHome, ref: SegmentRef) -> LocalFile:
     """A file of state on this machine's disk, verified; fetched or repaired when need be.
 
     Raises:
@@ -115,14 +115,14 @@ def load_file(home: StateHome, ref: RunRef) -> LocalFile:
         return _repair(home, home.fallback, ref, error)
 
 
-def _check_name(ref: RunRef) -> None:
+def _check_name(ref: SegmentRef) -> None:
     """A name from a checkpoint never leads out of the home."""
     parts = ref.path.split("/")
     if os.path.isabs(ref.path) or not all(parts) or ".." in parts or "." in parts or "\0" in ref.path:
         raise DamagedError(f"{ref.path!r} cannot be the name of a file of state", path=ref.path)
 
 
-def _path_in(home: StateHome, ref: RunRef) -> str:
+def _path_in(home: StateHome, ref: SegmentRef) -> str:
     return os.path.join(normalise(home.root), ref.path)
 
 
@@ -133,11 +133,11 @@ _checksums: OrderedDict[LocalFile, int] = OrderedDict()  # of files that this pr
 _checksums_lock = threading.Lock()
 
 
-def _damaged(ref: RunRef, problem: str) -> StateDamagedError:
+def _damaged(ref: SegmentRef, problem: str) -> StateDamagedError:
     return StateDamagedError(f"the file of state {ref.path} {problem}", path=ref.path, epoch=ref.epoch)
 
 
-def _verify(path: str, ref: RunRef, *, touch: bool = False) -> LocalFile:
+def _verify(path: str, ref: SegmentRef, *, touch: bool = False) -> LocalFile:
     """Compare a file with its reference; read it only when this process has not read this very file before.
 
     With `touch` it is noted on the file that it was used now.
@@ -175,7 +175,7 @@ def _checksum(descriptor: int, size: int) -> int:
 # --- fetching --------------------------------------------------------------------------------------------
 
 
-def _fetch(home: StateHome, ref: RunRef, path: str) -> None:
+def _fetch(home: StateHome, ref: SegmentRef, path: str) -> None:
     """Copy a file of a home to a new local file, which is removed again when it is not what the reference says."""
     checksum = size = 0
     try:
@@ -200,7 +200,7 @@ def _fetch(home: StateHome, ref: RunRef, path: str) -> None:
         source.close()
 
 
-def _load_cached(home: StateHome, ref: RunRef) -> LocalFile:
+def _load_cached(home: StateHome, ref: SegmentRef) -> LocalFile:
     """The cached copy of a remote file; what a cache holds is only ever a copy, so a damaged one is replaced."""
     path = _cache_path(home, ref)
     with contextlib.suppress(StateDamagedError, OSError):
@@ -212,7 +212,7 @@ def _load_cached(home: StateHome, ref: RunRef) -> LocalFile:
     return _verify(path, ref)
 
 
-def _cache_path(home: StateHome, ref: RunRef) -> str:
+def _cache_path(home: StateHome, ref: SegmentRef) -> str:
     folder = home.cache or os.path.join(tempfile.gettempdir(), cache_folder(os.getuid()))
     os.makedirs(folder, mode=0o700, exist_ok=True)
     found = os.lstat(folder)
@@ -243,7 +243,7 @@ def _shrink_cache(folder: str, keep: str) -> None:
 # --- repair ----------------------------------------------------------------------------------------------
 
 
-def _repair(home: StateHome, fallback: StateHome, ref: RunRef, reason: StateDamagedError) -> LocalFile:
+def _repair(home: StateHome, fallback: StateHome, ref: SegmentRef, reason: StateDamagedError) -> LocalFile:
     """Put the fallback's copy into the home again, under the same name."""
     path = _cache_path(home, ref) if home.is_remote else _path_in(home, ref)
     folder = os.path.dirname(path)
@@ -265,7 +265,7 @@ def _repair(home: StateHome, fallback: StateHome, ref: RunRef, reason: StateDama
     return _verify(path, ref)
 
 
-def _upload(path: str, home: StateHome, ref: RunRef) -> None:
+def _upload(path: str, home: StateHome, ref: SegmentRef) -> None:
     target = home.storage.create(ref.path)
     with open(path, "rb") as source:
         while piece := source.read(_PIECE):

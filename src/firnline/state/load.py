@@ -1,4 +1,4 @@
-"""Writes plain rows of state, as `exporting` gives them, as runs and timers of the shards that own their keys."""
+"""Writes plain rows of state, as `exporting` gives them, as segments and timers of the shards that own their keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from firnline.state.home import StateHome
 from firnline.state.keys import Located, distinct, locate, shard_of
 from firnline.state.manifest import Ranges
 from firnline.state.refs import OperatorState, ShardState
-from firnline.state.segments import write_run
+from firnline.state.segments import write_segment
 from firnline.state.timers import write_timers
 
 EMPTY = "empty"  # as `initial_state`: begin with nothing
@@ -109,7 +109,7 @@ def import_rows(
     operator: str,
     epoch: int,
 ) -> OperatorState:
-    """Write rows as one run, and one file of timers, per shard that owns some of them; durable on return.
+    """Write rows as one segment, and one file of timers, per shard that owns some of them; durable on return.
 
     Args:
         home: Where the files go.
@@ -146,11 +146,11 @@ def _write(
     due = rows.column(count).combine_chunks()
     keys, state = rows.select(list(range(count))), rows.select(list(range(count + 1, rows.num_columns)))
     table = layout.table(slots, keys, state, timers=due)
-    run = write_run(home.storage, prefix, table, layout, operator=operator, epoch=epoch)
+    segment = write_segment(home.storage, prefix, table, layout, operator=operator, epoch=epoch)
     timed = np.asarray(due.is_valid())
     times = np.asarray(due.drop_null(), dtype=np.int64)
     timers = write_timers(home.storage, prefix, times, slots[timed], operator=operator, epoch=epoch)
-    return ShardState((run,), () if timers is None else (timers,))
+    return ShardState((segment,), () if timers is None else (timers,))
 
 
 def locate_rows(
@@ -202,7 +202,7 @@ def add_state(before: OperatorState, added: OperatorState) -> OperatorState:
     """State with other state on top of it, which overrides its keys; both are dealt out alike."""
     pairs = zip(before.shards, added.shards, strict=True)
     shards = tuple(
-        (first, last, ShardState((*old.runs, *new.runs), (*old.timers, *new.timers)))
+        (first, last, ShardState((*old.segments, *new.segments), (*old.timers, *new.timers)))
         for (first, last, old), (_, _, new) in pairs
     )
     return OperatorState(added.epoch, shards)

@@ -1,6 +1,6 @@
-"""Reads keyed state from its runs: look keys up, find the keys in slots, scan what lives.
+"""Reads keyed state from its segments: look keys up, find the keys in slots, scan what lives.
 
-The newest run that has a key tells its state; a removed row hides older ones. Keys in one slot are told apart by
+The newest segment that has a key tells its state; a removed row hides older ones. Keys in one slot are told apart by
 their bytes.
 """
 
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from firnline.state.columns import REMOVED, Layout, adapt, adapt_state, check_key, nulls, one_chunk, to_numpy
 from firnline.state.keys import EncodedKeys, Mask, Numbers, Slots, encode_keys, order_keys, slot_bounds
-from firnline.state.segments import Run
+from firnline.state.segments import Segment
 
 SCAN_ROWS = 256 * 1024
 
@@ -28,17 +28,17 @@ class Found(NamedTuple):
     timers: pa.Array
 
 
-def lookup(runs: Sequence[Run], slots: Slots, keys: EncodedKeys, layout: Layout) -> Found:
+def lookup(segments: Sequence[Segment], slots: Slots, keys: EncodedKeys, layout: Layout) -> Found:
     """The state of keys. The cost follows the number of keys, not the size of the state.
 
     Args:
-        runs: Oldest first.
+        segments: Oldest first.
         slots: The keys' slots, which must not fall.
         keys: The keys' bytes, in the same order.
         layout: The columns that the operator has today.
 
     Raises:
-        SchemaError: a run's columns cannot be read as today's.
+        SchemaError: a segment's columns cannot be read as today's.
     """
     if bool((slots[1:] < slots[:-1]).any()):
         raise ValueError("slots must be sorted for a lookup")
@@ -46,14 +46,14 @@ def lookup(runs: Sequence[Run], slots: Slots, keys: EncodedKeys, layout: Layout)
     where = np.full(slots.size, -1, np.int64)  # the row among all gathered ones; -1: nothing lives there
     parts: list[pa.Table] = []
     gathered = 0
-    for run in reversed(runs):
+    for segment in reversed(segments):
         if not pending.size:
             break
-        check_key(run.layout, layout, run.what)
-        asked, rows = _candidates(run, slots[pending])
+        check_key(segment.layout, layout, segment.what)
+        asked, rows = _candidates(segment, slots[pending])
         if not rows.size:
             continue
-        found = _gather(run, rows, layout)
+        found = _gather(segment, rows, layout)
         asked = pending[asked]
         same = keys.equal(asked, found.keys, np.arange(rows.size))
         live = same & ~found.removed
@@ -66,22 +66,22 @@ def lookup(runs: Sequence[Run], slots: Slots, keys: EncodedKeys, layout: Layout)
     return _aligned(parts, where, layout)
 
 
-def _candidates(run: Run, slots: Slots) -> tuple[Numbers, Numbers]:
-    """Which rows of a run have one of these slots: pairs of a place in `slots` and a row.
+def _candidates(segment: Segment, slots: Slots) -> tuple[Numbers, Numbers]:
+    """Which rows of a segment have one of these slots: pairs of a place in `slots` and a row.
 
     Rows do not fall when every slot is asked for once.
     """
-    lowest, highest = slot_bounds(run.groups)
+    lowest, highest = slot_bounds(segment.groups)
     skipped = int(np.searchsorted(slots, np.uint64(lowest)))
     slots = slots[skipped : int(np.searchsorted(slots, np.uint64(highest), "right"))]
     if not slots.size:
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    first = np.maximum(np.searchsorted(run.firsts, slots, "left") - 1, 0)  # a slot may begin in the batch before
-    last = np.searchsorted(run.firsts, slots, "right") - 1
+    first = np.maximum(np.searchsorted(segment.firsts, slots, "left") - 1, 0)  # a slot may begin in the batch before
+    last = np.searchsorted(segment.firsts, slots, "right") - 1
     asked, rows = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for number in range(int(first[0]), int(last[-1]) + 1):
         start, stop = int(np.searchsorted(last, number, "left")), int(np.searchsorted(first, number, "right"))
-        wanted, there = slots[start:stop], run.slots[number]
+        wanted, there = slots[start:stop], segment.slots[number]
         if start >= stop:
             continue
         left = np.searchsorted(there, wanted)
@@ -94,7 +94,7 @@ def _candidates(run: Run, slots: Slots) -> tuple[Numbers, Numbers]:
             begin = np.repeat(begin - np.cumsum(many) + many, many) + np.arange(int(many.sum()))
             hit = np.repeat(hit, many)
         asked.append(skipped + start + hit)
-        rows.append(int(run.starts[number]) + begin)
+        rows.append(int(segment.starts[number]) + begin)
     return np.concatenate(asked), np.concatenate(rows)
 
 
@@ -104,22 +104,22 @@ class _Gathered(NamedTuple):
     state: pa.Table  # of today's columns, and the timer as the last one
 
 
-def _gather(run: Run, rows: Numbers, layout: Layout) -> _Gathered:
-    found = run.layout
+def _gather(segment: Segment, rows: Numbers, layout: Layout) -> _Gathered:
+    found = segment.layout
     timer = [found.timer_place] if found.timers and layout.timers else []
     wanted = set(layout.state.names)
     state = [p for p in found.state_places if found.schema.field(p).name in wanted]
     places = [1, *found.key_places, *timer, *state]
     # Where several keys are asked for in one slot, each is compared with every row there: then numbers fall.
     order = None if bool((rows[1:] >= rows[:-1]).all()) else np.argsort(rows, kind="stable")
-    table = run.take(rows if order is None else rows[order], places)
+    table = segment.take(rows if order is None else rows[order], places)
     if order is not None:
         back = np.empty_like(order)
         back[order] = np.arange(order.size)
         table = table.take(pa.array(back))
     keys = len(found.key)
     after = 1 + keys + len(timer)
-    values = adapt_state(table.select(list(range(after, len(places)))), layout.state, run.what)
+    values = adapt_state(table.select(list(range(after, len(places)))), layout.state, segment.what)
     due = table.column(1 + keys) if timer else pa.nulls(rows.size, pa.int64())
     encoded = encode_keys(table.select(list(range(1, 1 + keys))), rows.size)
     both = pa.Table.from_arrays([*values.columns, due], schema=_with_timer(layout))
@@ -141,11 +141,11 @@ def _aligned(parts: list[pa.Table], where: Numbers, layout: Layout) -> Found:
     return Found(exists, table.select(list(range(last))), one_chunk(table.column(last)))
 
 
-# --- many runs as one ------------------------------------------------------------------------------------
+# --- many segments as one ------------------------------------------------------------------------------------
 
 
 def combine(parts: Sequence[pa.Table], layout: Layout, *, keep_removed: bool) -> pa.Table:
-    """Rows of several runs, oldest first, as one: sorted by slot and key, the newest row of each key alone.
+    """Rows of several segments, oldest first, as one: sorted by slot and key, the newest row of each key alone.
 
     Every part is of the layout and sorted; parts must hold all rows of the slots that they hold.
     """
@@ -183,62 +183,70 @@ def _newest(table: pa.Table, slots: Slots, layout: Layout) -> Numbers:
     return order[keep]
 
 
-def by_slots(runs: Sequence[Run], slots: Slots, layout: Layout, due_before: int | None = None) -> pa.Table:
+def by_slots(segments: Sequence[Segment], slots: Slots, layout: Layout, due_before: int | None = None) -> pa.Table:
     """All that lives in these slots (sorted, each once), as rows of the layout, in the order of slot and key.
 
     With `due_before`, only keys whose timer is due at or before that time: slots from timer files are hints.
     """
     parts = []
-    for run in runs:
-        check_key(run.layout, layout, run.what)
-        _, rows = _candidates(run, slots)
+    for segment in segments:
+        check_key(segment.layout, layout, segment.what)
+        _, rows = _candidates(segment, slots)
         if rows.size:
-            taken = run.take(rows, range(len(run.layout.schema)))
-            parts.append(adapt(taken, run.layout, layout, run.what))
+            taken = segment.take(rows, range(len(segment.layout.schema)))
+            parts.append(adapt(taken, segment.layout, layout, segment.what))
     table = combine(parts, layout, keep_removed=False)
     if due_before is not None:
         table = table.filter(pc.fill_null(pc.less_equal(layout.timers_of(table), due_before), False))
     return table
 
 
-def _rows_of(run: Run, groups: tuple[int, int]) -> tuple[int, int]:
-    """The rows `[start, stop)` of a run that lie in these key groups and are to be read."""
-    low, high = max(groups[0], run.groups[0]), min(groups[1], run.groups[1])
+def _rows_of(segment: Segment, groups: tuple[int, int]) -> tuple[int, int]:
+    """The rows `[start, stop)` of a segment that lie in these key groups and are to be read."""
+    low, high = max(groups[0], segment.groups[0]), min(groups[1], segment.groups[1])
     if low >= high:
         return 0, 0
     first, last = slot_bounds((low, high))
-    return run.find_row(first), run.find_row(last, "right")
+    return segment.find_row(first), segment.find_row(last, "right")
 
 
-def windows(runs: Sequence[Run], groups: tuple[int, int], rows: int) -> Iterator[list[tuple[Run, int, int]]]:
-    """Cut runs into ranges of slots, the same for all, of about `rows` rows together: `(run, start, stop)` of each.
+def windows(
+    segments: Sequence[Segment], groups: tuple[int, int], rows: int
+) -> Iterator[list[tuple[Segment, int, int]]]:
+    """Cut segments into the same ranges of slots, of about `rows` rows together: `(segment, start, stop)` of each.
 
     A slot is never cut, so only a slot with very many keys makes a range larger.
     """
-    spans = [(run, *_rows_of(run, groups)) for run in runs]
+    spans = [(segment, *_rows_of(segment, groups)) for segment in segments]
     spans = [span for span in spans if span[1] < span[2]]
     while spans:
         step = max(rows // len(spans), 1)
-        ends = [run.slot_at(start + step - 1) for run, start, stop in spans if stop - start > step]
+        ends = [segment.slot_at(start + step - 1) for segment, start, stop in spans if stop - start > step]
         bound = min(ends, default=slot_bounds(groups)[1])
-        cut = [(run, start, min(max(run.find_row(bound, "right"), start), stop)) for run, start, stop in spans]
+        cut = [
+            (segment, start, min(max(segment.find_row(bound, "right"), start), stop)) for segment, start, stop in spans
+        ]
         yield [piece for piece in cut if piece[1] < piece[2]]
-        spans = [(run, done, span[2]) for span, (run, _, done) in zip(spans, cut, strict=True) if done < span[2]]
+        spans = [
+            (segment, done, span[2]) for span, (segment, _, done) in zip(spans, cut, strict=True) if done < span[2]
+        ]
 
 
 def combined(
-    runs: Sequence[Run], groups: tuple[int, int], layout: Layout, *, keep_removed: bool, rows: int = SCAN_ROWS
+    segments: Sequence[Segment], groups: tuple[int, int], layout: Layout, *, keep_removed: bool, rows: int = SCAN_ROWS
 ) -> Iterator[pa.Table]:
-    """What runs (oldest first) say together about the key groups `[first, last)`, in order, in bounded memory."""
-    for pieces in windows(runs, groups, rows):
-        parts = [adapt(run.slice(start, stop), run.layout, layout, run.what) for run, start, stop in pieces]
+    """What segments (oldest first) say together about the key groups `[first, last)`, in order, in bounded memory."""
+    for pieces in windows(segments, groups, rows):
+        parts = [
+            adapt(segment.slice(start, stop), segment.layout, layout, segment.what) for segment, start, stop in pieces
+        ]
         table = combine(parts, layout, keep_removed=keep_removed)
         if table.num_rows:
             yield table
 
 
 def scan(
-    runs: Sequence[Run],
+    segments: Sequence[Segment],
     groups: tuple[int, int],
     layout: Layout,
     columns: Sequence[str] | None = None,
@@ -247,7 +255,7 @@ def scan(
     """What lives in the key groups `[first, last)`, in the order of slots, at most about `rows` rows at a time.
 
     Args:
-        runs: Oldest first.
+        segments: Oldest first.
         groups: The key groups.
         layout: The columns that the operator has today.
         columns: Names of columns, `_slot` and `_timer` included; by default those of key and state.
@@ -257,5 +265,5 @@ def scan(
     if columns is not None:
         names = layout.schema.names
         places = [names.index(column) for column in columns]
-    for table in combined(runs, groups, layout, keep_removed=False, rows=rows):
+    for table in combined(segments, groups, layout, keep_removed=False, rows=rows):
         yield table.select(places)

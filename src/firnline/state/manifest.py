@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from firnline.checkpoint.codec import canonical, parse, seal, unseal
 from firnline.errors import ConfigError, DamagedError
 from firnline.names import SNAPSHOT_FILE, SNAPSHOT_ID, snapshot_id
-from firnline.state.refs import OperatorState, RunRef, ShardState
+from firnline.state.refs import OperatorState, SegmentRef, ShardState
 from firnline.types import Json
 
 Ranges = tuple[tuple[int, int], ...]  # by shard: its key groups `[first, last)`
@@ -211,20 +211,20 @@ class CompleteCheckpoint:
             self.epoch, tuple((first, last, content.operators[name]) for (first, last), content in parts)
         )
 
-    def files(self, operator: str | None = None) -> dict[str, RunRef]:
+    def files(self, operator: str | None = None) -> dict[str, SegmentRef]:
         """Every file that it needs by path, or those of one operator.
 
         Raises:
             DamagedError: two shards say different things of one file.
         """
-        found: dict[str, RunRef] = {}
+        found: dict[str, SegmentRef] = {}
         for ref in self._refs(operator):
             known = found.setdefault(ref.path, ref)
             if (known.size_bytes, known.crc32) != (ref.size_bytes, ref.crc32):
                 raise DamagedError(f"two shards of {self.checkpoint_id} disagree about {ref.path}", path=ref.path)
         return found
 
-    def _refs(self, operator: str | None) -> Iterator[RunRef]:
+    def _refs(self, operator: str | None) -> Iterator[SegmentRef]:
         for content in self.contents:
             for name, state in content.operators.items():
                 if operator in (None, name):

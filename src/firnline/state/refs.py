@@ -9,7 +9,7 @@ from firnline.types import Json
 
 
 @dataclass(frozen=True, slots=True)
-class RunRef:
+class SegmentRef:
     """One immutable Arrow file of state.
 
     `path` is relative to the home of the pipeline's state, so it reads the same in every tier. The file holds keys of
@@ -28,7 +28,7 @@ class RunRef:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     @classmethod
-    def from_json(cls, value: Json) -> RunRef:
+    def from_json(cls, value: Json) -> SegmentRef:
         """Read what `to_json` wrote; DamagedError when it is something else."""
         try:
             numbers = {name: int(value[name]) for name in cls.__dataclass_fields__ if name != "path"}
@@ -41,24 +41,24 @@ class RunRef:
 class TimerRef:
     """A file of timers, sorted by due time, and up to which event time they have been fired."""
 
-    run: RunRef
+    segment: SegmentRef
     fired_until: int | None = None
 
     def to_json(self) -> dict[str, Json]:
-        return {"run": self.run.to_json(), "fired_until": self.fired_until}
+        return {"run": self.segment.to_json(), "fired_until": self.fired_until}
 
     @classmethod
     def from_json(cls, value: Json) -> TimerRef:
         """Read what `to_json` wrote."""
         fired = value["fired_until"]
-        return cls(RunRef.from_json(value["run"]), None if fired is None else int(fired))
+        return cls(SegmentRef.from_json(value["run"]), None if fired is None else int(fired))
 
 
 @dataclass(frozen=True, slots=True)
 class ShardState:
     """The state of one operator in one shard: its files, oldest first (a newer one overrides older ones)."""
 
-    runs: tuple[RunRef, ...] = ()
+    segments: tuple[SegmentRef, ...] = ()
     timers: tuple[TimerRef, ...] = ()
 
     @property
@@ -66,17 +66,17 @@ class ShardState:
         return sum(r.size_bytes for r in self.files)
 
     @property
-    def files(self) -> tuple[RunRef, ...]:
-        return (*self.runs, *(t.run for t in self.timers))
+    def files(self) -> tuple[SegmentRef, ...]:
+        return (*self.segments, *(t.segment for t in self.timers))
 
     def to_json(self) -> dict[str, Json]:
-        return {"runs": [r.to_json() for r in self.runs], "timers": [t.to_json() for t in self.timers]}
+        return {"runs": [r.to_json() for r in self.segments], "timers": [t.to_json() for t in self.timers]}
 
     @classmethod
     def from_json(cls, value: Json) -> ShardState:
         """Read what `to_json` wrote."""
         return cls(
-            tuple(RunRef.from_json(r) for r in value["runs"]), tuple(TimerRef.from_json(t) for t in value["timers"])
+            tuple(SegmentRef.from_json(r) for r in value["runs"]), tuple(TimerRef.from_json(t) for t in value["timers"])
         )
 
 

@@ -14,7 +14,7 @@ from isal import isal_zlib
 from firnline.errors import CheckpointError, FirnlineError, StateConflictError, StateDamagedError
 from firnline.faults import fault_point
 from firnline.state.manifest import find_epoch
-from firnline.state.refs import RunRef
+from firnline.state.refs import SegmentRef
 from firnline.state.snapshot import file_crc32, list_folders, load, load_with_texts
 from firnline.state.sweep import Marks, Swept, sweep
 from firnline.storage import Storage
@@ -98,7 +98,7 @@ def _named_files(storage: Storage) -> dict[str, int]:
 
 def _copy_checkpoint(
     source: Storage, target: Storage, held: Mapping[str, int], checkpoint: str, expected_digest: str | None
-) -> tuple[int, dict[str, RunRef]]:
+) -> tuple[int, dict[str, SegmentRef]]:
     """Copy files, then the metadata of shards, the global metadata, and COMMITTED at the end."""
     complete, texts = load_with_texts(source, checkpoint, expected_digest)
     files = complete.files()
@@ -112,7 +112,7 @@ def _copy_checkpoint(
     return copied, files
 
 
-def _is_there(target: Storage, ref: RunRef) -> bool:
+def _is_there(target: Storage, ref: SegmentRef) -> bool:
     """Whether a file is there as it was written; what is left of a broken copy is deleted."""
     try:
         if target.stat(ref.path).size_bytes == ref.size_bytes and file_crc32(target, ref.path) == ref.crc32:
@@ -125,7 +125,7 @@ def _is_there(target: Storage, ref: RunRef) -> bool:
     return False
 
 
-def _copy_file(source: Storage, target: Storage, ref: RunRef) -> None:
+def _copy_file(source: Storage, target: Storage, ref: SegmentRef) -> None:
     """Copy one file, and refuse one that is not what its reference says."""
     try:
         if ref.size_bytes <= ATOMIC_BYTES:
@@ -140,7 +140,7 @@ def _copy_file(source: Storage, target: Storage, ref: RunRef) -> None:
         raise StateDamagedError(f"the file of state {ref.path} is missing", path=ref.path) from error
 
 
-def _copy_large(source: Storage, target: Storage, ref: RunRef) -> None:
+def _copy_large(source: Storage, target: Storage, ref: SegmentRef) -> None:
     size = crc = 0
     reader = source.open_read(ref.path)
     try:
@@ -162,7 +162,7 @@ def _copy_large(source: Storage, target: Storage, ref: RunRef) -> None:
         raise
 
 
-def _check(ref: RunRef, size: int, crc: int) -> None:
+def _check(ref: SegmentRef, size: int, crc: int) -> None:
     if (size, crc) != (ref.size_bytes, ref.crc32):
         raise StateDamagedError(f"the file of state {ref.path} is not what was written", path=ref.path)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from firnline.state.refs import OperatorState, RunRef, ShardState, TimerRef
+from firnline.state.refs import OperatorState, SegmentRef, ShardState, TimerRef
 
 
 def rescale(state: OperatorState, ranges: Sequence[tuple[int, int]]) -> OperatorState:
@@ -18,17 +18,17 @@ def rescale(state: OperatorState, ranges: Sequence[tuple[int, int]]) -> Operator
         return state
     shards = []
     for first, last in ranges:
-        runs: list[RunRef] = []
+        segments: list[SegmentRef] = []
         timers: list[TimerRef] = []
         for old_first, old_last, old in state.shards:
             low, high = max(first, old_first), min(last, old_last) - 1
-            runs += [cut for run in old.runs if (cut := _cut(run, low, high)) is not None]
-            timers += [replace(t, run=cut) for t in old.timers if (cut := _cut(t.run, low, high)) is not None]
-        shards.append((first, last, ShardState(tuple(runs), tuple(timers))))
+            segments += [cut for segment in old.segments if (cut := _cut(segment, low, high)) is not None]
+            timers += [replace(t, segment=cut) for t in old.timers if (cut := _cut(t.segment, low, high)) is not None]
+        shards.append((first, last, ShardState(tuple(segments), tuple(timers))))
     return OperatorState(state.epoch, tuple(shards))
 
 
-def _cut(run: RunRef, low: int, high: int) -> RunRef | None:
+def _cut(segment: SegmentRef, low: int, high: int) -> SegmentRef | None:
     """A file seen by a shard that owns the groups `low` to `high` alone; None when it holds none of them."""
-    low, high = max(run.first_group, low), min(run.last_group, high)
-    return replace(run, first_group=low, last_group=high) if low <= high else None
+    low, high = max(segment.first_group, low), min(segment.last_group, high)
+    return replace(segment, first_group=low, last_group=high) if low <= high else None

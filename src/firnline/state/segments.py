@@ -21,7 +21,7 @@ from firnline.names import segment_key
 from firnline.state.columns import Layout, layout_of, to_numpy
 from firnline.state.home import LocalFile, StateHome, load_file
 from firnline.state.keys import SLOT_BITS, Numbers, Slots, encode_keys, order_keys
-from firnline.state.refs import RunRef
+from firnline.state.refs import SegmentRef
 from firnline.storage import Storage, Writable
 
 
@@ -98,8 +98,8 @@ T = TypeVar("T")
 # --- writing ---------------------------------------------------------------------------------------------
 
 
-class RunWriter:
-    """Writes one run from tables that come in the order of slots; holds at most a batch more than it is given.
+class SegmentWriter:
+    """Writes one segment from tables that come in the order of slots; holds at most a batch more than it is given.
 
     The file is made with the first row. Its name is the prefix and a number that is used once.
     """
@@ -122,7 +122,7 @@ class RunWriter:
             return
         slots = self._layout.slots_of(table)
         if (self._rows and int(slots[0]) < self._last) or bool((slots[1:] < slots[:-1]).any()):
-            raise ValueError("rows of a run must come in the order of their slots")
+            raise ValueError("rows of a segment must come in the order of their slots")
         self._first = self._first if self._rows else int(slots[0])
         self._last = int(slots[-1])
         self._rows += table.num_rows
@@ -142,8 +142,8 @@ class RunWriter:
         self._waiting = [table.slice(rows)] if rows < table.num_rows else []
         self._waiting_rows -= rows
 
-    def close(self) -> RunRef | None:
-        """Make the run durable; None when no row was written, and then there is no file."""
+    def close(self) -> SegmentRef | None:
+        """Make the segment durable; None when no row was written, and then there is no file."""
         if self._rows == 0:
             return None
         if self._waiting_rows:
@@ -151,7 +151,7 @@ class RunWriter:
         assert self._file is not None
         self._file.close()
         fault_point("state.run.after")
-        return RunRef(
+        return SegmentRef(
             path=self._key,
             size_bytes=self._file.size_bytes,
             crc32=self._file.crc32,
@@ -167,8 +167,10 @@ class RunWriter:
             self._file.abandon()
 
 
-def write_run(storage: Storage, prefix: str, table: pa.Table, layout: Layout, *, operator: str, epoch: int) -> RunRef:
-    """Write a run; durable on return.
+def write_segment(
+    storage: Storage, prefix: str, table: pa.Table, layout: Layout, *, operator: str, epoch: int
+) -> SegmentRef:
+    """Write a segment; durable on return.
 
     Args:
         storage: Of the home that the reference will be relative to.
@@ -178,7 +180,7 @@ def write_run(storage: Storage, prefix: str, table: pa.Table, layout: Layout, *,
         operator: Whose state it is.
         epoch: The epoch that wrote it.
     """
-    writer = RunWriter(storage, prefix, layout, operator=operator, epoch=epoch)
+    writer = SegmentWriter(storage, prefix, layout, operator=operator, epoch=epoch)
     try:
         writer.write(_sorted(table, layout))
         ref = writer.close()
@@ -186,7 +188,7 @@ def write_run(storage: Storage, prefix: str, table: pa.Table, layout: Layout, *,
         writer.abandon()
         raise
     if ref is None:
-        raise ValueError("a run has at least one row")
+        raise ValueError("a segment has at least one row")
     return ref
 
 
@@ -196,7 +198,7 @@ def _sorted(table: pa.Table, layout: Layout) -> pa.Table:
         return table
     order, first = order_keys(slots, encode_keys(layout.keys_of(table), table.num_rows))
     if not first.all():
-        raise ValueError("a run holds a key once")
+        raise ValueError("a segment holds a key once")
     return table.combine_chunks().take(pa.array(order))
 
 
@@ -204,14 +206,14 @@ def _sorted(table: pa.Table, layout: Layout) -> pa.Table:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
-    """An open run. Its columns are views of the mapped file: reading one touches only the pages it needs.
+class Segment:
+    """An open segment. Its columns are views of the mapped file: reading one touches only the pages it needs.
 
     Only the key groups that the reference names are to be read: after a rescale, another reference of the same shard
     may name the rest of the same file, and what lies between the two in age overrides one and not the other.
     """
 
-    ref: RunRef
+    ref: SegmentRef
     layout: Layout
     batches: tuple[pa.RecordBatch, ...]
     slots: tuple[Slots, ...]  # of each batch
@@ -225,7 +227,7 @@ class Run:
     @property
     def what(self) -> str:
         """For messages."""
-        return f"the run of state {self.ref.path}"
+        return f"state segment {self.ref.path}"
 
     @property
     def groups(self) -> tuple[int, int]:
@@ -264,20 +266,20 @@ class Run:
         return pa.Table.from_batches(parts, schema=schema).combine_chunks()
 
 
-def open_run(home: StateHome, ref: RunRef) -> Run:
-    """Open a run; it is verified on the first opening in this process and stays open for the next time.
+def open_segment(home: StateHome, ref: SegmentRef) -> Segment:
+    """Open a segment; it is verified on the first opening in this process and stays open for the next time.
 
     Raises:
         StateDamagedError: the file is missing or not what was written, and no fallback has it.
         NewerFormatError: a newer Firnline wrote it.
     """
-    run = OPEN.get(load_file(home, ref), ref, _open)
-    return run if run.ref == ref else replace(run, ref=ref)
+    segment = OPEN.get(load_file(home, ref), ref, _open)
+    return segment if segment.ref == ref else replace(segment, ref=ref)
 
 
-def open_runs(home: StateHome, refs: Sequence[RunRef]) -> list[Run]:
-    """Open runs, in the same order."""
-    return [open_run(home, ref) for ref in refs]
+def open_segments(home: StateHome, refs: Sequence[SegmentRef]) -> list[Segment]:
+    """Open segments, in the same order."""
+    return [open_segment(home, ref) for ref in refs]
 
 
 def map_batches(path: str) -> tuple[pa.Schema, tuple[pa.RecordBatch, ...]]:
@@ -286,9 +288,9 @@ def map_batches(path: str) -> tuple[pa.Schema, tuple[pa.RecordBatch, ...]]:
     return reader.schema, tuple(reader.get_batch(i) for i in range(reader.num_record_batches))
 
 
-def _open(path: str, ref: RunRef) -> Run:
+def _open(path: str, ref: SegmentRef) -> Segment:
     schema, found = map_batches(path)
-    what = f"the run of state {ref.path}"
+    what = f"state segment {ref.path}"
     layout = layout_of(schema, what)
     batches = tuple(batch.replace_schema_metadata(None) for batch in found)
     starts = np.zeros(len(batches) + 1, np.int64)
@@ -296,7 +298,7 @@ def _open(path: str, ref: RunRef) -> Run:
     if not len(batches) or starts[-1] != ref.rows:
         raise DamagedError(f"{what} has {starts[-1]:,} rows, not {ref.rows:,}", what=what)
     slots = tuple(to_numpy(batch.column(0)) for batch in batches)
-    return Run(ref, layout, batches, slots, starts, np.array([s[0] for s in slots], np.uint64))
+    return Segment(ref, layout, batches, slots, starts, np.array([s[0] for s in slots], np.uint64))
 
 
 class OpenFiles:
@@ -310,7 +312,7 @@ class OpenFiles:
         self._files: OrderedDict[tuple[LocalFile, int], Any] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, file: LocalFile, ref: RunRef, open_it: Callable[[str, RunRef], T]) -> T:
+    def get(self, file: LocalFile, ref: SegmentRef, open_it: Callable[[str, SegmentRef], T]) -> T:
         """The open file, opened now when it is not."""
         name = (file, ref.crc32)
         with self._lock:

@@ -23,7 +23,7 @@ from firnline.names import timers_key
 from firnline.state.home import StateHome, load_file
 from firnline.state.keys import SLOT_BITS, Slots, slot_bounds
 from firnline.state.merge import plan_merge
-from firnline.state.refs import RunRef, TimerRef
+from firnline.state.refs import SegmentRef, TimerRef
 from firnline.state.segments import BATCH_ROWS, OPEN, ArrowFile, map_batches
 from firnline.storage import Storage
 
@@ -92,15 +92,15 @@ def write_timers(
         raise
     fault_point("state.timers.after")
     first, last = int(slots.min()) >> SLOT_BITS, int(slots.max()) >> SLOT_BITS
-    return TimerRef(RunRef(key, file.size_bytes, file.crc32, int(due.size), first, last, epoch))
+    return TimerRef(SegmentRef(key, file.size_bytes, file.crc32, int(due.size), first, last, epoch))
 
 
 def open_timers(home: StateHome, ref: TimerRef) -> TimerFile:
     """Open a file of timers; StateDamagedError when it is missing or not what was written."""
-    return OPEN.get(load_file(home, ref.run), ref.run, _open)
+    return OPEN.get(load_file(home, ref.segment), ref.segment, _open)
 
 
-def _open(path: str, ref: RunRef) -> TimerFile:
+def _open(path: str, ref: SegmentRef) -> TimerFile:
     schema, batches = map_batches(path)
     if not batches or schema.names != SCHEMA.names:
         raise DamagedError(f"{ref.path} is no file of timers", path=ref.path)
@@ -119,7 +119,7 @@ def due_slots(home: StateHome, timers: Sequence[TimerRef], watermark: int | None
 def _entries(home: StateHome, ref: TimerRef, groups: tuple[int, int], until: int | None) -> tuple[Times, Slots]:
     """Entries that have not been fired, of the key groups that both the shard and the reference name."""
     due, slots = open_timers(home, ref).between(ref.fired_until, until)
-    low, high = max(groups[0], ref.run.first_group), min(groups[1], ref.run.last_group + 1)
+    low, high = max(groups[0], ref.segment.first_group), min(groups[1], ref.segment.last_group + 1)
     if low >= high:
         return due[:0], slots[:0]
     first, last = slot_bounds((low, high))
@@ -149,7 +149,7 @@ def merge_timers(
 
     The merged file counts as new: of a file that has been fired only later entries are taken, and of a new one all.
     """
-    chosen = plan_merge([ref.run.rows for ref in timers], MOST_FILES)
+    chosen = plan_merge([ref.segment.rows for ref in timers], MOST_FILES)
     if chosen is None:
         return tuple(timers)
     entries = [_entries(home, ref, groups, None) for ref in timers[chosen]]

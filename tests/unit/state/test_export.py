@@ -260,7 +260,7 @@ def test_a_lookup_opens_only_the_shard_of_its_keys(home: StateHome) -> None:
     keys = pa.table({"k": ["k1"], "window": pa.array([moment(1)], pa.timestamp("us", "UTC"))})
     reader = reader_of(home, state)
     assert reader.find(keys).num_rows == 1
-    assert len(reader._runs) == 1
+    assert len(reader._segments) == 1
 
 
 def test_empty_state_has_no_rows(home: StateHome) -> None:

@@ -18,27 +18,27 @@ from firnline.state.columns import Layout
 from firnline.state.home import StateHome
 from firnline.state.keys import locate
 from firnline.state.lookup import scan
-from firnline.state.merge import merge_runs
-from firnline.state.refs import RunRef
-from firnline.state.segments import OPEN, open_run, write_run
+from firnline.state.merge import merge_segments
+from firnline.state.refs import SegmentRef
+from firnline.state.segments import OPEN, open_segment, write_segment
 from tests.support.damage import cuts, flips
 
 LAYOUT = Layout(pa.schema([("id", pa.int64())]), pa.schema([("n", pa.int64())]))
 
 
-def write(home: StateHome, count: int) -> RunRef:
+def write(home: StateHome, count: int) -> SegmentRef:
     keys = pa.table({"id": np.arange(count)})
     table = LAYOUT.table(locate(keys, 1, 8).slots, keys, pa.table({"n": np.arange(count)}))
-    return write_run(home.storage, "cp/shard_0/op", table, LAYOUT, operator="op", epoch=1)
+    return write_segment(home.storage, "cp/shard_0/op", table, LAYOUT, operator="op", epoch=1)
 
 
-def read(home: StateHome, ref: RunRef) -> list[int]:
-    found = [table["id"].to_numpy() for table in scan([open_run(home, ref)], (0, 8), LAYOUT)]
+def read(home: StateHome, ref: SegmentRef) -> list[int]:
+    found = [table["id"].to_numpy() for table in scan([open_segment(home, ref)], (0, 8), LAYOUT)]
     return sorted(int(i) for i in np.concatenate(found))
 
 
 @pytest.fixture
-def tiers(tmp_path: Path) -> tuple[StateHome, RunRef, bytes]:
+def tiers(tmp_path: Path) -> tuple[StateHome, SegmentRef, bytes]:
     """A home with one run, and a copy of it in the remote tier."""
     OPEN.clear()
     remote = StateHome(str(tmp_path / "remote"))
@@ -57,7 +57,7 @@ def test_a_home_travels_as_json(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_repaired_from_the_remote_tier(
-    tiers: tuple[StateHome, RunRef, bytes], caplog: pytest.LogCaptureFixture
+    tiers: tuple[StateHome, SegmentRef, bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     home, ref, data = tiers
     path = Path(home.root) / ref.path
@@ -73,7 +73,7 @@ def test_a_damaged_file_is_repaired_from_the_remote_tier(
 
 
 def test_a_mapping_of_a_damaged_file_is_not_used_after_a_repair_within_the_same_tick(
-    tiers: tuple[StateHome, RunRef, bytes], monkeypatch: pytest.MonkeyPatch
+    tiers: tuple[StateHome, SegmentRef, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home, ref, data = tiers
     path, tick, rename = Path(home.root) / ref.path, (10**18, 10**18), os.replace
@@ -93,7 +93,7 @@ def test_a_mapping_of_a_damaged_file_is_not_used_after_a_repair_within_the_same_
         assert path.read_bytes() == data
 
 
-def test_a_missing_folder_is_repaired_too(tiers: tuple[StateHome, RunRef, bytes]) -> None:
+def test_a_missing_folder_is_repaired_too(tiers: tuple[StateHome, SegmentRef, bytes]) -> None:
     home, ref, data = tiers
     path = Path(home.root) / ref.path
     path.unlink()
@@ -102,7 +102,7 @@ def test_a_missing_folder_is_repaired_too(tiers: tuple[StateHome, RunRef, bytes]
     assert path.read_bytes() == data
 
 
-def test_a_damaged_copy_repairs_nothing(tiers: tuple[StateHome, RunRef, bytes]) -> None:
+def test_a_damaged_copy_repairs_nothing(tiers: tuple[StateHome, SegmentRef, bytes]) -> None:
     home, ref, data = tiers
     path = Path(home.root) / ref.path
     assert home.fallback is not None
@@ -110,12 +110,12 @@ def test_a_damaged_copy_repairs_nothing(tiers: tuple[StateHome, RunRef, bytes]) 
     for bad in (data[:-1], bytes([data[0] ^ 1]) + data[1:], b""):
         home.fallback.storage.put(ref.path, bad)
         with pytest.raises(StateDamagedError, match="remote tier") as caught:
-            open_run(home, ref)
+            open_segment(home, ref)
         assert ref.path in caught.value.message
         assert not list(path.parent.iterdir())
     home.fallback.storage.delete(ref.path)
     with pytest.raises(StateDamagedError, match="missing"):
-        open_run(home, ref)
+        open_segment(home, ref)
 
 
 def test_an_intact_file_never_asks_the_remote_tier(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_runs_on_an_object_store_are_fetched_once(bucket: StateHome, monkeypatch
     fetched: list[str] = []
     original = module._fetch
 
-    def noting(home: StateHome, ref: RunRef, path: str) -> None:
+    def noting(home: StateHome, ref: SegmentRef, path: str) -> None:
         fetched.append(ref.path)
         original(home, ref, path)
 
@@ -158,7 +158,7 @@ def test_runs_on_an_object_store_are_fetched_once(bucket: StateHome, monkeypatch
         OPEN.clear()
         assert [len(read(bucket, ref)) for ref in refs] == [1000, 10]
     assert fetched == [ref.path for ref in refs]
-    merged = merge_runs(bucket, refs, (0, 8), "cp/shard_0/m", operator="op", epoch=2, with_oldest=True)
+    merged = merge_segments(bucket, refs, (0, 8), "cp/shard_0/m", operator="op", epoch=2, with_oldest=True)
     assert merged is not None
     assert len(read(bucket, merged)) == 1000
 

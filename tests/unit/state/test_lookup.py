@@ -21,10 +21,10 @@ from firnline.state.columns import Layout, can_widen
 from firnline.state.home import StateHome
 from firnline.state.keys import LOW48, distinct, locate, shard_ranges
 from firnline.state.lookup import by_slots, lookup, scan
-from firnline.state.merge import merge_due, merge_runs
-from firnline.state.refs import OperatorState, RunRef, ShardState
+from firnline.state.merge import merge_due, merge_segments
+from firnline.state.refs import OperatorState, SegmentRef, ShardState
 from firnline.state.rescale import rescale
-from firnline.state.segments import OPEN, open_runs, write_run
+from firnline.state.segments import OPEN, open_segments, write_segment
 
 GROUPS = 8
 KEY = pa.schema([("user", pa.string()), ("start", pa.int64())])
@@ -68,8 +68,10 @@ class World:
                 state = pa.Table.from_pylist([rows[i] for i in new], schema=self.layout.state)
                 timers = pa.array([rows[i]["timer"] for i in new], pa.int64()) if self.layout.timers else None
                 piece = self.layout.changes(found.slots, table, new, state, gone, timers)
-                ref = write_run(self.home.storage, "e/shard_0/op", piece, self.layout, operator="op", epoch=self.epoch)
-                shard = replace(shard, runs=(*shard.runs, ref))
+                ref = write_segment(
+                    self.home.storage, "e/shard_0/op", piece, self.layout, operator="op", epoch=self.epoch
+                )
+                shard = replace(shard, segments=(*shard.segments, ref))
             shards.append((first, last, shard))
         self.state = OperatorState(self.epoch, tuple(shards))
         for key in removed:
@@ -82,13 +84,13 @@ class World:
         """Merge the newest runs of every shard, from its run number `start` on."""
         shards = []
         for first, last, shard in self.state.shards:
-            at = min(start, max(len(shard.runs) - 1, 0))
-            if shard.runs:
-                merged = merge_runs(
-                    self.home, shard.runs[at:], (first, last), "e/shard_0/m",
+            at = min(start, max(len(shard.segments) - 1, 0))
+            if shard.segments:
+                merged = merge_segments(
+                    self.home, shard.segments[at:], (first, last), "e/shard_0/m",
                     operator="op", epoch=self.epoch, with_oldest=at == 0, rows=6,
                 )  # fmt: skip
-                shard = replace(shard, runs=(*shard.runs[:at], *([merged] if merged else [])))
+                shard = replace(shard, segments=(*shard.segments[:at], *([merged] if merged else [])))
             shards.append((first, last, shard))
         self.state = replace(self.state, shards=tuple(shards))
 
@@ -97,7 +99,7 @@ class World:
         _, found = self.locate(ALL_KEYS)
         scanned: dict[Key, dict[str, Any]] = {}
         for first, last, shard in self.state.shards:
-            runs = open_runs(self.home, shard.runs)
+            runs = open_segments(self.home, shard.segments)
             own = np.flatnonzero((found.groups >= first) & (found.groups < last))
             each = distinct(found.slots[own], found.keys.take(own))
             rows = own[each.rows]
@@ -182,7 +184,7 @@ def test_a_shared_file_does_not_bring_back_what_one_of_its_shards_has_changed(tm
     world.state = rescale(world.state, shard_ranges(GROUPS, 4))
     world.write(dict.fromkeys(ALL_KEYS, (2, "new", None)), set())
     world.state = rescale(world.state, shard_ranges(GROUPS, 1))
-    assert len({r.path for r in world.state.shards[0][2].runs}) < len(world.state.shards[0][2].runs)
+    assert len({r.path for r in world.state.shards[0][2].segments}) < len(world.state.shards[0][2].segments)
     world.check(OLD)
     world.merge(0)
     world.check(OLD)
@@ -191,7 +193,7 @@ def test_a_shared_file_does_not_bring_back_what_one_of_its_shards_has_changed(tm
 def test_a_run_of_many_epochs_keeps_few_files_and_the_right_state(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     home = StateHome(str(tmp_path))
-    refs: tuple[RunRef, ...] = ()
+    refs: tuple[SegmentRef, ...] = ()
     model: dict[int, int] = {}
     layout = Layout(pa.schema([("id", pa.int64())]), pa.schema([("n", pa.int64())]))
     most = 0
@@ -202,7 +204,7 @@ def test_a_run_of_many_epochs_keeps_few_files_and_the_right_state(tmp_path: Path
         found = locate(keys, 1, GROUPS)
         state = pa.table({"n": np.full(int((~gone).sum()), epoch)})
         table = layout.changes(found.slots, keys, np.flatnonzero(~gone), state, np.flatnonzero(gone))
-        refs = (*refs, write_run(home.storage, "e/shard_0/op", table, layout, operator="op", epoch=epoch))
+        refs = (*refs, write_segment(home.storage, "e/shard_0/op", table, layout, operator="op", epoch=epoch))
         refs = merge_due(home, refs, (0, GROUPS), "e/shard_0/op", operator="op", epoch=epoch)
         most = max(most, len(refs))
         for one, dead in zip(ids.tolist(), gone, strict=True):
@@ -210,7 +212,7 @@ def test_a_run_of_many_epochs_keeps_few_files_and_the_right_state(tmp_path: Path
             if not dead:
                 model[one] = epoch
     assert most <= 12
-    parts = list(scan(open_runs(home, refs), (0, GROUPS), layout))
+    parts = list(scan(open_segments(home, refs), (0, GROUPS), layout))
     assert {r["id"]: r["n"] for part in parts for r in part.to_pylist()} == model
 
 
@@ -223,12 +225,12 @@ def test_an_operator_without_key_columns_has_one_state(tmp_path: Path) -> None:
     refs = []
     for n in (1, 2):
         table = layout.table(found.slots, pa.table({}), pa.table({"n": [n]}))
-        refs.append(write_run(home.storage, "e/op", table, layout, operator="op", epoch=n))
-    answer = lookup(open_runs(home, refs), found.slots, found.keys, layout)
+        refs.append(write_segment(home.storage, "e/op", table, layout, operator="op", epoch=n))
+    answer = lookup(open_segments(home, refs), found.slots, found.keys, layout)
     assert (answer.exists.tolist(), answer.state.to_pylist()) == ([True], [{"n": 2}])
-    merged = merge_runs(home, refs, (0, GROUPS), "e/m", operator="op", epoch=3, with_oldest=True)
+    merged = merge_segments(home, refs, (0, GROUPS), "e/m", operator="op", epoch=3, with_oldest=True)
     assert merged is not None
-    assert [t.to_pylist() for t in scan(open_runs(home, [merged]), (0, GROUPS), layout)] == [[{"n": 2}]]
+    assert [t.to_pylist() for t in scan(open_segments(home, [merged]), (0, GROUPS), layout)] == [[{"n": 2}]]
 
 
 def test_a_state_without_columns_says_that_a_key_was_seen(tmp_path: Path) -> None:
@@ -237,9 +239,9 @@ def test_a_state_without_columns_says_that_a_key_was_seen(tmp_path: Path) -> Non
     found = locate(keys, 1, GROUPS)
     none = np.empty(0, np.int64)
     table = layout.changes(found.slots, keys, np.array([0, 2]), pa.table({}), none)
-    ref = write_run(home.storage, "e/op", table, layout, operator="op", epoch=1)
+    ref = write_segment(home.storage, "e/op", table, layout, operator="op", epoch=1)
     order = np.argsort(found.slots)
-    answer = lookup(open_runs(home, [ref]), found.slots[order], found.keys.take(order), layout)
+    answer = lookup(open_segments(home, [ref]), found.slots[order], found.keys.take(order), layout)
     assert dict(zip((order + 1).tolist(), answer.exists.tolist(), strict=True)) == {1: True, 2: False, 3: True}
     assert (answer.state.num_columns, len(answer.timers)) == (0, 3)
 
@@ -262,11 +264,11 @@ def test_unsorted_slots_are_refused() -> None:
 # -- evolution -------------------------------------------------------------------------------------------
 
 
-def one_run(tmp_path: Path, layout: Layout, keys: pa.Table, state: pa.Table) -> tuple[StateHome, RunRef, Any]:
+def one_run(tmp_path: Path, layout: Layout, keys: pa.Table, state: pa.Table) -> tuple[StateHome, SegmentRef, Any]:
     home = StateHome(str(tmp_path))
     found = locate(keys, 1, GROUPS)
     table = layout.table(found.slots, keys, state)
-    return home, write_run(home.storage, "e/op", table, layout, operator="op", epoch=1), found
+    return home, write_segment(home.storage, "e/op", table, layout, operator="op", epoch=1), found
 
 
 @pytest.mark.parametrize(
@@ -288,9 +290,9 @@ def test_a_type_that_does_not_fit_names_column_and_file(tmp_path: Path) -> None:
     old, new = (Layout(keys.schema, pa.schema([("n", kind)])) for kind in (pa.string(), pa.int64()))
     home, ref, found = one_run(tmp_path, old, keys, pa.table({"n": ["x"]}))
     with pytest.raises(SchemaError, match=f"'n' in .*{ref.path}"):
-        lookup(open_runs(home, [ref]), found.slots, found.keys, new)
+        lookup(open_segments(home, [ref]), found.slots, found.keys, new)
     with pytest.raises(SchemaError, match="'n'"):
-        list(scan(open_runs(home, [ref]), (0, GROUPS), new))
+        list(scan(open_segments(home, [ref]), (0, GROUPS), new))
 
 
 def test_an_integer_that_no_float_equals_is_refused_rather_than_rounded(tmp_path: Path) -> None:
@@ -298,7 +300,7 @@ def test_an_integer_that_no_float_equals_is_refused_rather_than_rounded(tmp_path
     old, new = (Layout(keys.schema, pa.schema([("n", kind)])) for kind in (pa.int64(), pa.float64()))
     home, ref, found = one_run(tmp_path, old, keys, pa.table({"n": [2**53 + 1]}))
     with pytest.raises(SchemaError, match="'n'"):
-        lookup(open_runs(home, [ref]), found.slots, found.keys, new)
+        lookup(open_segments(home, [ref]), found.slots, found.keys, new)
 
 
 @pytest.mark.parametrize("key", [pa.schema([("id", pa.float64())]), pa.schema([("other", pa.int64())]), pa.schema([])])
@@ -307,7 +309,7 @@ def test_another_key_is_refused_and_not_taken_for_empty_state(tmp_path: Path, ke
     state = pa.schema([("n", pa.int64())])
     home, ref, found = one_run(tmp_path, Layout(keys.schema, state), keys, pa.table({"n": [1]}))
     with pytest.raises(SchemaError, match="key"):
-        lookup(open_runs(home, [ref]), found.slots, found.keys, Layout(key, state))
+        lookup(open_segments(home, [ref]), found.slots, found.keys, Layout(key, state))
 
 
 def test_a_key_may_become_wider(tmp_path: Path) -> None:
@@ -316,6 +318,6 @@ def test_a_key_may_become_wider(tmp_path: Path) -> None:
     home, ref, _ = one_run(tmp_path, Layout(keys.schema, state), keys, pa.table({"n": [1, 2]}))
     wide = Layout(pa.schema([("id", pa.int64())]), state)
     found = locate(pa.table({"id": pa.array([2], pa.int64())}), 1, GROUPS)
-    assert lookup(open_runs(home, [ref]), found.slots, found.keys, wide).state.to_pylist() == [{"n": 2}]
-    scanned = pa.concat_tables(scan(open_runs(home, [ref]), (0, GROUPS), wide))
+    assert lookup(open_segments(home, [ref]), found.slots, found.keys, wide).state.to_pylist() == [{"n": 2}]
+    scanned = pa.concat_tables(scan(open_segments(home, [ref]), (0, GROUPS), wide))
     assert scanned.schema.field("id").type == pa.int64()

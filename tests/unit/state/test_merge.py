@@ -18,9 +18,9 @@ from firnline.state.columns import Layout
 from firnline.state.home import StateHome
 from firnline.state.keys import locate
 from firnline.state.lookup import lookup, scan
-from firnline.state.merge import FAN_IN, MOST_RUNS, merge_due, merge_runs, plan_merge
-from firnline.state.refs import RunRef
-from firnline.state.segments import open_run, open_runs, write_run
+from firnline.state.merge import FAN_IN, MOST_SEGMENTS, merge_due, merge_segments, plan_merge
+from firnline.state.refs import SegmentRef
+from firnline.state.segments import open_segment, open_segments, write_segment
 
 GROUPS = 16
 LAYOUT = Layout(pa.schema([("id", pa.int64())]), pa.schema([("n", pa.int64())]))
@@ -59,13 +59,13 @@ def test_the_newest_runs_of_like_size_are_merged(sizes: list[int], start: int | 
 def test_a_plan_is_a_suffix_and_never_leaves_too_many_runs(sizes: list[int]) -> None:
     chosen = plan_merge(sizes)
     if chosen is None:
-        assert len(sizes) <= MOST_RUNS
+        assert len(sizes) <= MOST_SEGMENTS
         return
     assert 0 <= chosen.start <= len(sizes) - 2
     assert chosen.stop == len(sizes)
 
 
-@given(st.lists(st.integers(1, 10**6), min_size=FAN_IN, max_size=MOST_RUNS))
+@given(st.lists(st.integers(1, 10**6), min_size=FAN_IN, max_size=MOST_SEGMENTS))
 def test_a_large_run_is_rewritten_only_when_as_much_lies_beside_it(sizes: list[int]) -> None:
     chosen = plan_merge(sizes)
     if chosen is not None:
@@ -77,41 +77,43 @@ def test_a_large_run_is_rewritten_only_when_as_much_lies_beside_it(sizes: list[i
 def test_a_row_is_rewritten_a_logarithmic_number_of_times(count: int) -> None:
     rewritten, most = simulate([50] * count)
     assert rewritten / (50 * count) <= math.log2(count)
-    assert most <= MOST_RUNS + 1
+    assert most <= MOST_SEGMENTS + 1
 
 
 @given(st.lists(st.integers(1, 100_000), min_size=1, max_size=300))
 def test_uneven_batches_cost_no_more(batches: list[int]) -> None:
     rewritten, most = simulate(batches)
     assert rewritten <= sum(batches) * (2 + math.log2(sum(batches)))
-    assert most <= MOST_RUNS + 1
+    assert most <= MOST_SEGMENTS + 1
 
 
 def test_updates_of_a_large_state_rewrite_about_as_much_as_they_write() -> None:
     """A million keys, ten thousand of which change per epoch."""
     rewritten, most = simulate([1_000_000] + [10_000] * 2000, most_keys=1_000_000)
     assert rewritten / (10_000 * 2000) <= 6
-    assert most <= MOST_RUNS + 1
+    assert most <= MOST_SEGMENTS + 1
 
 
 # -- the merge --------------------------------------------------------------------------------------------
 
 
-def write(home: StateHome, ids: list[int], n: int, removed: list[int] | None = None) -> RunRef:
+def write(home: StateHome, ids: list[int], n: int, removed: list[int] | None = None) -> SegmentRef:
     gone = removed or []
     keys = pa.table({"id": np.array([*ids, *gone], np.int64)})
     state = pa.table({"n": np.full(len(ids), n)})
     slots = locate(keys, 1, GROUPS).slots
     table = LAYOUT.changes(slots, keys, np.arange(len(ids)), state, np.arange(len(ids), len(ids) + len(gone)))
-    return write_run(home.storage, "e/shard_0/op", table, LAYOUT, operator="op", epoch=n)
+    return write_segment(home.storage, "e/shard_0/op", table, LAYOUT, operator="op", epoch=n)
 
 
-def content(home: StateHome, refs: list[RunRef]) -> dict[int, int]:
-    return {r["id"]: r["n"] for t in scan(open_runs(home, refs), (0, GROUPS), LAYOUT) for r in t.to_pylist()}
+def content(home: StateHome, refs: list[SegmentRef]) -> dict[int, int]:
+    return {r["id"]: r["n"] for t in scan(open_segments(home, refs), (0, GROUPS), LAYOUT) for r in t.to_pylist()}
 
 
-def merge(home: StateHome, refs: list[RunRef], groups: tuple[int, int] = (0, GROUPS), oldest: bool = True) -> RunRef:
-    merged = merge_runs(home, refs, groups, "e/shard_0/m", operator="op", epoch=9, with_oldest=oldest)
+def merge(
+    home: StateHome, refs: list[SegmentRef], groups: tuple[int, int] = (0, GROUPS), oldest: bool = True
+) -> SegmentRef:
+    merged = merge_segments(home, refs, groups, "e/shard_0/m", operator="op", epoch=9, with_oldest=oldest)
     assert merged is not None
     return merged
 
@@ -130,7 +132,7 @@ def test_nothing_left_makes_no_file(tmp_path: Path) -> None:
     home = StateHome(str(tmp_path))
     refs = [write(home, [1, 2], 1), write(home, [], 2, removed=[1, 2])]
     before = sorted(tmp_path.rglob("*.arrow"))
-    assert merge_runs(home, refs, (0, GROUPS), "e/shard_0/m", operator="op", epoch=3, with_oldest=True) is None
+    assert merge_segments(home, refs, (0, GROUPS), "e/shard_0/m", operator="op", epoch=3, with_oldest=True) is None
     assert sorted(tmp_path.rglob("*.arrow")) == before
 
 
@@ -140,7 +142,7 @@ def test_only_the_shards_own_groups_are_copied(tmp_path: Path) -> None:
     parts = [merge(home, refs, groups) for groups in ((0, 5), (5, 6), (6, 16))]
     assert [(p.first_group, p.last_group) for p in parts] == [(0, 4), (5, 5), (6, 15)]
     assert sum(p.rows for p in parts) == 500
-    groups = [open_run(home, p).slice(0, p.rows)["_slot"].to_numpy() >> np.uint64(48) for p in parts]
+    groups = [open_segment(home, p).slice(0, p.rows)["_slot"].to_numpy() >> np.uint64(48) for p in parts]
     assert [(int(g.min()), int(g.max())) for g in groups] == [(0, 4), (5, 5), (6, 15)]
     assert content(home, parts) == {i: 1 if i % 2 else 2 for i in range(500)}
 
@@ -160,8 +162,8 @@ def test_a_merge_brings_old_columns_up_to_date(tmp_path: Path) -> None:
     keys = pa.table({"id": [7]})
     state = pa.table({"n": [0.5], "more": ["x"]})
     table = new.table(locate(keys, 1, GROUPS).slots, keys, state, timers=pa.array([99]))
-    refs = [write(home, [1], 1), write_run(home.storage, "e/x", table, new, operator="op", epoch=2)]
-    run = open_run(home, merge(home, refs))
+    refs = [write(home, [1], 1), write_segment(home.storage, "e/x", table, new, operator="op", epoch=2)]
+    run = open_segment(home, merge(home, refs))
     assert run.layout == new
     found = locate(pa.table({"id": [1, 7]}), 1, GROUPS)
     order = np.argsort(found.slots)
@@ -189,8 +191,8 @@ import numpy as np, pyarrow as pa
 from firnline.state.columns import Layout
 from firnline.state.home import StateHome
 from firnline.state.keys import locate
-from firnline.state.merge import merge_runs
-from firnline.state.segments import RunWriter
+from firnline.state.merge import merge_segments
+from firnline.state.segments import SegmentWriter
 
 home = StateHome(sys.argv[1])
 layout = Layout(pa.schema([("id", pa.int64())]), pa.schema([("text", pa.string())]))
@@ -198,13 +200,13 @@ count = 400_000
 slots = np.sort(np.random.default_rng(1).integers(0, 2**52, count, dtype=np.uint64))
 refs = []
 for part in range(2):
-    writer = RunWriter(home.storage, "e/shard_0/op", layout, operator="op", epoch=1)
+    writer = SegmentWriter(home.storage, "e/shard_0/op", layout, operator="op", epoch=1)
     for start in range(0, count, 10_000):
         ids = np.arange(start, start + 10_000) * 2 + part
         state = pa.table({"text": pa.array([f"{i:0100d}" for i in ids])})
         writer.write(layout.table(slots[start : start + 10_000], pa.table({"id": ids}), state))
     refs.append(writer.close())
-merged = merge_runs(home, refs, (0, 16), "e/shard_0/m", operator="op", epoch=2, with_oldest=True, rows=20_000)
+merged = merge_segments(home, refs, (0, 16), "e/shard_0/m", operator="op", epoch=2, with_oldest=True, rows=20_000)
 assert merged.rows == 2 * count, merged
 print(merged.size_bytes, pa.default_memory_pool().max_memory())
 """

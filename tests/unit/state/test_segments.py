@@ -20,8 +20,8 @@ from firnline.state.columns import Layout
 from firnline.state.home import StateHome
 from firnline.state.keys import locate
 from firnline.state.lookup import scan
-from firnline.state.refs import RunRef
-from firnline.state.segments import OPEN, OpenFiles, RunWriter, open_run, write_run
+from firnline.state.refs import SegmentRef
+from firnline.state.segments import OPEN, OpenFiles, SegmentWriter, open_segment, write_segment
 from tests.support.damage import cuts, flips
 
 GROUPS = 16
@@ -41,8 +41,8 @@ def rows(ids: Any, layout: Layout = LAYOUT) -> pa.Table:
     return layout.table(locate(keys, 1, GROUPS).slots, keys, state, timers=pa.array(ids))
 
 
-def write(home: StateHome, ids: Any, epoch: int = 1) -> RunRef:
-    return write_run(home.storage, "cp/shard_0/totals.a1", rows(ids), LAYOUT, operator="totals", epoch=epoch)
+def write(home: StateHome, ids: Any, epoch: int = 1) -> SegmentRef:
+    return write_segment(home.storage, "cp/shard_0/totals.a1", rows(ids), LAYOUT, operator="totals", epoch=epoch)
 
 
 def test_a_reference_says_what_the_file_is(home: StateHome) -> None:
@@ -78,14 +78,14 @@ def test_every_write_has_a_name_of_its_own(home: StateHome) -> None:
 
 def test_batches_are_small_and_full(home: StateHome, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "BATCH_ROWS", 100)
-    writer = RunWriter(home.storage, "cp/x", LAYOUT, operator="op", epoch=1)
+    writer = SegmentWriter(home.storage, "cp/x", LAYOUT, operator="op", epoch=1)
     table = rows(range(1050))
     table = table.take(np.argsort(table["_slot"].to_numpy()))
     for start in range(0, 1050, 70):
         writer.write(table.slice(start, 70))
     ref = writer.close()
     assert ref is not None
-    opened = open_run(home, ref)
+    opened = open_segment(home, ref)
     assert [batch.num_rows for batch in opened.batches] == [100] * 10 + [50]
     assert pa.Table.from_batches(opened.batches).equals(table)
     for start, stop in ((0, 1050), (99, 101), (100, 200), (250, 951), (7, 7), (1049, 1050)):
@@ -98,7 +98,7 @@ def test_batches_are_small_and_full(home: StateHome, monkeypatch: pytest.MonkeyP
 
 
 def test_a_writer_without_rows_makes_no_file(home: StateHome) -> None:
-    writer = RunWriter(home.storage, "cp/x", LAYOUT, operator="op", epoch=1)
+    writer = SegmentWriter(home.storage, "cp/x", LAYOUT, operator="op", epoch=1)
     writer.write(rows([]))
     assert writer.close() is None
     assert not os.path.exists(home.root)
@@ -107,7 +107,7 @@ def test_a_writer_without_rows_makes_no_file(home: StateHome) -> None:
 
 
 def test_rows_out_of_order_are_refused(home: StateHome) -> None:
-    writer = RunWriter(home.storage, "cp/x", LAYOUT, operator="op", epoch=1)
+    writer = SegmentWriter(home.storage, "cp/x", LAYOUT, operator="op", epoch=1)
     table = rows(range(10))
     table = table.take(np.argsort(table["_slot"].to_numpy()))
     writer.write(table.slice(5))
@@ -137,8 +137,8 @@ def test_dictionaries_are_written_as_plain_values(home: StateHome) -> None:
     keys = pa.table({"id": pa.array(["a", "b"]).dictionary_encode()})
     state = pa.table({"note": pa.array(["x", "x"]).dictionary_encode()})
     table = layout.table(locate(keys, 1, GROUPS).slots, keys, state)
-    ref = write_run(home.storage, "cp/x", table, layout, operator="op", epoch=1)
-    (found,) = scan([open_run(home, ref)], (0, GROUPS), layout)
+    ref = write_segment(home.storage, "cp/x", table, layout, operator="op", epoch=1)
+    (found,) = scan([open_segment(home, ref)], (0, GROUPS), layout)
     assert found.sort_by("id").to_pylist() == [{"id": "a", "note": "x"}, {"id": "b", "note": "x"}]
 
 
@@ -151,7 +151,7 @@ def test_a_fault_is_raised_and_leaves_no_half_file(home: StateHome, monkeypatch:
     with pytest.raises(InjectedFaultError):
         write(home, range(10))
     assert not [p for p in Path(home.root).rglob("*") if p.is_file()]
-    assert open_run(home, write(home, range(10))).rows == 10
+    assert open_segment(home, write(home, range(10))).rows == 10
 
 
 def test_a_disk_that_is_full_leaves_no_half_file(home: StateHome, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_every_flipped_byte_is_found(home: StateHome) -> None:
         path.write_bytes(data)
         os.utime(path, ns=(at, at))  # file times may be too coarse to tell two writes apart
         with pytest.raises(StateDamagedError, match=ref.path):
-            open_run(home, ref)
+            open_segment(home, ref)
 
 
 def test_every_cut_and_a_longer_file_are_found(home: StateHome) -> None:
@@ -194,25 +194,25 @@ def test_every_cut_and_a_longer_file_are_found(home: StateHome) -> None:
     for _, data in cuts(whole, step=7):
         path.write_bytes(data)
         with pytest.raises(StateDamagedError, match="bytes"):
-            open_run(home, ref)
+            open_segment(home, ref)
     path.write_bytes(whole + b"\0")
     with pytest.raises(StateDamagedError):
-        open_run(home, ref)
+        open_segment(home, ref)
     path.unlink()
     with pytest.raises(StateDamagedError, match="missing"):
-        open_run(home, ref)
+        open_segment(home, ref)
 
 
 def test_a_file_that_rots_while_it_is_open_is_found_at_the_next_opening(home: StateHome) -> None:
     ref = write(home, range(3))
     path = Path(home.root) / ref.path
-    open_run(home, ref)
+    open_segment(home, ref)
     _, data = next(flips(path.read_bytes()))
     path.unlink()
     path.write_bytes(data)
     os.utime(path, ns=(1, 1))
     with pytest.raises(StateDamagedError):
-        open_run(home, ref)
+        open_segment(home, ref)
 
 
 def test_another_intact_file_is_not_taken_for_the_one_that_is_named(home: StateHome) -> None:
@@ -221,13 +221,13 @@ def test_another_intact_file_is_not_taken_for_the_one_that_is_named(home: StateH
     path = Path(home.root) / one.path
     path.write_bytes((Path(home.root) / other.path).read_bytes())
     with pytest.raises(StateDamagedError):
-        open_run(home, one)
+        open_segment(home, one)
 
 
 @pytest.mark.parametrize("name", ["../x.arrow", "/etc/passwd", "a/../../x", "a//b", "", "a/./b"])
 def test_a_name_never_leads_out_of_the_home(home: StateHome, name: str) -> None:
     with pytest.raises(DamagedError, match="name"):
-        open_run(home, RunRef(name, 1, 1, 1, 0, 1, 1))
+        open_segment(home, SegmentRef(name, 1, 1, 1, 0, 1, 1))
 
 
 def test_a_newer_format_is_refused_by_name(home: StateHome, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +237,7 @@ def test_a_newer_format_is_refused_by_name(home: StateHome, monkeypatch: pytest.
     ref = write(home, [1])
     monkeypatch.setattr(columns, "FORMAT", 1)
     with pytest.raises(NewerFormatError, match="format 2"):
-        open_run(home, ref)
+        open_segment(home, ref)
 
 
 def test_a_file_that_is_no_run_is_refused(home: StateHome, tmp_path: Path) -> None:
@@ -247,9 +247,9 @@ def test_a_file_that_is_no_run_is_refused(home: StateHome, tmp_path: Path) -> No
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
     data = path.read_bytes()
-    ref = RunRef("x.arrow", len(data), isal_zlib.crc32(data), 1, 0, 1, 1)
-    with pytest.raises(DamagedError, match="no run of state"):
-        open_run(home, ref)
+    ref = SegmentRef("x.arrow", len(data), isal_zlib.crc32(data), 1, 0, 1, 1)
+    with pytest.raises(DamagedError, match="not a segment of state"):
+        open_segment(home, ref)
 
 
 # -- open files --------------------------------------------------------------------------------------------
@@ -267,9 +267,9 @@ def test_a_run_is_opened_once_and_read_once(home: StateHome, monkeypatch: pytest
         return original(descriptor, size)
 
     monkeypatch.setattr(module, "_checksum", counting)
-    assert open_run(home, ref) is open_run(home, ref)
+    assert open_segment(home, ref) is open_segment(home, ref)
     OPEN.clear()
-    open_run(home, ref)
+    open_segment(home, ref)
     assert len(read) == 1
 
 
@@ -277,11 +277,11 @@ def test_the_least_recently_used_file_is_let_go(home: StateHome, monkeypatch: py
     few = OpenFiles(most=3)
     monkeypatch.setattr(runs, "OPEN", few)
     refs = [write(home, [i]) for i in range(4)]
-    first = open_run(home, refs[0])
+    first = open_segment(home, refs[0])
     for ref in (refs[1], refs[2], refs[0], refs[3]):
-        open_run(home, ref)
+        open_segment(home, ref)
     assert len(few) == 3
-    assert open_run(home, refs[0]) is first
+    assert open_segment(home, refs[0]) is first
 
 
 def test_files_that_are_gone_are_let_go(home: StateHome, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,10 +289,10 @@ def test_files_that_are_gone_are_let_go(home: StateHome, monkeypatch: pytest.Mon
     monkeypatch.setattr(runs, "OPEN", few)
     refs = [write(home, [i]) for i in range(3)]
     for ref in refs[:2]:
-        open_run(home, ref)
+        open_segment(home, ref)
     for ref in refs[:2]:
         (Path(home.root) / ref.path).unlink()
-    open_run(home, refs[2])
+    open_segment(home, refs[2])
     assert len(few) == 1
 
 
@@ -303,7 +303,7 @@ def test_many_threads_open_and_read_the_same_runs(home: StateHome) -> None:
     def read() -> None:
         for _ in range(20):
             for i, ref in enumerate(refs):
-                (table,) = scan([open_run(home, ref)], (0, GROUPS), LAYOUT)
+                (table,) = scan([open_segment(home, ref)], (0, GROUPS), LAYOUT)
                 if sorted(table["id"].to_pylist()) != list(range(i, i + 50)):
                     wrong.append(ref)
 

@@ -44,7 +44,7 @@ from firnline.state.snapshot import (
 )
 from firnline.storage import LocalStorage, Storage, open_storage
 from tests.support.damage import cuts, flips
-from tests.support.states import OPERATOR, finish_all, make_checkpoint, new_states, sample_plan, write_run
+from tests.support.states import OPERATOR, finish_all, make_checkpoint, new_states, sample_plan, write_segment
 
 ID = f"{7:020d}-a1"
 
@@ -96,7 +96,7 @@ def test_a_file_outside_the_checkpoints_is_refused(path: str, storage: Storage) 
     with pytest.raises(DamagedError):
         check_path(path)
     plan = sample_plan(7)
-    run = replace(new_states(storage, plan)[0][OPERATOR].runs[0], path=path)
+    run = replace(new_states(storage, plan)[0][OPERATOR].segments[0], path=path)
     with pytest.raises(DamagedError):
         finish_shard(storage, ID, 0, {OPERATOR: ShardState((run,))})
 
@@ -171,10 +171,10 @@ def test_a_reference_survives_json_and_tells_sizes(storage: Storage) -> None:
 def test_a_checkpoint_refers_to_files_of_older_ones(storage: Storage) -> None:
     first = make_checkpoint(storage, sample_plan(7))
     plan = sample_plan(8, "b2")
-    run = write_run(storage, plan.checkpoint_id, 0, "totals.x", b"new", epoch=8)
+    run = write_segment(storage, plan.checkpoint_id, 0, "totals.x", b"new", epoch=8)
     older = {content.shard: content.operators[OPERATOR] for content in first.contents}
     states = {
-        0: {OPERATOR: replace(older[0], runs=(*older[0].runs, run))},
+        0: {OPERATOR: replace(older[0], segments=(*older[0].segments, run))},
         1: {OPERATOR: older[1]},
     }
     second = make_checkpoint(storage, plan, states)
@@ -185,7 +185,7 @@ def test_a_checkpoint_refers_to_files_of_older_ones(storage: Storage) -> None:
 def test_a_file_that_two_shards_share_counts_once(storage: Storage) -> None:
     """As after a rescale, when two shards read their own groups from one file."""
     plan = sample_plan(7)
-    run = write_run(storage, ID, 0, "totals.old", b"shared bytes", epoch=3)
+    run = write_segment(storage, ID, 0, "totals.old", b"shared bytes", epoch=3)
     shared = {0: {OPERATOR: ShardState((run,))}, 1: {OPERATOR: ShardState((run,))}}
     made = make_checkpoint(storage, plan, shared)
     assert snapshot_ref(made, OPERATOR).size_bytes == 12
@@ -217,7 +217,7 @@ def test_the_first_try_of_a_shard_wins(storage: Storage) -> None:
     begin(storage, plan)
     states = new_states(storage, plan)
     first, first_sum = finish_shard(storage, ID, 0, states[0], {"staged": ["a"]})
-    rival = write_run(storage, ID, 0, "totals.rival", b"rival", epoch=7)
+    rival = write_segment(storage, ID, 0, "totals.rival", b"rival", epoch=7)
     second, second_sum = finish_shard(storage, ID, 0, {OPERATOR: ShardState((rival,))}, {"staged": ["b"]})
     assert (second, second_sum) == (first, first_sum)
     assert second.report == {"staged": ["a"]}
@@ -480,7 +480,7 @@ def test_the_list_tells_what_became_of_each(storage: Storage, home: Path) -> Non
     finish_shard(storage, plan.checkpoint_id, 0, new_states(storage, plan)[0])
     begin(storage, sample_plan(3))
     abort(storage, sample_plan(3).checkpoint_id, "timed out")
-    write_run(storage, sample_plan(4).checkpoint_id, 0, "totals.t", b"no checkpoint was begun", epoch=4)
+    write_segment(storage, sample_plan(4).checkpoint_id, 0, "totals.t", b"no checkpoint was begun", epoch=4)
     (home / "notes.txt").write_text("of somebody else")
     found = list_checkpoints(storage)
     assert [(i.epoch, i.status, i.shards_done) for i in found] == [

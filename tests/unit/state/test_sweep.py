@@ -22,7 +22,7 @@ from firnline.state.sweep import Marks, Swept, sweep
 from firnline.storage import Storage, open_storage
 from firnline.testing.faults import Faults, FaultyStorage
 from firnline.types import Json
-from tests.support.states import OPERATOR, StateHistory, make_checkpoint, sample_plan, write_run
+from tests.support.states import OPERATOR, StateHistory, make_checkpoint, sample_plan, write_segment
 
 NOW = datetime(2040, 1, 1, tzinfo=UTC)
 HOUR = 3600.0
@@ -176,7 +176,7 @@ def test_failed_ones_are_kept_for_a_while(kind: str, storage: Storage, home: Pat
         make_checkpoint(storage, plan)
     else:
         begin(storage, plan)
-        write_run(storage, plan.checkpoint_id, 0, "totals.t", b"half", epoch=1)
+        write_segment(storage, plan.checkpoint_id, 0, "totals.t", b"half", epoch=1)
     if kind != "partial":
         abort(storage, plan.checkpoint_id, "timed out", unnamed=True)
     touch(home, plan.checkpoint_id, NOW - timedelta(minutes=119))
@@ -265,7 +265,7 @@ def test_a_mark_that_is_not_there_stops_the_sweep_unless_it_may_be_absent(storag
     absent = sample_plan(2).checkpoint_id
     with pytest.raises(StateIncompleteError):
         swept(storage, mark(absent))
-    write_run(storage, absent, 0, "totals.t", b"on its way", epoch=2)
+    write_segment(storage, absent, 0, "totals.t", b"on its way", epoch=2)
     told = sweep(storage, mark(absent), NOW, HOUR, 0, HOUR, absent_marks=True)
     assert told.checkpoints == (old,)
     assert files(home) == {f"{absent}/shard_0/totals.t.arrow"}

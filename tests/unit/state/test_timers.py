@@ -124,7 +124,7 @@ def test_a_timer_set_to_the_past_fires_at_the_next_epoch(home: StateHome) -> Non
     late = must_write(home, [(50, slot(2))])  # set in the epoch whose watermark is 100
     assert due_slots(home, [old, late], 100, ALL).tolist() == [slot(2)]
     left = after_firing(home, [old, late], 100)
-    assert [(ref.run.path, ref.fired_until) for ref in left] == [(old.run.path, 100)]
+    assert [(ref.segment.path, ref.fired_until) for ref in left] == [(old.segment.path, 100)]
 
 
 def test_a_timer_at_the_watermark_is_due_and_fires_once(home: StateHome) -> None:
@@ -168,11 +168,11 @@ def test_a_merge_of_what_is_all_fired_leaves_no_file(home: StateHome) -> None:
 def test_only_the_shards_own_groups_are_found_and_merged(home: StateHome) -> None:
     refs = [must_write(home, [(i, slot(k)) for k in range(4)]) for i in range(4)]
     assert due_slots(home, refs, 10, (1, 3)).tolist() == [slot(1), slot(2)]
-    cut = [replace(ref, run=replace(ref.run, last_group=1)) for ref in refs]
+    cut = [replace(ref, segment=replace(ref.segment, last_group=1)) for ref in refs]
     assert due_slots(home, cut, 10, (1, 3)).tolist() == [slot(1)]
     assert due_slots(home, cut, 10, (2, 4)).tolist() == []
     (merged,) = merge_timers(home, refs, (1, 3), "cp/m", operator="op", epoch=3)
-    assert (merged.run.first_group, merged.run.last_group, merged.run.rows) == (1, 2, 8)
+    assert (merged.segment.first_group, merged.segment.last_group, merged.segment.rows) == (1, 2, 8)
 
 
 def test_entries_are_sorted_and_stand_once(home: StateHome, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_entries_are_sorted_and_stand_once(home: StateHome, monkeypatch: pytest.
     wanted = [(1, slot(2)), (3, slot(3)), (5, slot(0)), (5, slot(1)), (9, slot(1))]
     assert list(zip(due.tolist(), slots.tolist(), strict=True)) == wanted
     assert file.between(1, 5)[0].tolist() == [3, 5, 5]
-    assert (file.largest, ref.run.rows) == (9, 5)
+    assert (file.largest, ref.segment.rows) == (9, 5)
 
 
 def test_no_entries_make_no_file(home: StateHome) -> None:
@@ -194,20 +194,20 @@ def test_no_entries_make_no_file(home: StateHome) -> None:
 
 def test_a_damaged_file_of_timers_is_found(home: StateHome) -> None:
     ref = must_write(home, [(1, slot(1))])
-    path = Path(home.root) / ref.run.path
+    path = Path(home.root) / ref.segment.path
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(StateDamagedError, match=ref.run.path):
+    with pytest.raises(StateDamagedError, match=ref.segment.path):
         due_slots(home, [ref], 10, ALL)
 
 
-def test_a_run_of_state_is_not_taken_for_timers(home: StateHome) -> None:
+def test_a_segment_of_state_is_not_taken_for_timers(home: StateHome) -> None:
     import pyarrow as pa
 
     from firnline.state.columns import Layout
-    from firnline.state.segments import write_run
+    from firnline.state.segments import write_segment
 
     layout = Layout(pa.schema([]), pa.schema([("n", pa.int64())]))
     table = layout.table(np.array([0], np.uint64), pa.table({}), pa.table({"n": [1]}))
-    run = write_run(home.storage, "cp/x", table, layout, operator="op", epoch=1)
+    segment = write_segment(home.storage, "cp/x", table, layout, operator="op", epoch=1)
     with pytest.raises(DamagedError, match="timers"):
-        open_timers(home, TimerRef(run))
+        open_timers(home, TimerRef(segment))

@@ -75,7 +75,7 @@ def import_state(
 def _layout(pipeline: OpenPipeline, tip: StateTip, found: Stateful) -> Layout:
     """The columns of an operator's state: those of its newest segment, or else those that follow from its inputs."""
     state = tip.states[found.known_as]
-    if any(shard.runs for _, _, shard in state.shards):
+    if any(shard.segments for _, _, shard in state.shards):
         return StateReader([pipeline.state_home], state, tip.key_groups, found.deciding).layout
     columns = columns_from_json(tip.checkpoint.columns)
     options = found.options
