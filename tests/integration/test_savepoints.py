@@ -579,7 +579,7 @@ def test_a_place_that_is_used_otherwise_is_refused(
     )
     if place == "store/s":
         checkpoint = dataclasses.replace(checkpoint, store=StoreOptions(type="object", uri=str(tmp_path / "store")))
-    with pytest.raises(ConfigError, match="no place for a savepoint"):
+    with pytest.raises(ConfigError, match="cannot hold a savepoint"):
         save(dataclasses.replace(options, checkpoint=checkpoint), tmp_path / place)
     assert not (tmp_path / place / "savepoint.json").exists()
     assert states(options) == []
