@@ -15,7 +15,7 @@ from firnline.jobs.fold_job import FoldReport, FoldTask, add_up
 from firnline.operators.loading import OwnCode
 from firnline.options import OperatorOptions
 from firnline.state.home import StateHome
-from firnline.state.refs import RunRef, ShardState, TimerRef
+from firnline.state.refs import SegmentRef, ShardState, TimerRef
 
 FOLDER = {"root": "/table", "storage_options": {"region": "x"}, "folder": "_firnline/p/exchange/a1"}
 FILES = ({"key": "k.arrow", "shards": {"0": 0}, "rows": 3},)
@@ -24,7 +24,7 @@ OUTPUT = Output(
     (Edge("totals<files", keys=("k",), ranges=((0, 3), (4, 7)), groups=8, time="at"), Edge("sql<files")),
 )
 SCHEMA = pa.schema([pa.field("k", pa.string()), pa.field("n", pa.int64())])
-SEGMENT = RunRef("a/b.arrow", 10, 7, 3, 0, 3, 4)
+SEGMENT = SegmentRef("a/b.arrow", 10, 7, 3, 0, 3, 4)
 STATE = ShardState((SEGMENT,), (TimerRef(SEGMENT, 5), TimerRef(SEGMENT)))
 
 FOLD = FoldTask(
