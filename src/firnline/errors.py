@@ -6,40 +6,40 @@
     |  `- MissingExtraError        an optional library is not installed
     |- SourceError                 input could not be read                            (exit 3)
     |  |- SourceMovedError         the checkpoint was made on another root            (exit 1)
-    |  |- LateFileError            a late file under `late_files: fail`               (exit 1)
-    |  `- BadRecordsError          a bad record under `fail`, or too many of them     (exit 1)
-    |- SchemaError                 data or table does not fit the schema              (exit 1)
+    |  |- LateFileError            a late file with `late_files: fail`                (exit 1)
+    |  `- BadRecordsError          a bad record with `fail`, or too many of them      (exit 1)
+    |- SchemaError                 records or a table do not match the schema         (exit 1)
     |- SinkError                   a sink could not be read or written                (exit 3)
     |  |- CommitConflictError      nothing was written; retry is safe
     |  |- CommitUnknownError       may or may not be written; ask, never guess        (exit 4)
     |  |- NotDurableError          an fsync failed: what was written may be lost      (exit 1)
     |  |- StoreUnsafeError         the storage has no put-if-absent                   (exit 1)
-    |  |- TableLostError           a table that was there is gone                     (exit 1)
-    |  `- TornCommitError          a commit file of the table was cut off             (exit 1)
+    |  |- TableLostError           a table that existed is missing                    (exit 1)
+    |  `- TornCommitError          a commit file of the table is truncated            (exit 1)
     |- FencedError                 a newer generation owns this pipeline              (exit 5)
     |- EngineError                 Spark could not do the work                        (exit 3)
-    |  `- WorkerLostError          a worker died, hung or did not end in time
+    |  `- WorkerLostError          a worker died, hung or timed out
     |- OperatorError               an operator's own code failed                      (exit 1)
-    |- ControlError                a running pipeline could not be told something     (exit 1)
+    |- ControlError                a run did not carry out a command                  (exit 1)
     |  `- NotRunningError          no run of the pipeline is reachable here
-    `- CheckpointError             what is stored cannot be trusted                   (exit 1)
+    `- CheckpointError             a stored value cannot be trusted or used           (exit 1)
        |- DamagedError             a stored value does not match its checksum or shape
-       |- CheckpointLostError      no intact copy tells the newest epoch
+       |- CheckpointLostError      no intact copy of the newest checkpoint exists
        |- LedgerHoleError          an entry of the ledger chain is missing or damaged
-       |- StateDamagedError        a file of keyed state is missing or not what was written
+       |- StateDamagedError        a file of keyed state is missing or damaged
        |- NewerFormatError         written by a newer Firnline
-       |- VersionConflictError     somebody else put a newer version into the store
-       |- StoreReadOnlyError       the store is a view or a copy; what it shows lives elsewhere
-       |- StoreAheadError          the store or a tier knows more than the sink
+       |- VersionConflictError     another process wrote a newer version to the store
+       |- StoreReadOnlyError       the store is a view or a copy, and cannot be changed
+       |- StoreAheadError          the store or a tier is ahead of the sink
        |- SinkDivergedError        a sink holds an epoch that was never decided
        |- DecidingSinkError        another table than before would decide
-       |- StateIncompleteError     a checkpoint of state was never completed, or was aborted
-       |- StateConflictError       a checkpoint of state was begun or decided otherwise
-       |- StateLostError           no tier has an operator's state, and it cannot be made again
-       `- RollbackRefusedError     one cannot go back there; the message says why
+       |- StateIncompleteError     a state checkpoint was never completed, or was aborted
+       |- StateConflictError       another process began or decided the same state checkpoint
+       |- StateLostError           no tier has an operator's state, and a replay cannot rebuild it
+       `- RollbackRefusedError     the rollback is not possible; the message gives the reason
 
-Every error has a stable `code`, says whether a retry is safe, and hints at the next step. Errors
-survive pickling, because Spark workers raise them too.
+Every error has a stable `code`, whether a retry is safe, and a hint at the next step. Errors survive
+pickling, because Spark workers raise them too.
 """
 
 from __future__ import annotations
@@ -122,25 +122,25 @@ class SourceMovedError(SourceError):
 
 
 class LateFileError(SourceError):
-    """A file appeared below the high-water mark and the policy is `fail`."""
+    """A late file appeared (its name sorts before files already read), and `late_files` is `fail`."""
 
     code = "late-file"
     retryable = False
     exit_code = 1
-    default_hint = "See `firnline files --status late`; set late_files: ingest or ignore to go on."
+    default_hint = "See `firnline files --status late`; set late_files: ingest or ignore to continue."
 
 
 class BadRecordsError(SourceError):
-    """Bad records under `on_bad_record: fail`, or more of them than `max_bad_ratio` allows."""
+    """A bad record with `on_bad_record: fail`, or more of them than `max_bad_ratio` allows."""
 
     code = "bad-records"
     retryable = False
     exit_code = 1
-    default_hint = "Look at the named file and line; raise max_bad_ratio or set on_bad_record: quarantine to go on."
+    default_hint = "Look at the named file and line; raise max_bad_ratio or set on_bad_record: quarantine to continue."
 
 
 class SchemaError(FirnlineError):
-    """Records or an existing table do not fit the schema."""
+    """Records or an existing table do not match the schema."""
 
     code = "schema"
     default_hint = "See `firnline dry-run`; set schema.evolution to add or rescue, or change the declared fields."
@@ -156,13 +156,13 @@ class SinkError(FirnlineError):
 
 
 class CommitConflictError(SinkError):
-    """The table moved under a commit; nothing was written."""
+    """Another writer committed at the same time; nothing was written."""
 
     code = "commit-conflict"
 
 
 class CommitUnknownError(SinkError):
-    """The answer to a commit was lost; it may or may not stand."""
+    """The answer to a commit was lost; the commit may or may not have happened."""
 
     code = "commit-unknown"
     exit_code = 4
@@ -170,7 +170,7 @@ class CommitUnknownError(SinkError):
 
 
 class NotDurableError(SinkError):
-    """An fsync failed, or the disk holds something else than was written: nothing may build on it."""
+    """An fsync failed, or the disk does not hold what was written; the run must not build on it."""
 
     code = "not-durable"
     retryable = False
@@ -181,7 +181,7 @@ class NotDurableError(SinkError):
 
 
 class StoreUnsafeError(SinkError):
-    """The storage cannot create an object only if it is absent, so commits could overwrite each other."""
+    """The storage has no put-if-absent, so commits could overwrite each other."""
 
     code = "store-unsafe"
     retryable = False
@@ -190,7 +190,7 @@ class StoreUnsafeError(SinkError):
 
 
 class TableLostError(SinkError):
-    """A table, or its log, is gone since it was claimed."""
+    """A table or its log is missing, although this pipeline has claimed it."""
 
     code = "table-lost"
     retryable = False
@@ -199,16 +199,16 @@ class TableLostError(SinkError):
 
 
 class TornCommitError(SinkError):
-    """A commit file of a table was cut off."""
+    """A commit file of a table is truncated."""
 
     code = "torn-commit"
     retryable = False
     exit_code = 1
-    default_hint = "Stop every writer of the table, take the named file out of its log, and run again."
+    default_hint = "Stop every writer of the table, remove the named file from its log, and run again."
 
 
 class FencedError(FirnlineError):
-    """A newer generation owns this pipeline; this run must not write any more."""
+    """A newer generation owns this pipeline; this run must not write anymore."""
 
     code = "fenced"
     exit_code = 5
@@ -221,39 +221,39 @@ class EngineError(FirnlineError):
     code = "engine"
     retryable = True
     exit_code = 3
-    default_hint = "Run again; the epoch is repeated from the last checkpoint. --debug shows Spark's own words."
+    default_hint = "Run again; the epoch is repeated from the last checkpoint. --debug shows Spark's own message."
 
 
 class WorkerLostError(EngineError):
-    """A task did not come back: its worker died, hung, or did not end in time."""
+    """A task did not finish: its worker died, hung, or timed out."""
 
     code = "worker-lost"
-    default_hint = "The epoch is tried again; raise checkpoint.timeout_ms if its shards need longer than that."
+    default_hint = "The run retries the epoch; raise checkpoint.timeout_ms if its shards need more time."
 
 
 class OperatorError(FirnlineError):
-    """The code of an operator raised something; the same rows would make it do so again."""
+    """The code of an operator raised an exception; the same rows would raise it again."""
 
     code = "operator"
-    default_hint = "Correct the operator's code, or leave the row out by a query before it; nothing was committed."
+    default_hint = "Correct the operator's code, or filter the row out in a query before it; nothing was committed."
 
 
 class ControlError(FirnlineError):
-    """A running pipeline could not be told something, or did not do it in time."""
+    """A command did not reach a run, or the run did not carry it out in time."""
 
     code = "control"
-    default_hint = "See `firnline status`; the run itself goes on."
+    default_hint = "See `firnline status`; the run itself continues."
 
 
 class NotRunningError(ControlError):
     """No run of the pipeline is reachable on this machine."""
 
     code = "not-running"
-    default_hint = "`firnline status` tells who ran last; `firnline run` starts one."
+    default_hint = "`firnline status` shows the last run; `firnline run` starts a new one."
 
 
 class CheckpointError(FirnlineError):
-    """What is stored cannot be trusted or used."""
+    """A stored value cannot be trusted or used."""
 
     code = "checkpoint"
     default_hint = "See `firnline checkpoints`."
@@ -263,11 +263,11 @@ class DamagedError(CheckpointError):
     """A stored value does not match its checksum or its shape."""
 
     code = "damaged"
-    default_hint = "Another copy is used where there is one; see `firnline checkpoints`."
+    default_hint = "Firnline uses another copy if there is one; see `firnline checkpoints`."
 
 
 class CheckpointLostError(CheckpointError):
-    """No intact copy tells the newest epoch."""
+    """No intact copy of the newest checkpoint exists."""
 
     code = "checkpoint-lost"
     default_hint = "Restore the table's _delta_log or _firnline folder from a backup; Firnline does not guess."
@@ -277,84 +277,84 @@ class LedgerHoleError(CheckpointError):
     """An entry of the ledger chain is missing or damaged."""
 
     code = "ledger-hole"
-    default_hint = "Late files cannot be told from processed ones. See what can be done: firnline ledger repair"
+    default_hint = "Firnline cannot tell late files from processed ones. For the repair run: firnline ledger repair"
 
 
 class StateDamagedError(CheckpointError):
     """A file of keyed state is missing, or does not match its checksum, and no other copy is intact."""
 
     code = "state-damaged"
-    default_hint = "Bring the file back from a backup or the remote tier, or go back: see `firnline checkpoints`."
+    default_hint = "Restore the file from a backup or the remote tier, or roll back: see `firnline checkpoints`."
 
 
 class NewerFormatError(CheckpointError):
-    """Written by a newer Firnline than this one."""
+    """A newer Firnline than this one wrote the value."""
 
     code = "newer-format"
     default_hint = "Upgrade Firnline on this machine: pip install -U firnline."
 
 
 class VersionConflictError(CheckpointError):
-    """A version was expected to be the newest in the store, and is not."""
+    """Another process wrote a newer version to the store."""
 
     code = "version-conflict"
-    default_hint = "Another process wrote to the store at the same time; look again and repeat."
+    default_hint = "Another process wrote to the store at the same time; repeat the command."
 
 
 class StoreReadOnlyError(CheckpointError):
-    """The store is a view or a copy: what it shows is changed elsewhere."""
+    """The store is a view or a copy, and cannot be changed itself."""
 
     code = "store-read-only"
-    default_hint = "Use `firnline rollback`, which takes table and checkpoint back together."
+    default_hint = "Use `firnline rollback`, which rolls table and checkpoint back together."
 
 
 class StoreAheadError(CheckpointError):
-    """A store or a tier knows a newer epoch than the sink, which is the truth."""
+    """A store or a tier is ahead of the sink, which is the truth."""
 
     code = "store-ahead"
-    default_hint = "The table was replaced or restored: bring back the right one, or delete the store's copy."
+    default_hint = "The table was replaced or restored: put the right table back, or delete the store's copy."
 
 
 class SinkDivergedError(CheckpointError):
     """A sink after the deciding one holds an epoch that was never decided."""
 
     code = "sink-diverged"
-    default_hint = "Restore the sink from a savepoint, or take it out of the spec: the others go on."
+    default_hint = "Restore the sink from a savepoint, or remove it from the spec: the other sinks continue."
 
 
 class DecidingSinkError(CheckpointError):
-    """Another table than before would decide what an epoch is."""
+    """Another table than before would decide the epochs."""
 
     code = "deciding-sink"
     default_hint = "List the table that decided so far first among the sinks, and keep it required."
 
 
 class StateIncompleteError(CheckpointError):
-    """A checkpoint of state was never completed, was aborted, or lacks metadata."""
+    """A state checkpoint was never completed, was aborted, or lacks metadata."""
 
     code = "state-incomplete"
-    default_hint = "See `firnline checkpoints`; another tier or an older checkpoint is used where there is one."
+    default_hint = "See `firnline checkpoints`; Firnline uses another tier or an older checkpoint if there is one."
 
 
 class StateLostError(CheckpointError):
-    """No tier has an operator's state any more, and the epochs since an older one cannot be folded again."""
+    """No tier has an operator's state, and a replay of the epochs since an older snapshot is not possible."""
 
     code = "state-lost"
     default_hint = (
-        "Bring the state's folder, the remote tier or the input files back; or go back to a savepoint, "
-        "or start over: firnline run --fresh-after EPOCH --truncate"
+        "Restore the state's folder, the remote tier or the input files; or restore a savepoint; "
+        "or start fresh: firnline run --fresh-after EPOCH --truncate"
     )
 
 
 class StateConflictError(CheckpointError):
-    """A checkpoint of state was begun or decided otherwise by somebody else; what stands there stays."""
+    """Another process began or decided the same state checkpoint differently; its result stays."""
 
     code = "state-conflict"
     default_hint = "Run again: the epoch is repeated under a new attempt, with files of its own."
 
 
 class RollbackRefusedError(CheckpointError):
-    """Going back, restoring or starting over is not possible as asked; nothing was changed."""
+    """The rollback, restore or fresh start is not possible; nothing was changed."""
 
     code = "rollback-refused"
-    default_hint = "See `firnline checkpoints` for where one can go back to."
+    default_hint = "`firnline checkpoints` lists the epochs to which a rollback is possible."

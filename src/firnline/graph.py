@@ -14,7 +14,7 @@ Kind = Literal["source", "operator", "sink"]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A source, an operator or a sink, and what it reads: names, or ports like `totals.late`."""
+    """A source, an operator or a sink, and its inputs: names, or ports like `totals.late`."""
 
     kind: Kind
     name: str
@@ -24,10 +24,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Rows that go from a port of one node to another node. A source and a sink may share a name."""
+    """A connection from a port of one node to another node. A source and a sink may share a name."""
 
     source: Node
-    port: str  # empty: the main one
+    port: str  # empty: the main port
     target: Node
 
 
@@ -62,7 +62,7 @@ def graph_of(options: PipelineOptions) -> Graph:
 
 
 def split_port(text: str) -> tuple[str, str]:
-    """Return name and port of what an input names: `totals.late` is port `late` of `totals`."""
+    """Split an input into name and port: `totals.late` is port `late` of `totals`."""
     name, dot, port = text.rpartition(".")
     return (name, port) if dot else (text, "")
 
@@ -73,22 +73,22 @@ def resolve_port(text: str, names: Mapping[str, object] | Sequence[str]) -> tupl
 
 
 def sink_input(options: PipelineOptions, sink: DeltaSinkOptions) -> str:
-    """Return what a sink reads; without `input`, the only one that it can be.
+    """Return the input of a sink; without `input`, the only candidate.
 
     Raises:
-        ConfigError: there are several.
+        ConfigError: there are several candidates.
     """
     if sink.input:
         return sink.input
     reads = {o.name: o.inputs for o in options.operators}
-    found = default_inputs([s.name for s in options.sources], reads)
-    if len(found) == 1:
-        return found[0]
-    raise ConfigError(f'sink "{sink.name}" needs an input: one of {", ".join(found)}')
+    candidates = default_inputs([s.name for s in options.sources], reads)
+    if len(candidates) == 1:
+        return candidates[0]
+    raise ConfigError(f'sink "{sink.name}" needs an input: one of {", ".join(candidates)}')
 
 
 def default_inputs(sources: Sequence[str], reads: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return what a sink without `input` may mean: operators that no operator reads, else the sources.
+    """Return the candidates for the input of a sink without `input`: operators that no operator reads, or the sources.
 
     `reads` has the inputs of every operator.
     """
@@ -98,7 +98,7 @@ def default_inputs(sources: Sequence[str], reads: Mapping[str, Sequence[str]]) -
 
 
 def output_key(operator: OperatorOptions) -> tuple[str, ...]:
-    """Return the columns that identify a row of a built-in operator's answer; empty when it has none."""
+    """Return the columns that identify a row of a built-in operator's output; empty if there are none."""
     match operator.type:
         case "aggregate":
             return (*operator.keys, "window_start") if operator.settings.get("window") else operator.keys
@@ -108,7 +108,7 @@ def output_key(operator: OperatorOptions) -> tuple[str, ...]:
 
 
 def topological(options: PipelineOptions) -> list[OperatorOptions]:
-    """Return the operators so that each comes after those it reads; else in the order of the spec.
+    """Return the operators, each after those it reads, otherwise in the order of the spec.
 
     Raises:
         ConfigError: operators read each other in a circle.
@@ -127,7 +127,7 @@ def operators_read(inputs: Sequence[str], operators: Mapping[str, object]) -> li
 
 
 def sort_operators(reads: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the names so that each follows those it reads; what a circle keeps from that is left out."""
+    """Return the names, each after those it reads; operators in or behind a circle are left out."""
     order: list[str] = []
     while ready := next((n for n in reads if n not in order and all(r in order for r in reads[n])), None):
         order.append(ready)
@@ -135,7 +135,7 @@ def sort_operators(reads: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def find_cycle(reads: Mapping[str, Sequence[str]]) -> list[str] | None:
-    """Return a circle in the direction of the rows, the first name again at its end; None when there is none."""
+    """Return a circle in the direction of the rows, with the first name again at its end; None if there is none."""
     stuck = [name for name in reads if name not in set(sort_operators(reads))]
     if not stuck:
         return None
@@ -162,25 +162,25 @@ def downstream(options: PipelineOptions, name: str) -> list[Node]:
     for operator in topological(options):
         if any(e.source.name in reached for e in graph.edges if e.target.name == operator.name):
             reached.add(operator.name)
-    found = {e.target for e in graph.edges if e.source.name in reached}
-    return [node for node in graph.nodes if node in found]
+    targets = {e.target for e in graph.edges if e.source.name in reached}
+    return [node for node in graph.nodes if node in targets]
 
 
 def upstream(options: PipelineOptions, name: str) -> list[Node]:
     """Return every source and operator whose rows can reach an operator or one of its ports."""
     graph = graph_of(options)
     by_name = {n.name: n for n in graph.nodes if n.kind != "sink"}
-    waiting, found = [resolve_port(name, by_name)[0]], set()
+    waiting, names = [resolve_port(name, by_name)[0]], set()
     while waiting:
         node = by_name[waiting.pop()]
         for text in node.inputs:
             source = resolve_port(text, by_name)[0]
-            if source not in found:
-                found.add(source)
+            if source not in names:
+                names.add(source)
                 waiting.append(source)
-    return [node for node in graph.nodes if node.kind != "sink" and node.name in found]
+    return [node for node in graph.nodes if node.kind != "sink" and node.name in names]
 
 
 def stateful(options: PipelineOptions) -> list[OperatorOptions]:
-    """Return the operators that keep state, in topological order."""
+    """Return the stateful operators, in topological order."""
     return [operator for operator in topological(options) if not operator.is_sql]

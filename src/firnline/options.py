@@ -21,7 +21,7 @@ class FieldOptions:
 
 @dataclass(frozen=True, slots=True)
 class SchemaOptions:
-    """Where columns come from and what happens to what does not fit them."""
+    """The columns of a source, and how the source treats fields that are no columns yet."""
 
     fields: tuple[FieldOptions, ...] = ()  # empty: inferred
     evolution: Literal["add", "rescue", "fail"] = "add"
@@ -29,7 +29,7 @@ class SchemaOptions:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What every kind of source has."""
+    """Options that every kind of source has."""
 
     kind: ClassVar[str]  # of `firnline.sources.kinds`
 
@@ -43,7 +43,7 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class FileSourceOptions(SourceOptions):
-    """A source of files, read in byte order of their names."""
+    """A file source: reads files in byte order of their names."""
 
     kind: ClassVar[str] = "files"
 
@@ -65,11 +65,11 @@ class DeltaSinkOptions:
     name: str
     table: str  # absolute path or URI
     input: str = ""  # a source, an operator or one of its ports (`totals.late`); empty: the only source
-    write: Literal["append", "upsert"] = "append"  # upsert: changelog rows change the rows with their key
+    write: Literal["append", "upsert"] = "append"  # upsert: applies a changelog by key
     key: tuple[str, ...] = ()  # upsert: the columns that identify a row
     required: bool = True
-    mode: Literal["direct", "staged"] = "direct"  # staged: a committer makes what is staged true
-    max_pending_units: int | None = None  # staged: wait while so many units are pending
+    mode: Literal["direct", "staged"] = "direct"  # staged: a committer commits the staged units
+    max_pending_units: int | None = None  # staged: wait while this many units are pending
     max_pending_bytes: int | None = None
     partition_by: tuple[str, ...] = ()
     file_size_mb: int = 128
@@ -79,44 +79,45 @@ class DeltaSinkOptions:
 
 @dataclass(frozen=True, slots=True)
 class OperatorOptions:
-    """One operator: SQL, a built-in one that keeps state, or a user's own class.
+    """One operator: SQL, a built-in stateful one, or a user's own class.
 
-    `settings` is plain JSON, checked by the spec's model of the type: it travels to workers.
+    `settings` is plain JSON, checked by the spec's model of the type; it is sent to workers.
     """
 
     name: str
     type: str  # sql, aggregate, deduplicate, correlate, or module:Class
     inputs: tuple[str, ...]  # sources, operators or ports of operators
     settings: Mapping[str, Any] = field(default_factory=dict)
-    interval_ms: int | None = None  # checkpoint.mode per_operator: how often it is snapshot; None: every epoch
-    initial_state: str = ""  # an exported state that it begins with, when it has none of its own
-    renamed_from: str = ""  # the name under which a checkpoint holds its state
-    idle_after: timedelta | None = None  # an input that is silent for so long no longer holds the watermark back
+    interval_ms: int | None = None  # checkpoint.mode per_operator: time between snapshots; None: every epoch
+    initial_state: str = ""  # an exported state to start from, if the operator has none
+    renamed_from: str = ""  # the operator's former name, under which checkpoints hold its state
+    idle_after: timedelta | None = None  # an input without rows for this long no longer holds the watermark back
 
     @property
     def is_sql(self) -> bool:
+        """Whether this is a query, which Spark runs and which keeps no state."""
         return self.type == "sql"
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The columns that decide which shard a row goes to: in the settings of every operator that keeps state."""
+        """The columns that decide a row's shard; in the settings of every stateful operator."""
         return tuple(str(key) for key in self.settings.get("keys") or ())
 
 
 @dataclass(frozen=True, slots=True)
 class StateOptions:
-    """How keyed state is spread over tasks, and what happens when a worker is lost."""
+    """Keyed state: its distribution over tasks, and the reaction to a lost worker."""
 
-    shards: int | None = None  # None: as many as tasks run at once when the pipeline begins
+    shards: int | None = None  # None: as many as tasks run at once in the pipeline's first run
     key_groups: int = 128  # fixed for the life of a pipeline
     on_worker_loss: Literal["replace", "absorb"] = "replace"
     worker_ping_secs: float = 5.0
-    dropped: tuple[str, ...] = ()  # operators that a checkpoint has state of and the spec no longer has
+    dropped: tuple[str, ...] = ()  # operators that were removed from the spec and whose state may be deleted
 
 
 @dataclass(frozen=True, slots=True)
 class TriggerOptions:
-    """When a checkpoint of the state is made: at the first epoch that any of these asks for."""
+    """When to checkpoint state: at the first epoch at which one of these triggers fires."""
 
     every_epochs: int | None = 1
     every_ms: int | None = None
@@ -126,7 +127,7 @@ class TriggerOptions:
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """How much one epoch takes, and how epochs follow each other."""
+    """The size of an epoch, and how epochs follow each other."""
 
     max_events: int = 5_000_000
     max_bytes: int = 1024 * MEBIBYTE
@@ -141,7 +142,7 @@ class BatchOptions:
 
 @dataclass(frozen=True, slots=True)
 class RestartOptions:
-    """What happens after a failure."""
+    """Retries after a failure."""
 
     attempts: int = 5
     backoff_secs: float = 1.0
@@ -150,7 +151,7 @@ class RestartOptions:
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """Where a copy of every checkpoint, the audit trail and the lease are kept."""
+    """The checkpoint store: a copy of every checkpoint, the audit trail and the lease."""
 
     type: Literal["file", "sqlite", "postgres", "object", "memory"] = "file"
     path: str = ""  # file: a folder; sqlite: a file; absolute
@@ -163,7 +164,7 @@ class StoreOptions:
 
 @dataclass(frozen=True, slots=True)
 class LocalTierOptions:
-    """Checkpoints on this machine's disk: the fast way back."""
+    """The local tier: checkpoint copies on this machine's disk, for fast recovery."""
 
     path: str  # an absolute folder
     interval_ms: int = 1000
@@ -171,7 +172,7 @@ class LocalTierOptions:
 
 @dataclass(frozen=True, slots=True)
 class RemoteTierOptions:
-    """Checkpoints where they outlive this machine."""
+    """The remote tier: checkpoint copies that survive the loss of this machine."""
 
     uri: str  # a bucket and prefix, or an absolute folder (a mounted share)
     interval_ms: int = 60_000
@@ -180,25 +181,25 @@ class RemoteTierOptions:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
-    """Where checkpoints are kept, how they are found, and how long the way back is kept."""
+    """Copies of checkpoints, how recovery finds them, and how far back a rollback can go."""
 
     recovery_scan_commits: int = 100
-    rollback_window: int | timedelta = 64  # epochs, or time: so far behind the newest epoch lags the floor
+    rollback_window: int | timedelta = 64  # how far the floor is behind the newest epoch: epochs, or time
     store: StoreOptions | None = None
     local: LocalTierOptions | None = None
     remote: RemoteTierOptions | None = None
     lease_seconds: float = 15.0
     mode: Literal["aligned", "per_operator"] = "aligned"
     trigger: TriggerOptions = TriggerOptions()
-    timeout_ms: int = 60_000  # a checkpoint that is not complete by then is aborted
-    max_pause_ms: int = 200  # a longer pause is warned about
-    keep_checkpoints: int = 3  # complete checkpoints of state that are kept, at least
+    timeout_ms: int = 60_000  # a state checkpoint that is not complete after this time is aborted
+    max_pause_ms: int = 200  # a longer pause is logged as a warning
+    keep_checkpoints: int = 3  # minimum number of complete state checkpoints to keep
     keep_aborted_secs: float = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class StagingOptions:
-    """How the committer of staged tables works."""
+    """The committer of two-stage tables."""
 
     poll_interval_secs: float = 10
 
@@ -217,7 +218,7 @@ class PipelineOptions:
     checkpoint: CheckpointOptions = CheckpointOptions()
     staging: StagingOptions = StagingOptions()
     spark: Mapping[str, str] = field(default_factory=dict)
-    operator_paths: tuple[str, ...] = ()  # folders that a user's own operators may be loaded from
+    operator_paths: tuple[str, ...] = ()  # folders from which a user's own operators are loaded
 
     @property
     def deciding(self) -> DeltaSinkOptions:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_ENDED_SECONDS = 0.2  # how often a wait for a checkpoint looks whether the run has ended
+_ENDED_SECONDS = 0.2  # how often a wait for a checkpoint checks whether the run has ended
 
 
 class Pipeline:
@@ -51,36 +51,48 @@ class Pipeline:
     """
 
     def __init__(self, **spec: Any) -> None:
+        """Check the spec; starts nothing.
+
+        Raises:
+            SpecError: names the key path of every problem.
+        """
         loaded = parse_spec(spec, folder=Path.cwd())
-        self._begin(build_options(loaded, environ=os.environ))
+        self._set_options(build_options(loaded, environ=os.environ))
 
     @classmethod
     def load(cls, path: str | Path | None = None, environ: Mapping[str, str] | None = None) -> Pipeline:
-        """A pipeline from a spec file; without a path, `firnline.yml` of this folder or one above it."""
-        found = cls.__new__(cls)
-        found._begin(load_options(path, environ=os.environ if environ is None else environ))
-        return found
+        """Load a pipeline from a spec file; by default `firnline.yml` in this folder or the nearest one above it.
 
-    def _begin(self, options: PipelineOptions) -> None:
+        Args:
+            path: The file, or its folder.
+            environ: Where variables and overrides are looked up; by default `os.environ`.
+
+        Raises:
+            SpecError: there is no such file, or it has problems; names file, line and key path of each.
+        """
+        pipeline = cls.__new__(cls)
+        pipeline._set_options(load_options(path, environ=os.environ if environ is None else environ))
+        return pipeline
+
+    def _set_options(self, options: PipelineOptions) -> None:
         self.options = options
         self._runner: Runner | None = None
         self._lock = threading.Lock()
 
     def run(self, *, once: bool = False, observer: Observer | None = None, strict_store: bool = False) -> RunResult:
-        """Run until stopped or, with `once`, until the input is exhausted; in whichever thread this is called.
+        """Run in the calling thread until stopped or, with `once`, until the input is exhausted.
 
-        As `firnline run` does, the run holds the lease of the pipeline, taken from another run if need be, and serves
-        the control channel: `firnline status`, `pause`, `resume`, `stop` and `checkpoint` reach it. No signal handler
-        is installed; in a handler of your own, call `stop`.
+        Like `firnline run`, the run takes the lease of the pipeline, from another run if necessary, and serves the
+        control socket: `firnline status`, `pause`, `resume`, `stop` and `checkpoint` reach it. It installs no signal
+        handler; call `stop` in a handler of your own.
 
         Args:
             once: End when the input is exhausted.
-            observer: Hears what happens.
+            observer: Receives the events of the run.
             strict_store: Fail, after retries, when the checkpoint store cannot be written.
 
         Raises:
-            FirnlineError: the run failed; what was committed stays, and running again is safe when
-                `error.retryable`.
+            FirnlineError: the run failed. Committed epochs stay; running again is safe if `error.retryable`.
         """
         options = self.options
         engine = SparkEngine(options.name, options.spark, prepare=warm_up)
@@ -99,7 +111,7 @@ class Pipeline:
 
     @contextmanager
     def _running(self, runner: Runner) -> Iterator[None]:
-        """Let other threads reach a run for as long as it runs."""
+        """Make a run reachable for other threads while it lasts."""
         with self._lock:
             before, self._runner = self._runner, runner
         try:
@@ -109,7 +121,7 @@ class Pipeline:
                 self._runner = before
 
     def stop(self) -> None:
-        """Have the run of this object finish what is in flight and end; returns at once, and `run` when that is done.
+        """Stop the run of this object after the epochs in flight; returns at once, `run` returns when they are done.
 
         May be called from any thread, and from a signal handler.
 
@@ -119,7 +131,7 @@ class Pipeline:
         self._active().stop()
 
     def pause(self) -> bool:
-        """Have the run of this object plan nothing more; what is in flight is committed. False when it was paused.
+        """Pause planning in the run of this object; epochs in flight are committed. False if it was already paused.
 
         Raises:
             NotRunningError: `run` is not running in this process.
@@ -127,7 +139,7 @@ class Pipeline:
         return self._active().pause()
 
     def resume(self) -> bool:
-        """Have a paused run go on; False when it was not paused.
+        """Let a paused run continue; False if it was not paused.
 
         Raises:
             NotRunningError: `run` is not running in this process.
@@ -141,19 +153,19 @@ class Pipeline:
         return runner
 
     def status(self) -> PipelineStatus:
-        """Where the pipeline stands; starts no JVM."""
+        """Read epoch, backlog, runs and copies of the pipeline; starts no JVM."""
         return load_status(open_pipeline(self.options))
 
     # -- checkpoints ------------------------------------------------------------------------------------
 
     def trigger_checkpoint(self) -> str:
-        """Have the run of this object take a checkpoint now; returns its id when it is committed.
+        """Make the run of this object take a checkpoint now; returns its id once it is committed.
 
-        Called from another thread than `run`. The run looks for input at once; when there is none, the id is that of
-        the checkpoint at which the pipeline stands.
+        Call it from another thread than `run`. The run lists its input at once; if there is none, the id is that of
+        the newest checkpoint.
 
         Raises:
-            ConfigError: no operator of this pipeline keeps state, or there is no source.
+            ConfigError: the pipeline has no stateful operator or no source.
             NotRunningError: `run` is not running in this process, or ended before the checkpoint was taken.
         """
         if not self.options.sources:
@@ -167,32 +179,32 @@ class Pipeline:
         return str(watch.answer["id"])
 
     def restore_from_checkpoint(self, checkpoint_id: str) -> int:
-        """Go back to a checkpoint: tables, positions and state together; returns the epoch that is the newest then.
+        """Roll tables, positions and state back to a checkpoint, together; returns the newest epoch afterwards.
 
-        Ids are those of `firnline checkpoints`. What came after it counts no more, and is read again by the next run.
-        A run that is active is fenced. Going back to where the pipeline stands changes nothing.
+        `firnline checkpoints` lists the ids. The next run reads the input after the checkpoint again. An active run
+        is fenced. Rolling back to the newest checkpoint changes nothing.
 
         Raises:
             ConfigError: no checkpoint of the pipeline's history has this id.
-            RollbackRefusedError: one cannot go back there; the message says why.
+            RollbackRefusedError: the rollback is not possible; the message gives the reason.
         """
         from firnline.history.edits.rollback import Rollback
 
         pipeline = open_pipeline(self.options)
-        held = pipeline.load()
-        epoch = next((e.epoch for e in pipeline.entries(held.entry) if e.checkpoint.attempt == checkpoint_id), None)
+        head = pipeline.load()
+        epoch = next((e.epoch for e in pipeline.entries(head.entry) if e.checkpoint.attempt == checkpoint_id), None)
         if epoch is None:
             raise ConfigError(
                 f"pipeline {self.options.name!r} has no checkpoint {checkpoint_id!r}",
                 hint="`firnline checkpoints` lists the ids.",
             )
-        if epoch == held.epoch:
+        if epoch == head.epoch:
             return epoch
         plan, _ = Rollback(pipeline, epoch).perform(pipeline.ids.new())
         return plan.new_epoch
 
     def restored_position(self) -> dict[str, Json] | None:
-        """Where each source stands in the checkpoint that the next run goes on from; None before the first."""
+        """Read the positions of the sources, by name, from which the next run resumes; None before the first epoch."""
         checkpoint = open_pipeline(self.options).load().checkpoint
         return None if checkpoint is None else dict(checkpoint.positions)
 
@@ -201,10 +213,15 @@ class Pipeline:
     def export_state_for_keys(
         self, operator: str, keys: pa.Table | Sequence[Mapping[str, Any]] | None = None
     ) -> pa.Table:
-        """The state of an operator after the newest checkpoint: of some keys, those that have any, or of all.
+        """Read the state of an operator at the newest checkpoint.
 
-        The rows have the key's columns, `_timer` and the state's columns. `keys` has all columns of the key, or those
-        alone that decide the shard: then every key that begins with them is meant.
+        Args:
+            operator: Its name.
+            keys: The keys to read, with all columns of the key or only those that decide the shard (then all keys
+                that begin with them); by default every key. Keys without state are absent from the result.
+
+        Returns:
+            The columns of the key, `_timer`, and the columns of the state.
 
         Raises:
             ConfigError: there is no such operator, or the key has other columns.
@@ -217,10 +234,10 @@ class Pipeline:
         return reader.find(keys if isinstance(keys, pa.Table) else _as_table(keys, reader.layout.key))
 
     def import_state_for_keys(self, operator: str, table: pa.Table) -> int:
-        """Give keys of an operator the state that rows say; returns the epoch that is the newest then.
+        """Set the state of some keys of an operator; returns the newest epoch afterwards.
 
-        The rows are those of an export: same columns, every key once; `_timer` may be missing. Other keys keep what
-        they have. Only the state changes, in an epoch of its own that reads nothing; a run that is active is fenced.
+        `table` has the columns of an export, every key once; `_timer` may be missing. Other keys keep their state. The
+        import is a history edit: an epoch that reads nothing and changes only the state. An active run is fenced.
 
         Raises:
             ConfigError: there is no such operator, or the rows have other columns.
@@ -229,10 +246,10 @@ class Pipeline:
         return self._import(operator, table, replace_all=False)
 
     def snapshot(self, operator: str, path: str | Path) -> int:
-        """Write the whole state of an operator to a new Parquet file; returns how many keys it has.
+        """Write the whole state of an operator to a new Parquet file; returns the number of keys.
 
         Raises:
-            ConfigError: there is no such operator, or the file is there already.
+            ConfigError: there is no such operator, or the file already exists.
         """
         from firnline.state.export import write_export
 
@@ -242,7 +259,7 @@ class Pipeline:
         return write_export(str(path), view.reader.schema, view.reader.scan(), facts)
 
     def restore(self, operator: str, path: str | Path) -> int:
-        """Give an operator exactly the state that `snapshot` wrote; returns the epoch that is the newest then.
+        """Replace the whole state of an operator by what `snapshot` wrote; returns the newest epoch afterwards.
 
         Raises:
             ConfigError: there is no such operator or file, or the rows have other columns.
@@ -267,13 +284,13 @@ class Pipeline:
     def _check_stateful(self) -> None:
         if not stateful(self.options):
             raise ConfigError(
-                f"pipeline {self.options.name!r} has no operator that keeps state, so there is none to checkpoint",
-                hint="Positions are checkpointed with every epoch by themselves.",
+                f"pipeline {self.options.name!r} has no stateful operator, so there is no state to checkpoint",
+                hint="Every epoch checkpoints the positions of sources by itself.",
             )
 
 
 def _as_table(keys: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
-    """Rows of Python values as a table; the columns that they name take the types of the key."""
+    """Convert rows of Python values to a table; its columns take the types of the key."""
     import pyarrow as pa
 
     names = list(dict.fromkeys(name for row in keys for name in row))

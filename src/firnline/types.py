@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-Json = Any  # a value that json can write: a foreign shape enters here and is checked where it is used
+Json = Any  # a JSON value from outside; its shape is checked where it is used
 
 
 class Delivery(enum.Enum):
-    """What a sink guarantees, checked before a run starts."""
+    """The delivery guarantee of a sink, checked before a run starts."""
 
     EXACTLY_ONCE = "exactly-once"  # the checkpoint lives inside the sink's own transaction
     EXACTLY_ONCE_PER_PART = "exactly-once-per-part"  # each part becomes true once, not all at one moment
@@ -21,7 +21,7 @@ class Delivery(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class EntryRef:
-    """Names one ledger entry: what a commit makes true, and what the next entry stands on."""
+    """A reference to one ledger entry; a commit and the next entry hold it."""
 
     epoch: int
     name: str
@@ -37,7 +37,7 @@ class EntryRef:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a sink answers to a commit. Only a receipt with our attempt id is ours."""
+    """A sink's answer to a commit. Only a receipt with our attempt id is ours."""
 
     sink: str
     epoch: int
@@ -51,14 +51,14 @@ class Receipt:
 
 
 class Clock(Protocol):
-    """Where time comes from; tests inject their own."""
+    """The source of time; tests inject their own."""
 
     def now(self) -> datetime:
-        """The time, aware, UTC."""
+        """Return the time, with the zone UTC."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never go back, for durations."""
+        """Return seconds that never go back, for durations."""
         ...
 
     def sleep(self, seconds: float) -> None:
@@ -67,10 +67,10 @@ class Clock(Protocol):
 
 
 class Ids(Protocol):
-    """Where randomness comes from; tests inject their own."""
+    """The source of random ids; tests inject their own."""
 
     def new(self) -> str:
-        """A fresh id of lower-case hex digits."""
+        """Return a new id of lower-case hex digits."""
         ...
 
 

@@ -383,7 +383,7 @@ def test_a_checkpoint_needs_a_run_state_and_sources(tmp_path: Path, keyed: Keyed
     pipeline = pipeline_of(keyed_options(tmp_path))
     with pytest.raises(NotRunningError, match="is not running in this process"):
         pipeline.trigger_checkpoint()
-    with pytest.raises(ConfigError, match="no operator that keeps state"):
+    with pytest.raises(ConfigError, match="no stateful operator"):
         pipeline_of(replace(pipeline.options, operators=())).trigger_checkpoint()
     with pytest.raises(ConfigError, match="has no source"):
         pipeline_of(replace(pipeline.options, sources=())).trigger_checkpoint()

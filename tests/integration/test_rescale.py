@@ -253,7 +253,7 @@ def test_a_pipeline_without_state_is_refused(tmp_path: Path, sample: SampleInput
     sample.add("a.json", 3)
     options = pipeline_options(str(tmp_path / "in"), str(tmp_path / "out"))
     run_to_end(options)
-    with pytest.raises(ConfigError, match="no operator that keeps state"):
+    with pytest.raises(ConfigError, match="no stateful operator"):
         rescale_to(options, 2)
     with pytest.raises(ConfigError, match="has no state yet"):
         rescale_to(keyed_options(tmp_path, table="other", shards=None), 2)

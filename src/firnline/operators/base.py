@@ -14,12 +14,12 @@ import pyarrow as pa
 
 from firnline.types import Json
 
-MAIN = ""  # the port that an operator's own name stands for
-LATE = "late"  # `<operator>.late`: rows that came after their window was closed
+MAIN = ""  # the main port, named by the operator's own name
+LATE = "late"  # `<operator>.late`: rows that arrived after their window had closed
 
 OP = "_op"  # insert, update, delete
 SEQUENCE = "_sequence"  # the epoch of the change: a key changes at most once in an epoch
-BEFORE = "_before"  # optional: the row as it was
+BEFORE = "_before"  # optional: the row before the change
 
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -27,11 +27,11 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class EpochContext:
-    """What an operator may know of the epoch; the same on every replay.
+    """What an operator may use about the epoch; identical on every replay.
 
-    Event times are microseconds since 1970. `late_before` is the watermark when the epoch began: a row with an
-    earlier time is late. `watermark` is the one after its rows: timers at or before it are due. Both are None
-    until a row with a time was seen.
+    Event times are microseconds since 1970. `late_before` is the watermark at the start of the epoch: a row with an
+    earlier time is late. `watermark` is the watermark after the rows of the epoch: timers at or before it are due.
+    Both are None until a row has a time.
     """
 
     pipeline: str
@@ -44,10 +44,10 @@ class EpochContext:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """Which keys the rows of one input belong to: `rows[i]` (a row's number) belongs to the key in row i of `keys`.
+    """The keys of the rows of one input: row number `rows[i]` belongs to the key in row i of `keys`.
 
-    A row may appear many times (sliding windows) or not at all. `late` are the numbers of rows that come too late:
-    they leave by the port `late` (`columns.late_rows`), or are dropped where the operator has none.
+    A row may appear many times (sliding windows) or not at all. `late` holds the numbers of late rows: they leave by
+    the port `late` (`columns.late_rows`), or are dropped if the operator has no such port.
     """
 
     rows: Indices
@@ -57,12 +57,12 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one call gets.
+    """The arguments of one call of `fold`.
 
-    `keys` holds every key that occurs in the rows or has a timer due, each once. `state` has the same number of
-    rows, in the same order; where `exists` is False the key is new, and its state row is all null. `due` marks the
-    keys whose timer is due. `rows[input]` are the rows that belong to keys, in a fixed order (a row stands here
-    once for every key it belongs to), and `key_of[input]` says, for each of them, which row of `keys` it belongs to.
+    `keys` holds every key that occurs in the rows or has a timer due, each once. `state` has one row per key, in the
+    same order; where `exists` is False the key is new, and its state row is all null. `due` marks the keys whose
+    timer is due. `rows[input]` are the rows of an input in a fixed order, repeated for every key that they belong
+    to; `key_of[input]` holds, for each of them, the row number of its key in `keys`.
     """
 
     keys: pa.Table
@@ -75,13 +75,13 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one call gives back.
+    """The result of one call of `fold`.
 
-    `changed` are the numbers of keys whose state is now the row of `state` at the same place; `removed` those whose
-    state is gone. No key is in both; a key in neither keeps its state, but a timer that is due comes but once.
-    `timers`, as long as `changed`, holds the event time at which each key is due (microseconds), null for never; None
-    when no key has a timer.
-    `output` has rows by port.
+    `changed` holds the row numbers of keys with a new state: the state of key `changed[i]` is row i of `state`.
+    `removed` holds the row numbers of keys whose state is deleted. No key is in both; a key in neither keeps its
+    state, but a timer that was due does not fire again. `timers`, as long as `changed`, holds the event time of each
+    key's timer in microseconds, null for none; it is None if no key has a timer. `output` holds the rows of each
+    port.
     """
 
     changed: Indices
@@ -92,18 +92,25 @@ class Result:
 
 
 class Operator(ABC):
-    """A stateful operator. Made anew in every task: it holds settings only, never state.
-
-    Args of the constructor: its `name`, the columns of every input by name, and the settings that the spec gives.
-    Bad settings and columns that do not fit raise `firnline.errors.ConfigError`.
+    """A stateful operator. Every task creates its own instance, which holds settings and never state.
 
     The same rows, state and context must always give the same result: no clock, no random numbers. The order of
-    rows within an epoch is fixed only where no SQL operator stands upstream.
+    rows within an epoch is fixed only if there is no SQL operator upstream.
     """
 
-    ports: ClassVar[tuple[str, ...]] = (MAIN,)  # the outputs it may have
+    ports: ClassVar[tuple[str, ...]] = (MAIN,)  # the outputs
 
     def __init__(self, name: str, inputs: Mapping[str, pa.Schema], settings: Mapping[str, Json]) -> None:
+        """Check settings and columns.
+
+        Args:
+            name: The operator's name in the spec.
+            inputs: The columns of every input, by its name.
+            settings: The settings in the spec.
+
+        Raises:
+            ConfigError: a setting is wrong, or the columns do not match the settings.
+        """
         self.name = name
         self.inputs = dict(inputs)
         self.settings = dict(settings)
@@ -111,42 +118,42 @@ class Operator(ABC):
     @property
     @abstractmethod
     def keys(self) -> tuple[str, ...]:
-        """The columns, the same in every input, that decide which shard a row goes to. Empty: one shard has all."""
+        """The columns, the same in every input, that decide a row's shard; empty: one shard has all rows."""
 
     @property
     def state_key(self) -> pa.Schema:
-        """The columns of a state's key: `keys`, and what `assign` adds (such as the start of a window)."""
+        """The columns of the state's key: `keys`, and the columns that `assign` adds, such as a window's start."""
         first = next(iter(self.inputs.values()))
         return pa.schema([first.field(key) for key in self.keys])
 
     @property
     @abstractmethod
     def state_schema(self) -> pa.Schema:
-        """The columns of the state, all nullable, beside its key. A later version may add columns and widen types."""
+        """The columns of the state beside its key, all nullable. A later version may add columns and widen types."""
 
     @abstractmethod
     def output_schema(self, port: str = MAIN) -> pa.Schema:
-        """The columns of what comes out of a port."""
+        """Return the columns of a port."""
 
     @property
     def output_key(self) -> tuple[str, ...]:
-        """The columns that identify a row of the main port, for `upsert`; empty when there is none."""
+        """The columns that identify a row of the main port, for `upsert`; empty if there are none."""
         return ()
 
     @property
     def times(self) -> Mapping[str, str]:
-        """The column of event time per input, for those that have one; they make the watermark."""
+        """The event-time column of each input that has one; the watermark follows from them."""
         return {}
 
     @property
     def delay_us(self) -> int:
-        """How far the watermark stays behind the latest event time, in microseconds."""
+        """How far the watermark is behind the latest event time, in microseconds."""
         return 0
 
     def assign(self, rows: pa.Table, source: str, context: EpochContext) -> Assigned:
-        """Say which keys the rows of one input belong to; by default each to the key in its own columns."""
+        """Assign the rows of one input to keys; by default each row to the key in its own columns."""
         return Assigned(np.arange(rows.num_rows), rows.select(list(self.keys)))
 
     @abstractmethod
     def fold(self, batch: Batch, context: EpochContext) -> Result:
-        """Fold the rows into the state of their keys. Called when rows came, or timers are due."""
+        """Fold rows into the state of their keys; called once per shard and epoch if there are rows or due timers."""

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a committer, by table: the label is the name of the table's folder, never its path."""
+"""Prometheus metrics of a committer, per table; the label is the name of the table's folder, never its path."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ LABELS = ["pipeline", "table"]
 
 _GAUGES = {
     "staging_pending": "Units that wait to be committed.",
-    "staging_oldest_pending_seconds": "Age of the oldest of them.",
+    "staging_oldest_pending_seconds": "Age of the oldest pending unit.",
 }
 _COUNTERS = {
     "staging_commits": "Delta commits made.",
     "staging_units": "Units committed.",
-    "batch_commit_failed": "Rounds that failed and were tried again.",
+    "batch_commit_failed": "Commit rounds that failed and are retried.",
 }
 
 
 class StagingMetrics(CommitterObserver, Collector):
-    """Listens to a committer, tells its health and the next observer, and answers scrapes."""
+    """Observes a committer, notifies its health and the next observer, and answers scrapes."""
 
     def __init__(self, then: CommitterObserver, health: CommitterHealth) -> None:
         self._then = then
@@ -45,6 +45,7 @@ class StagingMetrics(CommitterObserver, Collector):
         self._oldest: dict[str, float] = {}
 
     def registry(self) -> CollectorRegistry:
+        """Return a registry with only these metrics."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
         return registry
@@ -74,7 +75,7 @@ class StagingMetrics(CommitterObserver, Collector):
         self._then.trouble(table, error)
 
     def _of(self, table: str) -> tuple[str, Counter[str]]:
-        """The label of a table, the name of its folder, with a number where two are alike; and its values."""
+        """Return the label of a table (the name of its folder, with a number if two are equal) and its values."""
         if table not in self._names:
             folder = table.rstrip("/").rsplit("/", 1)[-1]
             others = (f"{folder}-{number}" for number in count(2))
@@ -85,20 +86,20 @@ class StagingMetrics(CommitterObserver, Collector):
 
     def collect(self) -> Iterator[Metric]:
         with self._lock:
-            values = {name: Counter(found) for name, found in self._values.items()}
+            values = {name: Counter(counts) for name, counts in self._values.items()}
             seconds, oldest = dict(self._seconds), dict(self._oldest)
-        yield _gauge("staging_pending", {name: found["staging_pending"] for name, found in values.items()})
+        yield _gauge("staging_pending", {name: counts["staging_pending"] for name, counts in values.items()})
         yield _gauge("staging_oldest_pending_seconds", oldest)
         for metric, about in _COUNTERS.items():
             family = CounterMetricFamily(f"firnline_{metric}", about, labels=LABELS)
-            for name, found in values.items():
-                family.add_metric([PIPELINE, name], found[metric])
+            for name, counts in values.items():
+                family.add_metric([PIPELINE, name], counts[metric])
             yield family
         duration = SummaryMetricFamily(
-            "firnline_staging_commit_duration_seconds", "How long commits took.", labels=LABELS
+            "firnline_staging_commit_duration_seconds", "Duration of commits.", labels=LABELS
         )
-        for name, found in values.items():
-            duration.add_metric([PIPELINE, name], found["staging_commits"], seconds.get(name, 0.0))
+        for name, counts in values.items():
+            duration.add_metric([PIPELINE, name], counts["staging_commits"], seconds.get(name, 0.0))
         yield duration
         info = GaugeMetricFamily("firnline_build_info", "Version.", labels=["pipeline", "version"])
         info.add_metric([PIPELINE, __version__], 1)

@@ -12,18 +12,18 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from firnline.errors import ConfigError
-from firnline.service.health import Judged, Verdict
+from firnline.service.health import HealthCheck, Verdict
 
 logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
-REQUEST_SECONDS = 10  # a client that sends nothing is let go
+REQUEST_SECONDS = 10  # the connection of a silent client is closed after this time
 
 
 class Endpoints:
     """An HTTP server in threads of its own; answers GET and nothing else."""
 
-    def __init__(self, registry: CollectorRegistry, health: Judged, port: int) -> None:
+    def __init__(self, registry: CollectorRegistry, health: HealthCheck, port: int) -> None:
         try:
             self._server = _Server((HOST, port), _Handler)
         except (OSError, OverflowError) as error:
@@ -51,7 +51,7 @@ class Endpoints:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     registry: CollectorRegistry
-    health: Judged
+    health: HealthCheck
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         logger.debug("request failed", exc_info=True)
@@ -91,4 +91,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not logged: a scrape every few seconds is no news."""
+        """Log nothing: there is a scrape every few seconds."""

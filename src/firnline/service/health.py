@@ -1,4 +1,4 @@
-"""Whether a run is healthy and ready, judged from what it tells about itself."""
+"""Health and readiness of a run or a committer, derived from the events that it reports."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from firnline.sources.base import Backlog
 from firnline.sources.group import EpochPlan
 from firnline.stores.replicator import Replication
 
-STUCK_SECONDS = 900.0  # an epoch takes seconds; one that takes this long needs a look
+STUCK_SECONDS = 900.0  # an epoch takes seconds; an epoch that takes this long is stuck
 FAILURES_IN_A_ROW = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An answer to `/healthz` or `/readyz`, with the reasons when it is no."""
+    """An answer to `/healthz` or `/readyz`, with the reasons if it is negative."""
 
     ok: bool
     reasons: list[str] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-class Judged(Protocol):
-    """Something whose health can be asked for, from any thread."""
+class HealthCheck(Protocol):
+    """Answers questions about health, from any thread."""
 
     def healthy(self) -> Verdict:
-        """Whether it can go on by itself."""
+        """Whether the process can continue by itself."""
         ...
 
     def ready(self) -> Verdict:
-        """Whether it does its work now."""
+        """Whether the process does its work now."""
         ...
 
 
 class Health(Observer):
-    """Listens to a run; may be asked from other threads.
+    """Observes a run, and answers questions about its health from other threads.
 
     Args:
-        pipeline: Named in every answer.
+        pipeline: Its name, part of every answer.
         monotonic: Seconds that never go back.
-        poll_seconds: How often an idle run gives a sign of life.
-        stuck_seconds: How long a run with work may show no progress.
+        poll_seconds: Interval at which an idle run reports an event.
+        stuck_seconds: How long a run with work may report no progress.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Health(Observer):
     # -- the answers ----------------------------------------------------------------------------------
 
     def healthy(self) -> Verdict:
-        """No when the run has failed, fails again and again, or is stuck."""
+        """Negative if the run has failed, fails repeatedly, or is stuck."""
         with self._lock:
             reasons = []
             if self._exit_code:
@@ -88,27 +88,27 @@ class Health(Observer):
             return self._verdict(reasons)
 
     def ready(self) -> Verdict:
-        """Yes while the run has read its sinks and makes progress or waits for input."""
+        """Positive while the run has read its sinks and makes progress or waits for input."""
         with self._lock:
             reasons = []
             if self._exit_code is not None:
-                reasons.append(f"the run is over, with exit code {self._exit_code}")
+                reasons.append(f"the run has ended with exit code {self._exit_code}")
             else:
                 if not self._read:
                     reasons.append("the sinks have not been read yet")
                 if self._failures:
-                    reasons.append(f"trying again after {self._failures} failure(s): {self._error}")
+                    reasons.append(f"retrying after {self._failures} failure(s): {self._error}")
                 reasons += self._stuck()
             return self._verdict(reasons)
 
     def _stuck(self) -> list[str]:
         now = self._monotonic()
         late = [(epoch, now - at) for epoch, at in self._since.items() if now - at > self._stuck_seconds]
-        found = [f"epoch {epoch} was planned {age:.0f} s ago and is not committed" for epoch, age in late]
+        reasons = [f"epoch {epoch} was planned {age:.0f} s ago and is not committed" for epoch, age in late]
         silent = now - self._sign_at
-        if not found and silent > self._silent_seconds and not self._paused:
-            found.append(f"no sign of life for {silent:.0f} s")
-        return found
+        if not reasons and silent > self._silent_seconds and not self._paused:
+            reasons.append(f"no event for {silent:.0f} s")
+        return reasons
 
     def _verdict(self, reasons: list[str]) -> Verdict:
         facts = {
@@ -122,7 +122,7 @@ class Health(Observer):
         }
         return Verdict(not reasons, reasons, facts)
 
-    # -- what the run tells ---------------------------------------------------------------------------
+    # -- events of the run ----------------------------------------------------------------------------
 
     def _sign(self) -> None:
         self._sign_at = self._monotonic()
@@ -162,34 +162,34 @@ class Health(Observer):
             self._recovered()
 
     def _recovered(self) -> None:
-        """Only a commit, or an empty plan, proves that the trouble is over."""
+        """Reset the failures: only a commit or an empty plan proves that the run has recovered."""
         self._failures, self._error = 0, ""
         self._sign()
 
     def paused(self, paused: bool) -> None:
-        """A paused run is healthy: its silence is wanted."""
+        """Note the pause: a paused run is healthy although it reports nothing."""
         with self._lock:
             self._paused = paused
             self._sign()
 
     def ledger_hole(self, error: LedgerHoleError | None) -> None:
-        """Told, and no failure: what is not late is read."""
+        """Report the hole without failing: the run still reads files that are not late."""
         with self._lock:
             self._ledger_hole = error.message if error else None
 
     def copies(self, lags: Sequence[Replication]) -> None:
-        """A copy that cannot be written is told, but the run is healthy: the table has everything."""
+        """Report copies that cannot be written; the run stays healthy, because the table has everything."""
         with self._lock:
             self._copies = {lag.path: lag.reason for lag in lags if lag.reason}
 
     def backlog(self, backlog: Backlog) -> None:
-        """No sign of progress: a count goes on while an epoch hangs."""
+        """Ignore it: counting the backlog proves no progress, it continues while an epoch hangs."""
 
     def trouble(self, error: FirnlineError, failures: int) -> None:
         with self._lock:
             self._failures = max(self._failures + 1, failures)
             self._error = error.message
-            self._since.clear()  # what failed is planned again
+            self._since.clear()  # failed epochs are planned again
             self._sign()
 
     def stopped(self, exit_code: int) -> None:
@@ -199,9 +199,9 @@ class Health(Observer):
 
 
 class CommitterHealth:
-    """Listens to a committer of one or several tables: it is healthy while every table is.
+    """Observes a committer of one or several tables, which is healthy while every table is.
 
-    A table's health depends on its own rounds alone, so that one that fails is not hidden by others that succeed.
+    The health of a table depends only on its own rounds, so that tables that succeed do not hide one that fails.
     """
 
     def __init__(self, monotonic: Callable[[], float], *, poll_seconds: float = 10.0) -> None:
@@ -211,7 +211,7 @@ class CommitterHealth:
         self._tables: dict[str, Health] = {}
 
     def of(self, table: str) -> Health:
-        """The health of one table; a table that was never heard of is not ready."""
+        """Return the health of one table; a table without any round is not ready."""
         with self._lock:
             if table not in self._tables:
                 self._tables[table] = Health("committer", self._monotonic, poll_seconds=self._poll_seconds)
@@ -228,7 +228,7 @@ class CommitterHealth:
             verdicts = {table: ask(health) for table, health in self._tables.items()}
         reasons = [f"{table}: {reason}" for table, verdict in verdicts.items() for reason in verdict.reasons]
         if not verdicts:
-            return Verdict(ask is Health.healthy, ["no table has been looked at yet"])
+            return Verdict(ask is Health.healthy, ["no commit round has finished yet"])
         tables = {
             table: {"ok": verdict.ok, "failures_in_a_row": verdict.facts["failures_in_a_row"]}
             for table, verdict in verdicts.items()

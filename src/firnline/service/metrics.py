@@ -20,7 +20,7 @@ from firnline.stores.replicator import Replication
 from firnline.types import Json
 
 BUCKETS_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-PAUSE_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0)  # a pause above 0.2 s is warned about
+PAUSE_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0)  # a run warns of a pause above 0.2 s
 
 
 class _Durations:
@@ -36,16 +36,16 @@ class _Durations:
         self.total += seconds
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Upper bounds with cumulative counts, as Prometheus wants them."""
-        found, sum_so_far = [], 0
+        """Return upper bounds with cumulative counts, as Prometheus expects them."""
+        buckets, sum_so_far = [], 0
         for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
             sum_so_far += count
-            found.append((bound, float(sum_so_far)))
-        return found
+            buckets.append((bound, float(sum_so_far)))
+        return buckets
 
 
 class PipelineMetrics(Observer, Collector):
-    """Listens to a run and answers scrapes, from any thread. Keeps numbers only: no path, key or run id."""
+    """Observes a run and answers scrapes, from any thread. Keeps only numbers: no path, key or run id."""
 
     def __init__(self, pipeline: str, monotonic: Callable[[], float]) -> None:
         self._pipeline = pipeline
@@ -67,12 +67,12 @@ class PipelineMetrics(Observer, Collector):
         self._staged: dict[int, tuple[float, float]] = {}  # epochs that wait for a committer: their lag, and since when
 
     def registry(self) -> CollectorRegistry:
-        """A registry with these metrics and nothing else."""
+        """Return a registry with only these metrics."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
         return registry
 
-    # -- what the run tells ---------------------------------------------------------------------------
+    # -- events of the run ----------------------------------------------------------------------------
 
     def started(self, run: str, held: Head) -> None:
         with self._lock:
@@ -113,7 +113,7 @@ class PipelineMetrics(Observer, Collector):
             self._visible(epoch, lag + now - since, len(visible))
 
     def _visible(self, epoch: int, lag_seconds: float, epochs: int) -> None:
-        """Readers see everything up to an epoch."""
+        """Count epochs that readers of the table see now."""
         self._counts["batch_commit"] += epochs
         self._gauges |= {"epoch": epoch, "lag": lag_seconds}
         self._committed_at = self._monotonic()
@@ -166,15 +166,15 @@ class PipelineMetrics(Observer, Collector):
 
     def collect(self) -> Iterator[Metric]:
         with self._lock:
-            found = [
+            families = [
                 *self._counters(),
                 *self._labelled(),
                 *self._all_gauges(),
                 self._state_gauge(),
                 *self._copy_gauges(),
             ]
-            found += [*self._histograms(), self._build_info()]
-        yield from found
+            families += [*self._histograms(), self._build_info()]
+        yield from families
 
     def _counters(self) -> Iterator[Metric]:
         for name, text in (
@@ -182,10 +182,10 @@ class PipelineMetrics(Observer, Collector):
             ("bytes_read", "Bytes read from the source, as stored, for epochs that are committed or staged."),
             ("batch_commit", "Epochs committed: readers see them."),
             ("batch_staged", "Epochs staged in a two-stage table; its committer commits them."),
-            ("batch_commit_failed", "Failures of a sink to take a commit or to answer."),
-            ("late_files", "Late files taken in."),
+            ("batch_commit_failed", "Failed reads and commits of a sink."),
+            ("late_files", "Late files ingested."),
             ("restarts", "Restarts after a failure."),
-            ("worker_loss", "Workers that were lost with a task."),
+            ("worker_loss", "Workers lost while they ran a task."),
         ):
             family = CounterMetricFamily(f"firnline_{name}", text, labels=["pipeline"])
             family.add_metric([self._pipeline], self._counts[name])
@@ -194,14 +194,14 @@ class PipelineMetrics(Observer, Collector):
     def _labelled(self) -> Iterator[Metric]:
         for name, label, text, counts in (
             ("quarantined_records", "reason", "Records put in quarantine.", self._quarantined),
-            ("recovery_path", "path", "Where runs resumed from.", self._recovery),
+            ("recovery_path", "path", "Restores by the copy that the checkpoint was read from.", self._recovery),
             (
                 "source_records",
                 "source",
                 "Records of committed or staged epochs, by source.",
                 self._source_records,
             ),
-            ("late_rows", "operator", "Rows that came after their window had closed.", self._late_rows),
+            ("late_rows", "operator", "Rows that arrived after their window had closed.", self._late_rows),
             ("state_keys_changed", "operator", "Keys whose state was changed or removed.", self._keys_changed),
         ):
             family = CounterMetricFamily(f"firnline_{name}", text, labels=["pipeline", label])
@@ -219,22 +219,26 @@ class PipelineMetrics(Observer, Collector):
             ("checkpoint_lag_seconds", "Time since the last commit or empty poll.", lag),
             ("replication_lag_seconds", "Age of the oldest checkpoint that the remote tier lacks.", replication),
             ("source_state_files", "Files named in the source's position.", self._gauges.get("source_state_files")),
-            ("source_lag_seconds", "From arrival to commit, oldest file of the newest epoch.", self._gauges.get("lag")),
+            (
+                "source_lag_seconds",
+                "Time from arrival to commit of the oldest file in the newest epoch.",
+                self._gauges.get("lag"),
+            ),
             ("set_aside_files", "Files that are set aside.", self._gauges.get("set_aside_files")),
             (
                 "ledger_hole",
-                "1 while late files are not taken in, because the ledger has a hole.",
+                "1 while late files are not ingested because the ledger has a hole.",
                 self._gauges.get("ledger_hole", 0),
             ),
             (
                 "staging_pending",
-                "Units that this run waits for the committer to take.",
+                "Pending units that this run waits for the committer to commit.",
                 self._gauges.get("staging_pending"),
             ),
-            ("backlog_files", "Files that wait to be read.", self._gauges.get("backlog_files")),
-            ("backlog_bytes", "Bytes that wait to be read, as stored.", self._gauges.get("backlog_bytes")),
+            ("backlog_files", "Files not read yet.", self._gauges.get("backlog_files")),
+            ("backlog_bytes", "Bytes not read yet, as stored.", self._gauges.get("backlog_bytes")),
         ):
-            if value is not None:  # what is not known yet is left out, never told as zero
+            if value is not None:  # a value that is not known yet is left out, never reported as zero
                 family = GaugeMetricFamily(f"firnline_{name}", text, labels=["pipeline"])
                 family.add_metric([self._pipeline], value)
                 yield family
@@ -247,7 +251,7 @@ class PipelineMetrics(Observer, Collector):
 
     def _copy_gauges(self) -> Iterator[Metric]:
         labels = ["pipeline", "copy"]
-        up = GaugeMetricFamily("firnline_copy_up", "Whether the store or tier could be written last.", labels=labels)
+        up = GaugeMetricFamily("firnline_copy_up", "1 if the last write to the store or tier succeeded.", labels=labels)
         behind = GaugeMetricFamily("firnline_copy_epochs_behind", "Epochs that the copy lacks.", labels=labels)
         for lag in self._copies:
             up.add_metric([self._pipeline, lag.path], 0 if lag.reason else 1)
@@ -257,7 +261,7 @@ class PipelineMetrics(Observer, Collector):
     def _histograms(self) -> Iterator[Metric]:
         for name, text, durations in (
             ("checkpoint_duration_seconds", "Time from plan to commit of an epoch.", self._durations),
-            ("checkpoint_pause_seconds", "How long an epoch waited for its checkpoint of state.", self._pauses),
+            ("checkpoint_pause_seconds", "Time that an epoch waited for its state checkpoint.", self._pauses),
         ):
             if durations is not None:
                 family = HistogramMetricFamily(f"firnline_{name}", text, labels=["pipeline"])

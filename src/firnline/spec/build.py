@@ -1,4 +1,4 @@
-"""A checked spec to the core's options, with its secrets read."""
+"""Builds the core's options from a checked spec, and reads its secrets."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def load_options(
 def build_options(loaded: LoadedSpec, *, environ: Mapping[str, str]) -> PipelineOptions:
     """Return the options of a checked spec; references to secrets are read here and nowhere else.
 
-    Mappings that hold secrets do not show them in their `repr`. Operators of the user's own come from the folder
-    `operators` beside the spec and from those that FIRNLINE_OPERATOR_PATH names, never from what the spec says.
+    Mappings that hold secrets do not show them in their `repr`. A user's own operators come from the folder
+    `operators` beside the spec and from the folders in FIRNLINE_OPERATOR_PATH; a spec cannot name other folders.
 
     Raises:
         SpecError: a secret's variable is not set or its file cannot be read, or there is no folder of operators.
@@ -104,14 +104,14 @@ def _operator(operator: OperatorConfig) -> OperatorOptions:
 def _operator_paths(secrets: _Secrets) -> tuple[str, ...]:
     beside = os.path.join(secrets.loaded.folder, OPERATOR_FOLDER)
     named = [os.path.abspath(p) for p in secrets.environ.get(OPERATOR_PATH, "").split(os.pathsep) if p]
-    found = tuple(path for path in (beside, *named) if os.path.isdir(path))
+    folders = tuple(path for path in (beside, *named) if os.path.isdir(path))
     for index, operator in enumerate(secrets.loaded.spec.operators):
-        if isinstance(operator, OwnOperatorConfig) and not found:
+        if isinstance(operator, OwnOperatorConfig) and not folders:
             file = operator.type.partition(":")[0].replace(".", os.sep) + ".py"
             words = f'there is no folder that "{operator.type}" could come from'
             hint = f"Put the class into {os.path.join(beside, file)}, or name its folder in {OPERATOR_PATH}."
-            secrets.tell(("operators", index, "type"), words, hint)
-    return found
+            secrets.report(("operators", index, "type"), words, hint)
+    return folders
 
 
 def _checkpoint(spec: CheckpointConfig, secrets: _Secrets) -> CheckpointOptions:
@@ -156,7 +156,7 @@ def _store(spec: StoreConfig, secrets: _Secrets) -> StoreOptions:
 
 
 class _Secrets:
-    """Reads references and gathers what cannot be read, so that all of it is told together."""
+    """Reads references, and collects the problems, so that one error reports them all."""
 
     def __init__(self, loaded: LoadedSpec, environ: Mapping[str, str]) -> None:
         self.loaded = loaded
@@ -170,10 +170,10 @@ class _Secrets:
             try:
                 plain[key] = resolve_secret(text, environ=self.environ, folder=self.loaded.folder)
             except SecretError as exc:
-                self.tell((*at, key), str(exc), "Set the variable or write the file that the reference names.")
+                self.report((*at, key), str(exc), "Set the variable or write the file that the reference names.")
         return MaskedDict(plain, shown=[key for key, value in values.items() if isinstance(value, str)])
 
-    def tell(self, path: KeyPath, message: str, hint: str) -> None:
+    def report(self, path: KeyPath, message: str, hint: str) -> None:
         self.problems.append(Problem(origin_of(path, self.loaded.origins), path, message, hint))
 
     def raise_problems(self) -> None:

@@ -28,8 +28,8 @@ class StoreConfig(Config):
         default=None, description="object: bucket and prefix (s3://, gs://, az://), or a folder."
     )
     dsn: Secret | None = Field(default=None, description="postgres: connection string, e.g. ${env:CHECKPOINTS_DSN}.")
-    compress_above_bytes: Count = Field(default=16 * 1024, description="Larger payloads are packed with zstd.")
-    keep_versions: Count = Field(default=10_000, description="Versions that the store keeps of a checkpoint, at least.")
+    compress_above_bytes: Count = Field(default=16 * 1024, description="Compress larger payloads with zstd.")
+    keep_versions: Count = Field(default=10_000, description="Minimum number of checkpoint versions to keep.")
     storage_options: dict[str, Secret] = Field(
         default={}, description="object: credentials and endpoint; values may be ${env:NAME} or ${file:path}."
     )
@@ -46,10 +46,10 @@ class StoreConfig(Config):
 
 
 class LocalTierConfig(Config):
-    """Checkpoints on this machine's disk: the fast way back."""
+    """Checkpoint copies on this machine's disk, for fast recovery."""
 
     path: Location = Field(description="A folder on this machine's own disk.")
-    interval_ms: Count = Field(default=1000, description="Write at most once in so many milliseconds.")
+    interval_ms: Count = Field(default=1000, description="Minimum time between two writes, in milliseconds.")
 
     @field_validator("path")
     @classmethod
@@ -60,64 +60,68 @@ class LocalTierConfig(Config):
 
 
 class RemoteTierConfig(Config):
-    """Checkpoints where they outlive this machine."""
+    """Checkpoint copies that survive the loss of this machine."""
 
     other_words: ClassVar[dict[str, str]] = {"path": "uri", "url": "uri"}
 
     uri: Location = Field(description="Bucket and prefix (s3://, gs://, az://), or a folder on a mounted share.")
-    interval_ms: Count = Field(default=60_000, description="Replicate at most once in so many milliseconds.")
+    interval_ms: Count = Field(default=60_000, description="Minimum time between two replications, in milliseconds.")
     storage_options: dict[str, Secret] = Field(
         default={}, description="Credentials and endpoint; values may be ${env:NAME} or ${file:path}."
     )
 
 
 class TriggerConfig(Config):
-    """When a checkpoint of the state is made: at the first epoch that any of these asks for."""
+    """When to checkpoint state: at the first epoch at which one of these triggers fires."""
 
     every_epochs: Count | None = Field(
-        default=1, description="After so many epochs; off when only other triggers are given."
+        default=1, description="After this many epochs; off if only other triggers are given."
     )
-    every_ms: Count | None = Field(default=None, description="When so many milliseconds have passed.")
-    every_records: Count | None = Field(default=None, description="When so many records have come.")
+    every_ms: Count | None = Field(default=None, description="After this many milliseconds.")
+    every_records: Count | None = Field(default=None, description="After this many records.")
     event_time: Duration | None = Field(
         default=None, description="When a watermark passes a multiple of this, e.g. 10m."
     )
 
 
 class CheckpointConfig(Config):
-    """Where checkpoints are kept, how they are found, and how long the way back is kept."""
+    """Copies of checkpoints, how recovery finds them, and how far back a rollback can go."""
 
     recovery_scan_commits: Count = Field(
-        default=100, description="Commits that a first run reads backwards for another tool's progress."
+        default=100, description="Number of commits that a first run searches backwards for another tool's progress."
     )
     rollback_window: Window = Field(
-        default=64, description="How far one can go back: a number of epochs, or a time like 12h or 7d."
+        default=64, description="How far back a rollback can go: a number of epochs, or a time like 12h or 7d."
     )
     store: StoreConfig | None = Field(
         default=None,
-        description="A copy of every checkpoint, the audit trail and the lease; files beside this one by default.",
+        description="A copy of every checkpoint, the audit trail and the lease; files beside the spec by default.",
     )
-    local: LocalTierConfig | None = Field(default=None, description="Checkpoints on this machine's disk; off.")
-    remote: RemoteTierConfig | None = Field(default=None, description="Checkpoints that outlive this machine; off.")
+    local: LocalTierConfig | None = Field(
+        default=None, description="Local tier: checkpoint copies on this machine's disk; off by default."
+    )
+    remote: RemoteTierConfig | None = Field(
+        default=None, description="Remote tier: checkpoint copies that survive this machine; off by default."
+    )
     lease_seconds: Seconds = Field(
-        default=15.0, description="A standby takes over when the active run has been silent for so long."
+        default=15.0, description="A standby takes over if the active run has not renewed the lease for this long."
     )
     mode: Literal["aligned", "per_operator"] = Field(
         default="aligned",
-        description="aligned: all operators are snapshot at one epoch; per_operator: each at its own interval_ms.",
+        description="aligned: snapshot all operators at one epoch; per_operator: each at its own interval_ms.",
     )
     trigger: TriggerConfig = Field(
-        default=TriggerConfig(), description="When a checkpoint of the state is made: at the first of these."
+        default=TriggerConfig(), description="When to checkpoint state: at the first trigger that fires."
     )
     timeout_ms: Count = Field(
-        default=60_000, description="Shards that have not reported by then are given up, with their checkpoint."
+        default=60_000, description="Abort a state checkpoint whose shards have not all reported after this time."
     )
-    max_pause_ms: Count = Field(default=200, description="A longer pause for a checkpoint is warned about.")
-    keep_checkpoints: Count = Field(default=3, description="Complete checkpoints of state that are kept, at least.")
+    max_pause_ms: Count = Field(default=200, description="Warn if a checkpoint pauses the epoch for longer.")
+    keep_checkpoints: Count = Field(default=3, description="Minimum number of complete state checkpoints to keep.")
     keep_aborted: Duration = Field(
         default=timedelta(hours=1),
         json_schema_extra={"default": "1h"},
-        description="How long the files of an aborted checkpoint are kept, e.g. 1h.",
+        description="How long to keep the files of an aborted checkpoint, e.g. 1h.",
     )
 
 
@@ -127,24 +131,24 @@ MAX_KEY_GROUPS = 32_768
 
 
 class StateConfig(Config):
-    """How keyed state is spread over tasks, and what happens when a worker is lost."""
+    """Keyed state: its distribution over tasks, and the reaction to a lost worker."""
 
     shards: Count | None = Field(
         default=None,
         description="Shards of the state, one task each; by default as many as tasks run at once.",
     )
     key_groups: Annotated[Count, Field(le=MAX_KEY_GROUPS)] = Field(
-        default=128, description="Groups that keys fall into; fixed for the life of a pipeline."
+        default=128, description="Number of key groups; fixed for the life of a pipeline."
     )
     on_worker_loss: Literal["replace", "absorb"] = Field(
         default="replace",
-        description="replace waits for a new worker; absorb spreads its shards over the others until it is back.",
+        description="replace waits for a new worker; absorb moves its shards to the other workers until it returns.",
     )
     worker_ping_secs: Seconds = Field(
-        default=5.0, description="Workers ping so often; one that misses four pings is lost."
+        default=5.0, description="Heartbeat interval of workers; a worker that misses four heartbeats is lost."
     )
     dropped: tuple[Name, ...] = Field(
-        default=(), description="Operators that are gone from this file and whose state may be forgotten."
+        default=(), description="Operators that were removed from this file and whose state may be deleted."
     )
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""The building blocks of the spec's models: names, numbers, locations, and errors that say where."""
+"""The building blocks of the spec's models: names, numbers, durations, locations, and errors with a key path."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ _BAD_COLUMN_CHARACTERS = re.compile(r"[ ,;{}()\n\t=]")
 
 
 def fail(message: str, *at: str | int, hint: str | None = None) -> PydanticCustomError:
-    """Return an error with our own words; `at` leads from the validated value to the culprit."""
+    """Return an error with a message of our own; `at` is the path from the validated value to the wrong one."""
     context: dict[str, Any] = {"message": message, "at": at, "hint": hint}
     return PydanticCustomError("spec", "{message}", context)
 
 
 class Config(BaseModel):
-    """What all models of the spec share: frozen, unknown keys refused, inputs never shown in errors."""
+    """Base of all models of the spec: frozen, refuses unknown keys, never shows inputs in errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_by_name=True)
-    other_words: ClassVar[dict[str, str]] = {}  # what people write, and what the key is called here
+    other_words: ClassVar[dict[str, str]] = {}  # common other names of a key -> the key
 
     @model_validator(mode="before")
     @classmethod
@@ -141,12 +141,12 @@ def _span(found: re.Match[str]) -> timedelta:
 
 def _bounded(span: timedelta, text: str) -> timedelta:
     if not 0 < span.total_seconds() <= SECONDS_PER_YEAR:
-        raise fail(f'"{text}" must be more than nothing and at most a year')
+        raise fail(f'"{text}" must be more than 0 and at most a year')
     return span
 
 
 def duration_text(span: timedelta) -> str:
-    """Return a duration as one writes it, in the largest unit that keeps it whole."""
+    """Return a duration as written in a spec, in the largest unit that keeps it whole."""
     unit = next(u for u in reversed(_UNITS) if not span % _UNITS[u] or u == "ms")
     return f"{span // _UNITS[unit]}{unit}"
 

@@ -1,4 +1,4 @@
-"""Whether the parts of a pipeline file fit together: names, inputs, circles, and what nothing reads."""
+"""Checks that the sections of a pipeline file fit together: names, inputs, circles, and unread outputs."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Mismatch(NamedTuple):
 
 def check_graph(spec: PipelineSpec) -> list[Mismatch]:
     """Return everything about a valid spec that does not fit together."""
-    found = [*_names(spec), *_state(spec)]
+    mismatches = [*_names(spec), *_state(spec)]
     inputs = [*_operator_inputs(spec), *_sink_inputs(spec)]
     circle = list(_circle(spec))
-    # A name that is wrong, or a circle, also leaves something unread: that is told once.
-    return [*found, *inputs, *circle, *(() if inputs or circle else (*_unread(spec), *_upserts(spec)))]
+    # A wrong name or a circle also leaves something unread: only the cause is reported.
+    return [*mismatches, *inputs, *circle, *(() if inputs or circle else (*_unread(spec), *_upserts(spec)))]
 
 
 def _names(spec: PipelineSpec) -> Iterator[Mismatch]:
@@ -72,11 +72,11 @@ def _sink_inputs(spec: PipelineSpec) -> Iterator[Mismatch]:
             yield from _reference(spec, sink.input, at)
         elif len(candidates) > 1:
             names = ", ".join(candidates)
-            yield Mismatch(at, f"missing, and several could be meant: {names}", f"Add `input: {candidates[0]}`.")
+            yield Mismatch(at, f"missing, and there are several candidates: {names}", f"Add `input: {candidates[0]}`.")
 
 
 def _reference(spec: PipelineSpec, text: str, at: KeyPath) -> Iterator[Mismatch]:
-    """An input must name a source, an operator, or a port that an operator has."""
+    """Check that an input names a source, an operator, or a port of an operator."""
     operators = {operator.name: operator for operator in spec.operators}
     names = [*spec.sources, *operators]
     name, port = resolve_port(text, names)
@@ -123,7 +123,7 @@ def sink_source(spec: PipelineSpec, index: int) -> str:
 
 
 def _upserts(spec: PipelineSpec) -> Iterator[Mismatch]:
-    """An upsert needs rows that say what changed, and a key."""
+    """Check that an upsert reads a changelog and has a key."""
     operators = {operator.name: operator for operator in spec.operators}
     hint = "Read an aggregate, a correlate or an operator of your own, or write `write: append`."
     for index, sink in enumerate(spec.sinks):
@@ -134,19 +134,19 @@ def _upserts(spec: PipelineSpec) -> Iterator[Mismatch]:
         name, port = resolve_port(text, [*spec.sources, *operators])
         operator = operators.get(name)
         if operator is None:
-            words = f'upsert needs rows that say what changed, and "{text}" is a source'
+            words = f'upsert needs a changelog, and "{text}" is a source'
             yield Mismatch((*at, "write"), words, hint)
         elif operator.gives_changes is False or port in (operator.ports or ()):
-            words = f'upsert needs rows that say what changed, and "{text}" gives rows as they came'
+            words = f'upsert needs a changelog, and "{text}" passes rows through unchanged'
             yield Mismatch((*at, "write"), words, hint)
         elif not sink.key and (lack := _find_no_key(operator)) is not None:
             yield Mismatch((*at, "key"), f"missing: {lack}", "Add `key: [...]`.")
 
 
 def _find_no_key(operator: OperatorConfig) -> str | None:
-    """Return why an operator does not say what identifies its rows, or None when it does."""
+    """Return why an operator does not define the key of its rows, or None when it does."""
     if isinstance(operator, SqlOperatorConfig):
-        return "a query does not tell what identifies a row"
+        return "a query does not define what identifies a row"
     if isinstance(operator, OwnOperatorConfig):
         return "only the class itself knows what identifies a row"
     if isinstance(operator, AggregateOperatorConfig) and not operator.keys and operator.window is None:
@@ -155,7 +155,7 @@ def _find_no_key(operator: OperatorConfig) -> str | None:
 
 
 def _state(spec: PipelineSpec) -> Iterator[Mismatch]:
-    """Names of operators that are gone must not be those of operators that are there."""
+    """Check that the names of removed or renamed operators are not in use."""
     names = {operator.name for operator in spec.operators}
     for index, name in enumerate(spec.state.dropped):
         if name in names:

@@ -1,4 +1,4 @@
-"""Find a pipeline file, read it, and tell everything that is wrong with it at once."""
+"""Finds a pipeline file, reads it, and reports everything that is wrong with it at once."""
 
 from __future__ import annotations
 
@@ -145,16 +145,16 @@ def _validate(tree: Tree, *, folder: Path, place: str) -> PipelineSpec:
             tree.problems.append(Problem(Origin(place, 1), (), "must be a mapping that starts with `name: ...`"))
         raise spec_error(tree.problems, file=place)
     spec: PipelineSpec | None = None
-    found = list(tree.problems)
+    problems = list(tree.problems)
     try:
         spec = PipelineSpec.model_validate(tree.data, context={"folder": str(folder)})
     except ValidationError as exc:
-        # A value that could not be read is told once, not again for what stands in its place.
-        told = {problem.path for problem in tree.problems}
-        found += [p for p in problems_of(exc, tree.origins, PipelineSpec) if p.path not in told]
+        # A value that could not be read is reported once, not again for its placeholder.
+        reported = {problem.path for problem in tree.problems}
+        problems += [p for p in problems_of(exc, tree.origins, PipelineSpec) if p.path not in reported]
     if spec is not None:
-        found += [Problem(origin_of(at, tree.origins), at, words, hint) for at, words, hint in check_graph(spec)]
-        found += query_problems(spec, tree.origins)
-    if found or spec is None:
-        raise spec_error(found, file=place)
+        problems += [Problem(origin_of(at, tree.origins), at, words, hint) for at, words, hint in check_graph(spec)]
+        problems += query_problems(spec, tree.origins)
+    if problems or spec is None:
+        raise spec_error(problems, file=place)
     return spec

@@ -61,12 +61,12 @@ def _plain(location: str) -> str:
 
 
 def same_place(a: str, b: str) -> bool:
-    """Tell whether two absolute locations are spellings of one place."""
+    """Whether two absolute locations are spellings of the same location."""
     return _plain(a) == _plain(b)
 
 
 def is_inside(inner: str, outer: str) -> bool:
-    """Tell whether an absolute location is, or lies below, another one. A glob reaches below with `**` alone."""
+    """Whether an absolute location equals or lies below another one. Only a glob with `**` reaches below."""
     if _GLOB.search(outer) and "**" not in outer:
         return False
     below, above = _plain(inner), _plain(outer)

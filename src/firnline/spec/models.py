@@ -1,4 +1,4 @@
-"""What may stand in a pipeline file: one model per section, each key with its default and meaning."""
+"""The models of a pipeline file: one per section, each key with its default and meaning."""
 
 from __future__ import annotations
 
@@ -103,14 +103,14 @@ class FieldConfig(Config):
 
 
 class SchemaConfig(Config):
-    """Where columns come from and what happens to what does not fit them."""
+    """The columns of a source, and how the source treats fields that are no columns yet."""
 
     fields: tuple[FieldConfig, ...] = Field(
         default=(), description="Declared columns; others are inferred from the records (docs/types.md)."
     )
     evolution: Literal["add", "rescue", "fail"] = Field(
         default="add",
-        description="What becomes of a field that is no column yet: add makes it one, rescue keeps it in "
+        description="How to treat a field that is no column yet: add makes it a column, rescue keeps it in "
         "_rescued_data, fail stops the epoch.",
     )
 
@@ -126,7 +126,7 @@ class SchemaConfig(Config):
 
 
 class FilesSourceConfig(Config):
-    """A source of files, read in byte order of their names."""
+    """A file source: reads files in byte order of their names."""
 
     other_words: ClassVar[dict[str, str]] = {"uri": "path", "url": "path", "folder": "path", "table": "path"}
 
@@ -137,23 +137,23 @@ class FilesSourceConfig(Config):
     format: Literal["ndjson"] = Field(
         default="ndjson", description="Newline-delimited JSON; compression by suffix: .gz, .zst or none."
     )
-    poll_interval_secs: Seconds = Field(default=10, description="Seconds between two looks for new files.")
+    poll_interval_secs: Seconds = Field(default=10, description="Seconds between two listings for new files.")
     reconcile_interval_secs: Seconds = Field(
-        default=3600, description="Seconds between two full listings that find late files; --once always makes one."
+        default=3600, description="Seconds between two full listings, which find late files; --once always makes one."
     )
     start_after: str | None = Field(
         default=None, min_length=1, description="Begin after this file name, or at this time (RFC 3339, with a zone)."
     )
     late_files: Literal["ingest", "ignore", "fail"] = Field(
-        default="ingest", description="What becomes of a file that appears below what was already read."
+        default="ingest", description="How to treat a late file: one whose name sorts before files already read."
     )
-    file_attempts: Count = Field(default=3, description="Tries before a broken file is set aside.")
+    file_attempts: Count = Field(default=3, description="Attempts before a broken file is set aside.")
     on_bad_record: Literal["quarantine", "fail"] = Field(
-        default="quarantine", description="What becomes of a record that can never be decoded."
+        default="quarantine", description="How to treat a record that can never be decoded."
     )
     max_bad_ratio: Ratio = Field(
         default=0.5,
-        description="Stop when more than this part of an epoch's records (once it has 100) is bad; 1.0 never stops.",
+        description="Stop when more than this share of an epoch's records (once it has 100) is bad; 1.0 never stops.",
     )
     max_record_bytes: Count = Field(default=16 * 1024 * 1024, description="A longer line is a bad record.")
     schema_: SchemaConfig = Field(
@@ -191,28 +191,28 @@ class DeltaSinkConfig(Config):
     table: Location = Field(description="Path or URI of the table, created when missing; relative to this file.")
     input: str = Field(
         default="",
-        description="The source or operator that is written here, or late rows as NAME.late; by default the only "
-        "one that can be meant.",
+        description="The source or operator to write, or late rows as NAME.late; may be omitted if there is only one "
+        "candidate.",
     )
     write: Literal["append", "upsert"] = Field(
-        default="append", description="append adds rows; upsert lets rows that say what changed change those of a key."
+        default="append", description="append adds rows; upsert applies inserts, updates and deletes by key."
     )
     key: tuple[ColumnName, ...] = Field(
         default=(), description="Upsert: the columns that identify a row; by default those of the operator."
     )
     required: Flag = Field(
         default=True,
-        description="Whether the checkpoint waits for this sink. Rows of an optional one (false) wait in the deciding "
-        "table's outbox, so that its outage stops nobody.",
+        description="Whether the checkpoint waits for this sink. Rows of an optional sink (false) wait in the deciding "
+        "table's outbox, so that its outage does not stop the pipeline.",
     )
     mode: Literal["direct", "staged"] = Field(
         default="direct", description="direct commits each epoch; staged leaves that to `firnline committer`."
     )
     max_pending_units: Count | None = Field(
-        default=None, description="Staged: wait while so many epochs are pending; no limit by default."
+        default=None, description="Staged: wait while this many epochs are pending; null means no limit."
     )
     max_pending_bytes: Count | None = Field(
-        default=None, description="Staged: wait while so many bytes are pending; no limit by default."
+        default=None, description="Staged: wait while this many bytes are pending; null means no limit."
     )
     partition_by: tuple[ColumnName, ...] = Field(
         default=(), description="Columns that partition the table, e.g. [month]."
@@ -243,36 +243,38 @@ class DeltaSinkConfig(Config):
 
 
 class BatchConfig(Config):
-    """How much one epoch takes, and how epochs follow each other."""
+    """The size of an epoch, and how epochs follow each other."""
 
     other_words: ClassVar[dict[str, str]] = {"max_records": "max_events", "max_rows": "max_events"}
 
-    max_events: Count = Field(default=5_000_000, description="Records in one epoch, at most about.")
-    max_bytes: Count = Field(default=1024 * 1024 * 1024, description="Bytes of input in one epoch, at most about.")
-    max_files: Count = Field(default=1000, description="Input files in one epoch, at most.")
+    max_events: Count = Field(default=5_000_000, description="Maximum number of records per epoch (approximate).")
+    max_bytes: Count = Field(
+        default=1024 * 1024 * 1024, description="Maximum number of input bytes per epoch (approximate)."
+    )
+    max_files: Count = Field(default=1000, description="Maximum number of input files per epoch.")
     max_output_files: Count = Field(
         default=1000,
-        description="Parquet files that one epoch stages for one table, small ones and those of all partitions and "
-        "tasks included: no more tasks than that read, and one that has more than its share ends with the input file "
-        "at hand. Where the first rows of a task (a file, or its first 48 MiB) alone fall into more partitions, the "
-        "limit cannot be kept: the run says so, and reads with fewer tasks from then on. It holds where a source goes "
-        "straight to a table; behind operators the number of Spark's tasks decides.",
+        description="Maximum number of Parquet files that one epoch stages for one table, over all partitions and "
+        "tasks. No more tasks than that read, and a task that exceeds its share ends after its current file. If the "
+        "first rows of a task (a file, or its first 48 MiB) alone fall into more partitions, the limit cannot be kept: "
+        "the run logs this and uses fewer tasks from then on. The limit applies where a source goes straight to a "
+        "table; behind operators the number of Spark tasks decides.",
     )
     max_ms: Count = Field(
-        default=60_000, description="How long input is gathered, in milliseconds; never cuts inside a task."
+        default=60_000, description="How long an epoch collects input, in milliseconds; never cuts inside a task."
     )
-    max_inflight: Count = Field(default=2, description="Epochs that may be under way at once; commits stay in order.")
+    max_inflight: Count = Field(default=2, description="Maximum number of epochs in flight; commits stay in order.")
     job_timeout_secs: Seconds = Field(
         default=3600.0,
-        description="A job that reads, runs a query or rewrites files is given up and run again after this time. A job "
-        "of an operator that keeps state: checkpoint.timeout_ms.",
+        description="Timeout of a job that reads, runs a query or rewrites files; the job is cancelled and run again. "
+        "Jobs of stateful operators use checkpoint.timeout_ms.",
     )
     commit_policy: Literal["all", "required", "quorum"] = Field(
         default="all",
         description="Which sinks must hold an epoch before the checkpoint advances: all and required mean every sink "
-        "that is not optional (required: false), quorum means that many.",
+        "that is not optional (required: false); quorum means the number in `quorum`.",
     )
-    quorum: Count = Field(default=1, description="How many sinks, with commit_policy: quorum.")
+    quorum: Count = Field(default=1, description="Number of sinks, with commit_policy: quorum.")
 
     @field_validator("quorum")
     @classmethod
@@ -284,12 +286,12 @@ class BatchConfig(Config):
 
 
 class RestartConfig(Config):
-    """What happens after a failure."""
+    """Retries after a failure."""
 
-    attempts: Retries = Field(default=5, description="How often a failed epoch is tried again; 0: never.")
-    backoff_secs: Seconds = Field(default=1.0, description="Wait before the first new try; doubles with each.")
+    attempts: Retries = Field(default=5, description="Number of retries of a failed epoch; 0 means none.")
+    backoff_secs: Seconds = Field(default=1.0, description="Delay before the first retry; doubles with each.")
     max_backoff_secs: Seconds = Field(
-        default=60.0, validate_default=True, description="The longest wait between two tries."
+        default=60.0, validate_default=True, description="Longest delay between two retries."
     )
 
     @field_validator("max_backoff_secs")
@@ -302,29 +304,31 @@ class RestartConfig(Config):
 
 
 class StagingConfig(Config):
-    """How the committer of staged tables works."""
+    """The committer of two-stage tables."""
 
-    poll_interval_secs: Seconds = Field(default=10, description="How often `firnline committer` looks for new units.")
+    poll_interval_secs: Seconds = Field(
+        default=10, description="Seconds between two listings of staged units by `firnline committer`."
+    )
 
 
 class PipelineSpec(Config):
     """One pipeline: file sources, operators, Delta tables."""
 
     name: Name = Field(description="The pipeline's identity, stored in its sinks; do not change it later.")
-    sources: dict[Name, FilesSourceConfig] = Field(min_length=1, description="The sources by their names.")
+    sources: dict[Name, FilesSourceConfig] = Field(min_length=1, description="The sources by name.")
     operators: tuple[AnyOperatorConfig, ...] = Field(
-        default=(), description="What happens to the rows on their way; without any, sources go straight to sinks."
+        default=(), description="Transformations between sources and sinks; if empty, sources go straight to sinks."
     )
     sinks: tuple[DeltaSinkConfig, ...] = Field(
-        min_length=1, description="Where epochs are committed; the first required one decides."
+        min_length=1, description="The tables to write; the first required sink decides each epoch."
     )
     state: StateConfig = Field(default=StateConfig(), description="How keyed state is spread over tasks.")
-    batch: BatchConfig = Field(default=BatchConfig(), description="How much one epoch takes.")
-    restart: RestartConfig = Field(default=RestartConfig(), description="What happens after a failure.")
-    checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="How checkpoints are found and kept.")
-    staging: StagingConfig = Field(default=StagingConfig(), description="How staged tables are committed.")
+    batch: BatchConfig = Field(default=BatchConfig(), description="The size of an epoch.")
+    restart: RestartConfig = Field(default=RestartConfig(), description="Retries after a failure.")
+    checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="Copies and retention of checkpoints.")
+    staging: StagingConfig = Field(default=StagingConfig(), description="The committer of two-stage tables.")
     spark: dict[SparkKey, SparkValue] = Field(
-        default={}, description="Spark settings passed through, e.g. spark.master; what loads code is refused."
+        default={}, description="Spark settings, e.g. spark.master; settings that load code are refused."
     )
 
     @field_validator("sinks")

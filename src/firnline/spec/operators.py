@@ -63,16 +63,16 @@ Keys = Annotated[tuple[ColumnName, ...], AfterValidator(lambda keys: _differ(key
 
 
 class OperatorConfig(Config, ABC):
-    """What all operators share."""
+    """Keys that all operators share."""
 
     other_words: ClassVar[dict[str, str]] = {"input": "inputs", "from": "inputs", "sources": "inputs"}
-    ports: ClassVar[tuple[str, ...] | None] = ()  # beside the main one; None: only the class itself knows
-    gives_changes: ClassVar[bool | None] = False  # rows that say what changed; None: it depends
+    ports: ClassVar[tuple[str, ...] | None] = ()  # beside the main port; None: only the class itself knows
+    gives_changes: ClassVar[bool | None] = False  # whether its rows are a changelog; None: it depends
 
     name: OperatorName = Field(description="Unique name among sources, operators and sinks; no dots.")
     type: str = Field(description="sql, aggregate, deduplicate, correlate, or your own class as module:Class.")
     inputs: tuple[str, ...] = Field(
-        min_length=1, description="What it reads: sources, operators, or late rows as NAME.late."
+        min_length=1, description="The inputs: sources, operators, or late rows as NAME.late."
     )
 
     @field_validator("inputs")
@@ -82,7 +82,7 @@ class OperatorConfig(Config, ABC):
 
     @abstractmethod
     def settings_json(self) -> dict[str, Json]:
-        """Return the settings that travel to workers; what was not given is absent."""
+        """Return the settings that are sent to workers; settings that were not given are absent."""
 
 
 class SqlOperatorConfig(OperatorConfig):
@@ -94,8 +94,8 @@ class SqlOperatorConfig(OperatorConfig):
     type: Literal["sql"] = Field(description="Kind of operator.")
     query: str = Field(
         min_length=1,
-        description="One SELECT over the inputs, by their names. epoch_time() stands for the clock; what would differ "
-        "when an epoch is repeated is refused.",
+        description="One SELECT over the inputs, by name. Use epoch_time() instead of the clock; functions whose "
+        "result would differ on a replay are refused.",
     )
 
     def settings_json(self) -> dict[str, Json]:
@@ -103,22 +103,24 @@ class SqlOperatorConfig(OperatorConfig):
 
 
 class StatefulOperatorConfig(OperatorConfig):
-    """What all operators with state share."""
+    """Keys that all stateful operators share."""
 
     interval_ms: Count | None = Field(
         default=None,
-        description="With checkpoint.mode: per_operator, snapshot it once in so many milliseconds; else every epoch.",
+        description="With checkpoint.mode: per_operator, milliseconds between two snapshots; null means every epoch.",
     )
     initial_state: Annotated[str, AfterValidator(_initial_state)] = Field(
         default="",
-        description="An exported state to begin with, when it has none of its own; relative to this file. empty: begin "
-        "with nothing, in a pipeline that has history.",
+        description="An exported state to start from if the operator has none; relative to this file. The word empty "
+        "starts a new operator without state in a pipeline that has history.",
     )
-    renamed_from: str = Field(default="", description="The name under which a checkpoint holds its state.")
+    renamed_from: str = Field(
+        default="", description="The operator's former name, under which checkpoints hold its state."
+    )
     idle_after: Duration | None = Field(
         default=None,
-        description="An input that gives no rows for so long, e.g. 10m, no longer holds the watermark back; when it "
-        "speaks again, its rows may be late. By default it is waited for without end.",
+        description="An input without rows for this long, e.g. 10m, no longer holds the watermark back; its later rows "
+        "may then be late. null waits for every input forever.",
     )
 
 
@@ -127,13 +129,13 @@ class AggregateConfig(Config):
 
     other_words: ClassVar[dict[str, str]] = {"as": "name", "alias": "name", "func": "function", "of": "column"}
 
-    name: ColumnName = Field(description="Name of the column that comes out.")
+    name: ColumnName = Field(description="Name of the output column.")
     function: Literal["count", "sum", "min", "max", "avg", "first", "last"] = Field(
-        description="What is computed: count, sum, min, max, avg, first or last."
+        description="count, sum, min, max, avg, first or last."
     )
-    column: ColumnName | None = Field(default=None, description="Of which column; count counts rows without one.")
+    column: ColumnName | None = Field(default=None, description="Input column; count without a column counts rows.")
     order_by: ColumnName | None = Field(
-        default=None, description="first and last: the column that orders the rows; by default that of time."
+        default=None, description="first and last: the column that orders the rows; by default the time column."
     )
 
     @model_validator(mode="after")
@@ -146,11 +148,11 @@ class AggregateConfig(Config):
 
 
 class WindowConfig(Config):
-    """Windows of event time."""
+    """Event-time windows."""
 
-    size: Duration = Field(description="How long a window is, e.g. 10m.")
+    size: Duration = Field(description="Length of a window, e.g. 10m.")
     slide: Duration | None = Field(
-        default=None, description="How far apart windows begin, e.g. 5m; by default they follow each other."
+        default=None, description="Distance between window starts, e.g. 5m; by default windows do not overlap."
     )
 
     @model_validator(mode="after")
@@ -165,25 +167,27 @@ class WindowConfig(Config):
 
 
 class AggregateOperatorConfig(StatefulOperatorConfig):
-    """Counts, sums and the like, per key and window, over all epochs."""
+    """Counts, sums and other aggregates per key and window, over all epochs."""
 
     other_words: ClassVar[dict[str, str]] = {**OperatorConfig.other_words, "group_by": "keys", "key": "keys"}
     ports: ClassVar[tuple[str, ...] | None] = ("late",)
     gives_changes: ClassVar[bool | None] = True
 
     type: Literal["aggregate"] = Field(description="Kind of operator.")
-    keys: Keys = Field(default=(), description="Columns whose values are told apart; none: one total.")
-    aggregates: tuple[AggregateConfig, ...] = Field(min_length=1, description="The columns that are computed.")
-    time: ColumnName | None = Field(default=None, description="The column of event time.")
-    window: WindowConfig | None = Field(default=None, description="Windows of event time; without, one for ever.")
+    keys: Keys = Field(default=(), description="Columns to group by; empty means one global total.")
+    aggregates: tuple[AggregateConfig, ...] = Field(min_length=1, description="The columns to compute.")
+    time: ColumnName | None = Field(default=None, description="The event-time column.")
+    window: WindowConfig | None = Field(
+        default=None, description="Event-time window; omit it for one aggregate over all time."
+    )
     delay: Duration | None = Field(
-        default=None, description="How long to wait for rows that are out of order, e.g. 30s; none by default."
+        default=None, description="How long to wait for out-of-order rows, e.g. 30s; no delay by default."
     )
     emit: Literal["changes", "final"] = Field(
         default="changes",
-        description="changes gives a row whenever an epoch changed it; final gives a window once, when it is closed.",
+        description="changes emits a row in every epoch that changes it; final emits each window once, when it closes.",
     )
-    before: Flag = Field(default=False, description="Add the column _before: the row as it was.")
+    before: Flag = Field(default=False, description="Add the column _before: the row before the change.")
 
     @field_validator("aggregates")
     @classmethod
@@ -198,20 +202,20 @@ class AggregateOperatorConfig(StatefulOperatorConfig):
         taken = {key.lower(): "a key has this name" for key in self.keys}
         for index, key in enumerate(self.keys):
             if key.lower() in ADDED_COLUMNS:
-                raise fail(f'"{key}" cannot be a key: a column of this name is added to what comes out', "keys", index)
+                raise fail(f'"{key}" cannot be a key: the operator adds a column of this name', "keys", index)
         for index, one in enumerate(self.aggregates):
             at = ("aggregates", index, "name")
             if one.name.lower() in taken:
                 raise fail(f'"{one.name}" is taken: {taken[one.name.lower()]}', *at)
             if one.name.lower() in ADDED_COLUMNS:
-                raise fail(f'"{one.name}" is taken: a column of this name is added to what comes out', *at)
+                raise fail(f'"{one.name}" is taken: the operator adds a column of this name', *at)
             if one.function in ("first", "last") and one.order_by is None and self.time is None:
                 raise fail(f"function: {one.function} needs it, or `time`", "aggregates", index, "order_by")
         _need_time(self, "window", "delay", "idle_after")
         if self.emit == "final" and self.window is None:
-            raise fail("final needs a window: without one nothing is ever final", "emit")
+            raise fail("final needs a window: without a window no row is ever final", "emit")
         if self.emit == "final" and self.before:
-            raise fail("has no meaning with emit: final, which gives every row once", "before")
+            raise fail("has no meaning with emit: final, which emits every row once", "before")
         return self
 
     def settings_json(self) -> dict[str, Json]:
@@ -221,18 +225,18 @@ class AggregateOperatorConfig(StatefulOperatorConfig):
 
 
 class DeduplicateOperatorConfig(StatefulOperatorConfig):
-    """The first row of every key; what comes later with the same key is left out."""
+    """The first row of every key; later rows with the same key are dropped."""
 
     other_words: ClassVar[dict[str, str]] = {**OperatorConfig.other_words, "key": "keys", "by": "keys"}
 
     type: Literal["deduplicate"] = Field(description="Kind of operator.")
-    keys: Keys = Field(min_length=1, description="Columns that make a row the same as another.")
-    time: ColumnName | None = Field(default=None, description="The column of event time.")
+    keys: Keys = Field(min_length=1, description="Columns that identify a duplicate.")
+    time: ColumnName | None = Field(default=None, description="The event-time column.")
     ttl: Duration | None = Field(
-        default=None, description="Forget a key so long after its event time, e.g. 1h; never by default."
+        default=None, description="Forget a key this long after its event time, e.g. 1h; never by default."
     )
     delay: Duration | None = Field(
-        default=None, description="How long to wait for rows that are out of order, e.g. 30s; none by default."
+        default=None, description="How long to wait for out-of-order rows, e.g. 30s; no delay by default."
     )
 
     @model_validator(mode="after")
@@ -245,24 +249,24 @@ class DeduplicateOperatorConfig(StatefulOperatorConfig):
 
 
 class CorrelateOperatorConfig(StatefulOperatorConfig):
-    """Alerts where several inputs have rows of one key, close to each other in event time."""
+    """Alerts when several inputs have rows with the same key, close to each other in event time."""
 
     other_words: ClassVar[dict[str, str]] = {**OperatorConfig.other_words, "key": "keys", "within": "window"}
     ports: ClassVar[tuple[str, ...] | None] = ("late",)
     gives_changes: ClassVar[bool | None] = True
 
     type: Literal["correlate"] = Field(description="Kind of operator.")
-    keys: Keys = Field(min_length=1, description="Columns, the same in every input, that belong together.")
-    time: ColumnName = Field(description="The column of event time, the same in every input.")
-    window: Duration = Field(description="How close rows must lie to make an alert, e.g. 30s.")
+    keys: Keys = Field(min_length=1, description="Columns to match rows by, the same in every input.")
+    time: ColumnName = Field(description="The event-time column, the same in every input.")
+    window: Duration = Field(description="Maximum distance in event time between the rows of an alert, e.g. 30s.")
     min_inputs: Count | None = Field(
-        default=None, description="From how many inputs rows must have come; by default from all."
+        default=None, description="Number of inputs that must have rows; by default all of them."
     )
     delay: Duration | None = Field(
-        default=None, description="How long to wait for rows that are out of order, e.g. 30s; none by default."
+        default=None, description="How long to wait for out-of-order rows, e.g. 30s; no delay by default."
     )
     retain: Duration | None = Field(
-        default=None, description="How far behind the watermark a row may still change alerts, e.g. 1h; not at all."
+        default=None, description="How far behind the watermark a row may still change alerts, e.g. 1h; 0 by default."
     )
 
     @model_validator(mode="after")
@@ -287,7 +291,7 @@ class OwnOperatorConfig(StatefulOperatorConfig):
     type: Annotated[str, WithJsonSchema({"type": "string", "pattern": f"^{_OWN_TYPE.pattern}$"})] = Field(
         description="The class, as module:Class; the module is a file in the folder `operators` beside this file."
     )
-    settings: dict[str, Any] = Field(default={}, description="What the class is given; it checks this itself.")
+    settings: dict[str, Any] = Field(default={}, description="Settings passed to the class, which checks them itself.")
 
     @field_validator("type")
     @classmethod
@@ -312,7 +316,7 @@ class OwnOperatorConfig(StatefulOperatorConfig):
 def _need_time(config: AggregateOperatorConfig | DeduplicateOperatorConfig, *keys: str) -> None:
     for key in keys:
         if config.time is None and getattr(config, key) is not None:
-            raise fail("needs `time`, the column of event time", key)
+            raise fail("needs `time`, the event-time column", key)
 
 
 def _given(config: OperatorConfig, *names: str) -> dict[str, Json]:
@@ -329,7 +333,7 @@ def _given(config: OperatorConfig, *names: str) -> dict[str, Json]:
 
 
 def _check_type(value: Any) -> Any:
-    """Say what is wrong with the type first: under a wrong one, every key looks wrong."""
+    """Check the type first: under a wrong type, every key looks wrong."""
     if isinstance(value, OperatorConfig):
         return value
     if not isinstance(value, dict):

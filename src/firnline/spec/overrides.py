@@ -58,7 +58,7 @@ def _value(path: KeyPath, text: str) -> Any:
 
 
 def _forget_below(tree: Tree, path: KeyPath) -> None:
-    """Drop what was noted about the value that is replaced: its lines and its problems."""
+    """Drop the recorded lines and problems of the value that is replaced."""
     for known in [p for p in tree.origins if p[: len(path)] == path]:
         del tree.origins[known]
     tree.problems[:] = [p for p in tree.problems if p.path[: len(path)] != path or p.path == ()]
@@ -69,7 +69,7 @@ def _is_index(part: str) -> bool:
 
 
 def _step(at: Any, path: KeyPath, part: str) -> tuple[str | int, str | None]:
-    """Return the key or index that `part` means at this place, or what is wrong with it."""
+    """Return the key or index that `part` means below `at`, or what is wrong with it."""
     if isinstance(at, list):
         if not _is_index(part):
             return part, f'a list is reached by number, not by "{part.lower()}"'
@@ -102,7 +102,7 @@ def _store(at: Any, key: str | int, value: Any) -> None:
 
 
 def _descend(at: Any, key: str | int, by_index: bool) -> Any:
-    """Return the part below, made when it is missing or empty: a list when a number comes next."""
+    """Return the value below a key, created if it is missing or empty: a list if a number comes next."""
     inner = at[key] if (isinstance(at, dict) and key in at) or (isinstance(key, int) and key < len(at)) else None
     if inner is None:
         inner = [] if by_index else {}

@@ -1,4 +1,4 @@
-"""What is wrong with a spec, in words: where it stands, what it is, and what to write instead."""
+"""Problems of a spec as messages: where it is, what is wrong, and what to write instead."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Origin:
     text_line: int | None = None
 
     def at(self, line: int | None) -> Origin:
-        """Return where a line of the text stands, or the whole value when that cannot be told."""
+        """Return the origin of one line of the text, or of the whole value when that is unknown."""
         return self if line is None or self.text_line is None else Origin(self.place, self.text_line + line - 1)
 
     def __str__(self) -> str:
@@ -72,21 +72,21 @@ def key_path_text(path: KeyPath) -> str:
 
 
 def spec_error(problems: Sequence[Problem], *, file: str | None = None) -> SpecError:
-    """Return one error that tells all problems, in the order of the file; the first is the main one."""
-    found = sorted(dict.fromkeys(problems), key=lambda p: (p.origin.line is None, p.origin.line or 0))
-    first = found[0]
+    """Return one error that lists all problems, in the order of the file; its hint is that of the first."""
+    ordered = sorted(dict.fromkeys(problems), key=lambda p: (p.origin.line is None, p.origin.line or 0))
+    first = ordered[0]
     return SpecError(
-        "\n".join(str(problem) for problem in found),
+        "\n".join(str(problem) for problem in ordered),
         hint=first.hint or "Correct it and run again; `firnline dry-run` checks a spec without writing.",
         file=file,
         line=first.origin.line,
         key=key_path_text(first.path),
-        problems=[str(problem) for problem in found],
+        problems=[str(problem) for problem in ordered],
     )
 
 
 def problems_of(error: ValidationError, origins: Mapping[KeyPath, Origin], root: type[BaseModel]) -> list[Problem]:
-    """Return our words for everything that pydantic found."""
+    """Return our own messages for the errors of pydantic."""
     details = [dict(detail) for detail in error.errors(include_url=False)]
     problems = []
     for detail in details:
@@ -97,7 +97,7 @@ def problems_of(error: ValidationError, origins: Mapping[KeyPath, Origin], root:
 
 
 def _is_echo(detail: dict[str, Any], details: Iterable[dict[str, Any]], root: type[BaseModel]) -> bool:
-    """Tell whether an error only follows from another one of the list, which is told instead."""
+    """Whether an error only follows from another one in the list, which is reported instead."""
     loc, kind = detail["loc"], detail["type"]
     for other in details:
         there = other["loc"]
@@ -115,7 +115,7 @@ def _is_echo(detail: dict[str, Any], details: Iterable[dict[str, Any]], root: ty
 
 
 def origin_of(path: KeyPath, origins: Mapping[KeyPath, Origin]) -> Origin:
-    """Return where this key, or else the nearest part around it, was written."""
+    """Return where this key, or else the nearest enclosing section, was written."""
     for length in range(len(path), -1, -1):
         found = origins.get(path[:length])
         if found is not None:
@@ -252,7 +252,7 @@ def _tagged(annotation: Any) -> dict[str, type[BaseModel]]:
 
 
 def _without_tags(loc: KeyPath, root: type[BaseModel]) -> KeyPath:
-    """Return the path as it stands in the file."""
+    """Return the path as it is in the file."""
     kept: list[str | int] = []
     for place, part in enumerate(loc):
         if place >= 2 and part in _tagged(_keys(_model_at(loc[: place - 2], root)).get(str(loc[place - 2]))):
@@ -271,5 +271,5 @@ def _all_models(model: type[BaseModel], home: str = "") -> Iterable[tuple[str, t
         inner = _inner_model(annotation)
         kind = get_origin(annotation)
         entry = ".<name>" if kind is dict else "[]" if kind is tuple else ""
-        for each in _tagged(annotation).values() or ([inner] if inner is not None else []):
-            yield from _all_models(each, f"{home}.{key}{entry}" if home else f"{key}{entry}")
+        for nested in _tagged(annotation).values() or ([inner] if inner is not None else []):
+            yield from _all_models(nested, f"{home}.{key}{entry}" if home else f"{key}{entry}")

@@ -50,7 +50,7 @@ class MaskedDict(dict[str, str]):
 
 
 def is_sensitive(key: str) -> bool:
-    """Tell whether a setting of this name is likely to hold a secret."""
+    """Whether a setting of this name is likely to hold a secret."""
     return _SENSITIVE.search(key) is not None
 
 
@@ -64,7 +64,7 @@ def check_references(text: str) -> None:
 
 
 def has_reference(text: str) -> bool:
-    """Tell whether the text holds a reference to a secret."""
+    """Whether the text holds a reference to a secret."""
     return _REFERENCE.search(text) is not None
 
 

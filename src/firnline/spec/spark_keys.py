@@ -62,7 +62,7 @@ ALLOWED_PREFIXES = (
     "spark.sql.shuffle.",
 )
 
-# The first that matches says why; these come before the allowlist, so that no prefix lets them in.
+# The first match gives the reason; these come before the allowlist, so that no prefix lets them in.
 _REFUSED = (
     (r"JavaOptions$", "it can load any code into the JVM"),
     (r"extraLibraryPath|(^|\.)jars(\.|$)|^spark\.(files|archives|submit\.)|ClassPath", "it brings code into Spark"),
@@ -75,7 +75,7 @@ _REFUSED = (
 
 
 def find_refusal(key: str) -> str | None:
-    """Return why this key may not stand under `spark`, or None when it may."""
+    """Return why this key is not allowed under `spark`, or None when it is."""
     for pattern, reason in _REFUSED:
         if re.search(pattern, key, re.IGNORECASE):
             return f"not allowed in a spec: {reason}"

@@ -1,4 +1,4 @@
-"""The queries of a pipeline file: what is wrong with them, at the line of the file where it stands."""
+"""Checks the queries of a pipeline file, and reports problems with the line of the file."""
 
 from __future__ import annotations
 

@@ -18,18 +18,18 @@ sources:
     type: files
     path: in                      # folder, glob or URI (local, s3://, gs://, az://); relative to this file
     format: ndjson                # compression by suffix: .gz, .zst, none
-    # poll_interval_secs: 10      # how often to look for new files
-    # start_after: 2026-01-01T00:00:00Z   # or a file name: begin there
-    # late_files: ingest          # or ignore, fail: a file that appears below what was already read
+    # poll_interval_secs: 10      # seconds between two listings for new files
+    # start_after: 2026-01-01T00:00:00Z   # or a file name: start there
+    # late_files: ingest          # or ignore, fail: a file whose name sorts before files already read
     # on_bad_record: quarantine   # or fail
-    # max_bad_ratio: 0.5          # stop when more than this part of an epoch's records is bad
+    # max_bad_ratio: 0.5          # stop when more than this share of an epoch's records is bad
     # lineage: false              # true adds _firnline_file, _firnline_record, _firnline_epoch
     # schema:
     #   evolution: add            # or rescue, fail: a field that is no column yet
     #   fields:                   # inferred when left out
     #     - {{name: id, type: int64, nullable: false}}
     #     - {{name: price, type: "decimal(18,2)"}}
-    # storage_options:            # credentials are references, never written here
+    # storage_options:            # credentials are references, never plain text
     #   aws_secret_access_key: ${{env:AWS_SECRET_ACCESS_KEY}}
 
 sinks:
@@ -49,12 +49,12 @@ sinks:
 #   attempts: 5
 #   backoff_secs: 1
 
-# checkpoint:                     # how far back one can go, and where copies of the checkpoints are kept
+# checkpoint:                     # how far back a rollback can go, and where copies of checkpoints are stored
 #   rollback_window: 64           # epochs, or a time like 7d
-#   lease_seconds: 15             # `firnline run --standby` takes over after so long
+#   lease_seconds: 15             # `firnline run --standby` takes over after this long
 #   store: {{type: file, path: data/firnline_checkpoints}}   # or sqlite, postgres, object: see docs/stores.md
 
-# spark:                          # passed to Spark; the master alone moves it to a cluster
+# spark:                          # passed to Spark; set spark.master to run on a cluster
 #   spark.master: "local[*]"
 #   spark.driver.memory: 2g
 """

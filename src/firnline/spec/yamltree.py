@@ -1,4 +1,4 @@
-"""YAML text to plain values, with the line of every key; variables filled in, duplicates refused."""
+"""Parses YAML text to plain values with the line of every key; fills in variables, refuses duplicates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SECRET = re.compile(r"(env|file):(?!-).*", re.DOTALL)
 
 @dataclass
 class Tree:
-    """The values of a file, where each key stands, and what was wrong with single values."""
+    """The values of a file, the line of each key, and the problems of single values."""
 
     data: Any = None
     origins: dict[KeyPath, Origin] = field(default_factory=dict)

@@ -198,7 +198,7 @@ def test_a_rescale_against_the_spec_is_refused(stateful: Path, capsys: pytest.Ca
 
 def test_a_rescale_without_state_is_refused(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["rescale", "--shards", "4"]) == 2
-    assert "has no operator that keeps state" in capsys.readouterr().err
+    assert "has no stateful operator" in capsys.readouterr().err
     assert run_command(["rescale", "--shards", "0"]) == 2
 
 

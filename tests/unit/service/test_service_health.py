@@ -109,7 +109,7 @@ def test_every_no_says_why() -> None:
     assert act(READ, PLANNED, later(1000)).health.healthy().reasons == [
         "epoch 3 was planned 1000 s ago and is not committed"
     ]
-    assert act(READ, FAILED).health.ready().reasons == ["trying again after 1 failure(s): disk full"]
+    assert act(READ, FAILED).health.ready().reasons == ["retrying after 1 failure(s): disk full"]
     assert act(READ, FAILED, ended(3)).health.healthy().reasons == ["the run failed with exit code 3: disk full"]
     assert act().health.ready().reasons == ["the sinks have not been read yet"]
 

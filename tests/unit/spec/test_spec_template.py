@@ -86,6 +86,6 @@ def test_the_json_schema_lets_numbers_be_variables() -> None:
     batch: dict[str, Any] = json_schema()["$defs"]["BatchConfig"]["properties"]
     assert batch["max_files"] == {
         "default": 1000,
-        "description": "Input files in one epoch, at most.",
+        "description": "Maximum number of input files per epoch.",
         "anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": r"\$\{[^}]+\}"}],
     }

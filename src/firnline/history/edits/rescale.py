@@ -83,7 +83,7 @@ def load_tip(pipeline: OpenPipeline) -> StateTip:
     """
     if not dataflow_of(pipeline.options).stateful:
         raise ConfigError(
-            f"pipeline {pipeline.options.name!r} has no operator that keeps state",
+            f"pipeline {pipeline.options.name!r} has no stateful operator",
             hint="aggregate, deduplicate and correlate keep state, and so do operators of your own.",
         )
     held = pipeline.deciding.load()
