@@ -54,7 +54,7 @@ def epoch_of(options: PipelineOptions) -> int:
 
 def pipeline_of(options: PipelineOptions) -> firnline.Pipeline:
     found = firnline.Pipeline.__new__(firnline.Pipeline)
-    found._begin(options)
+    found._set_options(options)
     return found
 
 
