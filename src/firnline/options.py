@@ -31,7 +31,7 @@ class SchemaOptions:
 class SourceOptions:
     """Options that every kind of source has."""
 
-    kind: ClassVar[str]  # of `firnline.sources.kinds`
+    type: ClassVar[str]  # the kind of source, see `firnline.sources.registry`
 
     name: str
     poll_interval_secs: float = field(default=10, kw_only=True)
@@ -45,7 +45,7 @@ class SourceOptions:
 class FileSourceOptions(SourceOptions):
     """A file source: reads files in byte order of their names."""
 
-    kind: ClassVar[str] = "files"
+    type: ClassVar[str] = "files"
 
     path: str  # absolute folder, glob or URI
     format: Literal["ndjson"] = "ndjson"

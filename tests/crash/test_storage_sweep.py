@@ -22,7 +22,7 @@ STRIDE = 1 if os.environ.get("FIRNLINE_PROOF") else 5
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("firnline.jobs.read_task.READ_BACKOFF_SECS", 0.001)
+    monkeypatch.setattr("firnline.sources.files.reader.READ_BACKOFF_SECS", 0.001)
 
 
 @pytest.fixture

@@ -371,7 +371,7 @@ def test_broken_large_file_leaves_no_rows(
     sample: SampleInput, make_options: MakeOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of a file too large to hold are written before its end is seen; when it is broken, none may stay."""
-    monkeypatch.setattr("firnline.jobs.read_task.HOLD_BYTES", 1000)
+    monkeypatch.setattr("firnline.sources.files.reader.HOLD_BYTES", 1000)
     monkeypatch.setattr("firnline.ndjson.reader.BLOCK_BYTES", 4000)
     options = make_options(file_attempts=1)
     sample.add("a.json.gz", 50, bad=2)

@@ -10,13 +10,13 @@ import pyarrow as pa
 from firnline.cli.sampling import Sampled
 from firnline.errors import ConfigError, SinkError
 from firnline.graph import sink_input, topological
-from firnline.jobs.read_orders import columns_from_json, declared
 from firnline.jobs.spark import SparkEngine
 from firnline.operators.base import MAIN
 from firnline.options import OperatorOptions, PipelineOptions
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import type_to_text
 from firnline.sinks.base import Head, Sink
+from firnline.sources.columns import columns_from_json, declared
 
 ANY_TIME = "2000-01-01T00:00:00+00:00"  # columns do not depend on the epoch's time
 
@@ -129,7 +129,7 @@ def schema_rows(
         return []
     held = set(table.names) if table is not None else set()
     spec = {name for source in pipeline.options.sources if source.name == port for name in declared(source).names}
-    folders = set(sampled[port].columns.folder) if port in sampled else set()
+    folders = set(sampled[port].columns.constants) if port in sampled else set()
     choices = sampled[port].choices if port in sampled else {}
     found: list[dict[str, str | float]] = []
     for field in schema:

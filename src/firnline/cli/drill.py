@@ -138,7 +138,7 @@ def drill(
 
 def _check_scratch(options: PipelineOptions, scratch: Path) -> None:
     """Refuse any folder that the pipeline reads or writes, and any that holds something."""
-    from firnline.sources.kinds import open_source
+    from firnline.sources.registry import open_source
     from firnline.storage import is_remote
 
     checkpoint = options.checkpoint

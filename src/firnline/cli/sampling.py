@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from firnline.errors import SchemaError
-from firnline.jobs.read_orders import Columns, Context, agree, columns_of, staged_schema
+from firnline.jobs.read_orders import Context, columns_of, staged_schema
 from firnline.ndjson import (
     BrokenFileError,
     Choice,
@@ -23,8 +23,9 @@ from firnline.ndjson import (
     shown_path,
 )
 from firnline.options import FileSourceOptions
-from firnline.schema import RESCUED_COLUMN, schema_to_json
-from firnline.sources.base import SourcePlan
+from firnline.schema import RESCUED_COLUMN
+from firnline.sources.base import SourcePlan, SplitEnd
+from firnline.sources.columns import Columns, agree
 from firnline.storage import open_storage
 from firnline.types import Json
 
@@ -77,15 +78,15 @@ def sample_source(
     Raises:
         SchemaError: a record does not fit, and the spec says that this stops the epoch.
     """
-    context = Context(0, "", options, root, list(targets), {}, base)
+    context = Context(0, "", options, {}, list(targets), {}, base)
     columns = columns_of(context, plan)
     paths = [str(item["path"]) for split in plan.splits for item in split.inputs][:SAMPLE_FILES]
     choices: dict[str, Choice] = {}
     again, read = True, Sample()
     while again:
         read = Sample()
-        report, counter = _read(context, columns, paths, read)
-        columns, wanted = agree(columns, [report])
+        end, counter = _read(options, root, columns, paths, read)
+        columns, wanted = agree(columns, [end])
         chosen = {path: choose(path, counts) for path, counts in counter.counts.items() if path not in choices}
         choices |= {path: choice for path, choice in chosen.items() if choice.kind == columns.kinds.get(path)}
         again = bool(wanted)
@@ -103,20 +104,20 @@ def _odd_warning(path: str, choice: Choice) -> str:
 
 
 def _read(
-    context: Context, columns: Columns, paths: Sequence[str], sample: Sample
-) -> tuple[dict[str, Json], KindCounter]:
+    options: FileSourceOptions, root: str, columns: Columns, paths: Sequence[str], sample: Sample
+) -> tuple[SplitEnd, KindCounter]:
     """Read the sample once; what a task would report of its columns, and the kinds that were counted."""
     decoding = DecodeOptions(
-        evolution=context.evolution,
-        on_mismatch="fail" if context.evolution == "fail" else "rescue",
+        evolution=columns.evolution,
+        on_mismatch="fail" if columns.evolution == "fail" else "rescue",
         reserved=columns.reserved,
         kinds=columns.kinds,
     )
     decoder = Decoder(columns.decoded, columns.frozen, decoding)
     counter = KindCounter(columns.decoded, columns.frozen, columns.reserved)
     for path in paths:
-        _sample_file(context.options, context.root, path, decoder, counter, sample)
-    return {"schema": schema_to_json(decoder.schema), "kinds": counter.to_json()}, counter
+        _sample_file(options, root, path, decoder, counter, sample)
+    return SplitEnd([], decoder.schema, counter.to_json()), counter
 
 
 def _sample_file(

@@ -203,7 +203,7 @@ class _Running:
                 epoch=job.epoch,
                 attempt=job.attempt,
                 options=source,
-                root=self.jobs.sources[source.name].location,
+                settings=self.jobs.sources[source.name].reader_settings(),
                 targets=self._targets(source.name),
                 quarantine=self.jobs.folder(quarantine_folder(self.jobs.options.name)),
                 base=job.columns.get(source.name),

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from firnline.faults import fault_point
 from firnline.names import quarantine_name
-from firnline.ndjson import BadRecord
+from firnline.sources.base import BadRecord
 from firnline.storage import open_storage
 from firnline.types import Json
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from firnline.errors import BadRecordsError, SchemaError
 from firnline.exchange import Exchanged
 from firnline.jobs.engine import Engine
-from firnline.jobs.read_orders import Columns, Context, Produced, agree, collect, columns_of, make_orders
+from firnline.jobs.read_orders import Context, Produced, ReadOrder, ReadReport, collect, columns_of, make_orders
 from firnline.jobs.worker import Watch, run_watched
+from firnline.sources.columns import Columns, agree
 from firnline.sources.group import EpochPlan
-from firnline.types import Json
 
 JUDGED_RECORDS = 100  # below this, a ratio of bad records says little
 SCHEMA_ROUNDS = 8  # types only widen, so this is never reached; it keeps a bug from looping
@@ -24,18 +24,18 @@ class _Reading:
     context: Context
     columns: Columns
     wanted: set[int]
-    reports: dict[int, dict[str, Json]] = field(default_factory=dict)
+    reports: dict[int, ReadReport] = field(default_factory=dict)
 
-    def take(self, done: Mapping[int, dict[str, Json]]) -> None:
+    def take(self, done: Mapping[int, ReadReport]) -> None:
         self.reports |= done
         numbers = sorted(self.reports)
-        self.columns, again = agree(self.columns, [self.reports[n] for n in numbers])
+        self.columns, again = agree(self.columns, [self.reports[n].end for n in numbers])
         self.wanted = {numbers[n] for n in again}
 
 
 def read_sources(
     engine: Engine, plan: EpochPlan, contexts: Mapping[str, Context], watch: Watch
-) -> tuple[Produced, list[dict[str, Json]]]:
+) -> tuple[Produced, list[ReadReport]]:
     """Read what is planned; returns what was produced and the reports of all tasks, in the order of the rows.
 
     Raises:
@@ -51,22 +51,22 @@ def read_sources(
         open_ones = {name: reading for name, reading in readings.items() if reading.wanted}
         if not open_ones:
             break
-        orders: list[dict[str, Json]] = []
+        orders: list[ReadOrder] = []
         asked: list[tuple[str, int]] = []
         for name, reading in open_ones.items():
             orders += make_orders(reading.context, plan.plans[name], reading.columns, reading.wanted)
             asked += [(name, number) for number in sorted(reading.wanted)]
         names = [f"task {number} of source {name}" for name, number in asked]
-        done = run_watched(engine, watch, orders, names.__getitem__)
-        by_source: dict[str, dict[int, dict[str, Json]]] = {}
+        done = run_watched(engine, watch, [order.to_json() for order in orders], names.__getitem__)
+        by_source: dict[str, dict[int, ReadReport]] = {}
         for (name, number), report in zip(asked, done, strict=True):
-            by_source.setdefault(name, {})[number] = report
+            by_source.setdefault(name, {})[number] = ReadReport.from_json(report)
         for name, told in by_source.items():
             readings[name].take(told)
     else:
         raise SchemaError(f"the tasks of epoch {_epoch(contexts)} do not agree on the types of their columns")
     produced = Produced()
-    reports_in_order: list[dict[str, Json]] = []
+    reports_in_order: list[ReadReport] = []
     for reading in readings.values():
         reports = [reading.reports[n] for n in sorted(reading.reports)]
         found = collect(reading.context, reading.columns, reports)
@@ -76,10 +76,10 @@ def read_sources(
     return produced, reports_in_order
 
 
-def exchanged(reports: Sequence[dict[str, Json]], contexts: Mapping[str, Context]) -> dict[str, Exchanged]:
+def exchanged(reports: Sequence[ReadReport], contexts: Mapping[str, Context]) -> dict[str, Exchanged]:
     """What the sources handed on to operators, by edge."""
     names = {edge.name for context in contexts.values() for edge in context.edges}
-    return {name: Exchanged.collect(reports, name) for name in names}
+    return {name: Exchanged.collect(({"exchanged": report.exchanged} for report in reports), name) for name in names}
 
 
 def _judge(produced: Produced, context: Context) -> None:

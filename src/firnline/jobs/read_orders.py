@@ -1,23 +1,20 @@
-"""Turns a plan into orders for tasks, and their reports into what an epoch produced. Pure."""
+"""The orders and reports between the driver and the tasks that read, and what an epoch makes of them. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import pyarrow as pa
 
 from firnline.errors import EngineError
 from firnline.exchange import Edge
-from firnline.jobs.read_task import LINEAGE, folder_values, retyped
-from firnline.ndjson import add_counts, choose, json_paths, settle
-from firnline.ndjson.kinds import Counts
-from firnline.ndjson.tree import outer_paths
-from firnline.options import FileSourceOptions
-from firnline.schema import RESCUED_COLUMN, merge, schema_from_json, schema_from_spec, schema_to_json, type_to_text
-from firnline.sources.base import SourcePlan
+from firnline.options import SourceOptions
+from firnline.schema import RESCUED_COLUMN, merge, schema_from_json, schema_to_json, type_to_text
+from firnline.sources.base import SourcePlan, Split, SplitEnd
+from firnline.sources.columns import LINEAGE, LINEAGE_TYPES, Columns, declared
 from firnline.types import Json
 
 
@@ -27,8 +24,8 @@ class Context:
 
     epoch: int
     attempt: str
-    options: FileSourceOptions
-    root: str  # of the source
+    options: SourceOptions
+    settings: dict[str, Json]  # of the source's reader
     targets: list[dict[str, Json]]  # one per sink that takes the rows as they are, from `Sink.stage_target`
     quarantine: dict[str, Json]
     base: pa.Schema | None  # the columns that are known, None before there are any
@@ -51,16 +48,101 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
-    """Where the columns of an epoch come from."""
+class ReadOrder:
+    """What one task is to read, and where it puts the rows."""
 
-    decoded: pa.Schema  # from records
-    frozen: frozenset[str]  # their types are fixed: the table has them, or the spec declares them
-    folder: dict[str, str]  # from `name=value` folders, with their types
-    reserved: frozenset[str] = frozenset()  # never taken from records: such values are rescued
-    kinds: dict[str, str] = field(
-        default_factory=dict
-    )  # by path: what new fields are, chosen by all values of the epoch
+    source_kind: str
+    settings: dict[str, Json]  # of the source's reader
+    split: Split
+    columns: Columns
+    epoch: int
+    attempt: str
+    targets: list[dict[str, Json]]
+    quarantine: dict[str, Json]
+    edges: list[Edge]
+    exchange: dict[str, Json]
+    lineage: bool
+    replay: bool
+
+    def to_json(self) -> dict[str, Json]:
+        """Plain JSON, since it travels to workers."""
+        return {
+            "kind": "read",
+            "source_kind": self.source_kind,
+            "settings": self.settings,
+            "split": self.split.to_json(),
+            "columns": self.columns.to_json(),
+            "epoch": self.epoch,
+            "attempt": self.attempt,
+            "targets": self.targets,
+            "quarantine": self.quarantine,
+            "edges": [edge.to_json() for edge in self.edges],
+            "exchange": self.exchange,
+            "lineage": self.lineage,
+            "replay": self.replay,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Json]) -> ReadOrder:
+        return cls(
+            source_kind=str(value["source_kind"]),
+            settings=dict(value["settings"]),
+            split=Split.from_json(value["split"]),
+            columns=Columns.from_json(value["columns"]),
+            epoch=int(value["epoch"]),
+            attempt=str(value["attempt"]),
+            targets=list(value["targets"]),
+            quarantine=dict(value["quarantine"]),
+            edges=[Edge.from_json(edge) for edge in value["edges"]],
+            exchange=dict(value["exchange"]),
+            lineage=bool(value["lineage"]),
+            replay=bool(value["replay"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReport:
+    """What one task has read, and where its rows lie. Rows never travel back."""
+
+    end: SplitEnd
+    staged: dict[str, list[dict[str, Json]]]  # by sink
+    exchanged: dict[str, Json]  # by edge
+    quarantine: list[dict[str, Json]]
+    rescues: bool  # some rows have `_rescued_data`
+    records: int
+    bad: int
+    bytes_read: int
+    raw_bytes: int
+
+    def to_json(self) -> dict[str, Json]:
+        """Plain JSON, since it travels from workers."""
+        return {
+            "outcomes": self.end.outcomes,
+            "schema": schema_to_json(self.end.schema),
+            "kinds": self.end.kinds,
+            "staged": self.staged,
+            "exchanged": self.exchanged,
+            "quarantine": self.quarantine,
+            "rescues": self.rescues,
+            "records": self.records,
+            "bad": self.bad,
+            "bytes_read": self.bytes_read,
+            "raw_bytes": self.raw_bytes,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Json]) -> ReadReport:
+        return cls(
+            end=SplitEnd(list(value["outcomes"]), schema_from_json(value["schema"]), dict(value["kinds"])),
+            staged=dict(value["staged"]),
+            exchanged=dict(value["exchanged"]),
+            quarantine=list(value["quarantine"]),
+            rescues=bool(value["rescues"]),
+            records=int(value["records"]),
+            bad=int(value["bad"]),
+            bytes_read=int(value["bytes_read"]),
+            raw_bytes=int(value["raw_bytes"]),
+        )
 
 
 @dataclass(slots=True)
@@ -97,34 +179,23 @@ class Produced:
         self.schemas |= schemas
 
 
-def declared(options: FileSourceOptions) -> pa.Schema:
-    """The columns that the spec declares."""
-    fields = options.schema.fields
-    return schema_from_spec([{"name": f.name, "type": f.type, "nullable": f.nullable} for f in fields])
-
-
-def columns_from_json(value: Mapping[str, Json]) -> dict[str, pa.Schema]:
-    """The columns of sources as a checkpoint holds them."""
-    return {name: schema_from_json(columns) for name, columns in value.items()}
-
-
 def columns_of(context: Context, plan: SourcePlan) -> Columns:
-    """Decide which columns come from records and which from folders."""
+    """Decide which columns come from records and which the reader adds."""
     spec = declared(context.options)
     known = merge(context.base, spec, frozen=context.base.names) if context.base is not None else spec
-    folders: dict[str, str] = {}
-    for item in (item for split in plan.splits for item in split.inputs):
-        for name in folder_values(item["path"], context.root):
-            index = known.get_field_index(name)
-            folders[name] = type_to_text(known.field(index)) if index >= 0 else "string"
+    constants: dict[str, str] = {}
+    for name in sorted(plan.constants):
+        index = known.get_field_index(name)
+        constants[name] = type_to_text(known.field(index)) if index >= 0 else "string"
     foreign = {f.name for f in known if not _is_supported(f)}  # columns that only another writer can fill
-    taken = {*folders, *LINEAGE, *foreign}
+    taken = {*constants, *LINEAGE, *foreign}
     decoded = pa.schema([f for f in known if f.name not in taken])
     return Columns(
         decoded=decoded,
         frozen=frozenset(decoded.names),
-        folder=dict(sorted(folders.items())),
-        reserved=frozenset({*folders, *foreign}),
+        constants=constants,
+        reserved=frozenset({*constants, *foreign}),
+        evolution=context.evolution,
     )
 
 
@@ -145,84 +216,45 @@ def _is_supported(field: pa.Field) -> bool:
     return True
 
 
-def make_orders(context: Context, plan: SourcePlan, columns: Columns, only: Collection[int]) -> list[dict[str, Json]]:
-    """One order per task, for the tasks whose numbers are in `only`. Plain JSON, since it travels to workers."""
-    options = context.options
-    common = {
-        "kind": "read",
-        "epoch": context.epoch,
-        "attempt": context.attempt,
-        "source": {"root": context.root, "storage_options": dict(options.storage_options)},
-        "targets": context.targets,
-        "quarantine": context.quarantine,
-        "schema": schema_to_json(columns.decoded),
-        "frozen": sorted(columns.frozen),
-        "reserved": sorted(columns.reserved),
-        "kinds": columns.kinds,
-        "folder_types": columns.folder,
-        "evolution": context.evolution,
-        "on_bad_record": options.on_bad_record,
-        "max_record_bytes": options.max_record_bytes,
-        "lineage": options.lineage,
-        "edges": [edge.to_json() for edge in context.edges],
-        "exchange": context.exchange,
-        "replay": context.replay,
-    }
+def make_orders(context: Context, plan: SourcePlan, columns: Columns, only: Collection[int]) -> list[ReadOrder]:
+    """One order per split, for the splits whose numbers are in `only`."""
     return [
-        {
-            **common,
-            "inputs": split.inputs,
-            "max_records": split.max_records,
-            "max_bytes": split.max_bytes,
-            "max_output_files": split.max_output_files,
-        }
+        ReadOrder(
+            source_kind=context.options.type,
+            settings=context.settings,
+            split=split,
+            columns=columns,
+            epoch=context.epoch,
+            attempt=context.attempt,
+            targets=context.targets,
+            quarantine=context.quarantine,
+            edges=context.edges,
+            exchange=context.exchange,
+            lineage=context.options.lineage,
+            replay=context.replay,
+        )
         for number, split in enumerate(plan.splits)
         if number in only
     ]
 
 
-def agree(columns: Columns, reports: Sequence[dict[str, Json]]) -> tuple[Columns, set[int]]:
-    """Choose the types of new columns by the values of all tasks; tasks that wrote another type must run again.
-
-    A choice stands: a task that runs again rescues the odd values, so they would no longer be counted. Fields inside a
-    value that a task still holds as JSON text wait until that task has counted them, too.
-    """
-    counts: Counts = {}
-    for report in reports:
-        add_counts(counts, report["kinds"])
-    found = [schema_from_json(report["schema"]) for report in reports]
-    texts = {path for schema in found for path in json_paths(schema)}
-    choices = {
-        path: choose(path, counted).kind
-        for path, counted in counts.items()
-        if path not in columns.kinds and texts.isdisjoint(outer_paths(path))
-    }
-    kinds = columns.kinds | {path: kind for path, kind in choices.items() if kind is not None}
-    settled = kinds | {path: "json" for path, kind in choices.items() if kind is None}  # to be counted again
-    merged = settle(columns.decoded, settled)
-    for schema in found:
-        merged = merge(merged, settle(schema, settled), frozen=columns.frozen)
-    again = {number for number, schema in enumerate(found) if retyped(schema, merged)}
-    return replace(columns, decoded=merged, kinds=kinds), again
-
-
-def collect(context: Context, columns: Columns, reports: Sequence[dict[str, Json]]) -> Produced:
+def collect(context: Context, columns: Columns, reports: Sequence[ReadReport]) -> Produced:
     """Add the reports up."""
     out = Produced()
     source = context.options.name
-    out.outcomes[source] = [outcome for report in reports for outcome in report["outcomes"]]
+    out.outcomes[source] = [outcome for report in reports for outcome in report.end.outcomes]
     for report in reports:
-        out.quarantine += report["quarantine"]
-        out.records += report["records"]
-        out.bytes_read += report["bytes_read"]
-        out.raw_bytes += report["raw_bytes"]
-        for sink, files in report["staged"].items():
+        out.quarantine += report.quarantine
+        out.records += report.records
+        out.bytes_read += report.bytes_read
+        out.raw_bytes += report.raw_bytes
+        for sink, files in report.staged.items():
             out.staged.setdefault(sink, []).extend(files)
-        for file in report["quarantine"]:
+        for file in report.quarantine:
             out.bad.update(file["reasons"])
     out.read[source] = out.records
     schema = staged_schema(context, columns)
-    if any(report["rescues"] for report in reports) and RESCUED_COLUMN not in schema.names:
+    if any(report.rescues for report in reports) and RESCUED_COLUMN not in schema.names:
         schema = schema.append(pa.field(RESCUED_COLUMN, pa.string()))
     if out.records > out.bad.total() or not context.is_inferring:  # else nothing has told any column yet
         out.columns[source] = schema
@@ -239,8 +271,8 @@ def collect(context: Context, columns: Columns, reports: Sequence[dict[str, Json
 def staged_schema(context: Context, columns: Columns) -> pa.Schema:
     """Every column that the staged files may have: what the table must have when they are committed."""
     fields = list(columns.decoded)
-    folder_specs = [{"name": n, "type": t, "nullable": True} for n, t in columns.folder.items()]
-    fields += list(schema_from_json(folder_specs))
+    added = [{"name": n, "type": t, "nullable": True} for n, t in columns.constants.items()]
+    fields += list(schema_from_json(added))
     names = {f.name for f in fields}
     for target in context.targets:
         for name in target["partition_by"]:
@@ -250,6 +282,5 @@ def staged_schema(context: Context, columns: Columns) -> pa.Schema:
     if not fields:
         fields.append(pa.field(RESCUED_COLUMN, pa.string()))
     if context.options.lineage:
-        kinds = (pa.string(), pa.int64(), pa.int64())
-        fields += [pa.field(n, k) for n, k in zip(LINEAGE, kinds, strict=True)]
+        fields += [pa.field(n, k) for n, k in zip(LINEAGE, LINEAGE_TYPES, strict=True)]
     return pa.schema(fields)

@@ -17,8 +17,8 @@ from firnline.sinks.base import Head, Sink, SinkContext
 from firnline.sinks.registry import open_sinks
 from firnline.sources.base import Limits
 from firnline.sources.group import Sources
-from firnline.sources.kinds import open_source
 from firnline.sources.known import KnownFiles
+from firnline.sources.registry import open_source
 from firnline.state.home import StateHome
 from firnline.storage import Storage, normalise, open_storage
 from firnline.stores.tiers import Tiers

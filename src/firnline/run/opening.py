@@ -22,7 +22,6 @@ from firnline.errors import (
     StoreAheadError,
 )
 from firnline.graph import sink_input
-from firnline.jobs.read_orders import columns_from_json, declared
 from firnline.process import TimedCalls
 from firnline.run.checkpoints import CheckpointMaker
 from firnline.run.flight import Base, Flight
@@ -31,6 +30,7 @@ from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.operator_state import StateKeeper
 from firnline.run.restore_state import known_watermarks
 from firnline.sinks.base import Head, Sink
+from firnline.sources.columns import columns_from_json, declared
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)

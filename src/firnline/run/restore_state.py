@@ -13,12 +13,12 @@ from firnline.checkpoint.model import Checkpoint
 from firnline.errors import CheckpointError, ConfigError, DamagedError, LedgerHoleError, StateLostError
 from firnline.graph import downstream
 from firnline.jobs.dataflow import Dataflow, shape_of
-from firnline.jobs.read_orders import columns_from_json
 from firnline.jobs.watermarks import Watermarks
 from firnline.options import OperatorOptions
 from firnline.run.flight import Behind
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head
+from firnline.sources.columns import columns_from_json
 from firnline.state import snapshot as layout
 from firnline.state.home import StateHome
 from firnline.state.load import EMPTY, export_digest

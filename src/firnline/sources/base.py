@@ -1,8 +1,8 @@
 """The contract of a source: all that the engine asks of where records come from.
 
 A source is two classes. `Source` runs in the driver: it plans slices, and it alone makes, compares and opens positions.
-`SplitReader` runs in workers: it turns one split of a slice into Arrow batches. `firnline.sources.kinds` names both
-classes of every kind of source; nothing else in the engine knows a kind.
+`SplitReader` runs in workers: it turns one split of a slice into Arrow batches. `firnline.sources.registry` opens both
+by the kind of the source; nothing else in the engine knows a kind.
 
 What happens in an epoch, and what a kill leaves behind:
 
@@ -173,9 +173,9 @@ def processed_record(stat: FileStat) -> dict[str, Json]:
 class Source(ABC):
     """Where records come from, in the driver.
 
-    `firnline.sources.kinds.open_source` makes one with `kind(options, once=..., moved=...)`. With `once`, a run reads
-    what is there and ends: the source then waits for nothing. `moved` is a pair of locations, old and new: the same
-    input lies elsewhere now, and `start` accepts positions of the old location.
+    `open_source(options, once=..., moved=...)` of its kind makes one. With `once`, a run reads what is there and ends:
+    the source then waits for nothing. `moved` is a pair of locations, old and new: the same input lies elsewhere now,
+    and `start` accepts positions of the old location.
 
     Six methods must be written; the others have defaults that suit a source whose input never comes late, never
     changes and is never given up. One thread calls `start`, `plan` and `give_back`; other threads may call the other
@@ -256,8 +256,7 @@ class Source(ABC):
         """Where the input lies, as messages name it."""
         return self.name
 
-    @classmethod
-    def describe(cls, position: Json) -> PositionView:
+    def describe(self, position: Json) -> PositionView:
         """A position for people. Pure; may be called for positions of any age.
 
         Raises:
@@ -444,9 +443,9 @@ class RestartError(Exception):
 class SplitReader(ABC):
     """Reads one split in a worker.
 
-    `firnline.sources.kinds.open_reader` makes one per task with `kind(settings, split, columns)`: the source's
-    `reader_settings`, the split, and the `sources.columns.Columns` that are known so far. It keeps what it learns
-    between two calls of `read`. Memory stays bounded: batches, never a whole input.
+    `open_reader(settings, split, columns)` of its kind makes one per task, from the source's `reader_settings`, the
+    split, and the `sources.columns.Columns` that are known so far. It keeps what it learns between two calls of `read`.
+    Memory stays bounded: batches, never a whole input.
     """
 
     @abstractmethod

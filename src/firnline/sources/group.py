@@ -15,8 +15,8 @@ from typing import Any
 
 from firnline.clock import monotonic
 from firnline.errors import DamagedError, FirnlineError
+from firnline.sources import registry
 from firnline.sources.base import Backlog, Limits, PositionView, Reconciled, Source, SourcePlan, Split
-from firnline.sources.kinds import describe_unknown
 from firnline.sources.known import KnownFiles
 from firnline.types import Json
 
@@ -110,9 +110,9 @@ class Sources:
     def _describe(self, name: str, position: Json) -> PositionView:
         source = self._sources.get(name)
         try:
-            return source.describe(position) if source is not None else describe_unknown(position)
+            return source.describe(position) if source is not None else registry.describe(position)
         except DamagedError:
-            return describe_unknown(position)
+            return registry.describe(position)
 
     def acknowledge(self, positions: Mapping[str, Json]) -> None:
         """Tell every source below which position nothing is needed any more; failures are logged."""

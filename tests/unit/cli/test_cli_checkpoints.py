@@ -557,9 +557,9 @@ def test_diff_tells_of_a_hole(stored: Path, run_json: Any) -> None:
 
 def test_positions_that_are_not_of_files_are_compared_by_key() -> None:
     from firnline.history.diff import diff_position
-    from firnline.sources.kinds import describe_unknown
+    from firnline.sources.registry import describe
 
-    before, after = describe_unknown({"lsn": 5, "slot": "x"}), describe_unknown({"lsn": 9, "slot": "x"})
+    before, after = describe({"lsn": 5, "slot": "x"}), describe({"lsn": 9, "slot": "x"})
     assert diff_position(before, after) == {"changed": {"lsn": {"from": 5, "to": 9}}}
 
 

@@ -16,9 +16,9 @@ from firnline.checkpoint.ledger import (
 from firnline.errors import DamagedError, LedgerHoleError
 from firnline.graph import sink_input
 from firnline.history.savepoints.pins import load_pins
-from firnline.jobs.read_task import LINEAGE
 from firnline.names import LEDGER, entry_name, ledger_folder
 from firnline.run.open_pipeline import OpenPipeline
+from firnline.sources.columns import LINEAGE
 from firnline.storage import Storage, open_storage
 from firnline.types import EntryRef, Json
 

@@ -12,9 +12,9 @@ import pyarrow as pa
 from firnline.errors import ConfigError
 from firnline.history.edits.rescale import StateJump, States, StateTip, ensure_here, load_tip
 from firnline.history.state import Stateful, find_stateful
-from firnline.jobs.read_orders import columns_from_json
 from firnline.operators.loading import build_operator
 from firnline.run.open_pipeline import OpenPipeline
+from firnline.sources.columns import columns_from_json
 from firnline.state.columns import Layout
 from firnline.state.export import StateReader
 from firnline.state.load import add_state, import_rows, locate_rows

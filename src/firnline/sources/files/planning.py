@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import urllib.parse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from firnline.schema import is_column_name_ok
 from firnline.sources.base import Limits, Split
+from firnline.sources.files.messages import FileOutcome
 from firnline.sources.files.position import FileState, Progress, SetAside
 from firnline.storage import FileStat
 from firnline.types import Json
@@ -139,10 +142,9 @@ def advance(
 ) -> tuple[FileState, list[dict[str, Json]]]:
     """The state after the tasks ended as they report, and what the ledger says of every file they touched.
 
-    An outcome is `{path, to, offset, line, finished}` or `{path, failed: reason}`. A planned file without one
-    was not reached: it stays in the state, so that the mark cannot pass it.
+    A planned file without an outcome was not reached: it stays in the state, so that the mark cannot pass it.
     """
-    ended = {str(outcome["path"]): outcome for outcome in outcomes}
+    ended = {outcome.path: outcome for outcome in map(FileOutcome.from_json, outcomes)}
     files, aside = dict(base.files), dict(base.set_aside)
     records: list[dict[str, Json]] = []
     for item in (item for split in splits for item in split.inputs):
@@ -153,21 +155,21 @@ def advance(
             files[path] = replace(before, size_bytes=item["size_bytes"], etag=item["etag"])
             records.append({**_record(item, before.records), "status": "pending"})
             continue
-        if "failed" in outcome:
-            _fail(files, aside, path, before, item, str(outcome["failed"]), file_attempts, epoch)
+        if outcome.failed is not None:
+            _fail(files, aside, path, before, item, outcome.failed, file_attempts, epoch)
             status = "set_aside" if path in aside else "in_progress"
-            records.append({**_record(item, before.records), "status": status, "reason": outcome["failed"]})
+            records.append({**_record(item, before.records), "status": status, "reason": outcome.failed})
             continue
-        files[path] = DONE if outcome["finished"] else Progress(
-            records=int(outcome["to"]),
-            offset=int(outcome["offset"]),
-            line=int(outcome["line"]),
+        files[path] = DONE if outcome.finished else Progress(
+            records=outcome.to,
+            offset=outcome.offset,
+            line=outcome.line,
             size_bytes=int(item["size_bytes"]),
             etag=str(item["etag"]),
         )  # fmt: skip
-        status = "committed" if outcome["finished"] else "in_progress"
+        status = "committed" if outcome.finished else "in_progress"
         late = {"late": True} if not base.is_after_mark(path) and before.records == 0 else {}
-        records.append({**_record(item, int(outcome["to"])), "status": status, **late})
+        records.append({**_record(item, outcome.to), "status": status, **late})
     return replace(base, files=files, set_aside=aside).prune_finished(), records
 
 
@@ -231,3 +233,19 @@ def _fail(
     files.pop(path, None)
     known = replace(before, size_bytes=item["size_bytes"], etag=item["etag"])
     aside[path] = replace(_aside(known, reason), epoch=epoch)
+
+
+def folder_columns(splits: Sequence[Split], root: str) -> tuple[str, ...]:
+    """The columns that the folders of planned files tell."""
+    paths = (str(item["path"]) for split in splits for item in split.inputs)
+    return tuple(sorted({name for path in paths for name in folder_values(path, root)}))
+
+
+def folder_values(path: str, root: str) -> dict[str, str | None]:
+    """The `name=value` folders between the root and the file."""
+    found: dict[str, str | None] = {}
+    for part in path.removeprefix(root).split("/")[:-1]:
+        name, equals, value = part.partition("=")
+        if equals and is_column_name_ok(name):
+            found[name] = None if value == "__HIVE_DEFAULT_PARTITION__" else urllib.parse.unquote(value)
+    return found

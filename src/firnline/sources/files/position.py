@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from firnline.errors import DamagedError
+from firnline.sources.base import PositionView
 from firnline.types import Json
 
 FINISHED = "Finished"
@@ -130,6 +131,24 @@ class FileState:
         except (KeyError, TypeError, AttributeError) as error:
             raise DamagedError(f"a source state is unreadable: {error}") from error
         return cls(root=root, mark=full_name(mark, root) if mark else None, files=files).prune_finished()
+
+    def describe(self) -> PositionView:
+        """The position for people."""
+        in_progress = {path: progress.records for path, progress in sorted(self.files.items()) if not progress.finished}
+        return PositionView(
+            facts={
+                "root": self.root,
+                "last_committed_file": self.mark,
+                "files_in_progress": len(in_progress),
+                "files_set_aside": len(self.set_aside),
+            },
+            location=self.root,
+            by_input=True,
+            last=self.mark,
+            in_progress=in_progress,
+            set_aside={path: item.reason for path, item in self.set_aside.items()},
+            named=len(self.files),
+        )
 
     def knows(self, path: str) -> bool:
         """Whether a listed file needs no new plan: passed by the mark, finished, or set aside."""

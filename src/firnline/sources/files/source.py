@@ -26,6 +26,7 @@ from firnline.sources.base import (
 )
 from firnline.sources.files import planning
 from firnline.sources.files.listing import Scope, list_files
+from firnline.sources.files.messages import FileReaderSettings
 from firnline.sources.files.position import FileState, Progress
 from firnline.sources.known import KnownFiles
 from firnline.storage import FileStat, Storage, is_remote, normalise, open_storage
@@ -122,32 +123,24 @@ class FileSource(Source):
 
     def replan(self, position: Json, records: Sequence[dict[str, Json]], parallelism: int) -> SourcePlan:
         inputs = planning.recorded_inputs(FileState.from_json(position), records)
+        splits = planning.deal_again(inputs, parallelism)
         return SourcePlan(
             source=self.name,
             base=position,
-            splits=planning.deal_again(inputs, parallelism),
+            splits=splits,
             files=len(inputs),
             size_bytes=sum(int(item["size_bytes"]) for item in inputs),
+            constants=planning.folder_columns(splits, self.location),
         )
 
-    @classmethod
-    def describe(cls, position: Json) -> PositionView:
-        state = FileState.from_json(position)
-        in_progress = {path: found.records for path, found in sorted(state.files.items()) if not found.finished}
-        return PositionView(
-            facts={
-                "root": state.root,
-                "last_committed_file": state.mark,
-                "files_in_progress": len(in_progress),
-                "files_set_aside": len(state.set_aside),
-            },
-            location=state.root,
-            by_input=True,
-            last=state.mark,
-            in_progress=in_progress,
-            set_aside={path: item.reason for path, item in state.set_aside.items()},
-            named=len(state.files),
-        )
+    def describe(self, position: Json) -> PositionView:
+        return FileState.from_json(position).describe()
+
+    def reader_settings(self) -> dict[str, Json]:
+        options = self._options
+        return FileReaderSettings(
+            self.location, dict(options.storage_options), options.max_record_bytes, options.on_bad_record
+        ).to_json()
 
     def current_name(self, position: Json, path: str) -> str:
         return FileState.from_json(position).current_name(path)
@@ -166,12 +159,14 @@ class FileSource(Source):
         self._late = {name: stat for name, stat in late.items() if name not in taken}
         for path in chosen.changed:
             logger.warning("file set aside", extra={"file": path, "reason": "changed while it was half read"})
+        splits = planning.deal(chosen, limits, datetime.now(UTC).isoformat(timespec="seconds"))
         return SourcePlan(
             source=self.name,
             base=chosen.base.to_json(),
-            splits=planning.deal(chosen, limits, datetime.now(UTC).isoformat(timespec="seconds")),
+            splits=splits,
             files=len(chosen.files),
             size_bytes=chosen.size_bytes,
+            constants=planning.folder_columns(splits, self.location),
             notes={"late": sum(1 for f in chosen.files if f.name in late), "moved": moved, "dropped": dropped},
         )
 

@@ -1,0 +1,106 @@
+"""Which columns the rows of a source have, and how the splits of an epoch come to agree on them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from firnline.ndjson import add_counts, choose, json_paths, settle
+from firnline.ndjson.kinds import Counts
+from firnline.ndjson.tree import outer_paths
+from firnline.options import SourceOptions
+from firnline.schema import is_json, merge, schema_from_json, schema_from_spec, schema_to_json
+from firnline.sources.base import SplitEnd
+from firnline.types import Json
+
+LINEAGE = ("_firnline_file", "_firnline_record", "_firnline_epoch")
+LINEAGE_TYPES = (pa.string(), pa.int64(), pa.int64())
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Where the columns of an epoch come from. Plain JSON on its way to workers."""
+
+    decoded: pa.Schema  # from records
+    frozen: frozenset[str]  # their types are fixed: the table has them, or the spec declares them
+    constants: dict[str, str]  # the same in all rows of an input, such as `name=value` folders, with their types
+    reserved: frozenset[str] = frozenset()  # never taken from records: such values are rescued
+    kinds: dict[str, str] = field(default_factory=dict)  # by path: types of new fields, chosen by all values
+    evolution: Literal["add", "rescue", "fail"] = "add"  # what an unknown field becomes
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "schema": schema_to_json(self.decoded),
+            "frozen": sorted(self.frozen),
+            "constants": self.constants,
+            "reserved": sorted(self.reserved),
+            "kinds": self.kinds,
+            "evolution": self.evolution,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Json]) -> Columns:
+        return cls(
+            decoded=schema_from_json(value["schema"]),
+            frozen=frozenset(value["frozen"]),
+            constants=dict(value["constants"]),
+            reserved=frozenset(value["reserved"]),
+            kinds=dict(value["kinds"]),
+            evolution=value["evolution"],
+        )
+
+
+def declared(options: SourceOptions) -> pa.Schema:
+    """The columns that the spec declares."""
+    fields = options.schema.fields
+    return schema_from_spec([{"name": f.name, "type": f.type, "nullable": f.nullable} for f in fields])
+
+
+def columns_from_json(value: Mapping[str, Json]) -> dict[str, pa.Schema]:
+    """The columns of sources as a checkpoint holds them."""
+    return {name: schema_from_json(columns) for name, columns in value.items()}
+
+
+def agree(columns: Columns, ends: Sequence[SplitEnd]) -> tuple[Columns, set[int]]:
+    """Choose the types of new columns by the values of all splits; splits that have another type must be read again.
+
+    A choice stands: a split that is read again rescues the odd values, so they would no longer be counted. Fields
+    inside a value that a split still holds as JSON text wait until that split has counted them, too.
+    """
+    counts: Counts = {}
+    for end in ends:
+        add_counts(counts, end.kinds)
+    found = [end.schema for end in ends]
+    texts = {path for schema in found for path in json_paths(schema)}
+    choices = {
+        path: choose(path, counted).kind
+        for path, counted in counts.items()
+        if path not in columns.kinds and texts.isdisjoint(outer_paths(path))
+    }
+    kinds = columns.kinds | {path: kind for path, kind in choices.items() if kind is not None}
+    settled = kinds | {path: "json" for path, kind in choices.items() if kind is None}  # to be counted again
+    merged = settle(columns.decoded, settled)
+    for schema in found:
+        merged = merge(merged, settle(schema, settled), frozen=columns.frozen)
+    again = {number for number, schema in enumerate(found) if retyped(schema, merged)}
+    return replace(columns, decoded=merged, kinds=kinds), again
+
+
+def retyped(old: pa.Schema, new: pa.Schema) -> bool:
+    """Whether a column of `old` has another type in `new`; new columns and new nested fields do not count."""
+    return any(new.get_field_index(f.name) < 0 or _type_differs(f, new.field(f.name)) for f in old)
+
+
+def _type_differs(old: pa.Field, new: pa.Field) -> bool:
+    if pa.types.is_struct(old.type) and pa.types.is_struct(new.type):
+        return retyped(pa.schema(list(_children(old.type))), pa.schema(list(_children(new.type))))
+    if pa.types.is_list(old.type) and pa.types.is_list(new.type):
+        return _type_differs(old.type.value_field, new.type.value_field)
+    return bool(old.type != new.type) or is_json(old) != is_json(new)
+
+
+def _children(kind: Any) -> Iterator[pa.Field]:
+    return (kind.field(i) for i in range(kind.num_fields))

@@ -1,0 +1,56 @@
+"""What the driver tells a reader of files, and what the reader reports: plain JSON between the two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from firnline.types import Json
+
+
+@dataclass(frozen=True, slots=True)
+class FileReaderSettings:
+    """What a reader of files needs beside its split."""
+
+    root: str
+    storage_options: dict[str, str]
+    max_record_bytes: int
+    on_bad_record: str  # quarantine or fail
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "root": self.root,
+            "storage_options": self.storage_options,
+            "max_record_bytes": self.max_record_bytes,
+            "on_bad_record": self.on_bad_record,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Json]) -> FileReaderSettings:
+        return cls(**value)
+
+
+@dataclass(frozen=True, slots=True)
+class FileOutcome:
+    """Where reading ended; or, with `failed`, why the file cannot be read as it is."""
+
+    path: str
+    to: int = 0  # records read, those of earlier epochs included
+    offset: int = 0  # plain files: the byte after the last record read
+    line: int = 0  # lines before that byte
+    finished: bool = False
+    failed: str | None = None
+
+    def to_json(self) -> dict[str, Json]:
+        if self.failed is not None:
+            return {"path": self.path, "failed": self.failed}
+        return {
+            "path": self.path,
+            "to": self.to,
+            "offset": self.offset,
+            "line": self.line,
+            "finished": self.finished,
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> FileOutcome:
+        return cls(**value)

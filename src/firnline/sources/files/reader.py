@@ -1,0 +1,218 @@
+"""Reads a range of files in a worker: compressed or plain NDJSON to Arrow batches, in bounded memory.
+
+The rows of a file are handed on only when the file is known to be whole, or when it is too large to hold. A large file
+that then turns out broken makes the task begin again without it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from firnline.errors import BadRecordsError, SchemaError, SourceError
+from firnline.ndjson import (
+    Block,
+    BlockReader,
+    BrokenFileError,
+    Decoded,
+    DecodeOptions,
+    Decoder,
+    KindCounter,
+    MismatchError,
+    UnexpectedFieldError,
+    compression_of,
+    open_blocks,
+)
+from firnline.sources.base import Budget, RestartError, Rows, Split, SplitEnd, SplitReader
+from firnline.sources.columns import Columns
+from firnline.sources.files.messages import FileOutcome, FileReaderSettings
+from firnline.sources.files.planning import folder_values
+from firnline.storage import Readable, Storage, open_storage
+from firnline.types import Json
+
+HOLD_BYTES = 48 * 1024 * 1024  # decoded rows of one file that wait until the file is known to be whole
+READ_TRIES = 4
+READ_BACKOFF_SECS = 0.1
+
+
+class _FileFailedError(Exception):
+    """A file cannot be read as it is; the reason is for people."""
+
+
+class FileReader(SplitReader):
+    """Reads the files of one split, one after the other."""
+
+    def __init__(self, settings: dict[str, Json], split: Split, columns: Columns) -> None:
+        self._settings = FileReaderSettings.from_json(settings)
+        self._split = split
+        self._columns = columns
+        self._storage = open_storage(self._settings.root, self._settings.storage_options)
+        self._options = DecodeOptions(
+            evolution=columns.evolution,
+            on_mismatch="fail" if columns.evolution == "fail" else "rescue",
+            reserved=columns.reserved,
+            kinds=columns.kinds,
+        )
+        self._failed: dict[str, str] = {}  # path -> reason; survives a restart
+
+    def read(self, schema: pa.Schema, budget: Budget) -> Iterator[Sequence[Rows]]:
+        self._outcomes: list[FileOutcome] = []
+        self._decoder = Decoder(schema, self._columns.frozen, self._options)
+        self._kinds = KindCounter(schema, self._columns.frozen, self._columns.reserved)
+        for item in self._split.inputs:
+            if budget.is_full:
+                break
+            path = str(item["path"])
+            if path not in self._failed:
+                yield from self._read_file(item, budget)
+            if path in self._failed:
+                self._outcomes.append(FileOutcome(path, failed=self._failed[path]))
+
+    def end(self) -> SplitEnd:
+        return SplitEnd(
+            [outcome.to_json() for outcome in self._outcomes], self._decoder.schema, dict(self._kinds.to_json())
+        )
+
+    def _read_file(self, item: dict[str, Json], budget: Budget) -> Iterator[Sequence[Rows]]:
+        """Read one file as far as the budget allows; one that fails is noted with its reason."""
+        before, counted, read = self._decoder.schema, budget.records, budget.bytes_read
+        held: list[Decoded] = []
+        held_bytes, spilled = 0, False
+        most = budget.records_left
+        if "to" in item:  # as an earlier reading of it ended
+            most = min(most, int(item["to"]) - int(item["from"]))
+        file = _OpenFile(self._storage, self._settings, item, most)
+        try:
+            for block in file.blocks():
+                decoded = self._decode(item, block)
+                budget.raw_bytes += len(block.data)
+                budget.records += block.records
+                budget.bytes_read += block.consumed_bytes - file.consumed_bytes
+                file.consumed_bytes = block.consumed_bytes
+                held.append(decoded)
+                held_bytes += decoded.batch.nbytes
+                if held_bytes > HOLD_BYTES:
+                    yield self._rows(item, held)
+                    held, held_bytes, spilled = [], 0, True
+                if budget.is_full:
+                    break
+            outcome = file.outcome()
+        except _FileFailedError as error:
+            self._failed[item["path"]] = str(error)
+            if spilled:
+                raise RestartError from error
+            self._decoder = Decoder(before, self._columns.frozen, self._options)
+            budget.records, budget.bytes_read = counted, read
+            return
+        finally:
+            file.close()
+        yield self._rows(item, held)
+        self._outcomes.append(outcome)
+
+    def _decode(self, item: dict[str, Json], block: Block) -> Decoded:
+        try:
+            decoded = self._decoder.decode(block)
+        except (UnexpectedFieldError, MismatchError) as error:
+            raise SchemaError(f"{item['path']}: {error}", file=item["path"]) from error
+        if decoded.bad and self._settings.on_bad_record == "fail":
+            first = decoded.bad[0]
+            raise BadRecordsError(f"{item['path']}, line {first.line}: {first.reason}", file=item["path"])
+        return decoded
+
+    def _rows(self, item: dict[str, Json], held: Sequence[Decoded]) -> list[Rows]:
+        path = str(item["path"])
+        constants = folder_values(path, self._settings.root)
+        for decoded in held:
+            if decoded.batch.num_rows:
+                self._kinds.add(decoded.batch)
+        return [Rows(path, d.batch, d.record_numbers, d.bad, constants) for d in held]
+
+
+class _OpenFile:
+    """One file of the source, read from where it was left; tells a file's own faults from the storage's."""
+
+    def __init__(self, storage: Storage, settings: FileReaderSettings, item: dict[str, Json], max_records: int) -> None:
+        self._storage = storage
+        self._item = item
+        self._max_records = max_records
+        self._max_record_bytes = settings.max_record_bytes
+        self._key = item["path"].removeprefix(settings.root).lstrip("/")
+        self._compression = compression_of(item["path"])
+        self._stream: Readable | None = None
+        self._reader: BlockReader | None = None
+        self.consumed_bytes = 0
+
+    def blocks(self) -> Iterator[Block]:
+        """The file's blocks.
+
+        Raises:
+            _FileFailedError: the file itself is broken, gone, changed or forbidden.
+            SourceError: the storage failed; the epoch is tried again.
+        """
+        try:
+            self._reader = self._open()
+            yield from self._reader
+        except BrokenFileError as error:
+            raise _FileFailedError(error.reason) from error
+        except FileNotFoundError as error:
+            raise _FileFailedError("missing") from error
+        except PermissionError as error:
+            raise _FileFailedError("permission denied") from error
+        except OSError as error:
+            raise SourceError(f"cannot read {self._item['path']}: {error}", file=self._item["path"]) from error
+
+    def _open(self) -> BlockReader:
+        for attempt in range(READ_TRIES):
+            try:
+                return self._open_once()
+            except (FileNotFoundError, PermissionError):
+                raise
+            except OSError:
+                if attempt == READ_TRIES - 1:
+                    raise
+                time.sleep(READ_BACKOFF_SECS * 2**attempt)
+        raise AssertionError("unreachable")
+
+    def _open_once(self) -> BlockReader:
+        item = self._item
+        if self._storage.stat(self._key).etag != item["etag"]:
+            raise BrokenFileError(item["path"], "changed after it was planned")
+        offset = 0 if self._compression else int(item["offset"])
+        self._stream = self._storage.open_read(self._key, offset)
+        return open_blocks(
+            self._stream,
+            path=item["path"],
+            compression=self._compression,
+            start_offset=offset,
+            start_record=int(item["from"]) if offset else 0,
+            start_line=int(item["line"]) if offset else 0,
+            skip_records=0 if offset else int(item["from"]),
+            max_records=self._max_records,
+            max_record_bytes=self._max_record_bytes,
+        )
+
+    def outcome(self) -> FileOutcome:
+        """Where reading ended; _FileFailedError when the file was changed meanwhile, so that its rows are a mixture."""
+        reader = self._reader
+        assert reader is not None
+        try:
+            etag = self._storage.stat(self._key).etag
+        except FileNotFoundError:
+            etag = self._item["etag"]  # deleted after it was opened: what was read is what it was
+        except OSError as error:
+            raise SourceError(f"cannot look at {self._item['path']}: {error}") from error
+        if etag != self._item["etag"]:
+            raise _FileFailedError("changed while it was read")
+        return FileOutcome(
+            path=str(self._item["path"]),
+            to=reader.records_read,
+            offset=0 if self._compression else reader.end_offset,
+            line=reader.lines_read,
+            finished=reader.finished,
+        )
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
