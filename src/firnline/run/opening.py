@@ -208,7 +208,7 @@ class Opening:
     def join(self, name: str) -> m.Event:
         tip, generation = self._flight.held.entry, self._flight.generation
         sink = self._pipeline.sink(name)
-        return m.Joined(name, join_sink(self._pipeline, sink, self._run, generation, tip, tip, self._state.run_orders))
+        return m.Joined(name, join_sink(self._pipeline, sink, self._run, generation, tip, tip, self._state.run_tasks))
 
     def _set_tip(self, held: Head) -> Base:
         """Take what the deciding sink holds as the base of the next plan."""

@@ -176,7 +176,7 @@ class StateKeeper:
         if self.remote is not None:
             self.remote.settled(checkpoint)
 
-    def run_orders(self, attempt: str, orders: list[dict[str, Json]]) -> list[dict[str, Json]]:
+    def run_tasks(self, attempt: str, orders: list[dict[str, Json]]) -> list[dict[str, Json]]:
         """Run what a sink needs done in tasks while it commits an epoch."""
         return self._jobs.run_tasks(attempt, orders)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from firnline.checkpoint.ledger import LedgerEntry
 from firnline.errors import RollbackRefusedError, SinkError
@@ -16,19 +16,33 @@ def plan_sink(
     sink: Sink, to: int, *, left: bool, accept: Collection[str]
 ) -> tuple[SinkReturn, list[RollbackRefusedError]]:
     """Find out what going back to an epoch means for one sink, under the version that it is at; writes nothing."""
-    leave = f"leave its rows as they are: --leave {sink.name}"
     try:
         fence = sink.read_fence()
     except SinkError as error:
-        problem = RollbackRefusedError(f"{sink.name} cannot be read: {error.message}", hint=f"Repair it, or {leave}")
+        problem = RollbackRefusedError(
+            f"{sink.name} cannot be read: {error.message}",
+            hint=f"Repair it, or leave its rows as they are: --leave {sink.name}",
+        )
         return SinkReturn(sink.name, sink.uri, 0, None, left=left), [] if left else [problem]
     if left or fence.epoch <= to:
         version = fence.version if fence.exists else None
         return SinkReturn(sink.name, sink.uri, fence.epoch, version, left=left), []
-    if sink.capabilities.goes_back is GoesBack.NOT_AT_ALL:
-        problem = RollbackRefusedError(f"{sink.name} cannot take rows back", hint=f"To go back without it, {leave}")
-        return SinkReturn(sink.name, sink.uri, fence.epoch, fence.version), [problem]
     return sink.plan_return(to, accept)
+
+
+def check_replaceable(sinks: Iterable[Sink]) -> None:
+    """Refuse to replace rows, before anything is claimed, while a sink cannot take rows back.
+
+    Raises:
+        RollbackRefusedError: it names the sinks.
+    """
+    fixed = [sink.name for sink in sinks if sink.capabilities.goes_back is GoesBack.NOT_AT_ALL]
+    if fixed:
+        raise RollbackRefusedError(
+            f"{', '.join(fixed)} cannot take rows back",
+            hint="Keep the rows, or take that sink out of the spec.",
+            sinks=fixed,
+        )
 
 
 def check_restored(sink: Sink, entry: LedgerEntry, deciding: str) -> int:

@@ -264,7 +264,7 @@ class Steps:
             bring_staged(self._pipeline, sink, entry)
         try:
             schema = schema_from_json(entry.schema_of(name)) if made is None else self._schema(made, name)
-            receipt = sink.commit(epoch_commit(self._pipeline, sink, entry, ref, schema), self.state.run_orders)
+            receipt = sink.commit(epoch_commit(self._pipeline, sink, entry, ref, schema), self.state.run_tasks)
         except SchemaError as error:
             if made is None:
                 raise

@@ -16,6 +16,7 @@ from firnline.history.auditing import on_record
 from firnline.run.edit_entries import committed_columns, edit_checkpoint
 from firnline.run.joining import perform_edit
 from firnline.run.open_pipeline import OpenPipeline
+from firnline.run.rollback_sinks import check_replaceable
 from firnline.sinks.base import Head
 from firnline.types import EntryRef, Json
 
@@ -40,6 +41,8 @@ def start_over(pipeline: OpenPipeline, after_epoch: int, run: str, *, truncate: 
     found = _find_done(pipeline, after_epoch) or _check(pipeline, after_epoch)
     if isinstance(found, FreshStart):
         return found
+    if truncate:
+        check_replaceable(pipeline.sinks)
 
     def look(generation: int) -> tuple[LedgerEntry, Head]:
         newest = _check(pipeline, after_epoch)
