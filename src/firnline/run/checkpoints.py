@@ -14,6 +14,7 @@ from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.operator_state import StateKeeper
 from firnline.schema import fingerprint, schema_to_json
 from firnline.sinks.base import Head
+from firnline.sources.group import Positions
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ class CheckpointMaker:
         self._run = run
         self._window = RollbackWindow(pipeline.options.checkpoint.rollback_window)
         self._floors: dict[int, int] = {}  # of the newest epochs
+        self._positions: dict[int, Positions] = {}  # from the floor on, when a source wants to be told
         self._through = {  # sources whose rows go through operators: no table tells their columns
             name
             for operator in pipeline.options.operators
@@ -39,8 +41,10 @@ class CheckpointMaker:
 
     def begin(self, held: Head) -> None:
         """Go on from what the deciding sink holds."""
-        if held.checkpoint is not None and (self._window.needs_history or self._state.has_state):
+        keeps_positions = self._pipeline.sources.want_acknowledgement
+        if held.checkpoint is not None and (self._window.needs_history or self._state.has_state or keeps_positions):
             past = self._since_floor(held)
+            self._positions = {one.epoch: one.positions for one in past} if keeps_positions else {}
             self._window.begin(past)
             self._state.floor.begin(past)
 
@@ -87,6 +91,8 @@ class CheckpointMaker:
     def add(self, checkpoint: Checkpoint) -> None:
         """A checkpoint is staged."""
         self._window.add(checkpoint)
+        if self._pipeline.sources.want_acknowledgement:
+            self._positions[checkpoint.epoch] = checkpoint.positions
         kept = {epoch: floor for epoch, floor in self._floors.items() if epoch > checkpoint.epoch - KEPT_FLOORS}
         self._floors = kept | {checkpoint.epoch: checkpoint.floor}
 
@@ -97,6 +103,18 @@ class CheckpointMaker:
             return tip.floor
         known = [epoch for epoch in self._floors if epoch <= settled]
         return self._floors[max(known)] if known else 0
+
+    def acknowledged_positions(self, tip: Checkpoint) -> Positions | None:
+        """The positions below which nothing is needed any more; None while nobody knows them.
+
+        They are those of the floor or of what the remote tier holds, whichever is older.
+        """
+        remote, floor = self._pipeline.recorder.remote_epoch, self.committed_floor(tip)
+        oldest = floor if remote is None else min(floor, remote)
+        passed = sorted(epoch for epoch in list(self._positions) if epoch <= oldest)
+        for epoch in passed[:-1]:  # in place: another lane adds to it
+            del self._positions[epoch]
+        return self._positions[passed[-1]] if passed else None
 
     def _since_floor(self, held: Head) -> list[Checkpoint]:
         """The checkpoints that one may still go back to, oldest first; what a hole hides is not offered."""

@@ -336,6 +336,10 @@ class Steps:
     def acknowledge(self, action: m.Acknowledge) -> m.Event:
         fault_point("epoch.acknowledge.before")
         tip = self.held
+        if tip.checkpoint is not None:
+            positions = self.maker.acknowledged_positions(tip.checkpoint)
+            if positions is not None:
+                self._pipeline.sources.acknowledge(positions)
         if tip.entry is not None and tip.checkpoint is not None and action.passes(FOLD_EVERY):
             floor = self.maker.committed_floor(tip.checkpoint)
             try:

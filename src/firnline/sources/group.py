@@ -114,6 +114,11 @@ class Sources:
         except DamagedError:
             return registry.describe(position)
 
+    @property
+    def want_acknowledgement(self) -> bool:
+        """Whether a source does something when it is told what nobody needs any more."""
+        return any(type(source).acknowledge is not Source.acknowledge for source in self)
+
     def acknowledge(self, positions: Mapping[str, Json]) -> None:
         """Tell every source below which position nothing is needed any more; failures are logged."""
         for source in self:
