@@ -113,8 +113,8 @@ class Coordinated:
             workers=(Worker(**this_process().address),),
             created_at=self._clock.now().isoformat(),
         )
-        self._feed(c.Begin(plan.checkpoint_id, epoch, len(ranges)))
-        if self._state.current is None:
+        actions = self._feed(c.Begin(plan.checkpoint_id, epoch, len(ranges)))
+        if c.CheckpointRequest(plan.checkpoint_id, epoch) not in actions:
             raise EngineError(f"a checkpoint of epoch {epoch} cannot be begun")
         self._plan = plan
         layout.begin(self._home.storage, plan)
@@ -152,7 +152,8 @@ class Coordinated:
         except (OSError, StateConflictError) as error:
             self._feed(c.WriteFailed(checkpoint, str(error)))
             raise EngineError(f"the checkpoint of epoch {epoch} cannot be completed: {error}") from error
-        self._feed(c.WrittenCommitted(checkpoint))
+        if c.CheckpointCommitted(checkpoint) not in self._feed(c.WrittenCommitted(checkpoint)):
+            raise EngineError(f"the checkpoint of epoch {epoch} was aborted while it was completed")
         found = {name: self._reference(plan, digest, worked, name, before.get(name)) for name in plan.operators}
         references = {name: replace(reference, wanted=shards_wanted).to_json() for name, reference in found.items()}
         listing = max(folded.seconds.get("list", 0.0) for folded in worked.operators.values())

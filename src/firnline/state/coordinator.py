@@ -5,18 +5,19 @@ A checkpoint goes this way:
     Begin -> CheckpointRequest -> CheckpointDone of every shard
           -> WriteCommitted -> WrittenCommitted -> CheckpointCommitted
 
-and to `CheckpointAborted` from anywhere before its end. The rules:
+and to `CheckpointAborted` from anywhere before its end. `firnline.run.snapshots` feeds the events and performs the
+actions. The rules:
 
-1. One is in progress at a time. A `Begin` meanwhile is refused as `Busy`, and the one in progress goes on: the work of
-   its epoch is done already, and whoever began another one can wait, or let the first one time out.
+1. One checkpoint is in progress at a time. A `Begin` meanwhile is refused as `Busy`, and the first one continues: the
+   work of its epoch is done already, and the caller can wait, or let the first one time out.
 2. A shard counts once, however often it reports. Reports of an unknown shard, for another id, or after the end of the
    checkpoint change nothing.
 3. One failure aborts, also that of a shard which had reported success, until COMMITTED is known to be durable.
 4. COMMITTED is written when every shard has reported success. Only when it is durable is the checkpoint committed.
-5. A write of COMMITTED that failed aborts, though the file may be there: what counts is that a sink names the
-   checkpoint, and none will. Whoever carries out `CheckpointAborted` writes ABORTED beside it (`layout.abort`).
-6. An id is begun once: not again after its end. Only the newest ids are remembered; older ones are kept from coming
-   back by their files, which `layout.begin` creates exclusively.
+5. A failed write of COMMITTED aborts, though the file may exist: a checkpoint counts only when a sink names it, and no
+   sink will. The abort writes ABORTED beside it (`snapshot.abort`).
+6. An id is begun once: not again after its end. Only the newest ids are remembered; older ones cannot come back,
+   because `snapshot.begin` creates their files exclusively.
 7. Committed barriers only grow, unless `Dropped` says that the epochs from one on are lost and begin again.
 """
 
@@ -33,7 +34,7 @@ REMEMBERED = 64  # ids; more than can be in flight by far
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A checkpoint is to be made of `shards` shards, numbered from 0, at the barrier after an epoch."""
+    """A checkpoint of `shards` shards, numbered from 0, is wanted at the barrier after an epoch."""
 
     checkpoint_id: str
     barrier: int
@@ -42,7 +43,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointDone:
-    """A shard has ended its part: its files and their list are durable, or it failed."""
+    """A shard has finished: its files and their list are durable, or it failed."""
 
     checkpoint_id: str
     shard_id: int
@@ -58,7 +59,7 @@ class WrittenCommitted:
 
 @dataclass(frozen=True, slots=True)
 class WriteFailed:
-    """COMMITTED could not be written, or nobody knows."""
+    """COMMITTED could not be written, or the outcome is unknown."""
 
     checkpoint_id: str
     reason: str
@@ -86,7 +87,7 @@ Event: TypeAlias = Begin | CheckpointDone | WrittenCommitted | WriteFailed | Tim
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRequest:
-    """Tell every shard to make its part."""
+    """The checkpoint has begun: run the fold tasks that write its shards."""
 
     checkpoint_id: str
     barrier: int
@@ -101,14 +102,14 @@ class WriteCommitted:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCommitted:
-    """Tell every shard that the checkpoint is complete: it may let go of what no checkpoint refers to."""
+    """The checkpoint is complete: the sinks may name it."""
 
     checkpoint_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAborted:
-    """Tell every shard that the checkpoint will never be; write ABORTED."""
+    """The checkpoint will never be complete: write ABORTED."""
 
     checkpoint_id: str
     reason: str
@@ -149,7 +150,7 @@ class InProgress:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorState:
-    """All that a coordinator knows. `committed` is the barrier of the newest committed checkpoint."""
+    """Everything a coordinator knows. `committed` is the barrier of the newest committed checkpoint."""
 
     current: InProgress | None = None
     known: tuple[str, ...] = ()  # ids that were begun, oldest first
@@ -157,7 +158,7 @@ class CoordinatorState:
 
 
 def initial(committed: int = 0) -> CoordinatorState:
-    """Where a run begins, after the epoch of the checkpoint that it goes on from."""
+    """The state of a run that resumes from the checkpoint of epoch `committed`."""
     return CoordinatorState(committed=committed)
 
 
