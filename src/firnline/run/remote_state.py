@@ -14,7 +14,7 @@ from firnline.options import RemoteTierOptions
 from firnline.process import this_process
 from firnline.state.home import StateHome
 from firnline.state.manifest import SnapshotRef
-from firnline.state.remote import Replica, StateReplicator
+from firnline.state.remote import CheckpointCopy, Replica, StateReplicator
 from firnline.state.snapshot import exists
 from firnline.storage import Storage
 from firnline.types import Clock
@@ -76,7 +76,7 @@ class RemoteState:
     def _offer(self) -> None:
         oldest = min(self._waiting.values(), key=lambda ref: ref.epoch, default=None)
         if oldest is not None:
-            self._replicator.offer(oldest.checkpoint, oldest.digest)
+            self._replicator.offer(CheckpointCopy(oldest.checkpoint, oldest.digest))
 
     def _hold(self, name: str, epoch: int) -> None:
         held = self._held.setdefault(name, [])
@@ -113,7 +113,7 @@ class RemoteState:
         """Stop; with `drain_seconds`, copy what waits first, for so long at most."""
         if drain_seconds > 0:
             self.flush(drain_seconds)
-        self._replicator.close(drain_seconds=0.0)
+        self._replicator.close()
 
 
 class StandingState:

@@ -11,14 +11,14 @@ from datetime import datetime
 
 from isal import isal_zlib
 
-from firnline.errors import CheckpointError, FirnlineError, StateConflictError, StateDamagedError
+from firnline.errors import CheckpointError, StateConflictError, StateDamagedError
 from firnline.faults import fault_point
 from firnline.state.manifest import find_epoch
 from firnline.state.refs import SegmentRef
 from firnline.state.snapshot import file_crc32, list_folders, load, load_with_texts
 from firnline.state.sweep import Marks, Swept, sweep
 from firnline.storage import Storage
-from firnline.stores.replicator import FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, TOLD_FAILURES, Replication
+from firnline.stores.replicator import Replication, Replicator
 
 logger = logging.getLogger(__name__)
 
@@ -183,186 +183,48 @@ def _copy_text(target: Storage, key: str, data: bytes, *, replace: bool) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
-    """The newest checkpoint that is to be copied, and the oldest that it stands for: its epoch, when it was made."""
+class CheckpointCopy:
+    """A complete checkpoint of state to copy; `digest` as the sink names it."""
 
     checkpoint: str
-    digest: str | None
-    epoch: int
-    first: int
-    since: float
+    digest: str | None = None
+
+    @property
+    def epoch(self) -> int:
+        return find_epoch(self.checkpoint) or 0
 
 
-class StateReplicator:
-    """Copies the newest complete checkpoint to the remote home once per interval, until it is there.
-
-    A newer checkpoint takes the place of one that waits. A failure is tried again with a back-off and kept for
-    `replication`; nobody waits for it but `close`, and that one not for ever. `offer` is called from the epoch loop,
-    the rest from whichever thread.
-    """
+class StateReplicator(Replicator[CheckpointCopy]):
+    """Copies checkpoints of state to the remote home; `copied` is called with the id of each one that arrived."""
 
     def __init__(
         self,
         replica: Replica,
         interval_ms: int,
         monotonic: Callable[[], float],
-        tell: Callable[[Replication], None] = lambda _: None,
+        report: Callable[[Replication], None] = lambda _: None,
         copied: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Take the homes; `copied` hears the id of every checkpoint that got there, `tell` of every try."""
+        super().__init__("remote", replica.remote.root, interval_ms / 1000, monotonic, report)
         self._replica = replica
-        self._interval = interval_ms / 1000
-        self._monotonic = monotonic
-        self._tell = tell
-        self._copied = copied
-        self._changed = threading.Condition()
-        self._waiting: _Waiting | None = None
-        self._taken: _Waiting | None = None
-        self._due_at = float("-inf")
-        self._failures = 0
-        self._reason = ""
-        self._hurried = False
-        self._closed = False
-        self._held = 0
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Begin to copy in the background; repeatable."""
-        with self._changed:
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name="firnline state replication", daemon=True)
-                self._thread.start()
-
-    def holds(self, epoch: int) -> None:
-        """Take note of the newest checkpoint that the remote home already has."""
-        with self._changed:
-            self._held = epoch
-
-    def offer(self, checkpoint: str, digest: str | None = None) -> None:
-        """Take a complete checkpoint, to be copied once the interval has passed."""
-        epoch = find_epoch(checkpoint) or 0
-        with self._changed:
-            before = self._waiting
-            first, since = (before.first, before.since) if before else (epoch, self._monotonic())
-            self._waiting = _Waiting(checkpoint, digest, epoch, first, since)
-            self._changed.notify_all()
+        self._notify_copied = copied
 
     @property
     def taken(self) -> str | None:
         """The id of the checkpoint that is being copied now."""
         with self._changed:
-            return self._taken.checkpoint if self._taken else None
+            return self._taken.item.checkpoint if self._taken else None
 
-    def replication(self) -> Replication:
-        """How far the remote home is behind now, and why the last try failed if it did."""
-        with self._changed:
-            oldest, newest = self._taken or self._waiting, self._waiting or self._taken
-            return Replication(
-                path="remote",
-                place=self._replica.remote.root,
-                epoch=self._held,
-                epochs_behind=max(1, newest.epoch - oldest.first + 1) if oldest and newest else 0,
-                since=oldest.since if oldest else None,
-                reason=self._reason,
-            )
-
-    def lag_seconds(self) -> float:
-        """For how long the remote home has lacked a checkpoint; 0 when it is level."""
-        return self.replication().lag_seconds(self._monotonic())
-
-    def turn(self) -> float | None:
-        """Copy if that is due; returns the seconds until the next turn, None when nothing waits."""
-        if self._wait_seconds() == 0:
-            self._copy()
-        return self._wait_seconds()
-
-    def _wait_seconds(self) -> float | None:
-        with self._changed:
-            if self._waiting is None or self._taken is not None or self._closed:
-                return None
-            return 0 if self._hurried else max(0.0, self._due_at - self._monotonic())
-
-    def _copy(self) -> None:
-        with self._changed:
-            taken, self._waiting = self._waiting, None
-            self._taken, self._hurried = taken, False
-        if taken is None:
-            return
-        problem = self._try(taken)
-        with self._changed:
-            self._taken, self._reason = None, problem
-            now = self._monotonic()
-            if problem:
-                newer = self._waiting or taken
-                self._waiting = _Waiting(newer.checkpoint, newer.digest, newer.epoch, taken.first, taken.since)
-                self._failures += 1
-                # The exponent is bounded too: an outage of days must not make a number that overflows.
-                backoff = FIRST_BACKOFF_SECONDS * 2.0 ** min(self._failures - 1, 16)
-                self._due_at = now + min(backoff, MAX_BACKOFF_SECONDS)
-            else:
-                recovered, self._failures = self._failures, 0
-                self._held = taken.epoch
-                self._due_at = now + self._interval
-                self._hurried = self._hurried and self._waiting is not None
-                if recovered:
-                    logger.info("state replicated again", extra=self._facts(taken))
-            self._changed.notify_all()
-        if not problem:
-            self._copied(taken.checkpoint)
-        self._tell(self.replication())
-
-    def _try(self, taken: _Waiting) -> str:
-        """Copy a checkpoint; returns what went wrong."""
-        try:
-            self._replica.replicate(taken.checkpoint, taken.digest)
-        except Exception as error:  # whatever it is, the next try may go well, and nobody else would make one
-            reason = str(error) or type(error).__name__
-            if self._failures % TOLD_FAILURES == 0:
-                unexpected = not isinstance(error, OSError | FirnlineError)
-                facts = {**self._facts(taken), "reason": reason}
-                logger.warning("state not replicated", extra=facts, exc_info=unexpected)
-            return reason
+    def copy(self, item: CheckpointCopy) -> str:
+        self._replica.replicate(item.checkpoint, item.digest)
+        self._held = item.epoch
         return ""
 
-    def _facts(self, taken: _Waiting) -> dict[str, object]:
-        return {"tier": "remote", "place": self._replica.remote.root, "epoch": taken.epoch}
+    def copied(self, item: CheckpointCopy) -> None:
+        self._notify_copied(item.checkpoint)
 
-    def _run(self) -> None:
-        while True:
-            self.turn()
-            with self._changed:
-                if self._closed:
-                    return
-                wait = self._wait_seconds()
-                if wait != 0:  # nothing came in the meantime
-                    self._changed.wait(wait)
+    def log_failure(self, facts: dict[str, object], *, unexpected: bool) -> None:
+        logger.warning("state not replicated", extra=facts, exc_info=unexpected)
 
-    def flush(self, seconds: float) -> bool:
-        """Copy what waits now, whatever interval and back-off say; whether the remote home is level.
-
-        Waits until it is, until a try from now on has failed, or for so long at most.
-        """
-        with self._changed:
-            failures, was_taken = self._failures, self._taken is not None
-            self._hurried = not self._level()
-            self._changed.notify_all()
-            if self._thread is not None:
-                self._changed.wait_for(lambda: self._level() or self._failures > failures + was_taken, timeout=seconds)
-                return self._level()
-        self.turn()
-        return self._level()
-
-    def _level(self) -> bool:
-        return self._waiting is None and self._taken is None
-
-    def close(self, *, drain_seconds: float = 0.0) -> bool:
-        """Stop; with `drain_seconds`, copy what waits first, for so long at most. Whether the remote home is level.
-
-        Does not wait for a copy that is under way beyond that: it ends with the process, and is taken up again later.
-        """
-        level = self.flush(drain_seconds) if drain_seconds > 0 else self._level()
-        with self._changed:
-            self._closed = True
-            self._thread = None
-            self._changed.notify_all()
-        return level
+    def log_recovery(self, facts: dict[str, object]) -> None:
+        logger.info("state replicated again", extra=facts)

@@ -1,16 +1,18 @@
-"""Writes records to a tier at its own cadence: in order, the newest first, again and again until it is there.
+"""Copies checkpoints to a tier in the background, at the tier's own pace.
 
-A tier is given every record and writes the newest of them once per interval; what lies in between is never
-missed, since a record tells the whole of a checkpoint. A failure is tried again with a back-off for as long as
-the run lasts; nobody waits for it but a clean stop, and that one not for ever.
+A replicator is given every checkpoint and copies the newest one once per interval; those in between are skipped, since
+each checkpoint is complete in itself. After a failure it tries again with a back-off for as long as the run lasts. Only
+a clean stop waits for it, and not for ever.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from firnline.errors import CheckpointError, FirnlineError, StoreUnsafeError
 from firnline.faults import fault_point
@@ -22,129 +24,130 @@ logger = logging.getLogger(__name__)
 FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 30.0
 PRUNE_EVERY = 16  # versions, by their numbers: a run may be too short to count so many
-TOLD_FAILURES = 10  # the first one of so many is logged
+LOG_EVERY = 10  # failures; the first of so many is logged
 
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """How far a tier is behind. `since` is when the oldest record that it lacks was made, on the monotonic clock."""
+    """How far a tier is behind. `since`: when the oldest checkpoint that it lacks was made, on the monotonic clock."""
 
     path: str
     place: str
     epoch: int  # the newest that the tier is known to hold; 0 while that is not known
-    epochs_behind: int = 0  # at most: what was given to it and is not known to be there
+    epochs_behind: int = 0  # at most: offered, and not known to be there
     since: float | None = None
     reason: str = ""  # why the last try failed
 
     def lag_seconds(self, now: float) -> float:
-        """0 when the tier is level."""
+        """For how long the tier has lacked a record; 0 when it is in sync."""
         return 0.0 if self.since is None else max(0.0, now - self.since)
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """The newest record that is to be written, and the oldest one that it stands for: its epoch, when it was made."""
+class HasEpoch(Protocol):
+    """What a replicator copies: a checkpoint of an epoch."""
 
-    record: CheckpointRecord
+    @property
+    def epoch(self) -> int: ...
+
+
+Item = TypeVar("Item", bound=HasEpoch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting(Generic[Item]):
+    """The newest item to copy, and the oldest one that it stands for: its epoch, and when it was offered."""
+
+    item: Item
     first: int
     since: float
 
-    @property
-    def epochs(self) -> int:
-        return max(1, self.record.epoch - self.first + 1)
 
+class Replicator(ABC, Generic[Item]):
+    """Copies the newest item once per interval until it is there. `offer` is called from one thread, the rest from any.
 
-class TierWriter:
-    """Writes one tier. `offer` is called from the epoch loop, everything else from whichever thread.
-
-    `check` is shown what is in the tier before anything is put over it, and raises to keep it. `refuse` is told of a
-    tier that cannot be used at all: then nothing more is written.
+    A subclass copies one item in `copy`. A newer item replaces one that waits; one copy runs at a time, so the order
+    is kept.
     """
 
     def __init__(
         self,
-        place: Place,
+        tier: str,
+        place: str,
         interval_seconds: float,
         monotonic: Callable[[], float],
-        tell: Callable[[Replication], None] = lambda _: None,
-        *,
-        check: Callable[[Look], None] | None = None,
-        refuse: Callable[[FirnlineError], None] = lambda _: None,
+        report: Callable[[Replication], None] = lambda _: None,
     ) -> None:
-        self._place = place
+        """Take the tier's name and where it is; `report` is called after every try."""
+        self._tier = tier
+        self._where = place
         self._interval = interval_seconds
         self._monotonic = monotonic
-        self.tell = tell
-        self._check = check
-        self._refuse = refuse
-        self._refused = False
+        self._report = report
         self._changed = threading.Condition()
-        self._writing = threading.Lock()  # one write at a time: order
-        self._waiting: _Waiting | None = None
-        self._taken: _Waiting | None = None
+        self._copying = threading.Lock()  # one copy at a time: order
+        self._waiting: _Waiting[Item] | None = None
+        self._taken: _Waiting[Item] | None = None
         self._due_at = float("-inf")
         self._failures = 0
         self._reason = ""
         self._hurried = False
         self._closed = False
-        self._held = 0  # the newest epoch of this pipeline's own chain that the tier is known to hold
+        self._refused = False  # the tier cannot be used at all: nothing more is copied
+        self._held = 0  # the newest epoch that the tier is known to hold
         self._thread: threading.Thread | None = None
 
-    # -- from the epoch loop --------------------------------------------------------------------------
-
-    def holds(self, epoch: int) -> None:
-        """Take note of what the tier already holds of the chain that the sink holds."""
-        with self._changed:
-            self._held = epoch
-
-    def offer(self, record: CheckpointRecord, *, here: bool = False) -> None:
-        """Take a record, to be written once the interval has passed; `here`: if it has, before this returns."""
-        with self._changed:
-            before = self._waiting
-            if before is None:
-                self._waiting = _Waiting(record, record.epoch, self._monotonic())
-            else:
-                self._waiting = _Waiting(record, before.first, before.since)
-            now = here and self._wait_seconds() == 0 and self._writing.acquire(blocking=False)
-            if not now:
-                self._changed.notify_all()
-        if now:
-            try:
-                self._write()
-            finally:
-                self._writing.release()
+    @abstractmethod
+    def copy(self, item: Item) -> str:
+        """Copy an item; returns why it is not there, empty when it is. Whatever it raises counts as a failure."""
 
     # -- what is known --------------------------------------------------------------------------------
 
+    def holds(self, epoch: int) -> None:
+        """Record the newest epoch that the tier already has."""
+        with self._changed:
+            self._held = epoch
+
     @property
     def epoch(self) -> int:
-        """The newest epoch of the sink's chain that the tier holds; it never counts what is only on its way."""
+        """The newest epoch that the tier is known to hold; an item that is being copied does not count."""
         return self._held
 
     def replication(self) -> Replication:
-        """How far the tier is behind now."""
+        """How far the tier is behind now, and why the last try failed, if it did."""
         with self._changed:
-            oldest = self._taken or self._waiting
-            lacking = oldest.epochs if oldest else 0
-            if self._taken and self._waiting:
-                lacking = max(1, self._waiting.record.epoch - self._taken.first + 1)
+            oldest, newest = self._taken or self._waiting, self._waiting or self._taken
             return Replication(
-                path=self._place.path,
-                place=self._place.place,
+                path=self._tier,
+                place=self._where,
                 epoch=self._held,
-                epochs_behind=lacking,
+                epochs_behind=max(1, newest.item.epoch - oldest.first + 1) if oldest and newest else 0,
                 since=oldest.since if oldest else None,
                 reason=self._reason,
             )
 
-    # -- writing --------------------------------------------------------------------------------------
+    # -- copying --------------------------------------------------------------------------------------
+
+    def offer(self, item: Item, *, here: bool = False) -> None:
+        """Take an item, to be copied once the interval has passed; `here`: if it has, before this returns."""
+        with self._changed:
+            before = self._waiting
+            first, since = (before.first, before.since) if before else (item.epoch, self._monotonic())
+            self._waiting = _Waiting(item, first, since)
+            now = here and self._wait_seconds() == 0 and self._copying.acquire(blocking=False)
+            if not now:
+                self._changed.notify_all()
+        if now:
+            try:
+                self._copy_newest()
+            finally:
+                self._copying.release()
 
     def turn(self) -> float | None:
-        """Write if that is due; returns the seconds until the next turn, None when nothing waits."""
+        """Copy if that is due; returns the seconds until the next turn, None when nothing waits."""
         wait = self._wait_seconds()
         if wait == 0:
-            with self._writing:
-                self._write()
+            with self._copying:
+                self._copy_newest()
             wait = self._wait_seconds()
         return wait
 
@@ -154,90 +157,71 @@ class TierWriter:
                 return None
             return 0 if self._hurried else max(0.0, self._due_at - self._monotonic())
 
-    def _write(self) -> None:
-        """Write the newest record that waits. Called under `_writing`."""
+    def _copy_newest(self) -> None:
+        """Copy the item that waits. Called under `_copying`."""
         with self._changed:
             taken, self._waiting = self._waiting, None
-            self._taken = taken
-            self._hurried = False
+            self._taken, self._hurried = taken, False
         if taken is None:
             return
-        problem = self._put(taken.record)
+        problem = self._try(taken.item)
         with self._changed:
-            self._taken = None
+            self._taken, self._reason = None, problem
             now = self._monotonic()
             if problem:
-                newer = self._waiting or taken
-                self._waiting = _Waiting(newer.record, taken.first, taken.since)
+                newest = self._waiting or taken
+                self._waiting = _Waiting(newest.item, taken.first, taken.since)
                 self._failures += 1
-                backoff = min(FIRST_BACKOFF_SECONDS * 2.0 ** min(self._failures - 1, 16), MAX_BACKOFF_SECONDS)
-                self._due_at = now + backoff
+                # The exponent is bounded too: an outage of days must not make a number that overflows.
+                backoff = FIRST_BACKOFF_SECONDS * 2.0 ** min(self._failures - 1, 16)
+                self._due_at = now + min(backoff, MAX_BACKOFF_SECONDS)
             else:
                 recovered, self._failures = self._failures, 0
                 self._due_at = now + self._interval
+                self._hurried = self._hurried and self._waiting is not None
                 if recovered:
-                    logger.info("tier is level again", extra=self._facts(taken.record.epoch))
-            self._reason = problem
+                    self.log_recovery(self._facts(taken.item))
             self._changed.notify_all()
-        self.tell(self.replication())
+        if not problem:
+            self.copied(taken.item)
+        self._report(self.replication())
 
-    def _put(self, record: CheckpointRecord) -> str:
-        """Put a record; returns what went wrong."""
-        facts = self._facts(record.epoch)
+    def _try(self, item: Item) -> str:
+        """Copy an item; returns what went wrong."""
         try:
-            if self._place.path == "local":
-                fault_point("tier.local.before")
-                newer = self._place.put(record, check=self._check)
-                fault_point("tier.local.after")
-            else:
-                fault_point("tier.remote.before")
-                newer = self._place.put(record, check=self._check)
-                fault_point("tier.remote.after")
-        except StoreUnsafeError as error:
-            self._refused = True
-            self._refuse(error)
-            logger.error("tier cannot be used", extra={**facts, "reason": error.message})
-            return error.message
-        except Exception as error:  # whatever it is, the next try may go well, and nobody else would make one
+            reason, unexpected = self.copy(item), False
+        except Exception as error:  # whatever it is, the next try may succeed, and nobody else would make one
             reason = str(error) or type(error).__name__
-            self._tell_failure(facts, reason, unexpected=not isinstance(error, OSError | FirnlineError))
-            return reason
-        if newer is None:
-            self._held = record.epoch
-            self._prune()
-        elif newer.checkpoint.generation > record.checkpoint.generation:
-            reason = f"it holds epoch {newer.epoch} of a newer run; left as it is"
-            self._tell_failure(facts, reason)
-            return reason
-        return ""
+            unexpected = not isinstance(error, OSError | FirnlineError)
+        if reason and not self._refused and self._failures % LOG_EVERY == 0:
+            lag = self.replication()
+            behind = {"epochs_behind": lag.epochs_behind, "lag_seconds": round(lag.lag_seconds(self._monotonic()), 1)}
+            self.log_failure({**self._facts(item), **behind, "reason": reason}, unexpected=unexpected)
+        return reason
 
-    def _tell_failure(self, facts: dict[str, object], reason: str, *, unexpected: bool = False) -> None:
-        if self._failures % TOLD_FAILURES:
-            return
-        lag = self.replication()
-        behind = {"epochs_behind": lag.epochs_behind, "lag_seconds": round(lag.lag_seconds(self._monotonic()), 1)}
-        logger.warning("tier not written", extra={**facts, **behind, "reason": reason}, exc_info=unexpected)
+    def _facts(self, item: Item) -> dict[str, object]:
+        return {"tier": self._tier, "place": self._where, "epoch": item.epoch}
 
-    def _prune(self) -> None:
-        known = self._place.known
-        if known is None or known.version % PRUNE_EVERY:
-            return
-        try:
-            self._place.prune()
-        except (OSError, CheckpointError) as error:
-            logger.warning("old versions not deleted", extra={**self._facts(self._held), "reason": str(error)})
+    def copied(self, item: Item) -> None:
+        """Called after an item was copied, before the report."""
 
-    def _facts(self, epoch: int) -> dict[str, object]:
-        return {"tier": self._place.path, "place": self._place.place, "epoch": epoch}
+    @abstractmethod
+    def log_failure(self, facts: dict[str, object], *, unexpected: bool) -> None:
+        """Log that an item could not be copied; `unexpected`: with the stack of the error."""
+
+    @abstractmethod
+    def log_recovery(self, facts: dict[str, object]) -> None:
+        """Log that an item was copied after failures."""
 
     # -- the background -------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to write in the background; repeatable."""
-        if self._thread is None:
-            self._closed = False
-            self._thread = threading.Thread(target=self._run, name=f"firnline {self._place.path} tier", daemon=True)
-            self._thread.start()
+        """Copy in the background from now on; repeatable. A closed replicator stays closed."""
+        with self._changed:
+            if self._thread is None and not self._closed:
+                name = f"firnline {type(self).__name__} {self._tier}"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._thread.start()
 
     def _run(self) -> None:
         while True:
@@ -250,12 +234,12 @@ class TierWriter:
                     self._changed.wait(wait)
 
     def flush(self, seconds: float) -> bool:
-        """Write what waits now, whatever the interval and the back-off say; whether the tier is level.
+        """Copy what waits now, whatever interval and back-off say; returns whether the tier is in sync.
 
-        Waits until it is, until a try from now on has failed, or for so long at most.
+        Waits until it is, until a try from now on has failed, or for `seconds` at most.
         """
         with self._changed:
-            if self._waiting is None and self._taken is None:
+            if self._is_in_sync():
                 return True
             if self._refused:
                 return False
@@ -264,18 +248,91 @@ class TierWriter:
             self._changed.notify_all()
 
         def ended() -> bool:
-            level = self._waiting is None and self._taken is None
-            return level or self._refused or self._failures > failures + was_taken
+            return self._is_in_sync() or self._refused or self._failures > failures + was_taken
 
         if self._thread is None:
             self.turn()
         with self._changed:
             self._changed.wait_for(ended, timeout=seconds)
-            return self._waiting is None and self._taken is None
+            return self._is_in_sync()
 
-    def close(self) -> None:
-        """Write nothing more; does not wait for a write that is under way."""
+    def _is_in_sync(self) -> bool:
+        return self._waiting is None and self._taken is None
+
+    def close(self, *, drain_seconds: float = 0.0) -> bool:
+        """Stop; with `drain_seconds`, copy what waits first, for that long at most. Returns whether it is in sync.
+
+        Does not wait for a copy that is running beyond that: it ends with the process, and the next run repeats it.
+        """
+        in_sync = self.flush(drain_seconds) if drain_seconds > 0 else self._is_in_sync()
         with self._changed:
             self._closed = True
             self._thread = None
             self._changed.notify_all()
+        return in_sync
+
+
+class TierWriter(Replicator[CheckpointRecord]):
+    """Writes checkpoint records to one tier.
+
+    `check` gets what is in the tier before a record replaces it, and raises to keep it. `refuse` gets the error of a
+    tier that cannot be used at all: then nothing more is written.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        interval_seconds: float,
+        monotonic: Callable[[], float],
+        report: Callable[[Replication], None] = lambda _: None,
+        *,
+        check: Callable[[Look], None] | None = None,
+        refuse: Callable[[FirnlineError], None] = lambda _: None,
+    ) -> None:
+        super().__init__(place.path, place.place, interval_seconds, monotonic, report)
+        self._place = place
+        self._check = check
+        self._refuse = refuse
+
+    def start(self) -> None:
+        """Write in the background from now on, also after `close`."""
+        with self._changed:
+            self._closed = False
+        super().start()
+
+    def copy(self, item: CheckpointRecord) -> str:
+        try:
+            if self._place.path == "local":
+                fault_point("tier.local.before")
+                newer = self._place.put(item, check=self._check)
+                fault_point("tier.local.after")
+            else:
+                fault_point("tier.remote.before")
+                newer = self._place.put(item, check=self._check)
+                fault_point("tier.remote.after")
+        except StoreUnsafeError as error:
+            self._refused = True
+            self._refuse(error)
+            logger.error("tier cannot be used", extra={**self._facts(item), "reason": error.message})
+            return error.message
+        if newer is None:
+            self._held = item.epoch
+            self._prune(item)
+        elif newer.checkpoint.generation > item.checkpoint.generation:
+            return f"it holds epoch {newer.epoch} of a newer run; left as it is"
+        return ""
+
+    def log_failure(self, facts: dict[str, object], *, unexpected: bool) -> None:
+        logger.warning("tier not written", extra=facts, exc_info=unexpected)
+
+    def log_recovery(self, facts: dict[str, object]) -> None:
+        logger.info("tier in sync again", extra=facts)
+
+    def _prune(self, item: CheckpointRecord) -> None:
+        known = self._place.known
+        if known is None or known.version % PRUNE_EVERY:
+            return
+        try:
+            self._place.prune()
+        except (OSError, CheckpointError) as error:
+            logger.warning("old versions not deleted", extra={**self._facts(item), "reason": str(error)})
