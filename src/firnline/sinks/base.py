@@ -352,7 +352,8 @@ class Sink(ABC):
     def stage_target(self) -> dict[str, Json]:
         """Describe to tasks where and how to stage; plain JSON, since it travels to workers.
 
-        `type` names the kind, whose `open_stager` is given this; `sink` is the name of the sink.
+        The kind's `open_stager` is given it. Every target has these keys: `type`, the kind; `sink`, the name of the
+        sink; `partition_by`, the columns that decide where a row lies, often none.
         """
 
     def columns_of(self, rows: pa.Schema) -> pa.Schema:
