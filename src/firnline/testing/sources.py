@@ -1,0 +1,324 @@
+"""The conformance suite of sources: a kind of source is done when it passes.
+
+A test class inherits `SourceConformance` and gives three fixtures: `options`, what `open_source` opens; `elsewhere`,
+the options of the same source at another location; and `add_records`, which adds records to the input, each call an
+input (a file, a transaction) of its own. Both locations exist and are empty when a test begins. The kind must be
+registered (`firnline.sources.registry.KINDS`). Needs pytest.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pytest
+
+from firnline.errors import DamagedError, SourceMovedError
+from firnline.options import SourceOptions
+from firnline.sources.base import Budget, Limits, RestartError, Source, SourcePlan, Split
+from firnline.sources.columns import Columns
+from firnline.sources.registry import describe, open_reader, open_source
+from firnline.types import Json
+
+AddRecords: TypeAlias = Callable[[Sequence[dict[str, Any]]], None]
+
+LIMITS = Limits(
+    max_files=100, max_bytes=1 << 30, max_events=1_000_000, max_ms=10_000, max_output_files=100, parallelism=1
+)
+STATUSES = {"committed", "in_progress", "pending", "set_aside", "dropped"}
+
+
+def records(first: int, count: int) -> list[dict[str, Any]]:
+    """Records to put into the input: their `id`s count up."""
+    return [{"id": number} for number in range(first, first + count)]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSlice:
+    """A slice that was planned, read and advanced over, as an epoch does."""
+
+    before: Json
+    plan: SourcePlan
+    ids: list[int]
+    outcomes: list[Json]
+    after: Json
+    records: list[dict[str, Json]]
+
+
+class SourceDriver:
+    """Reads a source without an engine: plans, reads each split as a worker does, and advances."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self.source: Source = open_source(options, once=True)
+        self._epoch = 0
+
+    def read(self, plan: SourcePlan) -> tuple[list[int], list[Json]]:
+        """The ids of the rows of a plan, in order, and the outcomes. Everything travels as JSON, as to a worker."""
+        ids: list[int] = []
+        outcomes: list[Json] = []
+        for split in plan.splits:
+            travelled = Split.from_json(_through_json(split.to_json()))
+            found, ended = self._read_split(travelled)
+            ids += found
+            outcomes += ended
+        return ids, _through_json(outcomes)
+
+    def _read_split(self, split: Split) -> tuple[list[int], list[Json]]:
+        columns = Columns(pa.schema([]), frozenset(), {})
+        settings = _through_json(self.source.reader_settings())
+        reader = open_reader(self._options.type, settings, split, columns)
+        while True:
+            budget = Budget(split)
+            try:
+                parts = [rows for group in reader.read(columns.decoded, budget) for rows in group]
+            except RestartError:
+                continue
+            ids = [int(number) for rows in parts for number in rows.batch.column("id").to_pylist()]
+            assert [len(rows.record_numbers) for rows in parts] == [rows.batch.num_rows for rows in parts]
+            assert budget.records == len(ids) + sum(len(rows.bad) for rows in parts)
+            return ids, reader.end().outcomes
+
+    def step(self, position: Json, limits: Limits = LIMITS) -> ReadSlice | None:
+        """Read the next slice; None when there is nothing to read."""
+        plan = self.source.plan(position, limits)
+        if plan is None:
+            return None
+        ids, outcomes = self.read(plan)
+        self._epoch += 1
+        after, told = self.source.advance(plan, outcomes, self._epoch)
+        return ReadSlice(position, plan, ids, outcomes, _through_json(after), _through_json(told))
+
+    def steps(self, position: Json, limits: Limits = LIMITS) -> Iterator[ReadSlice]:
+        """Read until there is nothing more."""
+        while (found := self.step(position, limits)) is not None:
+            position = found.after
+            yield found
+
+
+def _through_json(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+class SourceConformance:
+    """What every kind of source promises."""
+
+    is_atomic = False  # whether what one call of `add_records` adds must never be cut (a transaction)
+    forgets = False  # whether acknowledged input is given up
+
+    @pytest.fixture
+    def driver(self, options: SourceOptions) -> SourceDriver:
+        return SourceDriver(options)
+
+    # -- positions ------------------------------------------------------------------------------------
+
+    def test_an_empty_input_has_nothing_to_plan(self, driver: SourceDriver) -> None:
+        position = driver.source.start(None)
+        assert driver.source.plan(position, LIMITS) is None
+        assert driver.source.backlog(position).files_outstanding == 0
+        assert driver.source.find_unavailable(position, []) == []
+
+    def test_positions_survive_json_and_another_process(
+        self, driver: SourceDriver, options: SourceOptions, add_records: AddRecords
+    ) -> None:
+        position = driver.source.start(None)
+        expected = []
+        for number in range(4):
+            add_records(records(10 * number, 5))
+            expected += list(range(10 * number, 10 * number + 5))
+        read: list[int] = []
+        while True:
+            position = _through_json(position)
+            driver = SourceDriver(options)  # every slice by a process of its own
+            position = driver.source.start(position)
+            found = driver.step(position, replace(LIMITS, max_files=1))
+            if found is None:
+                break
+            read += found.ids
+            position = found.after
+        assert read == expected
+
+    def test_a_position_of_another_location_is_refused(
+        self, driver: SourceDriver, options: SourceOptions, elsewhere: SourceOptions, add_records: AddRecords
+    ) -> None:
+        add_records(records(0, 3))
+        found = driver.step(driver.source.start(None))
+        assert found is not None
+        other = open_source(elsewhere, once=True)
+        with pytest.raises(SourceMovedError):
+            other.start(found.after)
+        moved = open_source(elsewhere, once=True, moved=(driver.source.location, other.location))
+        assert moved.start(found.after) is not None, "it is accepted when somebody says that the input moved"
+
+    def test_a_position_of_another_kind_is_damaged(self, driver: SourceDriver) -> None:
+        with pytest.raises(DamagedError):
+            driver.source.start({"some": "thing"})
+
+    def test_a_position_is_described_in_words(self, driver: SourceDriver, add_records: AddRecords) -> None:
+        add_records(records(0, 3))
+        found = driver.step(driver.source.start(None))
+        assert found is not None
+        for position in (found.before, found.after):
+            view = driver.source.describe(position)
+            assert view.facts
+            assert _through_json(view.facts) == view.facts
+            assert describe(position) == view, "also when no source of the spec has it"
+        assert driver.source.describe(found.before) != driver.source.describe(found.after)
+        with pytest.raises(DamagedError):
+            driver.source.describe({"some": "thing"})
+
+    # -- planning -------------------------------------------------------------------------------------
+
+    def test_everything_is_read_once_and_in_order(self, driver: SourceDriver, add_records: AddRecords) -> None:
+        add_records(records(0, 5))
+        add_records(records(5, 5))
+        position, read = driver.source.start(None), []
+        for found in driver.steps(position):
+            read += found.ids
+            position = found.after
+        assert read == list(range(10))
+        assert driver.source.plan(position, LIMITS) is None
+        assert driver.source.backlog(position).files_outstanding == 0
+        add_records(records(10, 2))
+        assert driver.source.backlog(position).files_outstanding >= 1
+        assert [found.ids for found in driver.steps(position)] == [[10, 11]]
+
+    def test_the_same_position_gives_a_slice_again(self, driver: SourceDriver, add_records: AddRecords) -> None:
+        add_records(records(0, 4))
+        position = driver.source.start(None)
+        first = driver.step(position)
+        assert first is not None
+        driver.source.give_back(first.plan)  # the epoch was lost
+        second = driver.step(position)
+        assert second is not None
+        assert second.ids == first.ids
+        assert second.after == first.after
+
+    def test_a_plan_stands_on_a_position_that_is_not_committed(
+        self, driver: SourceDriver, add_records: AddRecords
+    ) -> None:
+        for number in range(3):
+            add_records(records(number, 1))
+        slices = list(driver.steps(driver.source.start(None), replace(LIMITS, max_files=1, max_events=1)))
+        again = driver.step(slices[0].after, replace(LIMITS, max_files=1, max_events=1))
+        assert again is not None
+        assert again.ids == slices[1].ids
+
+    def test_a_slice_keeps_its_limits_and_is_cut_only_where_that_is_allowed(
+        self, driver: SourceDriver, add_records: AddRecords
+    ) -> None:
+        batches = [records(10 * number, 10) for number in range(3)]
+        for batch in batches:
+            add_records(batch)
+        limits = replace(LIMITS, max_events=4)
+        slices = list(driver.steps(driver.source.start(None), limits))
+        assert [number for found in slices for number in found.ids] == list(range(30))
+        if self.is_atomic:
+            ends = {batch[-1]["id"] for batch in batches}
+            assert all(found.ids[-1] in ends for found in slices), "a transaction was cut"
+            assert len(slices) == len(batches)
+        else:
+            assert all(1 <= len(found.ids) <= limits.max_events for found in slices)
+
+    def test_a_slice_is_plain_json(self, driver: SourceDriver, add_records: AddRecords) -> None:
+        add_records(records(0, 3))
+        plan = driver.source.plan(driver.source.start(None), LIMITS)
+        assert plan is not None
+        assert plan.source == driver.source.name
+        assert plan.files == sum(len(split.inputs) for split in plan.splits) >= 1
+        for split in plan.splits:
+            assert Split.from_json(_through_json(split.to_json())) == split
+            assert all("path" in item for item in split.inputs)
+        assert _through_json(driver.source.reader_settings()) == driver.source.reader_settings()
+
+    # -- reading and advancing ------------------------------------------------------------------------
+
+    def test_two_readings_of_a_split_give_the_same_rows(self, driver: SourceDriver, add_records: AddRecords) -> None:
+        add_records(records(0, 7))
+        plan = driver.source.plan(driver.source.start(None), LIMITS)
+        assert plan is not None
+        first = driver.read(plan)
+        add_records(records(7, 3))
+        assert driver.read(plan) == first
+
+    def test_advancing_depends_on_its_arguments_alone(self, driver: SourceDriver, add_records: AddRecords) -> None:
+        add_records(records(0, 7))
+        found = driver.step(driver.source.start(None))
+        assert found is not None
+        kept = copy.deepcopy((found.plan, found.outcomes))
+        add_records(records(7, 3))
+        again = driver.source.advance(found.plan, found.outcomes, 1)
+        assert _through_json(again[0]) == found.after
+        assert [without_times(one) for one in again[1]] == [without_times(one) for one in found.records]
+        assert (found.plan, found.outcomes) == kept
+
+    def test_what_no_reader_reached_is_not_passed(self, driver: SourceDriver, add_records: AddRecords) -> None:
+        add_records(records(0, 4))
+        add_records(records(4, 4))
+        position = driver.source.start(None)
+        plan = driver.source.plan(position, LIMITS)
+        assert plan is not None
+        after, _ = driver.source.advance(plan, [], 1)
+        assert [number for found in driver.steps(_through_json(after)) for number in found.ids] == list(range(8))
+
+    def test_input_records_say_what_was_read(self, driver: SourceDriver, add_records: AddRecords) -> None:
+        add_records(records(0, 5))
+        for found in driver.steps(driver.source.start(None), replace(LIMITS, max_events=2)):
+            assert sum(int(one["to"]) - int(one["from"]) for one in found.records) == len(found.ids)
+            assert {str(one["status"]) for one in found.records} <= STATUSES
+            assert all(one["path"] for one in found.records)
+
+    # -- replay ---------------------------------------------------------------------------------------
+
+    def test_replayed_records_lead_to_the_same_place(self, driver: SourceDriver, add_records: AddRecords) -> None:
+        """Whoever goes on from a replayed position reads what follows; the position itself may look different."""
+        for number in range(3):
+            add_records(records(10 * number, 5))
+        limits = replace(LIMITS, max_events=4)
+        slices = list(driver.steps(driver.source.start(None), limits))
+        replayed = slices[0].before
+        for number, found in enumerate(slices, start=1):
+            replayed = _through_json(driver.source.replay(replayed, found.records))
+            rest = [number for later in slices[number:] for number in later.ids]
+            assert [number for later in driver.steps(replayed, limits) for number in later.ids] == rest
+
+    def test_a_recorded_slice_is_read_again_as_it_was(
+        self, driver: SourceDriver, options: SourceOptions, add_records: AddRecords
+    ) -> None:
+        for number in range(3):
+            add_records(records(10 * number, 5))
+        slices = list(driver.steps(driver.source.start(None), replace(LIMITS, max_events=4)))
+        add_records(records(50, 5))
+        later = SourceDriver(options)
+        assert later.source.find_unavailable(slices[-1].after, [one for s in slices for one in s.records]) == []
+        for found in slices:
+            for parallelism in (1, 3):
+                plan = later.source.replan(found.after, found.records, parallelism)
+                assert later.read(plan)[0] == found.ids
+
+    # -- after the commit -----------------------------------------------------------------------------
+
+    def test_acknowledging_is_idempotent_and_takes_nothing_that_is_needed(
+        self, driver: SourceDriver, options: SourceOptions, add_records: AddRecords
+    ) -> None:
+        for number in range(3):
+            add_records(records(10 * number, 5))
+        slices = list(driver.steps(driver.source.start(None), replace(LIMITS, max_files=1, max_events=5)))
+        middle = slices[1]
+        for position in (middle.before, middle.before, slices[0].before, middle.before):
+            driver.source.acknowledge(position)
+        later = SourceDriver(options)
+        position = later.source.start(middle.before)
+        assert next(later.steps(position)).ids[: len(middle.ids)] == middle.ids
+        assert later.source.find_unavailable(slices[-1].after, middle.records, middle.before) == []
+        gone = later.source.find_unavailable(slices[-1].after, slices[0].records)
+        assert bool(gone) == self.forgets, "what is given up is told, and only that"
+
+
+def without_times(record: dict[str, Json]) -> dict[str, Json]:
+    """An input record without the times at which something was done."""
+    return {name: value for name, value in record.items() if not name.endswith("_time")}
