@@ -30,7 +30,6 @@ from firnline.options import (
 from firnline.run.observer import EpochFacts, Observer
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.run.runner import Runner
-from firnline.run.steps import Steps
 from firnline.testing.local import LocalEngine
 
 ROUNDS = 6
@@ -197,11 +196,12 @@ def recovery_paths(world: World) -> list[Row]:
 
 def _find_place(options: PipelineOptions, path: str) -> float:
     pipeline = open_pipeline(options, once=True)
-    steps = Steps(pipeline, LocalEngine(), pipeline.ids.new(), once=True, accept_duplicates=False)
+    runner = Runner(pipeline, LocalEngine(), once=True)
     began = monotonic()
-    steps.opening.read_sinks()
+    runner._opening.read_sinks()
     milliseconds = (monotonic() - began) * 1000
-    assert steps.held.path == path, steps.held.path
+    head = runner._progress.head
+    assert head.path == path, head.path
     pipeline.recorder.close(drain=False)
     return milliseconds
 

@@ -13,9 +13,9 @@ from firnline.history.savepoints.catalog import dispose_savepoint
 from firnline.history.savepoints.create import create_savepoint
 from firnline.maintenance.state import sweep_state
 from firnline.options import PipelineOptions, TriggerOptions
-from firnline.run.flight import Base
 from firnline.run.open_pipeline import open_pipeline
-from firnline.run.operator_state import StateKeeper
+from firnline.run.operator_state import OperatorStates
+from firnline.run.progress import Base
 from firnline.state.manifest import SnapshotRef
 from tests.support.ageing import age_files
 from tests.support.keyed import KeyedInput, answers, answers_without_trouble, keyed_options
@@ -52,13 +52,13 @@ def test_a_sweep_spares_what_the_run_stands_on(
     damaged: tuple[PipelineOptions, KeyedInput], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options, keyed = damaged
-    real, swept = StateKeeper.catch_up, []
+    real, swept = OperatorStates.catch_up, []
 
-    def catch_up(self: StateKeeper, base: Base) -> None:
+    def catch_up(self: OperatorStates, base: Base) -> None:
         real(self, base)
         swept.append(sweep_all(options))
 
-    monkeypatch.setattr(StateKeeper, "catch_up", catch_up)
+    monkeypatch.setattr(OperatorStates, "catch_up", catch_up)
     run_to_end(options)
     assert swept
     assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)

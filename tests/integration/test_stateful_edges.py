@@ -27,8 +27,7 @@ from firnline.options import (
     SchemaOptions,
     TriggerOptions,
 )
-from firnline.run import operator_state as state_keeper
-from firnline.run import steps
+from firnline.run import operator_state, steps
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.run.requests import FileRequest
 from firnline.run.runner import Runner
@@ -232,7 +231,7 @@ def test_the_floor_keeps_what_a_chain_of_operators_is_restored_from(
     def due(_: Any, made: Any, *args: Any, **kwargs: Any) -> frozenset[str]:
         return frozenset(name for name, epochs in made_at.items() if made.epoch in epochs)
 
-    monkeypatch.setattr(state_keeper.StateKeeper, "_due", due)
+    monkeypatch.setattr(operator_state.OperatorStates, "_due", due)
     monkeypatch.setattr(steps, "FOLD_EVERY", 1)
     monkeypatch.setattr(ledger, "FOLD_ENTRIES", 1)
     source = KeyedInput(tmp_path / "in")
@@ -302,7 +301,8 @@ def _five_epochs(world: World, **settings: Any) -> PipelineOptions:
 
 def test_a_job_that_was_cancelled_is_no_lost_worker(world: World) -> None:
     runner, _ = _Losing("fold", dies=True).run(_five_epochs(world, on_worker_loss="absorb"))
-    assert runner._steps.state.shards == 3
+    assert runner._states is not None
+    assert runner._states.shards == 3
     assert world.counts() == {"x": 5}
 
 
@@ -365,7 +365,7 @@ def test_a_retry_of_a_source_that_is_left_out_is_not_forgotten(world: World, mon
 
     class Releasing(Recorder):
         def planned(self, epoch: int, plan: EpochPlan) -> None:
-            taken.append([request for made in runner._steps.flight.epochs.values() for request in made.requests])
+            taken.append([request for made in runner._progress.epochs.values() for request in made.requests])
             listed.set()
 
     monkeypatch.setattr(FileSource, "plan", plan)
@@ -465,4 +465,5 @@ def test_an_operator_that_raises_is_no_lost_worker(world: World) -> None:
     pipeline = open_pipeline(dataclasses.replace(options, operator_paths=(str(world.folder),)), once=True)
     runner = Runner(pipeline, LocalEngine(1), Recorder(), once=True)
     assert runner.run().exit_code != 0
-    assert runner._steps.state.shards == 3
+    assert runner._states is not None
+    assert runner._states.shards == 3

@@ -40,7 +40,7 @@ BETWEEN_POINTS = {
     "state/home.py:_shrink_cache": "a cache holds copies only",
     "jobs/epoch_job.py:EpochJobs._sweep": "rows on their way, which nothing names any more",
     "exchange.py:open_volatile": "rows on their way: lost with the epoch's attempt, which runs again",
-    "run/opening.py:Opening.claim": "StateKeeper.restore reads; what it repairs has points of its own",
+    "run/opening.py:Opening.claim": "OperatorStates.restore reads; what it repairs has points of its own",
     "jobs/worker.py:pinging": "a ping says nothing about the data",
     "jobs/worker.py:pinging.beat": "a ping says nothing about the data",
     "sinks/delta/table.py:Table.create.write": "called by Table._write between delta.create.before and .after",

@@ -196,7 +196,7 @@ def _control(options: PipelineOptions, runner: Runner, display: Display) -> Iter
 
         run_id = runner.run_id
         pause, resume = runner.pause, runner.resume
-        checkpoint, standing = runner.checkpoint, runner.standing
+        checkpoint, status = runner.checkpoint, runner.status
 
         def stop(self) -> None:
             runner.stop()

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 
-from firnline.errors import ConfigError, EngineError
+from firnline.errors import ConfigError, EngineError, WorkerLostError
 from firnline.exchange import Exchanged
 from firnline.graph import resolve_port, upstream
 from firnline.jobs.dataflow import Dataflow, keyed_edge, sql_edge
@@ -24,6 +24,7 @@ from firnline.jobs.read_job import exchanged, read_sources
 from firnline.jobs.read_orders import Context, Produced, known_columns
 from firnline.jobs.watermarks import Watermark, Watermarks
 from firnline.jobs.worker import Watch, run_watched
+from firnline.jobs.worker_losses import React, WorkerLosses
 from firnline.names import commit_exchange_folder, epoch_exchange_folder, exchange_folder, quarantine_folder
 from firnline.operators.base import MAIN, Operator
 from firnline.operators.loading import build_operator, own_code
@@ -60,6 +61,7 @@ class EpochJob:
     recorded: Watermarks | None = None  # of a replay: those after this epoch; a replay stages nothing for sinks
     initial: Mapping[str, str] = field(default_factory=dict)  # of a replay: the exported states operators began with
     is_wanted: Callable[[], bool] = lambda: True
+    on_worker_lost: React | None = None  # says what is done about a lost worker; None: the epoch runs again
     run_began: datetime | None = None  # the silence of inputs counts from here on; None: no input is silent
 
     @property
@@ -93,6 +95,7 @@ class EpochJobs:
         engine: Engine,
         flow: Dataflow,
         home: StateHome,
+        losses: WorkerLosses,
     ) -> None:
         self.options = options
         self.sources = sources
@@ -100,6 +103,7 @@ class EpochJobs:
         self.engine = engine
         self.flow = flow
         self.home = home
+        self._losses = losses
 
     def run(self, job: EpochJob) -> EpochResult:
         """Run an epoch.
@@ -112,9 +116,17 @@ class EpochJobs:
         state = {name: rescale(before, job.ranges) for name, before in job.state.items()}
         running = _Running(self, job, self._watch(job.attempt, folder), state)
         try:
-            return running.run()
+            if job.replay:
+                return running.run()
+            with self._losses.watching(job.epoch, job.is_wanted, job.on_worker_lost or self._replace_worker):
+                return running.run()
         finally:
             self._sweep(folder)
+
+    def _replace_worker(self, _: WorkerLostError) -> dict[str, Json]:
+        """A pipeline without state runs the epoch again, on whatever workers there are."""
+        shards = self.options.state.shards or min(self.engine.parallelism, self.flow.key_groups)
+        return {"choice": "replace", "shards": shards, "shards_before": shards}
 
     def run_tasks(self, attempt: str, tasks: list[dict[str, Json]]) -> list[dict[str, Json]]:
         """Run the tasks that a sink needs while it commits an epoch; raises as `run` does."""
@@ -185,7 +197,7 @@ class _Running:
         result = EpochResult(produced, self.state, self.job.watermarks)
         last = flow.stateful[-1].name if flow.stateful else ""
         for operator in flow.operators:
-            if not self.job.is_wanted():
+            if flow.stateful and not self.job.is_wanted():
                 raise EngineError(f"epoch {self.job.epoch} was dropped while it ran")
             if operator.is_sql:
                 self._run_sql(operator, produced)

@@ -16,61 +16,95 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.5
 
 
-class Credits:
-    """Asked before each plan, on the source lane; paused, resumed and stopped from any thread."""
+class Backpressure:
+    """Holds planning up: while the run is paused, and while a sink is full.
 
-    def __init__(self, sinks: Sequence[Sink]) -> None:
+    The source lane calls `wait` before each plan; `pause`, `resume` and `stop` may be called from any thread.
+    `on_full` gets the pending units and bytes of a full sink, and None once there is room again. `on_paused` is called
+    when a plan begins to wait because the run is paused.
+    """
+
+    def __init__(
+        self,
+        sinks: Sequence[Sink],
+        on_full: Callable[[tuple[int, int] | None], None] = lambda _: None,
+        on_paused: Callable[[], None] = lambda: None,
+    ) -> None:
         self._sinks = sinks
-        self.stopping = threading.Event()
-        self.going = threading.Event()  # not set while the run is paused
-        self.going.set()
-        self._told = False  # that there is no room
-        self.waiting = False  # a plan is under way that has not looked at its source yet: paused, or no room
-        self.tell_waiting: Callable[[tuple[int, int] | None], None] = lambda _: None  # set by the runner
-        self.tell_still: Callable[[], None] = lambda: None  # set by the runner
+        self._on_full = on_full
+        self._on_paused = on_paused
+        self._stopping = threading.Event()
+        self._going = threading.Event()  # not set while the run is paused
+        self._going.set()
+        self._is_full = False  # as `on_full` was last called
+        self.waiting = False  # a plan is under way that has not asked its sources yet
 
     @property
     def paused(self) -> bool:
-        return not self.going.is_set()
+        """Whether the run is paused."""
+        return not self._going.is_set()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the run was asked to stop."""
+        return self._stopping.is_set()
+
+    def pause(self) -> bool:
+        """Plan nothing more; False when the run is paused already, or stops."""
+        if self.stopping or self.paused:
+            return False
+        self._going.clear()
+        return True
+
+    def resume(self) -> bool:
+        """Go on planning; False when the run is not paused."""
+        if not self.paused:
+            return False
+        self._going.set()
+        return True
+
+    def stop(self) -> None:
+        """End every wait; nothing more is planned."""
+        self._stopping.set()
 
     def wait(self) -> bool:
-        """Wait for a credit; False when the run is told to stop meanwhile."""
+        """Wait until the next epoch may be planned; False when the run stops meanwhile."""
         try:
-            return self._going_on() and self._room()
+            return self._is_going() and self._has_room()
         finally:
             self.waiting = False
 
-    def _going_on(self) -> bool:
+    def _is_going(self) -> bool:
         """Wait while paused; False when a stop ended that."""
-        while not self.going.is_set():
-            if self.stopping.is_set():
+        while not self._going.is_set():
+            if self._stopping.is_set():
                 return False
             if not self.waiting:
                 self.waiting = True
-                self.tell_still()
-            self.going.wait(POLL_SECONDS)  # not for ever: a stop may come between a pause and its wait
-        return not (self.waiting and self.stopping.is_set())
+                self._on_paused()
+            self._going.wait(POLL_SECONDS)  # not for ever: a stop may come between a pause and its wait
+        return not (self.waiting and self._stopping.is_set())
 
-    def _room(self) -> bool:
-        """Back-pressure."""
+    def _has_room(self) -> bool:
+        """Wait while a sink is full; False when a stop ended that."""
         while True:
-            full = next((found for sink in self._sinks if (found := _fullness(sink)) is not None), None)
+            full = next((pending for sink in self._sinks if (pending := _fullness(sink)) is not None), None)
             if full is None:
-                if self._told:
-                    self._told = False
-                    self.tell_waiting(None)
+                if self._is_full:
+                    self._is_full = False
+                    self._on_full(None)
                 return True
-            if not self._told:
+            if not self._is_full:
                 logger.warning("waiting for the committer", extra={"pending_units": full[0], "pending_bytes": full[1]})
-                self.tell_waiting(full)
-                self._told = True
+                self._on_full(full)
+                self._is_full = True
             self.waiting = True
-            if self.stopping.wait(POLL_SECONDS) or not self._going_on():
+            if self._stopping.wait(POLL_SECONDS) or not self._is_going():
                 return False
 
 
 def _fullness(sink: Sink) -> tuple[int, int] | None:
-    """What waits downstream of a sink; an optional one that cannot be asked holds up nobody."""
+    """Units and bytes that wait downstream of a full sink. An optional sink that cannot be read counts as not full."""
     try:
         return sink.is_full()
     except (SinkError, OSError):

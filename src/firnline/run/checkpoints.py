@@ -1,20 +1,26 @@
-"""Makes checkpoints, and with each the floor: the oldest epoch that a rollback may still reach."""
+"""Makes checkpoints, and with each the floor: the oldest epoch that a rollback may still reach.
+
+The floor is the smallest of three: the rollback window, what every sink and copy holds and, with state, the oldest
+snapshot that a restore would need.
+"""
 
 from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import LedgerHoleError
-from firnline.run.flight import Base
 from firnline.run.open_pipeline import OpenPipeline
-from firnline.run.operator_state import StateKeeper
+from firnline.run.operator_state import OperatorStates
+from firnline.run.progress import Base
 from firnline.schema import fingerprint, schema_to_json
 from firnline.sinks.base import Head
 from firnline.sources.group import Positions
+from firnline.state.manifest import SnapshotRef
+from firnline.types import Json
 
 logger = logging.getLogger(__name__)
 
@@ -22,11 +28,18 @@ KEPT_FLOORS = 4096  # more units than ever wait for a committer that works
 
 
 class CheckpointMaker:
-    """The checkpoints of one run. `slowest` is the epoch of the sink that lags most, kept up to date by the runner."""
+    """Makes the checkpoints of one run. `slowest_sink` gives the epoch of the sink that lags most.
 
-    def __init__(self, pipeline: OpenPipeline, run: str, state: StateKeeper) -> None:
-        self._state = state
+    `states` is None for a pipeline without stateful operators.
+    """
+
+    def __init__(
+        self, pipeline: OpenPipeline, run: str, states: OperatorStates | None, slowest_sink: Callable[[], int]
+    ) -> None:
         self._pipeline = pipeline
+        self._states = states
+        self._state_floor = StateFloor(states.feeds) if states is not None else None
+        self._slowest_sink = slowest_sink
         self._run = run
         self._window = RollbackWindow(pipeline.options.checkpoint.rollback_window)
         self._floors: dict[int, int] = {}  # of the newest epochs
@@ -37,19 +50,20 @@ class CheckpointMaker:
             for name in operator.inputs
             if name in pipeline.sources.names
         }
-        self.slowest = 0
 
-    def begin(self, held: Head) -> None:
-        """Go on from what the deciding sink holds."""
+    def begin(self, head: Head) -> None:
+        """Continue from what the deciding sink holds."""
         keeps_positions = self._pipeline.sources.want_acknowledgement
-        if held.checkpoint is not None and (self._window.needs_history or self._state.has_state or keeps_positions):
-            past = self._since_floor(held)
+        needs_history = self._window.needs_history or self._state_floor is not None or keeps_positions
+        if head.checkpoint is not None and needs_history:
+            past = self._since_floor(head)
             self._positions = {one.epoch: one.positions for one in past} if keeps_positions else {}
             self._window.begin(past)
-            self._state.floor.begin(past)
+            if self._state_floor is not None:
+                self._state_floor.begin(past)
 
     def note_committed(self, committed: Head) -> None:
-        """What a staged sink's log holds: its floor is the one that counts until more is committed."""
+        """Keep what a staged sink's log holds: its floor counts until the committer commits more."""
         self._floors[committed.epoch] = committed.checkpoint.floor if committed.checkpoint else 0
 
     def make(
@@ -66,11 +80,14 @@ class CheckpointMaker:
         if before is None or columns != before.schema_fingerprint:
             version += 1
         now = self._pipeline.clock.now()
-        settled = [found for sink in self._pipeline.sinks if (found := sink.settled_epoch()) is not None]
-        settled += [found for found in (self._pipeline.recorder.remote_epoch,) if found is not None]
-        oldest = min(self._window.oldest(epoch, now), self.slowest, *settled)
-        if self._state.remote is not None:
-            oldest = self._state.remote.below(oldest)
+        limits = [self._pipeline.recorder.remote_epoch, *(sink.settled_epoch() for sink in self._pipeline.sinks)]
+        oldest = min(
+            self._window.oldest(epoch, now), self._slowest_sink(), *(limit for limit in limits if limit is not None)
+        )
+        if self._states is not None and self._states.remote is not None:
+            oldest = self._states.remote.below(oldest)
+        if self._state_floor is not None:
+            oldest = self._state_floor.below(oldest, epoch, after.snapshots)
         return Checkpoint(
             pipeline=self._pipeline.options.name,
             epoch=epoch,
@@ -84,12 +101,12 @@ class CheckpointMaker:
             columns={name: schema_to_json(after.columns[name]) for name in self._through if name in after.columns},
             schema_fingerprint=columns,
             schema_version=version,
-            floor=max(floor, self._state.floor.below(oldest, epoch, after.snapshots)),
+            floor=max(floor, oldest),
             deciding=self._pipeline.deciding.identity,
         )
 
     def add(self, checkpoint: Checkpoint) -> None:
-        """A checkpoint is staged."""
+        """Keep the floor of a checkpoint that is staged."""
         self._window.add(checkpoint)
         if self._pipeline.sources.want_acknowledgement:
             self._positions[checkpoint.epoch] = checkpoint.positions
@@ -116,12 +133,12 @@ class CheckpointMaker:
             del self._positions[epoch]
         return self._positions[passed[-1]] if passed else None
 
-    def _since_floor(self, held: Head) -> list[Checkpoint]:
-        """The checkpoints that one may still go back to, oldest first; what a hole hides is not offered."""
+    def _since_floor(self, head: Head) -> list[Checkpoint]:
+        """The checkpoints that a rollback may still reach, oldest first; without those that a hole hides."""
         found: list[Checkpoint] = []
-        floor = held.checkpoint.floor if held.checkpoint else 0
+        floor = head.checkpoint.floor if head.checkpoint else 0
         try:
-            for entry in self._pipeline.entries(held.entry):
+            for entry in self._pipeline.entries(head.entry):
                 if entry.epoch < floor:
                     break
                 found.append(entry.checkpoint)
@@ -131,7 +148,7 @@ class CheckpointMaker:
 
 
 class RollbackWindow:
-    """Tells the oldest epoch that must stay reachable; a part of the floor. Pure: told of every checkpoint."""
+    """The oldest epoch that must stay reachable, a part of the floor. Pure; it needs every checkpoint."""
 
     def __init__(self, window: int | timedelta) -> None:
         self._window = window
@@ -140,7 +157,7 @@ class RollbackWindow:
 
     @property
     def needs_history(self) -> bool:
-        """Whether it must be told of the checkpoints from the floor on before the first question."""
+        """Whether it needs the checkpoints from the floor on before `oldest` is called."""
         return isinstance(self._window, timedelta)
 
     def begin(self, checkpoints: Iterable[Checkpoint]) -> None:
@@ -165,3 +182,62 @@ class RollbackWindow:
             return 0  # nothing known is that old
         del self._epochs[: at - 1], self._times[: at - 1]
         return self._epochs[0]
+
+
+class StateFloor:
+    """Keeps the floor at or below what the state of every later epoch needs.
+
+    An operator restores its newest snapshot that is no newer than those of the operators it feeds, so an epoch may
+    stand on snapshots that are older than the newest ones at that time.
+    """
+
+    def __init__(self, feeds: Mapping[str, Iterable[str]]) -> None:
+        """Take the stateful operators, each after those it reads, with the stateful operators that its rows reach."""
+        self._feeds = {name: list(fed) for name, fed in feeds.items()}
+        self._snapshots: dict[str, list[int]] = {name: [] for name in feeds}  # epochs, rising
+        self._stands_on: dict[int, int] = {}
+
+    def begin(self, checkpoints: Iterable[Checkpoint]) -> None:
+        """Forget everything and take the checkpoints that are known, oldest first."""
+        self._snapshots = {name: [] for name in self._feeds}
+        self._stands_on = {}
+        for one in checkpoints:
+            self._add(one.epoch, one.state)
+
+    def below(self, floor: int, epoch: int, snapshots: Mapping[str, Json]) -> int:
+        """The newest epoch at or below `floor` from which on everything is kept that a restore would need.
+
+        Called once for every checkpoint, with what it says of the state.
+        """
+        if not self._feeds:
+            return floor
+        self._add(epoch, snapshots)
+        known = [made for made in self._stands_on if made <= floor]
+        if not known:
+            return 0
+        found = max(known)
+        self._stands_on = {made: on for made, on in self._stands_on.items() if made >= found}
+        on = min(self._stands_on[made] for made in self._stands_on)
+        for name, epochs in self._snapshots.items():
+            self._snapshots[name] = epochs[max(0, bisect_right(epochs, on) - 1) :]
+        return min(found, on)
+
+    def _add(self, epoch: int, snapshots: Mapping[str, Json]) -> None:
+        for name in self._feeds:
+            if name in snapshots:
+                made, known = SnapshotRef.from_json(snapshots[name]).epoch, self._snapshots[name]
+                if not known or known[-1] < made:
+                    known.append(made)
+                elif made < known[-1]:  # a rollback: what was made since is no part of the history any more
+                    self._snapshots[name] = [*known[: bisect_right(known, made)]]
+        self._stands_on[epoch] = self._oldest(epoch)
+
+    def _oldest(self, epoch: int) -> int:
+        """What a restore after this epoch would begin from, over all operators."""
+        bases: dict[str, int] = {}
+        for name in reversed(list(self._feeds)):
+            limit = min((bases[fed] for fed in self._feeds[name] if fed in bases), default=epoch)
+            known = self._snapshots[name]
+            at = bisect_right(known, limit)
+            bases[name] = known[at - 1] if at else 0
+        return min(bases.values(), default=epoch)

@@ -23,7 +23,7 @@ from firnline.clock import monotonic
 from firnline.errors import ControlError, NotRunningError
 from firnline.names import socket_name, user_folder
 from firnline.options import PipelineOptions
-from firnline.run.status import CheckpointWatch, Standing
+from firnline.run.status import CheckpointWatch, RunStatus
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Controlled(Protocol):
     def resume(self) -> bool: ...
     def stop(self) -> None: ...
     def checkpoint(self) -> CheckpointWatch: ...
-    def standing(self) -> Standing: ...
+    def status(self) -> RunStatus: ...
 
 
 # -- where the socket lies ----------------------------------------------------------------------------
@@ -259,7 +259,7 @@ class ControlServer:
 
     def _facts(self) -> dict[str, Json]:
         facts = {"pipeline": self._pipeline, "run": self._run.run_id, "pid": os.getpid()}
-        return {"ok": True, **facts, **self._run.standing().to_json()}
+        return {"ok": True, **facts, **self._run.status().to_json()}
 
     def _checkpoint(self, ticket: Any) -> dict[str, Json]:
         if ticket is None:

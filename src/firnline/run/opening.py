@@ -22,13 +22,14 @@ from firnline.errors import (
     StoreAheadError,
 )
 from firnline.graph import sink_input
+from firnline.jobs.epoch_job import EpochJobs
 from firnline.process import TimedCalls
 from firnline.run.checkpoints import CheckpointMaker
-from firnline.run.flight import Base, Flight
 from firnline.run.joining import ahead_of, check_new_sinks, join_sink, prove_on_chain
 from firnline.run.open_pipeline import OpenPipeline
-from firnline.run.operator_state import StateKeeper
-from firnline.run.restore_state import known_watermarks
+from firnline.run.operator_state import OperatorStates
+from firnline.run.progress import Base, Progress
+from firnline.run.restore_state import check_operators, known_watermarks
 from firnline.sinks.base import Head, Sink
 from firnline.sources.columns import columns_from_json, declared
 from firnline.types import Json
@@ -42,7 +43,7 @@ T = TypeVar("T")
 
 
 class Opening:
-    """The first steps of one run; what they find goes into the flight.
+    """The beginning of one run; what it reads goes into `Progress`. `states` is None without stateful operators.
 
     They are performed on the deciding sink's lane, except `join`. What they read of the other sinks, they read
     through sinks of their own: an epoch may be committed to one of those at the same time.
@@ -51,26 +52,32 @@ class Opening:
     def __init__(
         self,
         pipeline: OpenPipeline,
-        flight: Flight,
-        maker: CheckpointMaker,
-        state: StateKeeper,
+        progress: Progress,
+        checkpoints: CheckpointMaker,
+        jobs: EpochJobs,
+        states: OperatorStates | None,
         run: str,
         *,
         accept_duplicates: bool,
     ) -> None:
         self._pipeline = pipeline
-        self._state = state
-        self._flight = flight
-        self._maker = maker
+        self._progress = progress
+        self._checkpoints = checkpoints
+        self._jobs = jobs
+        self._states = states
         self._run = run
         self._accept_duplicates = accept_duplicates
         self._baseline_version = -1
         self._others = pipeline.open_readers()[1:]
         self.unread: dict[str, str] = {}  # further sinks that could not be read, with the reason
 
-    def read_sinks(self) -> m.Event:
-        recorder, flight = self._pipeline.recorder, self._flight
-        recorder.look()
+    def read_sinks(self, on_copy_change: Callable[[], None] = lambda: None) -> m.Event:
+        """Read what the sinks and the copies hold; writes nothing to a sink. Repeatable.
+
+        `on_copy_change` is called, from any thread, whenever the store or a tier was written or could not be.
+        """
+        recorder, progress = self._pipeline.recorder, self._progress
+        recorder.look(on_copy_change)
         self._pipeline.deciding.check_whole()  # before a copy of it is made anywhere
         held = self._pipeline.deciding.load()
         if held.exists:
@@ -79,11 +86,12 @@ class Opening:
             self._check_no_history()
         self._check_ledger_is_here(held)
         held = recorder.confirm(held, self._pipeline.deciding.load)
-        self._state.check(held)
+        if self._states is not None or (held.checkpoint is not None and held.checkpoint.state):
+            check_operators(self._pipeline, self._jobs.flow, held)
         if held.exists and held.checkpoint is None:
-            flight.baseline = self._find_baseline(held.version)
+            progress.baseline = self._find_baseline(held.version)
         self._set_tip(held)
-        tip = flight.baseline.checkpoint.attempt if flight.baseline else held.attempt
+        tip = progress.baseline.checkpoint.attempt if progress.baseline else held.attempt
         epochs = {self._pipeline.deciding.name: held.epoch}
         for sink in self._others:
             try:
@@ -92,7 +100,7 @@ class Opening:
                 logger.warning("sink could not be read", extra={"sink": sink.name, "reason": str(error)})
                 self.unread[sink.name] = str(error)
         check_new_sinks(self._pipeline, held.entry, epochs)
-        unknown = held.checkpoint is None and flight.baseline is None
+        unknown = held.checkpoint is None and progress.baseline is None
         if unknown:
             self._check_others_know_nothing(epochs)
         # Units that are pending may still be taken back: nothing outside the table is told of them.
@@ -142,7 +150,9 @@ class Opening:
             )
         position, records = source.adopt(found)
         name = source.name
-        checkpoint = self._maker.make(0, self._pipeline.ids.new(), 0, Base(0, None, None, {name: position}, None), None)
+        checkpoint = self._checkpoints.make(
+            0, self._pipeline.ids.new(), 0, Base(0, None, None, {name: position}, None), None
+        )
         return LedgerEntry(checkpoint, None, {name: records}, kind="baseline")
 
     def _check_others_know_nothing(self, epochs: dict[str, int]) -> None:
@@ -178,16 +188,19 @@ class Opening:
         """Claim a generation and take up what stands under it; `again`: this run held the pipeline before."""
         sink, recorder = self._pipeline.deciding, self._pipeline.recorder
         recorder.before_claim(sink.load)
-        if self._flight.baseline is not None and not again:
+        if self._progress.baseline is not None and not again:
             held = self._claim_onto_baseline()
         else:
             held = sink.claim(self._run, again=again)
         recorder.claimed(held, self._run)
-        self._flight.generation = held.generation
-        self._state.restore(held, self._set_tip(held))
-        self._maker.begin(held)
+        self._progress.generation = held.generation
+        base = self._set_tip(held)
+        self._jobs.sweep_all()
+        if self._states is not None:
+            self._states.restore(held, base)
+        self._checkpoints.begin(held)
         if sink.settled_epoch() is not None:
-            self._maker.note_committed(sink.load_committed())
+            self._checkpoints.note_committed(sink.load_committed())
         if held.exists:
             taken = sink_input(self._pipeline.options, self._pipeline.options.deciding)
             for source in (one for one in self._pipeline.options.sources if one.name == taken):
@@ -197,24 +210,25 @@ class Opening:
     def _claim_onto_baseline(self) -> Head:
         """Claim onto the very version that the other tool's progress was read from; if it moved on, read it again."""
         for _ in range(CLAIM_TRIES):
-            assert self._flight.baseline is not None
-            ref = self._pipeline.ledger.stage(self._flight.baseline)
+            assert self._progress.baseline is not None
+            ref = self._pipeline.ledger.stage(self._progress.baseline)
             try:
                 return self._pipeline.deciding.claim(self._run, baseline=ref, onto=self._baseline_version)
             except CommitConflictError:
-                self._flight.baseline = self._find_baseline(self._pipeline.deciding.load().version)
+                self._progress.baseline = self._find_baseline(self._pipeline.deciding.load().version)
         raise SinkError("the other tool commits all the time; stop it before Firnline takes over")
 
     def join(self, name: str) -> m.Event:
-        tip, generation = self._flight.held.entry, self._flight.generation
+        """Register our generation in a further sink, and bring it through the history edits that it lacks."""
+        tip, generation = self._progress.head.entry, self._progress.generation
         sink = self._pipeline.sink(name)
-        return m.Joined(name, join_sink(self._pipeline, sink, self._run, generation, tip, tip, self._state.run_tasks))
+        return m.Joined(name, join_sink(self._pipeline, sink, self._run, generation, tip, tip, self._jobs.run_tasks))
 
     def _set_tip(self, held: Head) -> Base:
         """Take what the deciding sink holds as the base of the next plan."""
-        flight = self._flight
-        flight.held = held
-        checkpoint = held.checkpoint or (flight.baseline.checkpoint if flight.baseline else None)
+        progress = self._progress
+        progress.head = held
+        checkpoint = held.checkpoint or (progress.baseline.checkpoint if progress.baseline else None)
         stored = checkpoint.positions if checkpoint else {}
         self._check_sources(stored)
         base = Base(
@@ -223,11 +237,11 @@ class Opening:
             checkpoint=checkpoint,
             positions=self._pipeline.sources.start(stored),
             table=None,
-            watermarks=known_watermarks(self._state.flow, checkpoint),
+            watermarks=known_watermarks(self._jobs.flow, checkpoint),
             snapshots=dict(checkpoint.state) if checkpoint else {},
         )
         self.learn_columns(base)
-        flight.bases[checkpoint.attempt if checkpoint else ""] = base
+        progress.bases[checkpoint.attempt if checkpoint else ""] = base
         return base
 
     def _check_sources(self, stored: Mapping[str, Json]) -> None:

@@ -1,25 +1,24 @@
-"""Keeps the state of a run's operators: runs epochs on it, makes checkpoints of it, catches up after a restart."""
+"""The state of a run's operators: restores it, runs epochs on it, makes snapshots of it.
+
+Only a pipeline with stateful operators has this part.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import SinkError, StateLostError, WorkerLostError
-from firnline.jobs.dataflow import dataflow_of
-from firnline.jobs.engine import Engine
 from firnline.jobs.epoch_job import EpochJob, EpochJobs, EpochResult
 from firnline.maintenance.state import find_doomed_state
-from firnline.run.flight import Base, Behind, EpochInFlight, Flight
 from firnline.run.open_pipeline import OpenPipeline
+from firnline.run.progress import Base, Behind, EpochInFlight, Progress
 from firnline.run.remote_state import RemoteState, StandingState
-from firnline.run.restore_state import Restored, check_operators, fed_by, known_watermarks, restore_state
-from firnline.run.snapshots import Coordinated, Since, due_operators
-from firnline.run.state_floor import StateFloor
+from firnline.run.restore_state import Restored, fed_by, known_watermarks, restore_state
+from firnline.run.snapshots import Since, Snapshots, due_operators
 from firnline.sinks.base import Head
 from firnline.state.keys import shard_ranges
 from firnline.state.manifest import Ranges, SnapshotRef
@@ -27,12 +26,12 @@ from firnline.types import Json
 
 logger = logging.getLogger(__name__)
 
-LOOKS = 3  # for state that is swept each time it is found
+RESTORES = 3  # tries, while a sweep deletes the state that is being restored
 
 
 @dataclass(slots=True)
 class _Past:
-    """When an operator's state was last checkpointed."""
+    """When an operator's state was last snapshotted."""
 
     epoch: int
     at: float  # monotonic seconds
@@ -40,92 +39,85 @@ class _Past:
     watermark: int | None = None
 
 
-class StateKeeper:
-    """The state of one run. Its work is done on the `spark` lane."""
+class OperatorStates:
+    """The state of one run's operators. `catch_up` and `run` are called on the `spark` lane."""
 
-    def __init__(self, pipeline: OpenPipeline, engine: Engine, flight: Flight) -> None:
+    def __init__(self, pipeline: OpenPipeline, jobs: EpochJobs, progress: Progress) -> None:
         self._pipeline = pipeline
-        self._engine = engine
-        self._flight = flight
-        self.flow = dataflow_of(pipeline.options)
-        self.home = pipeline.state_home
-        self._jobs = EpochJobs(pipeline.options, pipeline.sources, pipeline.sinks, engine, self.flow, self.home)
-        self._coordinated = Coordinated(self.home, pipeline.options, pipeline.clock)
+        self._engine = jobs.engine
+        self._progress = progress
+        self._jobs = jobs
+        self._flow = jobs.flow
+        self._snapshots = Snapshots(jobs.home, pipeline.options, pipeline.clock)
         self._shards: int | None = pipeline.options.state.shards
         self._began = pipeline.clock.now()
         self._wanted: int | None = None  # shards to go back to once workers return, while some are absorbed
         self._absorbed = threading.Event()  # a worker's shards were just dealt out to the others
         self._past: dict[str, _Past] = {}
         self._initial: dict[str, str] = {}  # digests of exported states that a replay takes up again
-        self.restored_path: str | None = None  # where the state was read when the run began; None without operators
-        self.asked = threading.Event()  # a checkpoint is asked for, whatever the trigger says
-        self._lost_at: float | None = None  # since when an epoch has been tried again for want of a worker
-        self.tell_loss: Callable[[dict[str, Json]], None] = lambda _: None  # set by the runner
-        self._standing = StandingState(pipeline.storage, pipeline.options.name)
+        self._requested = threading.Event()  # a snapshot is requested, whatever the trigger says
+        self._pins = StandingState(pipeline.storage, pipeline.options.name)
+        self.restored_path: str | None = None  # where the state was read when the run began
         self.remote = self._open_remote()
-        self.floor = StateFloor({o.name: fed_by(pipeline, self.flow, o) for o in self.flow.stateful})
 
     @property
-    def has_state(self) -> bool:
-        return bool(self.flow.stateful)
+    def feeds(self) -> dict[str, list[str]]:
+        """The stateful operators, each after those it reads, with the stateful operators that its rows reach."""
+        return {o.name: fed_by(self._pipeline, self._flow, o) for o in self._flow.stateful}
 
     @property
     def shards(self) -> int:
         """How many tasks share the key groups now."""
-        return self._shards or min(self._engine.parallelism, self.flow.key_groups)
+        return self._shards or min(self._engine.parallelism, self._flow.key_groups)
 
     def ranges(self) -> Ranges:
-        return tuple(shard_ranges(self.flow.key_groups, self.shards))
+        """The key groups of each shard."""
+        return tuple(shard_ranges(self._flow.key_groups, self.shards))
 
     # -- beginning ------------------------------------------------------------------------------------
 
-    def check(self, held: Head) -> None:
-        """Refuse operators that are not those of the checkpoint, unless the spec says what becomes of their state."""
-        if self.has_state or (held.checkpoint is not None and held.checkpoint.state):
-            check_operators(self._pipeline, self.flow, held)
-
-    def restore(self, held: Head, base: Base) -> None:
-        """Take up the state that the deciding sink's checkpoint names.
+    def restore(self, head: Head, base: Base) -> None:
+        """Restore the state that the deciding sink's checkpoint names.
 
         Raises:
             StateLostError: no tier has it any more.
         """
-        self._jobs.sweep_all()
-        if not self.has_state:
-            return
-        found = self._restore(held)
-        if self.remote is not None and held.checkpoint is not None:
+        restored = self._restore(head)
+        if self.remote is not None and head.checkpoint is not None:
             with contextlib.suppress(OSError):  # unreachable now: it counts as holding nothing
-                self.remote.begin(held.checkpoint)
-        base.state, base.behind, self._initial = found.state, found.behind, found.initial
-        self.restored_path = self.restored_path or found.path
+                self.remote.begin(head.checkpoint)
+        base.state, base.behind, self._initial = restored.state, restored.behind, restored.initial
+        self.restored_path = self.restored_path or restored.path
         if self._shards is None:
-            self._shards = (held.checkpoint.shards if held.checkpoint else 0) or found.shards
+            self._shards = (head.checkpoint.shards if head.checkpoint else 0) or restored.shards
         now = self._pipeline.clock.monotonic()
-        for operator in self.flow.stateful:
+        for operator in self._flow.stateful:
             mark = base.watermarks.of(operator.name).at
-            self._past[operator.name] = _Past(found.epochs.get(operator.name, 0), now, watermark=mark)
-        self._coordinated.begin_after(max(found.epochs.values(), default=0))
+            self._past[operator.name] = _Past(restored.epochs.get(operator.name, 0), now, watermark=mark)
+        self._snapshots.begin_after(max(restored.epochs.values(), default=0))
 
-    def _restore(self, held: Head) -> Restored:
-        """Find the state; where damaged snapshots were passed over, pin it, and look for it again under the pin."""
-        found = restore_state(self._pipeline, self.flow, self.home, held)
-        if not found.passed_over:
-            self._standing.begin(held.generation, held.epoch, None)
-            return found
-        self.asked.set()  # the next epoch makes a snapshot that the sinks name
-        for _ in range(LOOKS):
-            self._standing.begin(held.generation, held.epoch, found.used)
-            pinned, found = found.used, restore_state(self._pipeline, self.flow, self.home, held)
-            doomed = find_doomed_state(self._pipeline, found.used.values())
-            if found.used == pinned and doomed is None:
-                return found
+    def _restore(self, head: Head) -> Restored:
+        """Find the state. Where damaged snapshots were passed over, pin what is used, and restore it under the pin."""
+        restored = self._find_state(head)
+        if not restored.passed_over:
+            self._pins.begin(head.generation, head.epoch, None)
+            return restored
+        self._requested.set()  # the next epoch makes a snapshot that the sinks name
+        for _ in range(RESTORES):
+            self._pins.begin(head.generation, head.epoch, restored.used)
+            pinned, restored = restored.used, self._find_state(head)
+            doomed = find_doomed_state(self._pipeline, restored.used.values())
+            if restored.used == pinned and doomed is None:
+                return restored
             if doomed is not None:
                 logger.warning("a sweep deletes state that is to be restored", extra={"sweep": str(doomed)})
         raise SinkError(
             f"the state of {self._pipeline.options.name!r} is swept while it is restored",
             hint="The run tries again. A sweep that died is finished by: firnline gc SPEC --yes",
         )
+
+    def _find_state(self, head: Head) -> Restored:
+        return restore_state(self._pipeline, self._flow, self._jobs.home, head)
 
     def catch_up(self, base: Base) -> None:
         """Fold the epochs that came after the checkpoint of the state, as their ledger entries say."""
@@ -137,7 +129,7 @@ class StateKeeper:
         entry = behind.entry
         logger.info("state catches up", extra={"epoch": entry.epoch})
         plan = self._pipeline.sources.replan(entry.checkpoint.positions, entry.inputs, self._engine.parallelism)
-        recorded = known_watermarks(self.flow, entry.checkpoint)
+        recorded = known_watermarks(self._flow, entry.checkpoint)
         attempt = self._pipeline.ids.new()
         job = EpochJob(
             entry.epoch,
@@ -152,97 +144,107 @@ class StateKeeper:
             recorded=recorded,
             initial=self._initial,
         )
-        worked = self._jobs.run(job)
-        failed = [o for found in worked.produced.outcomes.values() for o in found if "failed" in o]
+        result = self._jobs.run(job)
+        failed = [o for outcomes in result.produced.outcomes.values() for o in outcomes if "failed" in o]
         if failed:
             raise StateLostError(
                 f"the state after epoch {entry.epoch} cannot be made again: {failed[0]['path']} {failed[0]['failed']}",
                 epoch=entry.epoch,
             )
-        base.state = worked.state
+        base.state = result.state
 
     # -- the remote tier ------------------------------------------------------------------------------
 
     def _open_remote(self) -> RemoteState | None:
         remote = self._pipeline.options.checkpoint.remote
-        if remote is None or self.home.fallback is None or not self.has_state:
+        if remote is None or self._jobs.home.fallback is None:
             return None
-        return RemoteState(self.home, remote, [o.name for o in self.flow.stateful], self._pipeline.clock)
+        return RemoteState(self._jobs.home, remote, [o.name for o in self._flow.stateful], self._pipeline.clock)
 
-    def settled(self, checkpoint: Checkpoint) -> None:
-        """The deciding sink holds an epoch."""
+    def flush(self, seconds: float) -> bool:
+        """Write the newest snapshot to the remote tier now; whether the tier has it then."""
+        return self.remote is None or self.remote.flush(seconds)
+
+    def close(self, *, drain_seconds: float) -> None:
+        """End; with `drain_seconds`, the remote tier gets what it lacks first, for so long at most."""
+        if self.remote is not None:
+            self.remote.close(drain_seconds=drain_seconds)
+
+    def decided(self, checkpoint: Checkpoint) -> None:
+        """The deciding sink holds an epoch: its snapshots go to the remote tier."""
         with contextlib.suppress(OSError):  # a pin that is left keeps more than it must, until the next run
-            self._standing.settled(checkpoint)
+            self._pins.settled(checkpoint)
         if self.remote is not None:
             self.remote.settled(checkpoint)
 
-    def run_tasks(self, attempt: str, orders: list[dict[str, Json]]) -> list[dict[str, Json]]:
-        """Run what a sink needs done in tasks while it commits an epoch."""
-        return self._jobs.run_tasks(attempt, orders)
-
     # -- an epoch -------------------------------------------------------------------------------------
 
-    def work(self, made: EpochInFlight, base: Base) -> EpochResult:
-        """Run the jobs of an epoch and, when it is time, make a checkpoint of the state they leave."""
-        if not self.has_state:
-            job = EpochJob(made.epoch, made.attempt, made.epoch_time, made.plan, base.columns)
-            with self._losing(made):
-                return self._jobs.run(job)
-        requested = self.asked.is_set()
-        asked = requested or self._is_dealt_anew(base)  # a change of shards ends with a checkpoint
+    def request_snapshot(self) -> None:
+        """Make a snapshot with the next epoch, whatever the trigger says; from any thread."""
+        self._requested.set()
 
-        def begin(worked: EpochResult) -> None:
-            worked.due = self._due(made, base, worked, asked=asked)
-            if worked.due:
-                positions, _ = made.advance(self._pipeline.sources, base, worked.produced)
-                self._coordinated.begin(made.epoch, made.attempt, self.ranges(), worked, positions)
+    def needs_empty_epoch(self, base: Base) -> bool:
+        """Whether a snapshot is requested and the newest one lacks epochs: then an epoch without input makes it."""
+        epochs = [SnapshotRef.from_json(ref).epoch for ref in base.snapshots.values()]
+        return self._requested.is_set() and bool(epochs) and min(epochs) < base.epoch
+
+    def run(self, inflight: EpochInFlight, base: Base) -> EpochResult:
+        """Run the jobs of an epoch and, when it is due, make a snapshot of the state after it."""
+        self.catch_up(base)
+        requested = self._requested.is_set()
+        forced = requested or self._is_dealt_anew(base)  # a change of shards ends with a snapshot
+
+        def begin_snapshot(result: EpochResult) -> None:
+            result.due = self._due(inflight, base, result, asked=forced)
+            if result.due:
+                positions, _ = inflight.advance(self._pipeline.sources, base, result.produced)
+                self._snapshots.begin(inflight.epoch, inflight.attempt, self.ranges(), result, positions)
 
         job = EpochJob(
-            made.epoch,
-            made.attempt,
-            made.epoch_time,
-            made.plan,
+            inflight.epoch,
+            inflight.attempt,
+            inflight.epoch_time,
+            inflight.plan,
             base.columns,
             base.state,
             base.watermarks,
             self.ranges(),
-            before_last_fold=begin,
-            is_wanted=lambda: self._is_wanted(made),
+            before_last_fold=begin_snapshot,
+            is_wanted=lambda: inflight.attempt in self._progress.epochs,
+            on_worker_lost=lambda error: self._react_to_loss(inflight, error),
             run_began=self._began,
         )
         try:
-            with self._losing(made):
-                worked = self._jobs.run(job)
+            result = self._jobs.run(job)
         except BaseException as error:
-            self._coordinated.lose(made.epoch, str(error))
+            self._snapshots.lose(inflight.epoch, str(error))
             raise
-        made.operators = {name: folded.facts() for name, folded in worked.operators.items()}
-        kept = {o.name: base.snapshots[o.name] for o in self.flow.stateful if o.name in base.snapshots}
-        worked.snapshots = kept
-        if worked.due:
+        inflight.operators = {name: folded.facts() for name, folded in result.operators.items()}
+        kept = {o.name: base.snapshots[o.name] for o in self._flow.stateful if o.name in base.snapshots}
+        result.snapshots = kept
+        if result.due:
             before = self._references(base)
-            references, pause = self._coordinated.complete(made.epoch, made.attempt, worked, before, self._wanted)
-            worked.snapshots = {**kept, **references}
-            made.durations_ms["checkpoint"] = round(pause * 1000)
-            self._note_past(made, worked)
+            references, pause = self._snapshots.complete(inflight.epoch, inflight.attempt, result, before, self._wanted)
+            result.snapshots = {**kept, **references}
+            inflight.durations_ms["checkpoint"] = round(pause * 1000)
+            now = self._pipeline.clock.monotonic()
+            for name in result.due:
+                self._past[name] = _Past(inflight.epoch, now, watermark=result.watermarks.of(name).at)
             if requested:
-                self.asked.clear()
-            self._warn_of_pause(made.epoch, pause)
-        for name in (o.name for o in self.flow.stateful if o.name not in worked.due):
-            self._past[name].records += sum(worked.produced.read.values())
-        return worked
+                self._requested.clear()
+            self._warn_of_pause(inflight.epoch, pause)
+        for name in (o.name for o in self._flow.stateful if o.name not in result.due):
+            self._past[name].records += sum(result.produced.read.values())
+        return result
 
     def _references(self, base: Base) -> dict[str, SnapshotRef]:
         """What the checkpoint before an epoch names of each operator, also where the name was another."""
         found = {}
-        for operator in self.flow.stateful:
+        for operator in self._flow.stateful:
             value = base.snapshots.get(operator.name) or base.snapshots.get(operator.renamed_from)
             if value is not None:
                 found[operator.name] = SnapshotRef.from_json(value)
         return found
-
-    def _is_wanted(self, made: EpochInFlight) -> bool:
-        return made.attempt in self._flight.epochs
 
     def _is_dealt_anew(self, base: Base) -> bool:
         """Whether no snapshot has these shards yet; epochs that were folded again since have them already."""
@@ -254,60 +256,37 @@ class StateKeeper:
             facts = {"epoch": epoch, "pause_ms": round(seconds * 1000), "max_pause_ms": most}
             logger.warning("an epoch waited long for its checkpoint", extra=facts)
 
-    def _due(self, made: EpochInFlight, base: Base, worked: EpochResult, *, asked: bool) -> frozenset[str]:
+    def _due(self, inflight: EpochInFlight, base: Base, result: EpochResult, *, asked: bool) -> frozenset[str]:
         now = self._pipeline.clock.monotonic()
         since = {}
-        for operator in self.flow.stateful:
+        for operator in self._flow.stateful:
             past = self._past[operator.name]
             since[operator.name] = Since(
-                epochs=made.epoch - past.epoch,
+                epochs=inflight.epoch - past.epoch,
                 millis=(now - past.at) * 1000,
-                records=past.records + sum(worked.produced.read.values()),
+                records=past.records + sum(result.produced.read.values()),
                 watermark_then=past.watermark,
-                watermark_now=worked.watermarks.of(operator.name).at,
+                watermark_now=result.watermarks.of(operator.name).at,
                 never=operator.name not in base.snapshots,
             )
-        return due_operators(self._pipeline.options.checkpoint, self.flow.stateful, since, asked=asked)
-
-    def _note_past(self, made: EpochInFlight, worked: EpochResult) -> None:
-        now = self._pipeline.clock.monotonic()
-        for name in worked.due:
-            self._past[name] = _Past(made.epoch, now, watermark=worked.watermarks.of(name).at)
+        return due_operators(self._pipeline.options.checkpoint, self._flow.stateful, since, asked=asked)
 
     def drop(self, epoch: int) -> None:
         """An epoch in flight is lost; called from the main thread."""
-        if self.has_state:
-            self._coordinated.lose(epoch, "the epoch was dropped")
-            for past in self._past.values():
-                past.epoch = min(past.epoch, epoch - 1)
-
-    def is_behind(self, base: Base) -> bool:
-        """Whether the newest checkpoint of the state is older than the newest epoch."""
-        made = [SnapshotRef.from_json(ref).epoch for ref in base.snapshots.values()]
-        return self.has_state and bool(made) and min(made) < base.epoch
+        self._snapshots.lose(epoch, "the epoch was dropped")
+        for past in self._past.values():
+            past.epoch = min(past.epoch, epoch - 1)
 
     # -- lost workers ---------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _losing(self, made: EpochInFlight) -> Iterator[None]:
-        """While the block runs the jobs of an epoch, take note of a lost worker, and of when the loss is overcome."""
-        began = self._pipeline.clock.monotonic()
-        try:
-            yield
-        except WorkerLostError as error:
-            if self._is_wanted(made):  # else it was stopped because its epoch is lost
-                self._lost_worker(made, began, error)
-            raise
-        self._overcome(made.epoch)
-
     def take_absorbed(self) -> bool:
-        """Whether a worker's shards were dealt out to the others since this was last asked."""
+        """Whether a worker's shards were dealt out to the others since the last call."""
         taken = self._absorbed.is_set()
         self._absorbed.clear()
         return taken
 
-    def gives_back(self, base: Base) -> bool:
-        """Whether the next epoch can be dealt out to all shards again: workers are back, and a checkpoint was made."""
+    def give_back(self, base: Base) -> bool:
+        """Deal the next epoch out to all shards again, if workers are back and a snapshot was made; whether it is."""
         wanted = self._wanted
         if wanted is None or self._is_dealt_anew(base) or self._engine.workers < wanted:
             return False
@@ -315,33 +294,13 @@ class StateKeeper:
         self._shards, self._wanted = wanted, None
         return True
 
-    def _lost_worker(self, made: EpochInFlight, began: float, error: WorkerLostError) -> None:
-        """A task was lost with its worker: the epoch runs again, with as many shards or, to absorb it, one fewer."""
-        if error.fields.get("timed_out") and self.has_state:
-            self._coordinated.time_out(made.epoch, made.attempt)
-        choice = self._pipeline.options.state.on_worker_loss if self.has_state else "replace"
-        before = self.shards
+    def _react_to_loss(self, inflight: EpochInFlight, error: WorkerLostError) -> dict[str, Json]:
+        """A worker is lost: the epoch runs again, with as many shards or, to absorb the loss, one fewer."""
+        if error.fields.get("timed_out"):
+            self._snapshots.time_out(inflight.epoch, inflight.attempt)
+        choice, before = self._pipeline.options.state.on_worker_loss, self.shards
         if choice == "absorb" and before > 1:
             self._wanted = self._wanted or before
             self._shards = before - 1
             self._absorbed.set()
-        now = self._pipeline.clock.monotonic()
-        self._lost_at = now if self._lost_at is None else self._lost_at
-        facts: dict[str, Json] = {
-            "epoch": made.epoch,
-            "choice": choice,
-            "shards": self.shards,
-            "shards_before": before,
-            "noticed_after_ms": round((now - began) * 1000),
-            "reason": error.message,
-        }
-        logger.warning("a worker was lost", extra=facts)
-        self.tell_loss(facts)
-
-    def _overcome(self, epoch: int) -> None:
-        """An epoch ran to its end: say how long it took since the first loss."""
-        if self._lost_at is not None:
-            took = round((self._pipeline.clock.monotonic() - self._lost_at) * 1000)
-            logger.info("the loss of a worker is overcome", extra={"epoch": epoch, "took_ms": took})
-            self.tell_loss({"epoch": epoch, "took_ms": took})
-            self._lost_at = None
+        return {"choice": choice, "shards": self.shards, "shards_before": before}

@@ -66,6 +66,10 @@ FAR_WAIT_SECONDS = 5.0  # for the remote tier's answer before a claim, when the 
 DRAIN_SECONDS = 30.0
 
 
+def _ignore() -> None:
+    """Nobody waits for changes."""
+
+
 class Recorder:
     """What one run records, and where. `place` names the deciding sink's table in messages."""
 
@@ -74,7 +78,7 @@ class Recorder:
     ) -> None:
         self._clock = clock
         self._judge = Judge(options.name, place, staged=options.deciding.mode == "staged")
-        self.tell: Callable[[Replication], None] = lambda _: None  # set by the runner
+        self._on_change: Callable[[], None] = _ignore
         self.store, local, remote = open_places(options)
         kept = options.checkpoint.store.keep_versions if options.checkpoint.store else LEVELLED_EPOCHS
         self._records = Records(ledger, min(LEVELLED_EPOCHS, kept))
@@ -85,7 +89,7 @@ class Recorder:
                 self._records,
                 self._judge,
                 clock.monotonic,
-                self._tell_store,
+                lambda: self._on_change(),
                 keep_versions=kept,
                 strict=strict_store,
             )
@@ -104,7 +108,7 @@ class Recorder:
                 place,
                 interval_ms / 1000,
                 self._clock.monotonic,
-                lambda lag: self.tell(lag),
+                lambda _: self._on_change(),
                 check=self._judge.check,
                 refuse=self._judge.refuse,
             )
@@ -136,18 +140,17 @@ class Recorder:
         """How far the store and the tiers are behind."""
         return [copy.replication() for copy in (self._store, self._local, self._remote) if copy is not None]
 
-    def _tell_store(self) -> None:
-        if self._store is not None:
-            self.tell(self._store.replication())
-
     # -- at the start ---------------------------------------------------------------------------------
 
-    def look(self) -> None:
-        """Read what store and local tier hold. Before the sink is read: it can only be further by then.
+    def look(self, on_change: Callable[[], None] = _ignore) -> None:
+        """Read what store and local tier hold. Called before the sink is read, which can only be further by then.
+
+        From now on `on_change` is called, from any thread, when a copy was written or could not be.
 
         Raises:
             StoreUnsafeError: one of them cannot keep what it is trusted with.
         """
+        self._on_change = on_change
         self.tiers.prove = True
         self._looks = None
         if self._store is not None:
@@ -317,14 +320,14 @@ class Recorder:
         level = [writer.flush(seconds) for writer in (self._local, self._remote) if writer is not None]
         return all(level)
 
-    def close(self, *, drain: bool, tell: Callable[[Replication], None] = lambda _: None) -> None:
-        """End. With `drain`, what waits for a tier is written first; `tell` hears what is waited for."""
+    def close(self, *, drain: bool, on_drain: Callable[[Replication], None] = lambda _: None) -> None:
+        """End. With `drain`, what waits for a tier is written first; `on_drain` gets the tier that is waited for."""
         for writer in (self._local, self._remote):
             if writer is None:
                 continue
             left = writer.replication()
             if drain and left.since is not None:
-                tell(left)
+                on_drain(left)
                 if not writer.flush(DRAIN_SECONDS):
                     left = writer.replication()
                     facts = {"tier": left.path, "place": left.place, "epoch": left.epoch, "reason": left.reason}

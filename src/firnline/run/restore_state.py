@@ -15,8 +15,8 @@ from firnline.graph import downstream
 from firnline.jobs.dataflow import Dataflow, shape_of
 from firnline.jobs.watermarks import Watermarks
 from firnline.options import OperatorOptions
-from firnline.run.flight import Behind
 from firnline.run.open_pipeline import OpenPipeline
+from firnline.run.progress import Behind
 from firnline.sinks.base import Head
 from firnline.sources.columns import columns_from_json
 from firnline.state import snapshot as layout

@@ -17,17 +17,25 @@ from functools import partial
 from firnline.epoch import messages as m
 from firnline.epoch.decide import EpochState, Policy, Settings, initial, step
 from firnline.errors import FencedError, FirnlineError, LedgerHoleError, SinkError, SourceError
-from firnline.faults import fault_point
+from firnline.jobs.dataflow import dataflow_of
 from firnline.jobs.engine import Engine
+from firnline.jobs.epoch_job import EpochJobs
+from firnline.jobs.worker_losses import WorkerLosses
 from firnline.maintenance.state import RUN_GRACE_SECONDS, sweep_state
-from firnline.run.backpressure import BacklogMeter
+from firnline.run.backpressure import BacklogMeter, Backpressure
+from firnline.run.checkpoints import CheckpointMaker
 from firnline.run.lanes import Lanes
+from firnline.run.late_files import LateFiles
 from firnline.run.log import RunLog
 from firnline.run.observer import Observer
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
-from firnline.run.status import CheckpointWatch, Standing, is_still, stand
+from firnline.run.opening import Opening
+from firnline.run.operator_state import OperatorStates
+from firnline.run.outbox_sweep import OutboxSweep
+from firnline.run.progress import Progress
+from firnline.run.status import CheckpointWatch, RunStatus, is_still, status_of
 from firnline.run.steps import Steps, failure_event
-from firnline.sinks.base import Head
+from firnline.sinks.base import Head, Sink
 from firnline.sources.base import Backlog
 from firnline.stores import open_store
 from firnline.stores.audit import append_audit, make_record
@@ -62,9 +70,9 @@ class _Totals:
 
 @dataclass(slots=True)
 class _Note:
-    """Something for the observer, told from the main thread."""
+    """Something that the main thread does between two events, such as a call of the observer."""
 
-    tell: Callable[[], None]
+    perform: Callable[[], None]
 
 
 class _Timers:
@@ -104,19 +112,41 @@ class Runner:
     ) -> None:
         self.run_id = pipeline.ids.new()
         self._pipeline = pipeline
-        self._engine = engine
         self._observer = observer or Observer()
         self._once = once
-        self._steps = Steps(pipeline, engine, self.run_id, once=once, accept_duplicates=accept_duplicates)
         # SimpleQueue: a signal handler may put while this very thread is inside get.
-        self._steps.credits.tell_waiting = self._waiting
-        self._steps.tell_lost = self._tell_trouble
-        self._steps.state.tell_loss = lambda facts: self._inbox.put(_Note(lambda: self._tell_loss(facts)))
-        self._steps.credits.tell_still = lambda: self._inbox.put(_Note(lambda: None))  # watches are looked at after it
-        pipeline.recorder.tell = lambda _: self._inbox.put(_Note(self._tell_replication))
+        self._inbox: queue.SimpleQueue[m.Event | _Note] = queue.SimpleQueue()
+        self._state = self._initial()
+        self._backpressure = Backpressure(
+            pipeline.sinks,
+            on_full=self._report_full,
+            on_paused=lambda: self._inbox.put(_Note(lambda: None)),  # checkpoint requests are looked at after a note
+        )
+        losses = WorkerLosses(pipeline.clock, lambda facts: self._inbox.put(_Note(lambda: self._report_loss(facts))))
+        self._progress = Progress()
+        options, flow = pipeline.options, dataflow_of(pipeline.options)
+        jobs = EpochJobs(options, pipeline.sources, pipeline.sinks, engine, flow, pipeline.state_home, losses)
+        self._states = OperatorStates(pipeline, jobs, self._progress) if flow.stateful else None
+        checkpoints = CheckpointMaker(pipeline, self.run_id, self._states, self._slowest_sink)
+        self._opening = Opening(
+            pipeline, self._progress, checkpoints, jobs, self._states, self.run_id, accept_duplicates=accept_duplicates
+        )
+        self._outbox = OutboxSweep(pipeline, self._progress, self._slowest_sink)
+        self._late_files = LateFiles(pipeline, self._progress, once=once)
+        self._steps = Steps(
+            pipeline,
+            self._progress,
+            jobs,
+            self._states,
+            checkpoints,
+            self._outbox,
+            self._late_files,
+            self._backpressure,
+            learn_columns=self._opening.learn_columns,
+            on_lost=self._report_trouble,
+        )
         self._resumed: Head | None = None  # what the first look found
         self._watches: list[CheckpointWatch] = []
-        self._inbox: queue.SimpleQueue[m.Event | _Note] = queue.SimpleQueue()
         self._lanes = Lanes()
         self._timers = _Timers()
         self._log = RunLog(pipeline.storage, pipeline.options.name, self.run_id, pipeline.clock)
@@ -124,7 +154,6 @@ class Runner:
         self._backlog = BacklogMeter()
         self._error: FirnlineError | None = None
         self._sinks_failing: dict[str, str] = {}  # why the last try to join or commit failed
-        self._state = self._initial()
 
     def _initial(self) -> EpochState:
         batch = self._pipeline.options.batch
@@ -137,53 +166,56 @@ class Runner:
         )
         return initial(settings, [(s.name, s.required) for s in self._pipeline.sinks])
 
+    def _slowest_sink(self) -> int:
+        """The epoch of the sink that lags most."""
+        return min(sink.epoch for sink in self._state.sinks)
+
     def stop(self) -> None:
         """Finish what is in flight and end. May be called from a signal handler."""
-        self._steps.credits.stopping.set()
+        self._backpressure.stop()
         self._inbox.put(m.StopRequested())
 
     @property
     def stop_requested(self) -> bool:
-        return self._steps.credits.stopping.is_set()
+        """Whether somebody asked the run to stop."""
+        return self._backpressure.stopping
 
     # -- what others may ask for, from any thread -----------------------------------------------------
 
     def pause(self) -> bool:
         """Plan nothing more until resumed or stopped; what is in flight completes. False when paused already."""
-        if self._steps.credits.stopping.is_set() or self._steps.credits.paused:
-            return False
-        self._steps.credits.going.clear()
-        self._tell_paused(True)
-        return True
+        changed = self._backpressure.pause()
+        if changed:
+            self._report_paused(True)
+        return changed
 
     def resume(self) -> bool:
         """Go on planning; False when the run is not paused."""
-        if self._steps.credits.going.is_set():
-            return False
-        self._steps.credits.going.set()
-        self._tell_paused(False)
-        return True
+        changed = self._backpressure.resume()
+        if changed:
+            self._report_paused(False)
+        return changed
 
     def checkpoint(self) -> CheckpointWatch:
         """Look for input at once; the watch is done when what that gives is committed and recorded."""
         watch = CheckpointWatch()
-        if self._steps.state.has_state:
-            self._steps.state.asked.set()
+        if self._states is not None:
+            self._states.request_snapshot()
         self._inbox.put(_Note(lambda: self._begin_checkpoint(watch)))
         return watch
 
-    def standing(self) -> Standing:
-        """Where the run stands now."""
-        steps = self._steps
-        return stand(self._state, steps.held, paused=steps.credits.paused, waiting=steps.credits.waiting)
+    def status(self) -> RunStatus:
+        """What the run does now."""
+        paused, waiting = self._backpressure.paused, self._backpressure.waiting
+        return status_of(self._state, self._progress.head, paused=paused, waiting=waiting)
 
     def fence(self, error: FirnlineError) -> None:
         """Another run owns the pipeline: end, without waiting for what is in flight."""
 
-        def told() -> None:
+        def keep() -> None:
             self._error = error
 
-        self._inbox.put(_Note(told))
+        self._inbox.put(_Note(keep))
         self._inbox.put(m.Fenced())
 
     def run(self) -> RunResult:
@@ -195,20 +227,20 @@ class Runner:
             while self._state.exit_code is None:
                 item = self._next()
                 if isinstance(item, _Note):
-                    item.tell()
+                    item.perform()
                 else:
                     self._feed(item)
                 self._answer_checkpoints()
             exit_code = self._state.exit_code
-            if exit_code == 0 and self._once and self._steps.hole is not None:  # all is read but what may be late
-                self._error = self._steps.hole
+            if exit_code == 0 and self._once and self._late_files.hole is not None:  # all is read but what may be late
+                self._error = self._late_files.hole
                 exit_code = self._error.exit_code
         finally:
             self._lanes.close(wait=exit_code == 0)
-            if self._steps.state.remote is not None:
-                self._steps.state.remote.close(drain_seconds=DRAIN_SECONDS if exit_code == 0 else 0.0)
-            self._pipeline.recorder.close(drain=exit_code == 0, tell=self._observer.draining)
-            self._tell_replication()
+            if self._states is not None:
+                self._states.close(drain_seconds=DRAIN_SECONDS if exit_code == 0 else 0.0)
+            self._pipeline.recorder.close(drain=exit_code == 0, on_drain=self._observer.draining)
+            self._report_replication()
             if exit_code == 0 and self._state.committed < self._state.decided:
                 behind = [sink.name for sink in self._state.sinks[1:] if sink.epoch < self._state.decided]
                 waiting = self._state.decided - self._state.committed
@@ -235,14 +267,13 @@ class Runner:
                 continue
 
     def _feed(self, event: m.Event) -> None:
-        self._tell(event)
+        self._report(event)
         before = self._state
         self._state, actions = step(before, event)
         for watch in self._watches:
             watch.follow(before, event, self._state)
-        self._steps.maker.slowest = min(s.epoch for s in self._state.sinks)
         if isinstance(event, m.Committed) and self._state.decided > before.decided:
-            self._settled(event)
+            self._decided(event)
         if isinstance(event, m.LogRead) and self._state.committed > before.committed:
             self._observer.log_committed(self._state.committed)
         for action in actions:
@@ -256,7 +287,7 @@ class Runner:
             case m.Claim(again):
                 self._on(self._deciding_lane, action, lambda: self._claim(again=again))
             case m.Join(sink):
-                self._on(f"sink {sink}", action, lambda: steps.opening.join(sink))
+                self._on(f"sink {sink}", action, lambda: self._opening.join(sink))
             case m.Plan(epoch, base):
                 for watch in self._watches:
                     watch.plan_begins()
@@ -275,14 +306,14 @@ class Runner:
             case m.Drop(_, attempt):
                 steps.drop(attempt)
             case m.Record(epoch):
-                self._on("stage", action, lambda: self._record(epoch))
+                self._on("stage", action, lambda: steps.record(epoch, self._log, self._record_facts))
             case m.Acknowledge():
                 self._on("stage", action, lambda: steps.acknowledge(action))
-                for each in self._pipeline.sinks:
-                    self._on(f"sink {each.name}", action, partial(self._maintain, each.name))
+                for each_sink in self._pipeline.sinks:
+                    self._on(f"sink {each_sink.name}", action, partial(self._maintain, each_sink))
                 if self._pipeline.recorder.prune_due():
                     self._aside("stage", self._pipeline.recorder.prune)
-                if self._steps.state.has_state and action.passes(SWEEP_EVERY):
+                if self._states is not None and action.passes(SWEEP_EVERY):
                     self._aside("upkeep", self._sweep_state)
             case m.Wait(failures, sink):
                 asked = not failures and any(watch.wants_look for watch in self._watches)
@@ -328,7 +359,7 @@ class Runner:
                 event = self._failed(_UnexpectedError(f"{type(error).__name__}: {error}"), action)
             if event is not None:
                 self._inbox.put(event)
-            if isinstance(action, m.Run) and self._steps.state.take_absorbed():
+            if isinstance(action, m.Run) and self._states is not None and self._states.take_absorbed():
                 self._inbox.put(m.ShardsChanged())
 
         self._lanes.submit(lane, perform)
@@ -349,41 +380,41 @@ class Runner:
         event = failure_event(error, action)
         if isinstance(action, m.Join | m.Commit | m.FindReceipt):
             self._sinks_failing[action.sink] = error.message
-        self._tell_trouble(error, getattr(action, "epoch", None))
+        self._report_trouble(error, getattr(action, "epoch", None))
         return event
 
-    def _tell_trouble(self, error: FirnlineError, epoch: int | None = None) -> None:
-        """Keep an error as what the run may end with, and tell the observer. Called from any lane."""
+    def _report_trouble(self, error: FirnlineError, epoch: int | None = None) -> None:
+        """Keep an error as what the run may end with, and report it to the observer. Called from any lane."""
         self._error = error
 
-        def tell() -> None:
+        def report() -> None:
             self._observer.trouble(error, self._state.failures + 1)
             if self._sinks_failing:
                 self._aside("stage", lambda: self._log.note(now=True, sinks_failing=dict(self._sinks_failing)))
             if self._log.is_open and error.retryable:
                 self._aside("stage", lambda: self._log.restarted(error, epoch))
 
-        self._inbox.put(_Note(tell))
+        self._inbox.put(_Note(report))
 
-    # -- what steps need from the runner --------------------------------------------------------------
+    # -- around the steps -----------------------------------------------------------------------------
 
     def _read(self) -> m.Event:
-        event = self._steps.opening.read_sinks()
-        self._sinks_failing |= self._steps.opening.unread
-        held = self._steps.held
+        event = self._opening.read_sinks(lambda: self._inbox.put(_Note(self._report_replication)))
+        self._sinks_failing |= self._opening.unread
+        head = self._progress.head
         if self._resumed is None:
-            logger.info("recovered", extra={"path": held.path, "epoch": held.epoch})
-        self._resumed = self._resumed or held
-        self._inbox.put(_Note(lambda: self._observer.started(self.run_id, held)))
+            logger.info("recovered", extra={"path": head.path, "epoch": head.epoch})
+        self._resumed = self._resumed or head
+        self._inbox.put(_Note(lambda: self._observer.started(self.run_id, head)))
         return event
 
     def _plan(self, epoch: int, base: str) -> m.Event:
-        self._reconcile(base)
+        self._find_late_files(base)
         event, plan = self._steps.plan(epoch, base)
-        if plan is None and self._once and self._reconcile(base):  # due since a source's last answer was taken
+        if plan is None and self._once and self._find_late_files(base):  # due since a source's last answer was taken
             event, plan = self._steps.plan(epoch, base)
         if plan is not None:
-            if self._steps.state.gives_back(self._steps.flight.bases[base]):
+            if self._states is not None and self._states.give_back(self._progress.bases[base]):
                 self._inbox.put(m.ShardsChanged())
             self._inbox.put(_Note(lambda: self._observer.planned(epoch, plan)))
             self._inbox.put(_Note(lambda: self._count_backlog(epoch - 1, base)))
@@ -391,16 +422,16 @@ class Runner:
             self._inbox.put(_Note(self._backlog_emptied))
         return event
 
-    def _reconcile(self, base: str) -> bool:
+    def _find_late_files(self, base: str) -> bool:
         """Look for late files where that is due; whether it was."""
-        due = self._steps.reconcile_due()
+        due = self._late_files.due()
         if not due:
             return False
-        before = self._steps.hole
-        found = self._steps.reconcile(base, due)
-        hole = self._steps.hole
+        before = self._late_files.hole
+        found = self._late_files.look(base, due)
+        hole = self._late_files.hole
         if (hole is None) != (before is None):
-            self._inbox.put(_Note(lambda: self._tell_hole(hole)))
+            self._inbox.put(_Note(lambda: self._report_hole(hole)))
         if found is not None:
             self._inbox.put(_Note(lambda: self._observer.reconciled(*found)))
         return True
@@ -409,9 +440,10 @@ class Runner:
         """Count what lies after `epoch` when a count is due, on a lane of its own: a listing holds up nobody."""
         clock = self._pipeline.clock
         began = clock.monotonic()
-        positions = self._steps.find_positions(base)
-        if positions is None or not self._backlog.is_due(began):
+        known = self._progress.bases.get(base)
+        if known is None or not self._backlog.is_due(began):
             return
+        positions = known.positions
         self._backlog.begin()
 
         def count() -> None:
@@ -426,37 +458,29 @@ class Runner:
 
     def _backlog_counted(self, epoch: int, found: Backlog | None, began: float) -> None:
         self._backlog.end(epoch, found, began=began, now=self._pipeline.clock.monotonic())
-        self._tell_backlog()
+        self._report_backlog()
 
     def _backlog_emptied(self) -> None:
         self._backlog.emptied()
-        self._tell_backlog()
+        self._report_backlog()
 
-    def _tell_backlog(self) -> None:
+    def _report_backlog(self) -> None:
         if self._backlog.current is not None:
             self._observer.backlog(self._backlog.current)
 
-    def _record(self, epoch: int) -> m.Event:
-        fault_point("epoch.record.before")
-        self._steps.record(epoch)
-        facts = {"sinks_failing": dict(self._sinks_failing), **self._lag()}
-        self._log.note(epoch=epoch, generation=self._steps.held.generation, **facts)
-        fault_point("epoch.record.after")
-        return m.Recorded(epoch)
-
-    def _waiting(self, full: tuple[int, int] | None) -> None:
+    def _report_full(self, full: tuple[int, int] | None) -> None:
         """Called from the source lane when back-pressure begins and ends; lanes are made by the main thread alone."""
         reason = f"the committer: {full[0]} units, {full[1]} bytes pending" if full else None
         self._inbox.put(_Note(lambda: self._observer.held_up(full)))
         self._inbox.put(_Note(lambda: self._aside("stage", lambda: self._log.note(now=True, waiting_for=reason))))
 
-    def _tell_paused(self, paused: bool) -> None:
+    def _report_paused(self, paused: bool) -> None:
         self._inbox.put(_Note(lambda: self._observer.paused(paused)))
         self._inbox.put(_Note(lambda: self._aside("stage", lambda: self._log.note(now=True, paused=paused))))
 
     def _begin_checkpoint(self, watch: CheckpointWatch) -> None:
         """Follow a request; a poll timer that runs fires now instead, never a back-off."""
-        watch.begin(self._state, waiting=self._steps.credits.waiting)
+        watch.begin(self._state, waiting=self._backpressure.waiting)
         self._watches.append(watch)
         if self._state.polling and not self._state.resting:
             self._timers.drop("")
@@ -465,43 +489,42 @@ class Runner:
     def _answer_checkpoints(self) -> None:
         if not self._watches:
             return
-        still = self._steps.credits.paused and is_still(self._state, waiting=self._steps.credits.waiting)
+        still = self._backpressure.paused and is_still(self._state, waiting=self._backpressure.waiting)
         for watch in [w for w in self._watches if w.is_complete(self._state, still=still)]:
             self._watches.remove(watch)
-            self._aside("flush", partial(self._finish_checkpoint, watch, self._steps.held))
+            self._aside("flush", partial(self._finish_checkpoint, watch, self._progress.head))
 
-    def _finish_checkpoint(self, watch: CheckpointWatch, held: Head) -> None:
+    def _finish_checkpoint(self, watch: CheckpointWatch, head: Head) -> None:
         """After the record of the epoch, on a lane of its own: tiers that lag behind it are written out first."""
         try:
-            remote = self._steps.state.remote
-            level = remote is None or remote.flush(FLUSH_SECONDS)
-            if not self._pipeline.recorder.flush(FLUSH_SECONDS) or not level:
-                logger.warning("checkpoint taken, but a tier lags behind it", extra={"epoch": held.epoch})
+            in_sync = self._states is None or self._states.flush(FLUSH_SECONDS)
+            if not self._pipeline.recorder.flush(FLUSH_SECONDS) or not in_sync:
+                logger.warning("checkpoint taken, but a tier lags behind it", extra={"epoch": head.epoch})
         finally:
-            watch.finish(held)
+            watch.finish(head)
 
     def _claim(self, *, again: bool) -> m.Event:
         """Put the run on record once it owns the pipeline, before it stages anything: gc spares what it writes.
 
         A run that finds nothing to do leaves no trace.
         """
-        event = self._steps.opening.claim(again=again)
-        resumed = self._resumed or self._steps.held
+        event = self._opening.claim(again=again)
+        resumed = self._resumed or self._progress.head
         self._log.open(
-            generation=self._steps.held.generation,
-            paused=self._steps.credits.paused,
+            generation=self._progress.head.generation,
+            paused=self._backpressure.paused,
             resumed_after=resumed.epoch,
             recovery_path=resumed.path,
-            state_recovery_path=self._steps.state.restored_path,
+            state_recovery_path=self._states.restored_path if self._states is not None else None,
             sinks_failing=dict(self._sinks_failing),
         )
-        if self._steps.held.exists:  # else another run may create the table under the same generation
-            self._inbox.put(_Note(lambda: self._aside("upkeep", self._steps.sweep_outbox)))
+        if self._progress.head.exists:  # else another run may create the table under the same generation
+            self._inbox.put(_Note(lambda: self._aside("upkeep", self._outbox.sweep)))
         return event
 
     def _sweep_state(self) -> None:
         """Delete state that nothing can need any more, with pipeline of its own: sinks serve one thread."""
-        remote = self._steps.state.remote
+        remote = self._states.remote if self._states is not None else None
         replica = remote.replica if remote is not None else None
         swept = sweep_state(open_pipeline(self._pipeline.options), grace_seconds=RUN_GRACE_SECONDS, replica=replica)
         facts = {"checkpoints": sum(s.checkpoints for s in swept), "files": sum(s.files for s in swept)}
@@ -520,75 +543,77 @@ class Runner:
     def _check_holder(self) -> None:
         """An idle run commits nothing that would be refused: it looks whether another run, or a rollback, took over."""
         try:
-            self._pipeline.deciding.check_holder(self._steps.held.generation)
+            self._pipeline.deciding.check_holder(self._progress.head.generation)
         except FencedError as error:
             self.fence(error)
         except SinkError as error:
             logger.debug("holder not looked at", extra={"reason": error.message})
 
-    def _maintain(self, sink: str) -> None:
+    def _maintain(self, sink: Sink) -> None:
         try:
-            self._steps.maintain(sink)
+            sink.maintain()
         except (SinkError, SourceError, OSError) as error:
-            logger.warning("housekeeping failed", extra={"sink": sink, "reason": str(error)})
+            logger.warning("housekeeping failed", extra={"sink": sink.name, "reason": str(error)})
 
-    # -- telling --------------------------------------------------------------------------------------
+    # -- reports --------------------------------------------------------------------------------------
 
-    def _tell_replication(self) -> None:
+    def _report_replication(self) -> None:
         lag = self._pipeline.recorder.replication()
         if lag is not None:
             self._observer.replication(lag)
         self._observer.copies(self._pipeline.recorder.lags())
 
-    def _tell_loss(self, facts: dict[str, Json]) -> None:
+    def _report_loss(self, facts: dict[str, Json]) -> None:
         """A worker was lost, or, with `took_ms`, the loss is overcome."""
         if "took_ms" not in facts:
             self._observer.worker_lost(facts)
         self._aside("stage", lambda: self._log.lost_worker(facts))
 
-    def _tell_hole(self, hole: LedgerHoleError | None) -> None:
+    def _report_hole(self, hole: LedgerHoleError | None) -> None:
         """A run that finds a hole is put on record, also when it finds nothing to read: `status` tells it."""
         self._observer.ledger_hole(hole)
         note = self._log.open if hole else partial(self._log.note, now=True)
         self._aside("stage", lambda: note(ledger_hole=hole.message if hole else None))
 
-    def _lag(self) -> dict[str, Json]:
-        """How far the store and the tiers are behind, for the run's history."""
+    def _record_facts(self) -> dict[str, Json]:
+        """Which sinks fail, and how far the store and the tiers are behind, for the run's history."""
         lags = self._pipeline.recorder.lags()
         failing: dict[str, Json] = {lag.path: lag.reason for lag in lags if lag.reason}
-        found: dict[str, Json] = {"copies_failing": failing}
+        facts: dict[str, Json] = {"sinks_failing": dict(self._sinks_failing), "copies_failing": failing}
         for lag in lags:
             if lag.path == "remote":
                 seconds = lag.lag_seconds(self._pipeline.clock.monotonic())
-                found["replication_lag_seconds"] = round(seconds, 3)
-                found["replication_epochs_behind"] = lag.epochs_behind
-        return found
+                facts["replication_lag_seconds"] = round(seconds, 3)
+                facts["replication_epochs_behind"] = lag.epochs_behind
+        return facts
 
-    def _tell(self, event: m.Event) -> None:
+    def _report(self, event: m.Event) -> None:
         match event:
             case m.Joined(sink) | m.Committed(sink):
                 self._sinks_failing.pop(sink, None)
             case m.Claimed():
-                self._observer.claimed(self._steps.held.generation)
+                self._observer.claimed(self._progress.head.generation)
             case m.Ran(epoch, attempt):
-                self._observer.ran(epoch, self._steps.run_seconds(attempt))
+                inflight = self._progress.epochs.get(attempt)
+                took_ms = inflight.durations_ms.get("run", 0) if inflight is not None else 0
+                self._observer.ran(epoch, took_ms / 1000)
 
-    def _settled(self, event: m.Committed) -> None:
+    def _decided(self, event: m.Committed) -> None:
         """The deciding sink holds a new epoch."""
-        made, receipt = self._steps.settle(event.epoch, event.attempt)
-        if made is None or receipt is None:
+        inflight, receipt = self._steps.decided(event.epoch, event.attempt)
+        if inflight is None or receipt is None:
             return
-        if made.requests:
-            self._on("stage", m.Record(event.epoch), lambda: self._steps.finish_requests(made))
+        if inflight.requests:
+            self._on("stage", m.Record(event.epoch), lambda: self._steps.finish_requests(inflight.requests))
         self._totals.epochs += 1
-        self._totals.records += made.produced.records
+        self._totals.records += inflight.produced.records
         self._totals.rows += receipt.rows
-        facts = self._steps.facts(made, receipt)
+        facts = self._steps.facts(inflight, receipt)
         self._observer.committed(facts)
         if len(self._pipeline.options.sources) > 1:
             self._aside("stage", lambda: self._log.note(align_ms=facts.align_ms))
         self._backlog.committed(facts.epoch, facts.files, facts.bytes_read)
-        self._tell_backlog()
+        self._report_backlog()
 
 
 class _UnexpectedError(FirnlineError):

@@ -77,8 +77,8 @@ def _crossed(step_us: int, since: Since) -> bool:
     return since.watermark_then is None or since.watermark_now // step_us > since.watermark_then // step_us
 
 
-class Coordinated:
-    """The checkpoints of one run's state, one at a time.
+class Snapshots:
+    """Makes the snapshots of one run's state, one at a time.
 
     `begin` stands before the last fold of an epoch, `complete` after it: the end of the Spark job is the barrier,
     its result rows are the reports. Epochs are given up from the main thread.
@@ -97,7 +97,7 @@ class Coordinated:
         """Go on after the checkpoint of an epoch."""
         self._state = c.initial(epoch)
 
-    def begin(self, epoch: int, attempt: str, ranges: Ranges, worked: EpochResult, positions: Positions) -> None:
+    def begin(self, epoch: int, attempt: str, ranges: Ranges, result: EpochResult, positions: Positions) -> None:
         """Write what the checkpoint will hold, before the last shards begin."""
         self._began = self._clock.monotonic()
         options = {operator.name: operator for operator in self._options.operators}
@@ -107,9 +107,9 @@ class Coordinated:
             attempt=attempt,
             key_groups=self._options.state.key_groups,
             shards=ranges,
-            operators={name: _info(worked, options[name]) for name in sorted(worked.due)},
+            operators={name: _info(result, options[name]) for name in sorted(result.due)},
             positions=positions,
-            watermarks=worked.watermarks.to_json(),
+            watermarks=result.watermarks.to_json(),
             workers=(Worker(**this_process().address),),
             created_at=self._clock.now().isoformat(),
         )
@@ -124,7 +124,7 @@ class Coordinated:
         self,
         epoch: int,
         attempt: str,
-        worked: EpochResult,
+        result: EpochResult,
         before: Mapping[str, SnapshotRef],
         shards_wanted: int | None = None,
     ) -> tuple[dict[str, Json], float]:
@@ -140,7 +140,7 @@ class Coordinated:
         plan = self._plan
         assert plan is not None
         assert plan.checkpoint_id == checkpoint
-        last = next(reversed(worked.operators.values()))
+        last = next(reversed(result.operators.values()))
         began = self._clock.monotonic()
         wanted: list[c.Action] = []
         for shard in range(len(plan.shards)):
@@ -154,15 +154,15 @@ class Coordinated:
             raise EngineError(f"the checkpoint of epoch {epoch} cannot be completed: {error}") from error
         if c.CheckpointCommitted(checkpoint) not in self._feed(c.WrittenCommitted(checkpoint)):
             raise EngineError(f"the checkpoint of epoch {epoch} was aborted while it was completed")
-        found = {name: self._reference(plan, digest, worked, name, before.get(name)) for name in plan.operators}
+        found = {name: self._reference(plan, digest, result, name, before.get(name)) for name in plan.operators}
         references = {name: replace(reference, wanted=shards_wanted).to_json() for name, reference in found.items()}
-        listing = max(folded.seconds.get("list", 0.0) for folded in worked.operators.values())
+        listing = max(folded.seconds.get("list", 0.0) for folded in result.operators.values())
         return references, self._paused + listing + self._clock.monotonic() - began
 
     def _reference(
-        self, plan: CheckpointPlan, digest: str, worked: EpochResult, name: str, before: SnapshotRef | None
+        self, plan: CheckpointPlan, digest: str, result: EpochResult, name: str, before: SnapshotRef | None
     ) -> SnapshotRef:
-        state = worked.state.get(name)
+        state = result.state.get(name)
         files = {file.path: file for _, _, shard in state.shards for file in shard.files} if state else {}
         return SnapshotRef(
             checkpoint=plan.checkpoint_id,
@@ -172,7 +172,7 @@ class Coordinated:
             size_bytes=sum(file.size_bytes for file in files.values()),
             rows=sum(file.rows for file in files.values()),
             born=before.born if before else plan.epoch,
-            initial=worked.initial.get(name) or (before.initial if before else ""),
+            initial=result.initial.get(name) or (before.initial if before else ""),
         )
 
     def lose(self, epoch: int, reason: str) -> None:
@@ -202,8 +202,8 @@ class Coordinated:
             layout.abort(self._home.storage, checkpoint, reason, unnamed=True)
 
 
-def _info(worked: EpochResult, options: OperatorOptions) -> OperatorInfo:
-    operator = worked.built.get(options.name)
+def _info(result: EpochResult, options: OperatorOptions) -> OperatorInfo:
+    operator = result.built.get(options.name)
     if operator is None:  # no input of it has given a row yet
         return OperatorInfo(options.type, "", "", shape_of(options))
     key, state = _fingerprint(operator.state_key), _fingerprint(operator.state_schema)

@@ -1,4 +1,4 @@
-"""Where a run stands, and when a checkpoint that was asked for is taken: told from the decisions' state alone."""
+"""What a run does now, and when a requested checkpoint is taken; follows from the decisions' state alone."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from firnline.types import Json
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What a run answers when it is asked how it stands."""
+class RunStatus:
+    """What a run does now, as its control channel answers."""
 
     state: str  # starting, running, pausing, paused, stopping, ended
     epoch: int
@@ -21,6 +21,7 @@ class Standing:
     in_flight: tuple[int, ...]
 
     def to_json(self) -> dict[str, Json]:
+        """The answer of the control channel."""
         return {
             "state": self.state,
             "epoch": self.epoch,
@@ -29,8 +30,8 @@ class Standing:
         }
 
 
-def stand(state: EpochState, held: Head, *, paused: bool, waiting: bool) -> Standing:
-    """Put the state in words. `waiting`: the plan under way has not looked at its source yet."""
+def status_of(state: EpochState, head: Head, *, paused: bool, waiting: bool) -> RunStatus:
+    """Put the state in words. `waiting`: the plan under way has not asked its sources yet."""
     if state.phase is Phase.STOPPED:
         word = "ended"
     elif state.stopping:
@@ -39,7 +40,7 @@ def stand(state: EpochState, held: Head, *, paused: bool, waiting: bool) -> Stan
         word = "paused" if is_still(state, waiting=waiting) else "pausing"
     else:
         word = "starting" if state.phase is Phase.READING else "running"
-    return Standing(word, state.decided, held.generation, tuple(slot.epoch for slot in state.slots))
+    return RunStatus(word, state.decided, head.generation, tuple(slot.epoch for slot in state.slots))
 
 
 def is_still(state: EpochState, *, waiting: bool) -> bool:
@@ -114,12 +115,12 @@ class CheckpointWatch:
             return state.decided >= self.epoch and state.recorded >= min(self.epoch, state.committed)
         return still or (self.empty and _all_recorded(state))
 
-    def finish(self, held: Head) -> None:
+    def finish(self, head: Head) -> None:
         """Answer with the epoch that was waited for, or with what the deciding sink holds."""
         self.answer = {
-            "epoch": self.epoch if self.attempt else held.epoch,  # a later one may be decided and not recorded yet
-            "id": self.attempt or held.attempt,
-            "generation": held.generation,
-            "committed": bool(self.attempt) or held.epoch > self.since,
+            "epoch": self.epoch if self.attempt else head.epoch,  # a later one may be decided and not recorded yet
+            "id": self.attempt or head.attempt,
+            "generation": head.generation,
+            "committed": bool(self.attempt) or head.epoch > self.since,
         }
         self.done.set()

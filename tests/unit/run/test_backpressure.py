@@ -1,4 +1,4 @@
-"""Credits: withheld while paused and while there is no room; what was told is taken back, also after a failure."""
+"""Planning waits while the run is paused and while a sink is full; room is reported again, also after a failure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from firnline.run.backpressure import Credits
+from firnline.run.backpressure import Backpressure
 from firnline.run.runner import _Timers
 
 
@@ -24,38 +24,38 @@ class Sink:
         return answer  # type: ignore[no-any-return]
 
 
-def make(monkeypatch: pytest.MonkeyPatch, sink: Sink) -> tuple[Credits, list[Any]]:
+def make(monkeypatch: pytest.MonkeyPatch, sink: Sink) -> tuple[Backpressure, list[Any]]:
     monkeypatch.setattr("firnline.run.backpressure.POLL_SECONDS", 0.001)
-    credits, told = Credits([sink]), []  # type: ignore[list-item, var-annotated]
-    credits.tell_waiting = told.append
-    return credits, told
+    told: list[Any] = []
+    return Backpressure([sink], on_full=told.append), told  # type: ignore[list-item]
 
 
 def test_no_room_is_told_once_and_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    credits, told = make(monkeypatch, Sink((3, 30), (3, 30), None))
-    assert credits.wait()
+    backpressure, told = make(monkeypatch, Sink((3, 30), (3, 30), None))
+    assert backpressure.wait()
     assert told == [(3, 30), None]
 
 
 def test_no_room_is_taken_back_although_a_look_failed_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
-    credits, told = make(monkeypatch, Sink((3, 30), OSError("away"), None))
+    backpressure, told = make(monkeypatch, Sink((3, 30), OSError("away"), None))
     with pytest.raises(OSError, match="away"):
-        credits.wait()
-    assert credits.wait()
+        backpressure.wait()
+    assert backpressure.wait()
     assert told == [(3, 30), None]
 
 
 def test_a_pause_waits_and_a_stop_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    credits, _ = make(monkeypatch, Sink(None))
+    monkeypatch.setattr("firnline.run.backpressure.POLL_SECONDS", 0.001)
     still = threading.Event()
-    credits.tell_still = still.set
-    credits.going.clear()
+    backpressure = Backpressure([Sink(None)], on_paused=still.set)  # type: ignore[list-item]
+    assert backpressure.pause()
+    assert not backpressure.pause(), "it is paused already"
     answers: list[bool] = []
-    waiting = threading.Thread(target=lambda: answers.append(credits.wait()))
+    waiting = threading.Thread(target=lambda: answers.append(backpressure.wait()))
     waiting.start()
     assert still.wait(10)
-    assert credits.paused
-    credits.stopping.set()
+    assert backpressure.paused
+    backpressure.stop()
     waiting.join(10)
     assert answers == [False]
 
@@ -75,4 +75,4 @@ def test_a_timer_takes_the_place_of_the_one_that_runs() -> None:
 def test_an_optional_sink_that_cannot_be_asked_holds_up_nobody() -> None:
     sink = Sink(OSError("away"))
     sink.required = False
-    assert Credits([sink]).wait()  # type: ignore[list-item]
+    assert Backpressure([sink]).wait()  # type: ignore[list-item]

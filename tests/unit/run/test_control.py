@@ -31,7 +31,7 @@ from firnline.run.control import ControlServer, LateControl, ask, check_folder, 
 from firnline.run.observer import EpochFacts, Observer
 from firnline.run.open_pipeline import open_pipeline
 from firnline.run.runner import Runner, RunResult
-from firnline.run.status import CheckpointWatch, Standing, is_still, stand
+from firnline.run.status import CheckpointWatch, RunStatus, is_still, status_of
 from firnline.sinks.base import Head
 from firnline.sources.files.source import FileSource
 from firnline.testing.local import LocalEngine
@@ -65,8 +65,8 @@ class FakeRun:
         self.watches.append(CheckpointWatch())
         return self.watches[-1]
 
-    def standing(self) -> Standing:
-        return Standing("running", 7, 2, (8,))
+    def status(self) -> RunStatus:
+        return RunStatus("running", 7, 2, (8,))
 
 
 @pytest.fixture
@@ -240,7 +240,7 @@ def test_too_many_clients_are_refused_and_there_is_room_again_later(
 
 
 def test_a_bug_in_a_command_is_answered(server: ControlServer, run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "standing", lambda: 1 / 0)
+    monkeypatch.setattr(run, "status", lambda: 1 / 0)
     assert server.answer(b'{"command": "status"}') == {"ok": False, "error": "ZeroDivisionError: division by zero"}
 
 
@@ -473,14 +473,14 @@ class Running:
         assert watch.done.wait(WAIT)
         return watch.answer
 
-    def wait_until(self, state: str) -> Standing:
+    def wait_until(self, state: str) -> RunStatus:
         """Asks until it is so; states change without a word to observers."""
         for _ in range(3000):
-            found = self.runner.standing()
+            found = self.runner.status()
             if found.state == state:
                 return found
             threading.Event().wait(0.01)
-        raise AssertionError(self.runner.standing())
+        raise AssertionError(self.runner.status())
 
 
 @pytest.fixture
@@ -530,7 +530,7 @@ def test_a_checkpoint_that_is_asked_for_while_a_plan_is_under_way_makes_another(
         assert listing.wait(WAIT)
         sample.add("b1.json", 4)
         watch = running.runner.checkpoint()
-        running.runner.standing()
+        running.runner.status()
         threading.Timer(0.2, go_on.set).start()
         assert watch.done.wait(WAIT)
         assert (watch.answer["epoch"], watch.answer["committed"]) == (2, True)
@@ -560,7 +560,7 @@ def test_a_paused_run_plans_nothing_until_it_is_resumed(
 ) -> None:
     assert running.runner.pause()
     assert not running.runner.pause()
-    assert running.wait_until("paused") == Standing("paused", 1, 1, ())
+    assert running.wait_until("paused") == RunStatus("paused", 1, 1, ())
     running.told.wait(lambda: running.told.pauses == [True])
     sample.add("b1.json", 4)
     assert running.checkpoint() == {**running.checkpoint(), "epoch": 1, "committed": False}
@@ -590,7 +590,7 @@ def test_a_pause_lets_what_is_in_flight_complete(
     with Running(options) as running:
         assert begun.wait(WAIT)
         assert running.runner.pause()
-        assert running.runner.standing() == Standing("pausing", 0, 1, (1,))
+        assert running.runner.status() == RunStatus("pausing", 0, 1, (1,))
         go_on.set()
         assert running.wait_until("paused").epoch == 1
         assert table_ids(options.sinks[0].table) == sample.ids
@@ -601,7 +601,7 @@ def test_a_stop_ends_a_paused_run_and_a_stopping_run_is_not_paused(running: Runn
     running.wait_until("paused")
     running.runner.stop()
     assert running.join().exit_code == 0
-    assert running.runner.standing().state == "ended"
+    assert running.runner.status().state == "ended"
     assert running.runner.stop_requested
     running.runner.resume()
     assert not running.runner.pause()
@@ -640,7 +640,7 @@ def test_still_means_that_nothing_is_in_flight() -> None:
 
 def test_words_for_where_a_run_stands() -> None:
     def word(paused: bool = False, **changes: Any) -> str:
-        return stand(changed(BASE, **changes), HELD, paused=paused, waiting=False).state
+        return status_of(changed(BASE, **changes), HELD, paused=paused, waiting=False).state
 
     assert word(phase=Phase.READING) == "starting"
     assert word() == "running"

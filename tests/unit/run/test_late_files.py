@@ -14,7 +14,7 @@ from firnline.clock import SystemClock
 from firnline.epoch import messages as m
 from firnline.options import DeltaSinkOptions, FileSourceOptions, PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
-from firnline.run.steps import Steps
+from firnline.run.runner import Runner
 from firnline.sources import group
 from firnline.sources.files.source import FileSource
 from firnline.testing.local import LocalEngine
@@ -38,16 +38,17 @@ class Planner:
     def __init__(self, options: PipelineOptions, *, once: bool = False) -> None:
         self.clock = HandClock()
         self.pipeline = open_pipeline(options, once=once, clock=self.clock)
-        self.steps = Steps(self.pipeline, LocalEngine(1), "run", once=once, accept_duplicates=False)
-        self.steps.opening.read_sinks()
-        self.base = self.steps.held.attempt
+        runner = Runner(self.pipeline, LocalEngine(1), once=once)
+        self.steps, self.late_files, self.progress = runner._steps, runner._late_files, runner._progress
+        runner._opening.read_sinks()
+        self.base = self.progress.head.attempt
 
     def turn(self) -> tuple[str, list[str]]:
         """One turn: the attempt, and the names of what it reads."""
-        due = self.steps.reconcile_due()
+        due = self.late_files.due()
         if due:
-            self.steps.reconcile(self.base, due)
-        event, plan = self.steps.plan(self.steps.held.epoch + 1, self.base)
+            self.late_files.look(self.base, due)
+        event, plan = self.steps.plan(self.progress.head.epoch + 1, self.base)
         names = [Path(str(item["path"])).name for item in plan.inputs] if plan else []
         return (event.attempt, names) if isinstance(event, m.Planned) else ("", names)
 
@@ -111,7 +112,7 @@ def test_a_late_file_of_an_epoch_that_is_lost_during_a_full_listing_is_found_aga
     lane = Planner(two_sources, once=True)
     attempt, names = lane.turn()
     assert "b1" in names
-    lane.steps._reconciled_at.clear()  # due again
+    lane.late_files._looked_at.clear()  # due again
     reconcile = lane.pipeline.sources.reconcile
 
     def lose_meanwhile(*args: Any) -> Any:

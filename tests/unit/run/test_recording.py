@@ -589,7 +589,7 @@ def test_a_clean_stop_says_what_it_waits_for_and_gives_up_in_the_end(
     recorder.record(2, world.epochs(2), world.made)
     told: list[str] = []
     with caplog.at_level(logging.WARNING):
-        recorder.close(drain=True, tell=lambda lag: told.append(f"{lag.path} {lag.place} {lag.epochs_behind}"))
+        recorder.close(drain=True, on_drain=lambda lag: told.append(f"{lag.path} {lag.place} {lag.epochs_behind}"))
     assert told == ["remote s3://far/away 1"]
     assert any("left behind" in r.message for r in caplog.records)
 

@@ -10,10 +10,10 @@ import pytest
 from firnline.errors import CheckpointError, DamagedError, FencedError
 from firnline.options import DeltaSinkOptions, PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
-from firnline.run.steps import Steps
+from firnline.run.outbox_sweep import OutboxSweep
+from firnline.run.progress import Progress
 from firnline.sinks.outbox import deliver, release
 from firnline.storage import LocalStorage
-from firnline.testing.local import LocalEngine
 from firnline.types import Json
 from tests.support.pipelines import MakeOptions, run_once, run_to_end
 from tests.support.samples import SampleInput, table_ids
@@ -111,14 +111,14 @@ def test_a_run_that_was_left_behind_sweeps_nothing(
     options: PipelineOptions, sample: SampleInput, tmp_path: Path
 ) -> None:
     pipeline = open_pipeline(options)
-    stale = Steps(pipeline, LocalEngine(), "zombie", once=True, accept_duplicates=False)
-    stale.flight.held = pipeline.load()
-    stale.flight.generation = pipeline.load().generation
+    progress = Progress()
+    progress.head = pipeline.load()
+    progress.generation = progress.head.generation
     sample.add("a3.json", 3)
     run_to_end(options)
     before = waiting(tmp_path)
     with pytest.raises(FencedError):
-        stale.sweep_outbox()
+        OutboxSweep(pipeline, progress, slowest_sink=lambda: 0).sweep()
     assert waiting(tmp_path) == before
 
 

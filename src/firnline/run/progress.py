@@ -1,6 +1,6 @@
-"""What a run knows between its steps: the tip, the epochs in flight, and what each of them is planned on.
+"""What a run knows between its steps: the head, the epochs in flight, and what each of them is planned on.
 
-One step leaves here what another takes up, on another lane; an epoch in flight is reached by its attempt.
+Steps run on several lanes; what one step leaves here, another takes up. An epoch in flight is found by its attempt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KEPT_RECEIPTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """An epoch that is to be folded again after a restart: its entry, and what it was planned on."""
+    """An epoch that the restored state lacks, to be folded again: its entry, and what it was planned on."""
 
     entry: LedgerEntry
     watermarks: Watermarks  # before it
@@ -58,7 +58,7 @@ class EpochInFlight:
     base: str
     plan: EpochPlan
     epoch_time: str  # RFC 3339: what `epoch_time()` gives, on every replay
-    requests: list[FileRequest]
+    requests: list[FileRequest]  # that its plan answers
     produced: Produced = field(default_factory=Produced)
     operators: dict[str, dict[str, Json]] = field(default_factory=dict)  # what each did, for people
     advanced: tuple[Positions, Records] | None = None  # see `advance`
@@ -68,51 +68,52 @@ class EpochInFlight:
     durations_ms: dict[str, int] = field(default_factory=dict)
 
     def advance(self, sources: Sources, base: Base, produced: Produced) -> tuple[Positions, Records]:
-        """Where the sources stand after it, and what the ledger says of its input.
+        """The positions after this epoch, and the ledger's records of its input.
 
-        Worked out once: a source takes note of files that failed while it does.
+        Called once per epoch at the source, which remembers the files that failed.
         """
         if self.advanced is None:
             self.advanced = sources.advance(self.plan, base.positions, produced.outcomes, self.epoch)
         return self.advanced
 
 
-class Flight:
-    """Everything in flight. Steps on several lanes use it; each change is one assignment or one dict operation."""
+class Progress:
+    """How far one run is. Several lanes use it at once, so each change is one assignment or one dict operation."""
 
     def __init__(self) -> None:
         self.bases: dict[str, Base] = {}
         self.epochs: dict[str, EpochInFlight] = {}
         self.generation = 0
-        self.held = Head(exists=False, version=-1)
+        self.head = Head(exists=False, version=-1)
         self.baseline: LedgerEntry | None = None  # another tool's progress, before our first claim
         self.receipts: list[Receipt] = []
         self.recent: dict[int, tuple[LedgerEntry, EntryRef]] = {}  # decided entries that a further sink takes next
         self.refs: dict[int, EntryRef] = {}  # of older ones, once a further sink that lags has asked for one
 
-    def flying(self, epoch: int) -> EpochInFlight:
+    def in_flight(self, epoch: int) -> EpochInFlight:
+        """The epoch in flight with this number."""
         return next(e for e in list(self.epochs.values()) if e.epoch == epoch)
 
-    def settle(self, epoch: int, attempt: str) -> tuple[EpochInFlight | None, Receipt | None]:
-        """The deciding sink holds an epoch: it is the tip now."""
+    def decide(self, epoch: int, attempt: str) -> tuple[EpochInFlight | None, Receipt | None]:
+        """The deciding sink holds an epoch: it is the head now, and no longer in flight."""
         receipt = next((r for r in reversed(self.receipts) if r.epoch == epoch), None)
         base = self.bases.get(attempt)
         if base is not None and base.entry is not None:
-            self.held = Head(
+            self.head = Head(
                 exists=True,
-                version=receipt.version if receipt else self.held.version,
+                version=receipt.version if receipt else self.head.version,
                 generation=self.generation,
                 epoch=epoch,
                 entry=base.entry,
                 checkpoint=base.checkpoint,
-                path=self.held.path,
+                path=self.head.path,
             )
-        made = self.epochs.pop(attempt, None)  # only now: until here a reconcile finds it in flight
-        if made is not None and made.entry is not None and made.ref is not None:
-            kept = {e: found for e, found in self.recent.items() if e > epoch - KEPT_ENTRIES}
-            self.recent = {**kept, epoch: (made.entry, made.ref)}
+        decided = self.epochs.pop(attempt, None)  # only now: until here a reconcile finds it in flight
+        if decided is not None and decided.entry is not None and decided.ref is not None:
+            kept = {number: entry for number, entry in self.recent.items() if number > epoch - KEPT_ENTRIES}
+            self.recent = {**kept, epoch: (decided.entry, decided.ref)}
         for known, old in list(self.bases.items()):  # in place: the next job may end right now and add its own
             if old.epoch < epoch - 1:
                 del self.bases[known]
         del self.receipts[:-KEPT_RECEIPTS]
-        return made, receipt
+        return decided, receipt
