@@ -40,6 +40,11 @@ class SourceOptions:
     schema: SchemaOptions = field(default=SchemaOptions(), kw_only=True)
     lineage: bool = field(default=False, kw_only=True)
 
+    @property
+    def location(self) -> str:
+        """Where the input lies, for logs; without credentials."""
+        return self.name
+
 
 @dataclass(frozen=True, slots=True)
 class FileSourceOptions(SourceOptions):
@@ -56,18 +61,36 @@ class FileSourceOptions(SourceOptions):
     max_record_bytes: int = 16 * MEBIBYTE
     storage_options: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def location(self) -> str:
+        return self.path
+
 
 @dataclass(frozen=True, slots=True)
-class DeltaSinkOptions:
+class SinkOptions:
+    """Options that every kind of sink has."""
+
+    type: ClassVar[str]  # the kind of sink, as the spec and `sinks.registry` name it
+
+    name: str
+    input: str = field(default="", kw_only=True)  # a source, an operator or one of its ports; empty: the only source
+    write: Literal["append", "upsert"] = field(default="append", kw_only=True)  # upsert: applies a changelog by key
+    required: bool = field(default=True, kw_only=True)
+
+    @property
+    def location(self) -> str:
+        """Where the sink lies, for logs; without credentials."""
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSinkOptions(SinkOptions):
     """A Delta table."""
 
-    type: ClassVar[str] = "delta"  # the kind of sink, as the spec and `sinks.registry` name it
-    name: str
+    type: ClassVar[str] = "delta"
+
     table: str  # absolute path or URI
-    input: str = ""  # a source, an operator or one of its ports (`totals.late`); empty: the only source
-    write: Literal["append", "upsert"] = "append"  # upsert: applies a changelog by key
     key: tuple[str, ...] = ()  # upsert: the columns that identify a row
-    required: bool = True
     mode: Literal["direct", "staged"] = "direct"  # staged: a committer commits the staged units
     max_pending_units: int | None = None  # staged: wait while this many units are pending
     max_pending_bytes: int | None = None
@@ -75,6 +98,10 @@ class DeltaSinkOptions:
     file_size_mb: int = 128
     interop: Literal["auto", "blizzard", "none"] = "auto"  # auto: on tables that Firnline created
     storage_options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def location(self) -> str:
+        return self.table
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +262,7 @@ class PipelineOptions:
         """Facts for logs and `--json`, without secrets."""
         return {
             "pipeline": self.name,
-            "sources": {s.name: s.path for s in self.sources},
+            "sources": {s.name: s.location for s in self.sources},
             "operators": [o.name for o in self.operators],
-            "sinks": [s.table for s in self.sinks],
+            "sinks": [s.location for s in self.sinks],
         }

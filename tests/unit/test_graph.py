@@ -34,7 +34,7 @@ def pipeline(
         name="p",
         sources=tuple(FileSourceOptions(name, f"/data/{name}") for name in sources),
         operators=tuple(OperatorOptions(n, "sql" if n in sql else "aggregate", i) for n, i in operators.items()),
-        sinks=tuple(DeltaSinkOptions(f"delta-{n}", f"/out/{n}", text) for n, text in enumerate(sinks, 1)),
+        sinks=tuple(DeltaSinkOptions(f"delta-{n}", f"/out/{n}", input=text) for n, text in enumerate(sinks, 1)),
     )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from firnline.errors import ConfigError
-from firnline.options import DeltaSinkOptions
+from firnline.options import SinkOptions
 from firnline.sinks.base import Sink, SinkContext, Stager
 from firnline.types import Json
 
@@ -23,7 +23,7 @@ KINDS = {
 }  # by `type` of the spec: the module, imported when a sink of that kind is opened
 
 
-def open_sinks(opened: Sequence[tuple[DeltaSinkOptions, SinkContext]]) -> tuple[Sink, ...]:
+def open_sinks(opened: Sequence[tuple[SinkOptions, SinkContext]]) -> tuple[Sink, ...]:
     """Open the sinks of a pipeline, the deciding one first, and check that each can do what is asked of it.
 
     Raises:

@@ -16,8 +16,8 @@ SHOP = PipelineOptions(
         OperatorOptions("clean", "sql", ("orders", "clicks")),
     ),
     sinks=(
-        DeltaSinkOptions("delta-1", "/out/totals", "totals", write="upsert"),
-        DeltaSinkOptions("delta-2", "/out/late", "totals.late"),
+        DeltaSinkOptions("delta-1", "/out/totals", input="totals", write="upsert"),
+        DeltaSinkOptions("delta-2", "/out/late", input="totals.late"),
     ),
 )
 DRAWING = """\
@@ -91,7 +91,7 @@ def test_a_drawing_fits_80_columns(names: list[str], shards: int) -> None:
         name="p",
         sources=(FileSourceOptions(source, "/in"),),
         operators=tuple(OperatorOptions(name, "module:Class" * 5, (source,)) for name in operators),
-        sinks=tuple(DeltaSinkOptions(f"x{name}", f"/out/{name}", f"{name}.late") for name in operators),
+        sinks=tuple(DeltaSinkOptions(f"x{name}", f"/out/{name}", input=f"{name}.late") for name in operators),
     )
     lines = draw_graph(options, shards)
     assert max(map(len, lines)) <= 80

@@ -75,7 +75,7 @@ def test_the_example_loads_exactly(tmp_path: Path) -> None:
     assert options_of(tmp_path, EXAMPLE) == PipelineOptions(
         name="flights",
         sources=(FileSourceOptions("flights", str(tmp_path / "in"), format="ndjson", poll_interval_secs=10),),
-        sinks=(DeltaSinkOptions("delta-1", str(tmp_path / "out"), "flights", partition_by=("month",)),),
+        sinks=(DeltaSinkOptions("delta-1", str(tmp_path / "out"), input="flights", partition_by=("month",)),),
         batch=BatchOptions(
             max_files=1000, max_bytes=1073741824, max_events=5_000_000, max_ms=60_000, max_output_files=10
         ),
@@ -271,7 +271,7 @@ sinks:
     built = options_of(tmp_path, text)
     assert built.sources[0].start_after == "2026-11-01T00:00:00Z"
     assert built.sinks[1] == DeltaSinkOptions(
-        "delta-2", str(tmp_path / "b"), "s", file_size_mb=64, partition_by=("day",)
+        "delta-2", str(tmp_path / "b"), input="s", file_size_mb=64, partition_by=("day",)
     )
 
 

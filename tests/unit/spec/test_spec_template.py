@@ -33,7 +33,7 @@ def test_the_template_is_a_valid_spec_with_defaults(tmp_path: Path) -> None:
     assert load(tmp_path, render_template("orders")) == PipelineOptions(
         name="orders",
         sources=(FileSourceOptions("orders", str(tmp_path / "in")),),
-        sinks=(DeltaSinkOptions("delta-1", str(tmp_path / "out"), "orders"),),
+        sinks=(DeltaSinkOptions("delta-1", str(tmp_path / "out"), input="orders"),),
         checkpoint=CheckpointOptions(store=StoreOptions(path=str(tmp_path / "data" / "firnline_checkpoints"))),
     )
 
