@@ -21,7 +21,7 @@ from firnline.cli.columns import (
     type_words,
 )
 from firnline.cli.graph import draw_graph, graph_json
-from firnline.cli.sampling import Sample, Sampled, sample_source
+from firnline.cli.sampling import Sampled, SampleTotals, sample_source
 from firnline.errors import ConfigError, LedgerHoleError, SinkError
 from firnline.graph import sink_input, stateful
 from firnline.history.status import load_lease
@@ -142,7 +142,7 @@ def _source(reading: _Reading, source: Source) -> dict[str, Any]:
     backlog = source.backlog(position)
     return {
         "name": source.name,
-        "path": next(o.path for o in reading.pipeline.options.sources if o.name == source.name),
+        "path": next(o.location for o in reading.pipeline.options.sources if o.name == source.name),
         "files_outstanding": backlog.files_outstanding,
         "bytes_outstanding": backlog.bytes_outstanding,
         "late_files": _late(reading, source),
@@ -170,18 +170,19 @@ def _epochs(pipeline: OpenPipeline, sources: list[dict[str, Any]]) -> int:
 # -- columns ------------------------------------------------------------------------------------------
 
 
-def _sample(reading: _Reading, plans: Mapping[str, SourcePlan]) -> tuple[dict[str, Sampled], Sample]:
+def _sample(reading: _Reading, plans: Mapping[str, SourcePlan]) -> tuple[dict[str, Sampled], SampleTotals]:
     """The columns that the first files of every source need, merged with those that are known."""
-    pipeline, sample = reading.pipeline, Sample()
+    pipeline, totals = reading.pipeline, SampleTotals()
     found: dict[str, Sampled] = {}
     for options in pipeline.options.sources:
         plan = plans.get(options.name)
         if plan is not None and plan.splits:
             targets = [sink.stage_target() for sink in sinks_of(pipeline, options.name)]
             base = known_columns(pipeline, reading.held, options.name)
-            root = pipeline.sources[options.name].location
-            found[options.name] = sample_source(options, root, plan, base, targets, sample)
-    return found, sample
+            sampled = sample_source(pipeline.sources[options.name], options, plan, base, targets, totals)
+            if sampled is not None:
+                found[options.name] = sampled
+    return found, totals
 
 
 def _schemas(reading: _Reading, sampled: Mapping[str, Sampled]) -> dict[str, pa.Schema]:

@@ -36,6 +36,7 @@ from firnline.types import Json
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from firnline.sources.columns import Columns
     from firnline.sources.known import KnownFiles
     from firnline.storage import FileStat
 
@@ -96,6 +97,27 @@ class SourcePlan:
     size_bytes: int
     constants: tuple[str, ...] = ()  # columns that readers add to the records, the same value in all rows of an input
     notes: dict[str, Any] = field(default_factory=dict)  # the source's own; `late` is the number of late inputs
+
+
+@dataclass(frozen=True, slots=True)
+class SplitEnd:
+    """How the reading of a split ended."""
+
+    outcomes: list[Json]  # for `Source.advance`: one per input that was reached, in order
+    schema: pa.Schema  # the columns of the records
+    kinds: dict[str, Json] = field(default_factory=dict)  # what values new columns had, for `sources.columns.agree`
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the first records of a slice tell, for `dry-run`."""
+
+    end: SplitEnd  # without outcomes
+    files: int  # inputs that were looked into
+    records: int
+    bad: int
+    rescued: int  # records with a value or a field that goes to `_rescued_data`
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,6 +391,14 @@ class Source(ABC):
         """What the `SplitReader` of this kind needs beside the split: plain JSON, since it travels to workers."""
         return {}
 
+    def sample(self, plan: SourcePlan, columns: Columns) -> Sample | None:
+        """Decode the beginning of a slice in the driver, as a reader would; None: only a run tells the columns.
+
+        Raises:
+            SchemaError: a record does not fit, and the settings say that this stops a run.
+        """
+        return None
+
 
 # -- the worker's side --------------------------------------------------------------------------------
 
@@ -425,15 +455,6 @@ class Budget:
         if self.records >= self._split.max_records or self.bytes_read >= self._split.max_bytes:
             return True
         return not self._has_output_left()
-
-
-@dataclass(frozen=True, slots=True)
-class SplitEnd:
-    """How the reading of a split ended."""
-
-    outcomes: list[Json]  # for `Source.advance`: one per input that was reached, in order
-    schema: pa.Schema  # the columns of the records
-    kinds: dict[str, Json] = field(default_factory=dict)  # what values new columns had, for `sources.columns.agree`
 
 
 class RestartError(Exception):

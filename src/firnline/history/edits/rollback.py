@@ -229,7 +229,8 @@ class Rollback:
             refusals=refusals,
         )
         read = {str(record["path"]) for record in records if int(record.get("to", 0)) > int(record.get("from", 0))}
-        retried = sorted(read & {path for position in then.values() for path in position.get("set_aside", {})})
+        aside = {path for position in pipeline.sources.describe(then).values() for path in position.set_aside}
+        retried = sorted(read & aside)
         return _Look(plan, target, target_ref, committed, newest, retried)
 
     def _find_target(self, newest: Head, committed: Head) -> tuple[list[LedgerEntry], LedgerEntry, EntryRef]:

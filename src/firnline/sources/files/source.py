@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from firnline.clock import monotonic
 from firnline.errors import ConfigError, LateFileError, SourceError, SourceMovedError
@@ -20,6 +21,7 @@ from firnline.sources.base import (
     Limits,
     PositionView,
     Reconciled,
+    Sample,
     Source,
     SourcePlan,
     processed_record,
@@ -31,6 +33,9 @@ from firnline.sources.files.position import FileState, Progress
 from firnline.sources.known import KnownFiles
 from firnline.storage import FileStat, Storage, is_remote, normalise, open_storage
 from firnline.types import Json
+
+if TYPE_CHECKING:
+    from firnline.sources.columns import Columns
 
 logger = logging.getLogger(__name__)
 
@@ -137,10 +142,18 @@ class FileSource(Source):
         return FileState.from_json(position).describe()
 
     def reader_settings(self) -> dict[str, Json]:
+        return self._reader_settings().to_json()
+
+    def _reader_settings(self) -> FileReaderSettings:
         options = self._options
         return FileReaderSettings(
             self.location, dict(options.storage_options), options.max_record_bytes, options.on_bad_record
-        ).to_json()
+        )
+
+    def sample(self, plan: SourcePlan, columns: Columns) -> Sample:
+        from firnline.sources.files.sampling import sample_files  # loads the decoder
+
+        return sample_files(self._reader_settings(), plan, columns)
 
     def current_name(self, position: Json, path: str) -> str:
         return FileState.from_json(position).current_name(path)
