@@ -14,7 +14,7 @@ from firnline.cli.output import Column, Output, count_text, size_text
 
 if TYPE_CHECKING:
     from firnline.history.epoch import EpochView
-    from firnline.history.snapshots import OperatorSnapshot
+    from firnline.history.state import OperatorSnapshot
     from firnline.run.open_pipeline import OpenPipeline
     from firnline.sources.base import PositionView
     from firnline.types import Json
@@ -87,7 +87,7 @@ def show(
 
 def _facts(pipeline: OpenPipeline, view: EpochView) -> dict[str, Json]:
     from firnline.checkpoint.codec import canonical
-    from firnline.history.snapshots import snapshots_of
+    from firnline.history.state import snapshots_of
 
     entry = view.ledger_entry
     sealed = view.checkpoint.to_json()
@@ -128,7 +128,7 @@ def state_facts(snapshots: Sequence[OperatorSnapshot]) -> dict[str, str]:
 
 
 def _show(out: Output, pipeline: OpenPipeline, view: EpochView) -> None:
-    from firnline.history.snapshots import snapshots_of
+    from firnline.history.state import snapshots_of
 
     checkpoint = view.checkpoint
     facts: dict[str, Json] = {

@@ -9,7 +9,7 @@ from itertools import chain, islice
 from firnline.checkpoint.codec import canonical
 from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.errors import LedgerHoleError
-from firnline.history.snapshots import state_bytes
+from firnline.history.state import state_bytes
 from firnline.history.store import find_lost, savepoint_epochs
 from firnline.history.superseded import supersedes
 from firnline.run.log import has_died, load_runs

@@ -9,7 +9,7 @@ from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import LedgerHoleError
 from firnline.history.epoch import EpochView, load_epoch
-from firnline.history.snapshots import event_time, snapshots_of
+from firnline.history.state import event_time, snapshots_of
 from firnline.jobs.watermarks import Watermarks
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sources.base import PositionView

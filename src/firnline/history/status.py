@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from firnline.checkpoint.codec import canonical
 from firnline.checkpoint.ledger import Fold
 from firnline.errors import CheckpointError, FirnlineError, LedgerHoleError, SinkError, SourceError
-from firnline.history.snapshots import OperatorSnapshot, snapshots_of
+from firnline.history.state import OperatorSnapshot, snapshots_of
 from firnline.history.store import find_store
 from firnline.names import quarantine_folder
 from firnline.run.log import has_died, load_runs

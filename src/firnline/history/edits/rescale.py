@@ -101,7 +101,7 @@ def load_tip(pipeline: OpenPipeline) -> StateTip:
     found: dict[str, CompleteCheckpoint] = {}
     for name, ref in refs.items():
         try:
-            found[name] = load_snapshot(pipeline.state_home, ref)
+            found[name], _ = load_snapshot(pipeline.state_home, ref, with_files=False)
         except CheckpointError as error:
             lacks = lacks or error.message
     newest = refs[max(refs, key=lambda name: refs[name].epoch)]

@@ -15,7 +15,7 @@ from firnline.checkpoint.ledger import LedgerEntry
 from firnline.errors import CheckpointError, LedgerHoleError, RollbackRefusedError
 from firnline.history.auditing import on_record
 from firnline.history.savepoints.pins import RestorePins
-from firnline.history.snapshots import OperatorSnapshot, look_at_state, snapshots_of
+from firnline.history.state import OperatorSnapshot, check_state, snapshots_of
 from firnline.history.store import nothing_to_leave
 from firnline.history.superseded import edit_name, supersedes
 from firnline.run.edit_entries import committed_columns, edit_checkpoint
@@ -196,7 +196,7 @@ class Rollback:
         inputs = [entry.inputs for entry in undone if not entry.is_jump]  # a repair names files that others have read
         records = [record for one in inputs for files in one.values() for record in files]
         refusals += self._check_sources(now, then, inputs)
-        state = look_at_state(pipeline, target.checkpoint, target_ref, now)
+        state = check_state(pipeline, target.checkpoint, target_ref, now)
         refusals += state.problems
         sinks, epochs = [], {}
         for sink in pipeline.sinks:

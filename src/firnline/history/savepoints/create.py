@@ -31,7 +31,7 @@ from firnline.history.savepoints.format import (
 from firnline.history.savepoints.location import check_apart, check_writable, default_place, is_temporary
 from firnline.history.savepoints.pins import Pin, put_pin
 from firnline.history.savepoints.state import check_still_there, copy_state, take_state
-from firnline.history.snapshots import state_bytes
+from firnline.history.state import state_bytes
 from firnline.maintenance.survey import is_inside
 from firnline.names import (
     SAVEPOINT,

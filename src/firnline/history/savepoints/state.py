@@ -15,7 +15,7 @@ from firnline.errors import CheckpointError, DamagedError, RollbackRefusedError
 from firnline.faults import fault_point
 from firnline.history.savepoints.files import CHUNK_BYTES, Progress, copy_file, each
 from firnline.history.savepoints.format import SavedBytes, SavedState, Savepoint
-from firnline.history.snapshots import StateLook, load_snapshot, look_at_state, refs_of
+from firnline.history.state import StateCheck, check_state, load_snapshot, refs_of
 from firnline.maintenance.state import REMOTE, find_doomed_state
 from firnline.maintenance.survey import is_inside
 from firnline.names import LEDGER, STATE, saved_state_key
@@ -54,7 +54,7 @@ def is_behind(pipeline: OpenPipeline) -> bool:
     held = pipeline.deciding.load_committed()
     if held.checkpoint is None or held.entry is None:
         return False
-    return bool(look_at_state(pipeline, held.checkpoint, held.entry, held.checkpoint.positions).replayed)
+    return bool(check_state(pipeline, held.checkpoint, held.entry, held.checkpoint.positions).replayed)
 
 
 def take_state(pipeline: OpenPipeline, held: Head) -> TakenState:
@@ -65,7 +65,7 @@ def take_state(pipeline: OpenPipeline, held: Head) -> TakenState:
     """
     assert held.checkpoint is not None
     assert held.entry is not None
-    look = look_at_state(pipeline, held.checkpoint, held.entry, held.checkpoint.positions)
+    look = check_state(pipeline, held.checkpoint, held.entry, held.checkpoint.positions)
     if look.problems:
         raise CheckpointError(look.problems[0].message, hint=look.problems[0].hint)
     refs = {**refs_of(held.checkpoint), **{ref.checkpoint: ref for ref in look.used}}
@@ -149,7 +149,7 @@ class SavedStateSource:
             return False
         return True
 
-    def look(self) -> StateLook:
+    def look(self) -> StateCheck:
         """Whether a run finds the state afterwards.
 
         Raises:
@@ -161,7 +161,7 @@ class SavedStateSource:
         ledger.folder = LEDGER  # of the savepoint: the table's own need not have the chain yet
         checkpoint = self._saved.checkpoint
         pipeline = replace(self._pipeline, ledger=ledger)
-        return look_at_state(pipeline, checkpoint, self._saved.entry, checkpoint.positions, self._source)
+        return check_state(pipeline, checkpoint, self._saved.entry, checkpoint.positions, self._source)
 
     def _check_copies(self) -> None:
         for file in self._saved.state_files:
