@@ -18,7 +18,7 @@ from firnline.errors import EngineError
 from firnline.names import DELTA_LOG, HOME, epoch_txn
 
 POLL_SECONDS = 0.05
-KILL_DELAY_SECONDS = 0.5  # after a commit, at most so long: the next epoch is then in the middle
+KILL_DELAY_SECONDS = 0.5  # longest delay of a kill after a commit: the next epoch is then in the middle
 AIM_SECONDS = 3.0
 AIM_POLL_SECONDS = 0.004
 QUIET_SECONDS = 180.0  # without a new commit, something is wrong
@@ -26,7 +26,7 @@ QUIET_SECONDS = 180.0  # without a new commit, something is wrong
 
 @dataclass(slots=True)
 class LogWatch:
-    """The newest epoch of one pipeline, read from the files of a Delta log: not what the pipeline says itself."""
+    """The newest epoch of one pipeline, read from the files of a Delta log, independent of the pipeline itself."""
 
     table: Path
     pipeline: str
@@ -34,8 +34,8 @@ class LogWatch:
     files: int = 0  # that commits have added
     _seen: set[str] = field(default_factory=set)
 
-    def look(self) -> int:
-        """The newest epoch that is committed now."""
+    def read_epoch(self) -> int:
+        """Read the newest committed epoch."""
         wanted = re.compile(rf'"appId":"{re.escape(epoch_txn(self.pipeline))}","version":(\d+)')
         folder = self.table / DELTA_LOG
         names = {n for n in os.listdir(folder) if n.endswith(".json")} if folder.is_dir() else set()
@@ -47,12 +47,12 @@ class LogWatch:
         return self.epoch
 
     def uncommitted(self) -> int:
-        """How many Parquet files lie in the table's folder that no commit names yet."""
+        """Count the Parquet files in the table's folder that no commit names yet."""
         return sum(1 for _ in parquet_files(self.table)) - self.files
 
 
 def plain_environ() -> dict[str, str]:
-    """The environment without what would break a run that is started beside others: faults and a port that is taken."""
+    """Return the environment without variables that would break a further run: faults, and a port in use."""
     left_out = ("FIRNLINE_FAULT", "FIRNLINE_METRICS_PORT")
     return {key: value for key, value in os.environ.items() if not key.startswith(left_out)}
 
@@ -66,7 +66,7 @@ def parquet_files(table: Path) -> Iterator[str]:
 
 @dataclass(slots=True)
 class Ordeal:
-    """What a pipeline went through."""
+    """The kills of a pipeline, and how fast it recovered."""
 
     kills: list[int] = field(default_factory=list)  # the newest epoch at each
     recovery_seconds: list[float] = field(default_factory=list)  # from a start after a kill to the first new commit
@@ -76,7 +76,7 @@ class Ordeal:
 
 @dataclass(slots=True)
 class Chaos:
-    """Kills a run again and again."""
+    """Kills a run repeatedly."""
 
     command: Sequence[str]  # runs the pipeline until its input is exhausted
     table: Path
@@ -87,7 +87,7 @@ class Chaos:
     say: Callable[[str], None]
 
     def run(self, kills: int, *, commits_between: tuple[int, int] = (1, 3)) -> Ordeal:
-        """Run until the input is exhausted, killing the process so many times on the way.
+        """Run until the input is exhausted, and kill the process the given number of times on the way.
 
         Raises:
             EngineError: the pipeline failed by itself.
@@ -98,19 +98,19 @@ class Chaos:
                 wanted = self.rng.randint(*commits_between) if len(ordeal.kills) < kills else None
                 if self._one_run(watch, ordeal, wanted):
                     break
-        ordeal.epochs = watch.look()
+        ordeal.epochs = watch.read_epoch()
         ordeal.seconds = monotonic() - began
         return ordeal
 
     def _one_run(self, watch: LogWatch, ordeal: Ordeal, wanted: int | None) -> bool:
         """One process: killed after `wanted` new commits, or left alone. True when it came to the end."""
-        start, base, litter = monotonic(), watch.look(), watch.uncommitted()
+        start, base, litter = monotonic(), watch.read_epoch(), watch.uncommitted()
         changed_at, shown = start, base
         child = self._start()
         try:
             while child.poll() is None:
                 time.sleep(POLL_SECONDS)
-                epoch, now = watch.look(), monotonic()
+                epoch, now = watch.read_epoch(), monotonic()
                 if epoch > shown:
                     if shown == base and ordeal.kills:
                         ordeal.recovery_seconds.append(round(now - start, 2))
@@ -123,7 +123,7 @@ class Chaos:
                     raise EngineError(f"no new commit for {QUIET_SECONDS:.0f} s", hint=f"See {self.log}.")
             if child.poll() is None:
                 self._kill(child)
-                ordeal.kills.append(watch.look())
+                ordeal.kills.append(watch.read_epoch())
                 left = watch.uncommitted() - litter
                 rest = f"{left} files written that no commit names" if left else "the next under way"
                 self.say(f"kill -9 number {len(ordeal.kills)}, with epoch {watch.epoch} committed and {rest}")
@@ -137,12 +137,12 @@ class Chaos:
         return True
 
     def _wait_for_the_middle(self, watch: LogWatch, *, aimed: bool) -> None:
-        """Until some moment of the next epoch or, aimed, until its files lie there and its commit does not."""
+        """Wait for a random moment of the next epoch or, aimed, until its files are written and not committed."""
         before = watch.uncommitted()
         deadline = monotonic() + self.rng.uniform(0, KILL_DELAY_SECONDS) + (AIM_SECONDS if aimed else 0)
         while monotonic() < deadline:
             time.sleep(AIM_POLL_SECONDS)
-            watch.look()
+            watch.read_epoch()
             if aimed and watch.uncommitted() > before:
                 break
 
@@ -154,7 +154,7 @@ class Chaos:
             )  # fmt: skip
 
     def _kill(self, child: subprocess.Popen[bytes]) -> None:
-        """Kill the whole session that was started here: driver and JVM; the workers end with the JVM."""
+        """Kill the whole session of the child: driver and JVM; the workers end with the JVM."""
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()

@@ -1,4 +1,4 @@
-"""`firnline checkpoints`: the newest checkpoints, in the order and words that Flink uses; and the audit trail."""
+"""`firnline checkpoints`: lists the newest checkpoints, with the fields that Flink uses, and the audit trail."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Flag, Spec, load_pipeline, look
+from firnline.cli.common import Common, Flag, Spec, load_pipeline, read_with_store
 from firnline.cli.output import Column, say, short_time
 from firnline.errors import SinkError
 
@@ -45,24 +45,24 @@ AUDIT_COLUMNS = (
 )
 
 EPILOGUE = """\
-A checkpoint is what a commit carries: where the source stood after that
-epoch. Reads the table and its ledger; starts no Spark and writes nothing.
-Checkpoints older than the rollback window are folded together in the ledger;
-with a checkpoint store (checkpoint.store in the spec) they are listed from
-there, as far back as its versions go. Epochs that a rollback, fresh start or
-restore left behind (undone) are listed with --all, where the store has them.
+A checkpoint is part of a commit: the positions of the sources after that epoch.
+The command reads the table and its ledger; it starts no Spark and writes
+nothing. The ledger folds checkpoints older than the rollback window together;
+with a checkpoint store (checkpoint.store in the spec) the command lists them
+from there, as far back as its versions go. --all also lists epochs that a
+rollback, fresh start or restore has undone, if the store has them.
 
 Output (JSON: pipeline, more, damaged [{version, problem}] in store or ledger,
 and checkpoints [...] with these fields):
   id, epoch, status (COMPLETED; IN_PROGRESS: staged, and not committed yet;
-  FAILED: came to nothing, and was made again or will be), is_savepoint,
+  FAILED: the attempt failed, and was or will be repeated), is_savepoint,
   trigger_timestamp, latest_ack_timestamp, end_to_end_duration_ms,
   checkpointed_size_bytes, state_size_bytes (of the operators' state that it
   names), acknowledged (sinks that hold it / sinks), path (sink, local, remote
   or fresh, for restores), table_version, kind (epoch, baseline, rollback,
   fresh, restore, rescale, import, repair), generation, run, files, rows,
   quarantined, last_committed_file, read_from (ledger, store; runs: an attempt
-  that the history of runs tells of), undone, reason (of IN_PROGRESS, FAILED)
+  from the run history), undone, reason (of IN_PROGRESS, FAILED)
 With --audit (JSON: pipeline, more, audit [...] with these fields):
   version, at, user, host, pid, run, what (rollback, savepoint-create,
   savepoint-dispose, restore, import, delete, fresh-start, rescale,
@@ -102,11 +102,11 @@ def checkpoints(
     spec: Spec = None,
     /,
     *,
-    limit: Annotated[int, Parameter(help="How many to list.", validator=Number(gte=1))] = 20,
+    limit: Annotated[int, Parameter(help="Maximum number to list.", validator=Number(gte=1))] = 20,
     before: Annotated[
         int | None, Parameter(help="Only those before this epoch (--audit: this number). [default: newest]")
     ] = None,
-    every: Annotated[bool, Flag, Parameter(name="--all", help="List all, also epochs that were left behind.")] = False,
+    every: Annotated[bool, Flag, Parameter(name="--all", help="List all, also epochs that were undone.")] = False,
     audit: Annotated[bool, Flag, Parameter(help="Show who rolled back, restored, imported or deleted.")] = False,
     common: Common = Common(),
 ) -> int:
@@ -116,11 +116,11 @@ def checkpoints(
         return _audit(pipeline, None if every else limit, before, common)
     from firnline.history.checkpoints import load_checkpoints
 
-    found = look(
+    found = read_with_store(
         pipeline, lambda store: load_checkpoints(pipeline, None if every else limit, store, before=before, undone=every)
     )
     if found.lost is not None:
-        say(f"{found.lost}; what is listed is the store's")
+        say(f"{found.lost}; the list comes from the store")
     if common.json:
         rows = found.checkpoints
         common.out.json(
@@ -166,7 +166,7 @@ def _audit(pipeline: OpenPipeline, limit: int | None, before: int | None, common
         place = (options.path or options.uri or options.type) if options is not None else ""
         raise SinkError(
             f"the checkpoint store ({place}) cannot be read: {error}",
-            hint="Make it reachable, then try again: the audit trail is kept nowhere else.",
+            hint="Make it reachable, then try again: only the store holds the audit trail.",
         ) from error
     more = limit is not None and len(found) > limit
     rows: list[dict[str, Json]] = [
@@ -180,7 +180,9 @@ def _audit(pipeline: OpenPipeline, limit: int | None, before: int | None, common
         if more:
             common.out.line(f"there are more: --before {rows[-1]['version']} lists the next, --all lists them all")
     elif store is None:
-        common.out.line("no checkpoint store is there yet, so there is no audit trail to read; `firnline run` makes it")
+        common.out.line(
+            "there is no checkpoint store yet, so there is no audit trail; `firnline run` creates the store"
+        )
     else:
         common.out.line("nobody rolled back, restored, imported or deleted anything")
     return 0

@@ -1,4 +1,4 @@
-"""`firnline checkpoints delete`: drops the checkpoint store's copies; the table keeps its own."""
+"""`firnline checkpoints delete`: deletes the checkpoint store's copies; the table keeps its own."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 EPILOGUE = """\
 Deletes every version of this pipeline's checkpoint from the checkpoint store.
-Table, ledger and audit trail stay, so the pipeline goes on from where it is;
-what the ledger has folded can then no longer be shown.
+Table, ledger and audit trail stay, so the pipeline continues from its newest
+epoch. Checkpoints that the ledger has folded can then no longer be shown.
 
 Output (JSON fields):
   pipeline, status (deleted, would_delete, nothing_there), versions, size_bytes,
@@ -38,8 +38,8 @@ def delete(
     spec: Spec = None,
     /,
     *,
-    dry_run: Annotated[bool, Flag, Parameter(help="Only show what would go, even with --yes.")] = False,
-    yes: Annotated[bool, Flag, Parameter(help="Really delete; without it nothing is deleted.")] = False,
+    dry_run: Annotated[bool, Flag, Parameter(help="Only show what would be deleted, even with --yes.")] = False,
+    yes: Annotated[bool, Flag, Parameter(help="Delete; without it nothing is deleted.")] = False,
     common: Common = Common(),
 ) -> int:
     """Delete the checkpoint store's copies; the table keeps its own."""

@@ -1,4 +1,4 @@
-"""`firnline checkpoints diff`: what moved between two epochs."""
+"""`firnline checkpoints diff`: shows what changed between two epochs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Spec, load_pipeline, look
+from firnline.cli.common import Common, Spec, load_pipeline, read_with_store
 from firnline.cli.output import count_text, size_text
 
 if TYPE_CHECKING:
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 SHOWN = 10  # names of a kind in the text; JSON has them all
 
 EPILOGUE = """\
-Tells what the epochs after the older one did, up to the newer one. Reads the
-ledger, the table's log and the checkpoint store; starts no Spark and writes
+Shows what the epochs after the older one changed, up to the newer one. Reads
+the ledger, the table's log and the checkpoint store; starts no Spark and writes
 nothing.
 
 Output (JSON fields):
   pipeline, from_epoch, to_epoch, epochs, epochs_unknown (folded away, their
   rows not in the store), rows, size_bytes, quarantined, notes
-  jumps       [{epoch, kind, ...}], rollbacks, restores, fresh starts between
+  jumps       [{epoch, kind, ...}], history edits between: rollbacks, restores,
+              fresh starts
   sources     {source: {root, last_committed_file, in_progress {now, begun,
               ended}, set_aside {path: reason}, taken_up, files_read [{path,
               epoch, from, to, status}], or, not of files: changed}}
@@ -54,11 +55,11 @@ def diff(
     *,
     common: Common = Common(),
 ) -> int:
-    """Tell what moved between two epochs."""
+    """Show what changed between two epochs."""
     pipeline = load_pipeline(spec)
     from firnline.history.diff import diff_epochs
 
-    found = look(pipeline, lambda store: diff_epochs(pipeline, store, one, other))
+    found = read_with_store(pipeline, lambda store: diff_epochs(pipeline, store, one, other))
     if common.json:
         common.out.json(found)
     else:
@@ -78,8 +79,8 @@ def _lines(found: dict[str, Json]) -> Iterator[str]:
         yield f"  the rows of {count_text(unknown, 'epoch')} are not known: folded away, and not in the store"
     if found["quarantined"]:
         yield f"  {count_text(found['quarantined'], 'record')} quarantined"
-    for jump in found["jumps"]:
-        yield f"  epoch {jump['epoch']} was a {edit_name(jump['kind'])}"
+    for edit in found["jumps"]:
+        yield f"  epoch {edit['epoch']} was a {edit_name(edit['kind'])}"
     for name, source in found["sources"].items():
         yield f"source {name}"
         yield from (f"  {line}" for line in _source_lines(source))

@@ -1,4 +1,4 @@
-"""`firnline checkpoints show`: one checkpoint, and which of its copies are intact."""
+"""`firnline checkpoints show`: shows one checkpoint, and which of its copies are intact."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Spec, load_pipeline, look
+from firnline.cli.common import Common, Spec, load_pipeline, read_with_store
 from firnline.cli.output import Column, Output, count_text, size_text
 
 if TYPE_CHECKING:
@@ -36,16 +36,16 @@ Reads the ledger, the table's log and the checkpoint store; starts no Spark and
 writes nothing.
 
 Output (JSON fields):
-  pipeline, epoch, kind, status, is_savepoint, undone (a rollback, restore or
-  fresh start left it behind)
+  pipeline, epoch, kind, status, is_savepoint, undone (by a rollback, restore or
+  fresh start)
   checkpoint    as it is stored, sealed: pipeline, epoch, generation, run,
                 attempt, created_at, positions, state, watermarks, schema
                 {fingerprint, version}, floor, format, checksum
   positions     {source: summary}; of files: last_committed_file,
                 files_in_progress, files_set_aside, root
   operators     [{operator, epoch, checkpoint, shards, size_bytes, rows,
-                watermark, idle_inputs}]: the state, as it was snapshot after
-                that epoch
+                watermark, idle_inputs}]: the snapshots of the state that the
+                checkpoint names
   entry         the ledger's: epoch, name, checksum; null when unknown
   inputs        {source: files}; null when the entry is folded away
   sinks         [{name, holds, version, committed_at, rows, size_bytes}]
@@ -77,11 +77,11 @@ def show(
     pipeline = load_pipeline(spec)
     from firnline.history.epoch import load_epoch
 
-    found = look(pipeline, lambda store: load_epoch(pipeline, store, epoch))
+    view = read_with_store(pipeline, lambda store: load_epoch(pipeline, store, epoch))
     if common.json:
-        common.out.json(_facts(pipeline, found))
+        common.out.json(_facts(pipeline, view))
     else:
-        _show(common.out, pipeline, found)
+        _show(common.out, pipeline, view)
     return 0
 
 
@@ -117,14 +117,14 @@ def _facts(pipeline: OpenPipeline, view: EpochView) -> dict[str, Json]:
 
 
 def state_facts(snapshots: Sequence[OperatorSnapshot]) -> dict[str, str]:
-    """The state of every operator in words."""
-    found = {}
+    """Return one line about the state of every operator."""
+    facts = {}
     for one in snapshots:
         text = f"{count_text(one.rows, 'row')}, {size_text(one.size_bytes)} in {count_text(one.shards, 'shard')}"
         mark = f", watermark {one.watermark}" if one.watermark else ""
         idle = f", idle: {', '.join(one.idle_inputs)}" if one.idle_inputs else ""
-        found[f"state of {one.operator}"] = f"{text}, snapshot of epoch {one.epoch}{mark}{idle}"
-    return found
+        facts[f"state of {one.operator}"] = f"{text}, snapshot of epoch {one.epoch}{mark}{idle}"
+    return facts
 
 
 def _show(out: Output, pipeline: OpenPipeline, view: EpochView) -> None:

@@ -26,10 +26,10 @@ EPILOGUE = """\
 Polls <table>/_staging/pending/, validates each unit right before its commit,
 and commits it onto exactly its predecessor; several units per commit when it
 is behind. Needs no Spark and no JVM. One committer per table is active; a
-second waits and takes over when the first dies.
+second one waits and takes over when the first dies.
 
 Output:
-  one line a commit round; with --once --json: {tables: [{table, commits, units,
+  one line per round; with --once --json: {tables: [{table, commits, units,
   files, rows, rejected [[unit, reason]], waiting {pipeline: [first, last]},
   pending, pending_bytes, oldest_pending_seconds, alarms}]}
 
@@ -50,9 +50,9 @@ def committer(
     *tables: Tables,
     once: Annotated[bool, Flag, Parameter(help="Commit what is pending now, then end.")] = False,
     poll_interval_secs: Annotated[
-        float | None, Parameter(help="Seconds between two looks. [default: 10, or the spec's]", validator=Number(gt=0))
+        float | None, Parameter(help="Seconds between two polls. [default: 10, or the spec's]", validator=Number(gt=0))
     ] = None,
-    whole_files: Annotated[bool, Flag, Parameter(help="Check the sum of whole files, not of footers alone.")] = False,
+    whole_files: Annotated[bool, Flag, Parameter(help="Verify checksums of whole files, not only of footers.")] = False,
     metrics_port: MetricsPort = None,
     common: Common = Common(),
 ) -> int:
@@ -91,29 +91,29 @@ def _as_json(uri: str, report: CycleReport) -> dict[str, Any]:
 
 
 def _summary(report: CycleReport) -> str:
-    parts = [f"{count_text(report.units, 'unit')} in {count_text(report.commits, 'commit')}, {report.rows:,} rows"]
+    facts = [f"{count_text(report.units, 'unit')} in {count_text(report.commits, 'commit')}, {report.rows:,} rows"]
     if report.rejected:
-        parts.append(f"{count_text(len(report.rejected), 'unit')} set aside")
+        facts.append(f"{count_text(len(report.rejected), 'unit')} set aside")
     for pipeline, (first, last) in report.waiting.items():
         epochs = f"epoch {first}" if first == last else f"epochs {first} to {last}"
-        parts.append(f"{pipeline} waits for {epochs}")
+        facts.append(f"{pipeline} waits for {epochs}")
     if report.pending:
-        parts.append(f"{report.pending:,} still pending")
-    return ", ".join(parts)
+        facts.append(f"{report.pending:,} still pending")
+    return ", ".join(facts)
 
 
 @contextlib.contextmanager
 def _observer(port: int | None) -> Iterator[CommitterObserver]:
-    """Lines on stderr and, with a port, metrics."""
+    """Write lines to stderr and, with a port, serve metrics."""
     from firnline.committer.service import CommitterObserver
 
     class Lines(CommitterObserver):
         def __init__(self) -> None:
-            self._standing: set[str] = set()
+            self._standby: set[str] = set()  # tables that another committer holds
 
         def cycled(self, table: str, report: CycleReport) -> None:
-            if table in self._standing:
-                self._standing.discard(table)
+            if table in self._standby:
+                self._standby.discard(table)
                 _say(f"{table}: took over")
             if report.units or report.rejected:
                 _say(f"{table}: {_summary(report)}")
@@ -123,8 +123,8 @@ def _observer(port: int | None) -> Iterator[CommitterObserver]:
                 _say(f"{table}: ALARM: {alarm}")
 
         def standing_by(self, table: str, holder: str) -> None:
-            if table not in self._standing:
-                self._standing.add(table)
+            if table not in self._standby:
+                self._standby.add(table)
                 _say(f"{table}: another committer is active ({holder}); standing by")
 
         def trouble(self, table: str, error: FirnlineError) -> None:

@@ -1,4 +1,4 @@
-"""What all commands share: the spec argument, `--json`, `--debug`, the checkpoint store read-only, the warm decoder."""
+"""Shared by all commands: the spec argument, `--json`, `--debug`, the read-only checkpoint store, the decoder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Flag = Parameter(negative="", show_default=False)
 MetricsPort = Annotated[
     int | None,
     Parameter(
-        help="Serve /metrics, /healthz and /readyz on this port of 127.0.0.1; 0 takes a free one. [default: off]",
+        help="Serve /metrics, /healthz and /readyz on this port of 127.0.0.1; 0 means a free port. [default: off]",
         env_var="FIRNLINE_METRICS_PORT",
         validator=Number(gte=0, lte=65535),
     ),
@@ -53,7 +53,7 @@ class Common:
 
 
 def load_options(spec: str | None) -> PipelineOptions:
-    """The options of a spec file, with `FIRNLINE__A__B` of the environment applied."""
+    """Load the options of a spec file, with the overrides `FIRNLINE__A__B` of the environment."""
     from firnline.spec import build
 
     return build.load_options(spec, environ=os.environ)
@@ -70,20 +70,20 @@ def load_pipeline(spec: str | None) -> OpenPipeline:
 T = TypeVar("T")
 
 
-def look(pipeline: OpenPipeline, work: Callable[[CheckpointStore | None], T]) -> T:
-    """Do it with the store, or with None where there is none, nothing was ever put, or it cannot be read."""
+def read_with_store(pipeline: OpenPipeline, read: Callable[[CheckpointStore | None], T]) -> T:
+    """Call `read` with the checkpoint store, or with None if there is none, it is empty, or it cannot be read."""
     from firnline.history.store import find_store
 
     try:
         store = find_store(pipeline)
         if store is None:
-            return work(None)
+            return read(None)
         with closing(store):
-            return work(store)
+            return read(store)
     except (OSError, StoreUnsafeError, DamagedError) as error:
-        found = work(None)  # raises again if it was not the store's fault
-        say(f"the checkpoint store cannot be read, so only what the table tells is shown: {brief(str(error))}")
-        return found
+        result = read(None)  # raises again if the store was not the cause
+        say(f"the checkpoint store cannot be read, so the output comes from the table alone: {brief(str(error))}")
+        return result
 
 
 COLD_SECONDS = 3.0  # loading the decoder takes less; compiling it takes much longer
@@ -91,7 +91,7 @@ COLD_MESSAGE = "preparing the decoder, once per installation (up to a minute)"
 
 
 def warm_decoder(say: Callable[[str], None]) -> None:
-    """Compile the decoder, or load it where it is compiled already."""
+    """Compile the decoder, or load it if it is already compiled."""
     timer = threading.Timer(COLD_SECONDS, say, [COLD_MESSAGE])
     timer.daemon = True
     timer.start()

@@ -1,4 +1,4 @@
-"""`firnline compact`: small files become large ones, without disturbing ingestion."""
+"""`firnline compact`: rewrites small files as large ones, without disturbing ingestion."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 _FILTER = re.compile(r"([^<>=!]+?)\s*(<=|>=|!=|=|<|>)\s*(.*)")
 
 EPILOGUE = """\
-Rewrites the small files of each partition as files of about the target size,
-in several commits that say dataChange: false. It is the side that yields:
+Rewrites the small files of each partition as files of about the target size, in
+several commits with dataChange: false. On a conflict the compaction gives way:
 ingestion and the committer never fail because of it. --vacuum then deletes
-removed files whose retention is over, but none that a pin or a unit names.
+removed files after their retention, except files that a pin or a unit names.
 
 Output (JSON fields):
   table, version, files_removed, files_added, bytes_removed, bytes_added, rows,
@@ -45,26 +45,26 @@ def compact(
     table: TableOrSpec,
     /,
     *,
-    target_size_mb: Annotated[int, Parameter(help="Size that files should have.", validator=Number(gte=1))] = 128,
+    target_size_mb: Annotated[int, Parameter(help="Target size of files.", validator=Number(gte=1))] = 128,
     partition: Annotated[
-        tuple[str, ...], Flag, Parameter(help="Only partitions like this, e.g. month=2026-11; may be repeated.")
+        tuple[str, ...], Flag, Parameter(help="Only matching partitions, e.g. month=2026-11; repeatable.")
     ] = (),
-    vacuum: Annotated[bool, Flag, Parameter(help="Then delete removed files whose retention is over.")] = False,
+    vacuum: Annotated[bool, Flag, Parameter(help="Then delete removed files after their retention.")] = False,
     common: Common = Common(),
 ) -> int:
-    """Turn small files into large ones, without disturbing ingestion."""
+    """Rewrite small files as large ones, without disturbing ingestion."""
     filters = [_filter(text) for text in partition]
     targets, pipeline = find_targets(table), find_pipeline(table)
-    from firnline.cli.long_task import working
+    from firnline.cli.long_task import long_task
     from firnline.history.auditing import deletion_on_record
     from firnline.maintenance.compact import compact as rewrite
     from firnline.maintenance.vacuum import vacuum as sweep
 
     bodies: list[dict[str, Any]] = []
     tables = [target.uri for target in targets]
-    with working() as work, deletion_on_record(pipeline, "compact", tables=tables, vacuum=vacuum) as record:
+    with long_task() as task, deletion_on_record(pipeline, "compact", tables=tables, vacuum=vacuum) as record:
         for target in targets:
-            if work.stopping():
+            if task.stopping():
                 break
             uri, options = target.uri, target.storage_options
             report = rewrite(
@@ -72,11 +72,11 @@ def compact(
                 options,
                 target_size_mb=target_size_mb,
                 partitions=filters or None,
-                progress=work.progress,
-                stop=work.stopping,
+                progress=task.progress,
+                stop=task.stopping,
             )
             swept = (
-                sweep(uri, options, ledgers=target.ledgers, progress=work.progress, stop=work.stopping)
+                sweep(uri, options, ledgers=target.ledgers, progress=task.progress, stop=task.stopping)
                 if vacuum
                 else None
             )
@@ -84,7 +84,7 @@ def compact(
             record["files_replaced"] = record.get("files_replaced", 0) + report.files_removed
             record["files_vacuumed"] = record.get("files_vacuumed", 0) + (swept.files if swept else 0)
             if not common.json:
-                work.clear()
+                task.clear()
                 if len(targets) > 1:
                     common.out.line(report.table)
                 _show(common.out, report, swept)
@@ -104,11 +104,11 @@ def _show(out: Output, report: CompactReport, swept: VacuumReport | None) -> Non
         for note in swept.notes:
             out.line(note)
     if report.stopped:
-        out.line("stopped before the end; run again to go on")
+        out.line("stopped before the end; run again to continue")
 
 
 def _filter(text: str) -> tuple[str, str, str]:
-    found = _FILTER.fullmatch(text.strip())
-    if found is None:
+    match = _FILTER.fullmatch(text.strip())
+    if match is None:
         raise ConfigError(f"--partition {text}: not a filter", hint="Write it as month=2026-11 or 'month>=2026-11'.")
-    return found[1], found[2], found[3]
+    return match[1], match[2], match[3]

@@ -40,10 +40,10 @@ batch: {{max_files: {FILES_PER_EPOCH}}}
 """
 
 EPILOGUE = """\
-Makes records in gz files, ingests them with `firnline run` in a process of its
-own, kills that process with SIGKILL in mid-run, resumes it, and counts the
+Generates records in gz files, ingests them with `firnline run` in a process of
+its own, kills that process with SIGKILL in mid-run, resumes it, and counts the
 table with DuckDB. Takes about a minute on two cores; needs Java 17 or newer.
-A folder that an earlier demo made is made anew.
+Replaces the folder of an earlier demo.
 
 Output (JSON fields):
   folder, table, records_in, records_out (counted by DuckDB), distinct_ids,
@@ -65,10 +65,10 @@ app = App(name="demo", help_epilogue=EPILOGUE)
 @app.default
 def demo(
     *,
-    folder: Annotated[Path, Parameter(help="Where files, spec and table go.")] = Path("demo"),
-    records: Annotated[int, Parameter(help="How many records to make.", validator=Number(gte=1000))] = 200_000,
-    kills: Annotated[int, Parameter(help="How often to kill the pipeline.", validator=Number(gte=0, lte=5))] = 2,
-    seed: Annotated[int | None, Parameter(help="Choose the moments as an earlier demo did. [default: random]")] = None,
+    folder: Annotated[Path, Parameter(help="Folder for files, spec and table.")] = Path("demo"),
+    records: Annotated[int, Parameter(help="Number of records to generate.", validator=Number(gte=1000))] = 200_000,
+    kills: Annotated[int, Parameter(help="Number of kills.", validator=Number(gte=0, lte=5))] = 2,
+    seed: Annotated[int | None, Parameter(help="Repeat the kill times of an earlier demo. [default: random]")] = None,
     remove: Annotated[bool, Flag, Parameter(help="Delete the folder at the end.")] = False,
     common: Common = Common(),
 ) -> int:

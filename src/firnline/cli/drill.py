@@ -49,12 +49,12 @@ SINK_COLUMNS = (
 )
 
 EPILOGUE = """\
-Reads the files that lie in the sources now, with small epochs, kills the run
-with SIGKILL in mid-run, and resumes it. The run is a pipeline of its own, with
-its own name, tables, checkpoint store and tiers, all below --table; it takes no
-lease and has no control socket. So a drill may run beside the pipeline itself:
-of the pipeline it reads the spec, operators and input files, and changes
-nothing. Staged tables get a committer for as long as the drill runs.
+Reads the current files of the sources in small epochs, kills the run with
+SIGKILL in mid-run, and resumes it. The run is a pipeline of its own, with its
+own name, tables, checkpoint store and tiers, all below --table; it takes no
+lease and has no control socket. A drill may therefore run beside the pipeline
+itself: it reads the spec, operators and input files, and changes nothing of the
+pipeline. Staged tables get a committer while the drill runs.
 
 Without operators, the drill compares file by file: the lines that are not blank
 (counted by a reader of its own) with the rows in each table (counted by DuckDB)
@@ -87,11 +87,9 @@ def drill(
     spec: Spec = None,
     /,
     *,
-    table: Annotated[
-        Path, Parameter(help="A local folder for what the drill writes; must not exist yet, or be empty.")
-    ],
-    kills: Annotated[int, Parameter(help="How often to kill the run.", validator=Number(gte=1, lte=20))] = 3,
-    seed: Annotated[int | None, Parameter(help="Choose the moments as an earlier drill did. [default: random]")] = None,
+    table: Annotated[Path, Parameter(help="A local folder for the drill's output; must not exist yet, or be empty.")],
+    kills: Annotated[int, Parameter(help="Number of kills.", validator=Number(gte=1, lte=20))] = 3,
+    seed: Annotated[int | None, Parameter(help="Repeat the kill times of an earlier drill. [default: random]")] = None,
     common: Common = Common(),
 ) -> int:
     """Kill a run of your own spec and compare what arrives, in a scratch folder."""
@@ -159,7 +157,7 @@ def _check_scratch(options: PipelineOptions, scratch: Path) -> None:
 
 
 def _plan(options: PipelineOptions, kills: int) -> DrillPlan:
-    """The files that lie there now, in epochs that are small enough for every kill to meet one."""
+    """Plan the current files, in epochs small enough for every kill to hit one."""
     from firnline.cli.drill_child import DrillPlan
     from firnline.run.open_pipeline import open_pipeline
 
@@ -172,7 +170,7 @@ def _plan(options: PipelineOptions, kills: int) -> DrillPlan:
 
 
 def child_command(spec: str, plan: Path, folder: Path) -> list[str]:
-    """What starts the process that is killed."""
+    """Return the command of the process that the drill kills."""
     return [sys.executable, "-m", "firnline.cli.drill_child", spec, str(plan), str(folder)]
 
 
@@ -203,10 +201,10 @@ class Drill:
             # The other sinks get the last epochs only now that the deciding table's log holds them.
             with _committing(options):
                 chaos.run(0)
-        return replace(ordeal, epochs=LogWatch(Path(options.deciding.table), options.name).look())
+        return replace(ordeal, epochs=LogWatch(Path(options.deciding.table), options.name).read_epoch())
 
     def compare_files(self) -> list[dict[str, Any]]:
-        """Lines, rows and quarantined records of every file, for the sink where they differ most."""
+        """Count lines, rows and quarantined records of every file, for the sink where they differ most."""
         from firnline.cli.counting import count_by_file, count_lines
         from firnline.graph import sink_input
         from firnline.history.status import load_files_by_source, load_quarantine
@@ -236,7 +234,7 @@ class Drill:
         return list(found.values())
 
     def compare_tables(self) -> list[dict[str, Any]]:
-        """The rows of every table against those of the run that nobody disturbed."""
+        """Compare the rows of every table with those of the undisturbed run."""
         from firnline.cli.counting import compare_rows
 
         killed, undisturbed = (

@@ -11,20 +11,19 @@ from firnline.cli.output import Column, Output, count_text, say, size_text
 
 EPILOGUE = """\
 Lists the sources, reads the tables, the checkpoint store, the tiers, the lease
-and a sample of the first files, and tells what a run would do: what would end
-it at its start ends the dry run with the same error. Writes nothing, and
-starts no JVM unless there are SQL operators, whose columns only Spark can
-tell. The first use may take up to a minute to prepare the decoder, once per
-installation.
+and a sample of the first files, and shows what a run would do. An error that
+would end a run at its start ends the dry run, too. Writes nothing, and starts
+no JVM unless there are SQL operators, whose columns only Spark knows. The first
+use may take up to a minute to compile the decoder, once per installation.
 
 Output (JSON fields):
   pipeline, source {path, files_outstanding, bytes_outstanding, late_files}
   (null when there are several), sources [{name, ..., last_committed_file}],
   first_epoch {files, size_bytes}, epochs_about,
   sinks [{name, table, input, write, exists, version, delivery, required,
-  writable (null when only the first commit can tell)}],
-  copies [{path (store, local, remote), place, epoch, writable (null when only
-  writing can tell), problem}], lease (as `firnline status` shows it),
+  writable (null if unknown before the first commit)}],
+  copies [{path (store, local, remote), place, epoch, writable (null if unknown
+  before the first write), problem}], lease (as `firnline status` shows it),
   resume {path, epoch, generation, last_committed_file},
   schema [{name, type, origin, odd_share}] of the deciding table: origin is
   table, declared, or new; odd_share is the share of sampled values that do not
@@ -61,7 +60,7 @@ app = App(name="dry-run", help_epilogue=EPILOGUE)
 
 @app.default
 def dry_run(spec: Spec = None, /, *, common: Common = Common()) -> int:
-    """Check spec, access and schema, and tell what would be read; writes nothing."""
+    """Check spec, access and schema, and show what a run would read; writes nothing."""
     pipeline = load_pipeline(spec)
     from firnline.cli.common import warm_decoder
     from firnline.cli.preview import preview
@@ -108,7 +107,7 @@ def _show(out: Output, found: dict[str, Any]) -> None:
         bad += f", {sample['rescued']:,} with rescued values" if sample["rescued"] else ""
         out.line(f"(from {count_text(sample['records'], 'record')} of {count_text(sample['files'], 'file')}{bad})")
         if sample["files"] < first["files"]:
-            out.line("(the run looks at every value of its first epoch, and may find other types)")
+            out.line("(the run inspects every value of its first epoch, and may infer other types)")
     operators = [node for node in found["graph"]["nodes"] if node["kind"] == "operator"]
     if operators:
         schemas = {schema["name"]: schema["columns"] for schema in found["schemas"]}

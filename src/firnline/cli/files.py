@@ -1,4 +1,4 @@
-"""`firnline files`: every known file with its state; takes up again or gives up files that were set aside."""
+"""`firnline files`: lists every known file with its state; retries or drops files that were set aside."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ NAMED = 100  # paths in the audit record
 
 EPILOGUE = """\
 Reads the ledger in the table and a listing of the source; starts no Spark and
-changes no data. --retry leaves a request beside the table that the next epoch
-takes up, of a running pipeline or of the next run; asking twice does no harm.
+changes no data. --retry writes a request beside the table; the next epoch, of a
+running pipeline or of the next run, reads the file again. Repeating a request
+changes nothing.
 
---drop gives files up that were set aside: they count as finished, are never
-read again, and what was read of them before stays in the table. It takes names
-as --retry does, or patterns of full names (`*` crosses folders), and may be
-repeated. Without --yes it only shows which they are; with it, it is put on
-record in the audit trail. A rollback to before that epoch undoes it.
+--drop gives up files that were set aside: they count as finished and are never
+read again; records already read from them stay in the table. It takes names as
+--retry does, or patterns of full names (`*` crosses folders), and is
+repeatable. Without --yes it only lists the files; with --yes the audit trail
+records it. A rollback to before that epoch undoes it.
 
 Output (JSON: pipeline, total, files [...] with these fields):
   path, size_bytes, create_time, discovery_time, processed_time, commit_time,
@@ -67,16 +68,16 @@ def files(
     /,
     *,
     status: Annotated[Status | None, Parameter(help="Only files in this state. [default: all]")] = None,
-    limit: Annotated[int, Parameter(help="How many to list; 0 lists all.", validator=Number(gte=0))] = 100,
-    retry: Annotated[str | None, Parameter(help="Take this file up again: its path as listed.", negative="")] = None,
+    limit: Annotated[int, Parameter(help="Maximum number to list; 0 lists all.", validator=Number(gte=0))] = 100,
+    retry: Annotated[str | None, Parameter(help="Read this file again: its path as listed.", negative="")] = None,
     changed: Annotated[bool, Flag, Parameter(help="With --retry: accept that the file was replaced.")] = False,
     drop: Annotated[
-        list[str] | None, Parameter(help="Give these files up that were set aside: names or patterns.", negative="")
+        list[str] | None, Parameter(help="Give up these files that were set aside: names or patterns.", negative="")
     ] = None,
-    yes: Annotated[bool, Flag, Parameter(help="With --drop: really do it.")] = False,
+    yes: Annotated[bool, Flag, Parameter(help="With --drop: do it; without it the files are only listed.")] = False,
     common: Common = Common(),
 ) -> int:
-    """List files with their state, or take up or give up those that were set aside."""
+    """List files with their state, or retry or drop files that were set aside."""
     if changed and retry is None:
         raise ConfigError("--changed belongs to --retry", hint="firnline files --retry PATH --changed")
     if yes and not drop:
@@ -116,7 +117,7 @@ def _retry(pipeline: OpenPipeline, path: str, *, changed: bool, common: Common) 
     if common.json:
         common.out.json({"path": found, "changed": changed, "status": "already_asked" if asked else "asked"})
     else:
-        common.out.line(f"{found}: {'already asked for' if asked else 'the next epoch takes it up again'}")
+        common.out.line(f"{found}: {'already requested' if asked else 'the next epoch reads it again'}")
     return 0
 
 
@@ -139,20 +140,20 @@ def _drop(pipeline: OpenPipeline, wanted: list[str], *, yes: bool, common: Commo
         common.out.json({"pipeline": pipeline.options.name, "done": yes, "files": rows})
         return 0
     common.out.table(DROP_COLUMNS, rows)
-    common.out.line("the next epoch gives them up" if yes else "nothing was changed; add --yes to give them up")
+    common.out.line("the next epoch drops them" if yes else "nothing was changed; add --yes to drop them")
     return 0
 
 
 def _load_set_aside(pipeline: OpenPipeline) -> dict[str, str]:
-    """The files that are set aside, with their reasons."""
-    held = pipeline.load()
-    positions = held.checkpoint.positions if held.checkpoint else {}
+    """Load the files that are set aside, with their reasons."""
+    head = pipeline.load()
+    positions = head.checkpoint.positions if head.checkpoint else {}
     described = pipeline.sources.describe(positions).values()
     return {path: reason for position in described for path, reason in position.set_aside.items()}
 
 
 def _find_set_aside(pipeline: OpenPipeline, path: str) -> str:
-    """The full name of a file that is set aside; the path may be relative to the source or to this folder."""
+    """Find the full name of a file that is set aside; the path may be relative to the source or to this folder."""
     from firnline.storage import is_remote, normalise
 
     aside = _load_set_aside(pipeline)

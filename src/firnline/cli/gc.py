@@ -1,4 +1,4 @@
-"""`firnline gc`: deletes files of a table that nobody needs any more."""
+"""`firnline gc`: deletes unreferenced files of a table."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _DURATION = re.compile(r"(\d+)\s*(s|m|h|d)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, None: 1}
 
 EPILOGUE = """\
-Finds Parquet files that no version within retention, no pending or rejected
-unit, no epoch that may still be committed and no pin names, older than the
-grace period by the storage's own clock; and temporary files, quarantine that
-no commit names, and units set aside over 30 days ago. Folds old ledger entries.
-Never touches files outside the table. Safe beside running writers and
-committers, and at every kill; an epoch must not run for longer than the grace
-period. What a pipeline staged in its further sinks goes only if the spec is
-named: the ledger that tells what is still needed lies in its first table. Rows
-on their way between the jobs of an epoch go an hour after their run has died.
-With a spec, the audit trail tells of it: firnline checkpoints --audit.
+Finds Parquet files older than the grace period (by the storage's own clock)
+that no version within retention, no unit that is pending or set aside, no epoch
+that may still be committed and no pin names. Also finds temporary files,
+quarantine files that no commit names, and units set aside over 30 days ago.
+Folds old ledger entries. Never touches files outside the table. Safe beside
+running writers and committers, and safe to kill; an epoch must not run for
+longer than the grace period. Staged files of a pipeline's further sinks are
+deleted only if the argument is the spec, because the ledger that names them is
+in its first table. Exchange files are deleted an hour after their run has died.
+With a spec, the audit trail records it: firnline checkpoints --audit.
 
-Of a spec with operators, their state is swept too: what no sink, no epoch that
-one may still go back to (checkpoint.rollback_window), no copy in the store and
+With a spec that has operators, gc also deletes state that no sink, no epoch
+within the rollback window (checkpoint.rollback_window), no copy in the store or
 the tiers and no savepoint needs. The newest checkpoint.keep_checkpoints stay.
-The remote tier is left to the run while there is one.
+While a run is active, gc leaves the remote tier to the run.
 
 Output (JSON fields):
   table, dry_run, version, files, size_bytes, kinds {kind: {files, size_bytes}},
@@ -47,7 +47,7 @@ Output (JSON fields):
          checkpoints, files, size_bytes, kept (complete checkpoints), notes}]
 
 Examples:
-  firnline gc /lake/flights                    shows what would go
+  firnline gc /lake/flights                    shows what would be deleted
   firnline gc /lake/flights --grace 48h --yes  deletes it
   firnline gc flights.yml --yes                in every table of the pipeline
 """
@@ -60,16 +60,16 @@ def gc(
     table: TableOrSpec,
     /,
     *,
-    dry_run: Annotated[bool, Flag, Parameter(help="Only show what would go, even with --yes.")] = False,
-    grace: Annotated[str, Parameter(help="Spare files younger than this: 90s, 30m, 24h, 7d.")] = "24h",
-    yes: Annotated[bool, Flag, Parameter(help="Really delete; without it nothing is deleted.")] = False,
+    dry_run: Annotated[bool, Flag, Parameter(help="Only show what would be deleted, even with --yes.")] = False,
+    grace: Annotated[str, Parameter(help="Keep files younger than this: 90s, 30m, 24h, 7d.")] = "24h",
+    yes: Annotated[bool, Flag, Parameter(help="Delete; without it nothing is deleted.")] = False,
     common: Common = Common(),
 ) -> int:
-    """Delete files of a table that nobody needs any more."""
+    """Delete unreferenced files of a table."""
     seconds = _seconds(grace)
     targets = find_targets(table)
     options = find_pipeline(table)
-    from firnline.cli.long_task import working
+    from firnline.cli.long_task import long_task
     from firnline.history.auditing import deletion_on_record
     from firnline.maintenance.gc import gc as sweep
 
@@ -77,11 +77,11 @@ def gc(
     deleting = yes and not dry_run
     tables = [target.uri for target in targets]
     with (
-        working() as work,
+        long_task() as task,
         deletion_on_record(options if deleting else None, "gc", tables=tables, grace=grace) as record,
     ):
         for target in targets:
-            if work.stopping():
+            if task.stopping():
                 break
             report = sweep(
                 target.uri,
@@ -89,25 +89,25 @@ def gc(
                 grace_seconds=seconds,
                 dry_run=dry_run or not yes,
                 ledgers=target.ledgers,
-                progress=work.progress,
-                stop=work.stopping,
+                progress=task.progress,
+                stop=task.stopping,
             )
             reports.append(report)
             if not common.json:
-                work.clear()
+                task.clear()
                 if len(targets) > 1:
                     common.out.line(report.table)
                 _show(common.out, report, asked=dry_run)
         swept: list[StateSwept] | None = None
-        if options is not None and any(not operator.is_sql for operator in options.operators) and not work.stopping():
+        if options is not None and any(not operator.is_sql for operator in options.operators) and not task.stopping():
             swept = _sweep_state(options, seconds, dry_run=dry_run or not yes)
-            work.clear()
+            task.clear()
         record["files"] = sum(report.files for report in reports)
         record["size_bytes"] = sum(report.size_bytes for report in reports)
         record["state_checkpoints"] = sum(one.checkpoints for one in swept or [])
         record["state_files"] = sum(one.files for one in swept or [])
     if deleting and options is None and any(report.files for report in reports) and not common.json:
-        common.out.line("not in any audit trail: a spec instead of a table tells which pipeline's it is")
+        common.out.line("no audit trail records this: name a spec instead of a table to record it")
     if swept is not None and not common.json:
         _show_state(common.out, swept, asked=dry_run)
     if common.json:
@@ -118,7 +118,7 @@ def gc(
 
 
 def _sweep_state(options: PipelineOptions, seconds: float, *, dry_run: bool) -> list[StateSwept]:
-    """Sweep the operators' state; what stands in the way is told, and leaves it alone."""
+    """Sweep the operators' state; on an error, report it and delete nothing."""
     from firnline.maintenance.state import StateSwept, sweep_state
     from firnline.run.open_pipeline import open_pipeline
 
@@ -164,6 +164,6 @@ def _show(out: Output, report: GcReport, *, asked: bool) -> None:
     for note in report.notes:
         out.line(note)
     if report.stopped:
-        out.line("stopped before the end; run again to go on")
+        out.line("stopped before the end; run again to continue")
     if report.dry_run and report.files and not asked:
         out.line("add --yes to delete them")

@@ -1,4 +1,4 @@
-"""A pipeline's graph for people, as boxes and arrows in 80 columns, and for programs."""
+"""A pipeline's graph: drawn as boxes and arrows in 80 columns, and as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ARROW = " ---> "
 
 
 def graph_json(options: PipelineOptions, shards: int | None) -> dict[str, Any]:
-    """The graph as plain values: nodes in the order of the rows, and edges between them."""
+    """Return the graph as plain values: nodes in topological order, and the edges between them."""
     graph = graph_of(options)
     return {
         "nodes": [
@@ -40,7 +40,7 @@ def graph_json(options: PipelineOptions, shards: int | None) -> dict[str, Any]:
 
 
 def draw_graph(options: PipelineOptions, shards: int | None) -> list[str]:
-    """The graph as lines: a box per node, from the sources to the sinks, with what it reads and who reads it."""
+    """Draw the graph as lines: a box per node, from sources to sinks, with its inputs and its readers."""
     graph = graph_of(options)
     lines: list[str] = []
     for node in _in_order(options, graph):

@@ -12,8 +12,8 @@ from firnline.cli.common import Common, Flag
 from firnline.errors import ConfigError
 
 EPILOGUE = """\
-The file is valid as it stands: it reads the folder `in` beside it and writes
-the Delta table `out`. A file that exists is kept unless --yes is given.
+The file is a valid spec: it reads the folder `in` beside it and writes the
+Delta table `out`. An existing file is kept unless --yes is given.
 
 Output (JSON fields):
   path, name, status (written, dry_run), spec (with --dry-run)
@@ -28,11 +28,11 @@ app = App(name="init", help_epilogue=EPILOGUE)
 
 @app.default
 def init(
-    folder: Annotated[Path, Parameter(help="Where to write it; made when missing.")] = Path("."),
+    folder: Annotated[Path, Parameter(help="The folder to write to; created if missing.")] = Path("."),
     /,
     *,
     name: Annotated[str | None, Parameter(help="The pipeline's name. [default: the folder's name]")] = None,
-    yes: Annotated[bool, Flag, Parameter(help="Overwrite a file that exists.")] = False,
+    yes: Annotated[bool, Flag, Parameter(help="Overwrite an existing file.")] = False,
     dry_run: Annotated[bool, Flag, Parameter(help="Print the file, write nothing.")] = False,
     common: Common = Common(),
 ) -> int:

@@ -1,4 +1,4 @@
-"""`firnline ledger`: repairs a ledger of which a file is missing or damaged."""
+"""`firnline ledger`: repairs a ledger that has a missing or damaged file."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ if TYPE_CHECKING:
 FILES_SHOWN = 20
 
 EPILOGUE = """\
-The ledger is the exact set of processed files. When one of its files is lost,
-late files cannot be told from processed ones: they are not taken in, and
-`firnline run --once` ends with exit code 1 after it has read everything else.
+The ledger is the exact set of processed files. If one of its files is lost,
+Firnline cannot tell late files from processed ones: it ingests no late files,
+and `firnline run --once` ends with exit code 1 after it has read all others.
 
 Examples:
   firnline ledger repair
   firnline ledger repair --from s3://backup/flights --yes
 """
 REPAIR_EPILOGUE = """\
-Files of the ledger that a savepoint or a folder named with --from still has are
-put back, byte for byte, proven by their checksum. For what no copy has, the
-sources are listed in full. A file at or below the high-water mark counts as
-processed when an intact part of the ledger tells it, or a damaged entry whose
-list of files is intact, or when its rows are in the table (lineage: true). What
-nothing tells is up to you, by name or pattern (`*` crosses folders; the full
-name counts):
+The command restores ledger files from savepoints and from folders named with
+--from, byte for byte, verified by checksum. If no copy has a file, the command
+lists the sources in full. A file at or below the high-water mark counts as
+processed if an intact part of the ledger names it, or a damaged entry whose
+file list is intact, or if its rows are in the table (lineage: true). For all
+other files the decision is yours, by name or pattern (`*` crosses folders; the
+full name counts):
 
   --assume-processed   its rows are in the table; if they are not, they are lost
-  --assume-new         it is read; if its rows are in the table, they are doubled
+  --assume-new         read it; if its rows are in the table, they are doubled
 
-Where both fit, --assume-new counts. While a file is undecided nothing is done.
-The decision is an epoch of its own that reads nothing, in one commit; an active
-run is fenced (exit code 5): stop it first. It is put on record in the audit
-trail. A rollback to before that epoch undoes it. Without --yes only the plan is
-shown. Starts no Spark.
+If both match, --assume-new wins. While a file is undecided, nothing is done.
+The decision is a history edit: an epoch that reads nothing, in one commit. An
+active run is fenced (exit code 5): stop it first. The audit trail records the
+repair. A rollback to before that epoch undoes it. Without --yes the command
+only shows the plan. Starts no Spark.
 
 Output (JSON fields):
   pipeline, done, epoch, new_epoch (null when copies suffice)
   holes  [{entry {epoch, name, checksum}, problem, copy, goes_on_at, how}]:
-         copy: where an intact one lies; goes_on_at: the newest epoch below that
-         is proven, 0 where the history begins, null when none is
-  known  files that the intact part of the ledger tells
+         copy: location of an intact copy; goes_on_at: the newest proven epoch
+         below, 0 at the start of the history, null if there is none
+  known  files that the intact part of the ledger names
   files  [{source, path, size_bytes, create_time, taken_as (processed, new,
          unknown), how}]: all others at or below the high-water mark
   sinks_behind  [{sink, epoch, required, reason, hint}]: sinks that lack epochs
-         which nothing tells any more; an optional one stays behind, and with a
-         required one nothing is done
+         of which no copy is left; an optional sink stays behind, a required
+         sink prevents the repair
 
 Environment:
   FIRNLINE__A__B      overrides the key a.b of the spec
@@ -76,34 +76,32 @@ def repair(
         list[str] | None,
         Parameter(
             name="--from",
-            help="A folder or URI with copies: a savepoint, a table, or a ledger folder. May be repeated.",
+            help="A folder or URI with copies: a savepoint, a table, or a ledger folder. Repeatable.",
             negative="",
         ),
     ] = None,
     assume_processed: Annotated[
         list[str] | None, Parameter(help="Files that count as processed, by name or pattern.", negative="")
     ] = None,
-    assume_new: Annotated[
-        list[str] | None, Parameter(help="Files that are to be read, by name or pattern.", negative="")
-    ] = None,
-    yes: Annotated[bool, Flag, Parameter(help="Really do it; without it only the plan is shown.")] = False,
+    assume_new: Annotated[list[str] | None, Parameter(help="Files to read, by name or pattern.", negative="")] = None,
+    yes: Annotated[bool, Flag, Parameter(help="Do it; without it the command only shows the plan.")] = False,
     common: Common = Common(),
 ) -> int:
-    """Put back what copies have of the ledger, and decide about the files that nothing tells."""
+    """Restore lost ledger files from copies, and decide about files that no copy names."""
     pipeline = load_pipeline(spec)
     from firnline.history.edits.ledger_repair import LedgerRepair
 
-    work = LedgerRepair(pipeline, copies=from_ or [], processed=assume_processed or [], new=assume_new or [])
-    plan = work.plan()
+    edit = LedgerRepair(pipeline, copies=from_ or [], processed=assume_processed or [], new=assume_new or [])
+    plan = edit.plan()
     if not common.json:
         _show(common, plan)
-    done = yes and bool(plan.holes)
-    if done:
-        plan, _ = work.perform(pipeline.ids.new(), say)
+    is_repaired = yes and bool(plan.holes)
+    if is_repaired:
+        plan, _ = edit.perform(pipeline.ids.new(), say)
     if common.json:
-        common.out.json({**asdict(plan), "done": done})
+        common.out.json({**asdict(plan), "done": is_repaired})
     else:
-        common.out.line(_last_line(plan, done=done))
+        common.out.line(_last_line(plan, is_repaired=is_repaired))
     return 0
 
 
@@ -137,13 +135,13 @@ def _show(common: Common, plan: RepairPlan) -> None:
     common.out.line()
 
 
-def _last_line(plan: RepairPlan, *, done: bool) -> str:
+def _last_line(plan: RepairPlan, *, is_repaired: bool) -> str:
     if not plan.holes:
         return "the ledger is whole; nothing to do"
-    if not done and any(behind.required for behind in plan.sinks_behind):
+    if not is_repaired and any(behind.required for behind in plan.sinks_behind):
         return "nothing was changed; a required sink cannot be left behind"
-    if not done and plan.count("unknown"):
+    if not is_repaired and plan.count("unknown"):
         return "nothing was changed; decide with --assume-processed and --assume-new, then add --yes"
-    if not done:
+    if not is_repaired:
         return "nothing was changed; add --yes to do it"
     return f"done: epoch {plan.new_epoch} repairs the ledger" if plan.new_epoch else "done: the ledger is whole"

@@ -1,4 +1,4 @@
-"""Tells a run in words: adds up what happened, and turns what a person should know into lines."""
+"""Reports a run to people: sums up its events, and writes a line about each important one."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from firnline.sources.group import EpochPlan
 from firnline.stores.replicator import Replication
 from firnline.types import Json
 
-RATE_SECONDS = 30.0  # speed is told over so long
+RATE_SECONDS = 30.0  # the window over which speed is measured
 
 
 @dataclass
 class Tally(Observer):
-    """What a run has done so far."""
+    """The totals of a run so far."""
 
     monotonic: Callable[[], float]
     run: str = ""
@@ -55,14 +55,14 @@ class Tally(Observer):
 
     @property
     def speed(self) -> tuple[float, float]:
-        """Bytes a second over the last while: as stored, and raw."""
+        """Bytes per second over the last `RATE_SECONDS`: as stored, and raw."""
         begin = self._recent[0][0]
         span = max(self.monotonic() - begin, 0.001)
         return sum(r[1] for r in self._recent) / span, sum(r[2] for r in self._recent) / span
 
     @property
     def seconds_left(self) -> float | None:
-        """How long the backlog lasts at this speed; None when that cannot be told."""
+        """How long the backlog lasts at this speed; None if unknown."""
         stored, _ = self.speed
         if self.waiting is None or stored <= 0:
             return None
@@ -71,7 +71,7 @@ class Tally(Observer):
     def started(self, run: str, held: Head) -> None:
         self.run, self.epoch, self.generation = run, held.epoch, held.generation
         self.recovery_path = self.recovery_path or held.path
-        self.doing = "looking for files"
+        self.doing = "lists files"
 
     def claimed(self, generation: int) -> None:
         self.generation = generation
@@ -116,7 +116,7 @@ class Tally(Observer):
 
     def resting(self, seconds: float, failures: int) -> None:
         self.restarts += 1
-        self.doing = f"tries again in {time_text(seconds)}"
+        self.doing = f"retries in {time_text(seconds)}"
 
     def replication(self, lag: Replication) -> None:
         self.lag = lag
@@ -128,7 +128,7 @@ class Tally(Observer):
         self.doing = f"waits for the {lag.path} tier"
 
     def paused(self, paused: bool) -> None:
-        self.doing = "paused: plans nothing more" if paused else "looking for files"
+        self.doing = "paused" if paused else "lists files"
 
     def stopped(self, exit_code: int) -> None:
         self.doing = "stopping Spark"
@@ -156,7 +156,7 @@ class Tally(Observer):
 
 
 def _of_operators(facts: EpochFacts) -> list[str]:
-    """What operators add to the line of an epoch: what came from each of several sources, and the size of the state."""
+    """Return what operators add to the line of an epoch: records of each of several sources, and the state's size."""
     if not facts.operators:
         return []
     read = ", ".join(f"{name} {records:,}" for name, records in facts.sources.items())
@@ -168,7 +168,7 @@ def _state_bytes(facts: EpochFacts) -> int:
 
 
 class Narrator(Observer):
-    """Says in one line each what a person should know."""
+    """Writes one line about each event that a person should know."""
 
     def __init__(self, say: Callable[[str], None], *, attempts: int) -> None:
         self._say = say
@@ -177,17 +177,17 @@ class Narrator(Observer):
         self._spark = False
         self._idle = False
         self._set_aside = 0
-        self._failing: set[str] = set()  # copies that were said to be failing
+        self._failing: set[str] = set()  # copies whose failure was reported
 
     def held_up(self, full: tuple[int, int] | None) -> None:
         if full is None:
-            self._say("the committer caught up; going on")
+            self._say("the committer caught up; continuing")
         else:
             self._say(f"waiting for the committer: {full[0]:,} units, {full[1]:,} bytes are pending")
 
     def paused(self, paused: bool) -> None:
         self._idle = False
-        self._say("paused: nothing more is planned, what is in flight completes" if paused else "resumed")
+        self._say("paused: no further epoch is planned, epochs in flight complete" if paused else "resumed")
 
     def started(self, run: str, held: Head) -> None:
         self._starts += 1
@@ -207,7 +207,7 @@ class Narrator(Observer):
             self._say("starting Spark")
 
     def committed(self, facts: EpochFacts) -> None:
-        parts = [
+        texts = [
             f"epoch {facts.epoch} {'staged' if facts.is_staged else 'committed'}",
             count_text(facts.rows, "row"),
             count_text(facts.files, "file"),
@@ -217,10 +217,10 @@ class Narrator(Observer):
         ]
         if facts.bad:
             reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(facts.bad.items()))
-            parts.append(f"{sum(facts.bad.values()):,} quarantined ({reasons})")
+            texts.append(f"{sum(facts.bad.values()):,} quarantined ({reasons})")
         if facts.late_files:
-            parts.append(count_text(facts.late_files, "late file"))
-        self._say("  ".join(parts))
+            texts.append(count_text(facts.late_files, "late file"))
+        self._say("  ".join(texts))
         if facts.set_aside > self._set_aside:
             self._say(f"{count_text(facts.set_aside, 'file')} set aside; see `firnline files --status set_aside`")
         self._set_aside = facts.set_aside
@@ -240,9 +240,9 @@ class Narrator(Observer):
 
     def ledger_hole(self, error: LedgerHoleError | None) -> None:
         if error is None:
-            self._say("the ledger is whole again; late files are taken in")
+            self._say("the ledger is whole again; late files are ingested")
         else:
-            self._say(f"late files are not taken in: {error.message}. {error.hint}")
+            self._say(f"late files are not ingested: {error.message}. {error.hint}")
 
     def idle(self) -> None:
         if not self._idle:
@@ -262,14 +262,14 @@ class Narrator(Observer):
     def left_staged(self, epochs: int, table: str, behind: list[str]) -> None:
         it = "it" if epochs == 1 else "them"
         what = f"{count_text(epochs, 'epoch')} staged; `firnline committer {table}` commits {it}"
-        self._say(f"{what}, then the next run gives {it} to {', '.join(behind)}" if behind else what)
+        self._say(f"{what}, then the next run delivers {it} to {', '.join(behind)}" if behind else what)
 
     def draining(self, lag: Replication) -> None:
         self._say(f"waiting for the {lag.path} tier {lag.place}: {count_text(lag.epochs_behind, 'epoch')} behind")
 
     def trouble(self, error: FirnlineError, failures: int) -> None:
-        if error.retryable:  # any other failure ends the run and is told then
-            self._say(f"trouble: {error.message}")
+        if error.retryable:  # any other failure ends the run, which reports it
+            self._say(f"failed: {error.message}")
 
     def resting(self, seconds: float, failures: int) -> None:
-        self._say(f"trying again in {time_text(seconds)} (failure {failures} of at most {self._attempts})")
+        self._say(f"retrying in {time_text(seconds)} (failure {failures} of at most {self._attempts})")

@@ -1,4 +1,4 @@
-"""How commands show things: tables, lines and JSON on stdout, failures as two lines on stderr."""
+"""The output of commands: tables, lines and JSON on stdout, failures as two lines on stderr."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Column:
 
 
 class Output:
-    """Where a command's result goes: people read tables, programs read JSON."""
+    """The output of a command's result: tables for people, JSON for programs."""
 
     def __init__(self, *, as_json: bool = False, stream: IO[str] | None = None) -> None:
         self.as_json = as_json
@@ -121,7 +121,7 @@ def shown(value: Any) -> str:
 
 
 def safe(text: str) -> str:
-    """Escape what could drive a terminal or break a line: foreign text is shown, never obeyed."""
+    """Escape characters that could control a terminal or break a line."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
@@ -139,7 +139,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def size_text(size_bytes: float) -> str:
-    """A size in the unit that people would say it in."""
+    """Format a size in the largest fitting unit."""
     for unit in ("B", "KB", "MB", "GB"):
         if abs(size_bytes) < 1000:
             return f"{size_bytes:,.0f} {unit}" if unit == "B" else f"{size_bytes:,.1f} {unit}"
@@ -192,13 +192,13 @@ class FactsHandler(logging.Handler):
 
 
 def say(text: str) -> None:
-    """Write a line about the work to stderr."""
+    """Write a line about progress to stderr."""
     sys.stderr.write(safe(text) + "\n")
     sys.stderr.flush()
 
 
 def print_failure(error: BaseException, *, debug: bool, stream: IO[str] | None = None) -> None:
-    """Tell a failure in two lines, `Error: ...` and `Try: ...`; the traceback comes first with `--debug`."""
+    """Print a failure in two lines, `Error: ...` and `Try: ...`; with `--debug` the traceback comes first."""
     stream = stream or sys.stderr
     if debug:
         traceback.print_exception(error, file=stream)
@@ -208,7 +208,7 @@ def print_failure(error: BaseException, *, debug: bool, stream: IO[str] | None =
         message = f"{type(error).__name__}: {error}"
         hint = "This is a bug in Firnline. Run again with --debug and report the traceback; your data is safe."
     first, *more = [safe(line) for line in brief(message).splitlines()] or [""]
-    others = "".join(f"\n       {line}" for line in more)  # a spec may have several problems: all are told
+    others = "".join(f"\n       {line}" for line in more)  # a spec may have several problems
     stream.write(f"{_red('Error:', stream)} {first}{others}\n{_bold('Try:', stream)} {safe(hint)}\n")
     stream.flush()
 

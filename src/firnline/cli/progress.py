@@ -1,4 +1,4 @@
-"""Shows a run on stderr: a live display on a terminal, dated lines otherwise; log records join in."""
+"""Shows a run on stderr: a live display on a terminal, dated lines otherwise; log records included."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 
 class Display(Protocol):
-    """Where lines about a run go."""
+    """A display for lines about a run."""
 
     def say(self, text: str) -> None:
         """Show one line."""
 
     def stopping(self) -> None:
-        """A signal asked for a stop. Called from the handler: must not lock, wait or print through a stream."""
+        """Show that a signal asked for a stop. Called from the handler: must not lock, wait or use a stream."""
 
     def restore(self) -> None:
-        """Leave the terminal as it was; the process ends at once. Same rules."""
+        """Restore the terminal before the process ends at once. Called from the handler, with the same rules."""
 
 
 @contextlib.contextmanager
 def open_display(tally: Tally) -> Iterator[Display]:
-    """The display that suits stderr."""
-    # A stream of its own: while Spark starts, file descriptor 2 is turned away to keep the JVM's greeting off.
+    """Open a live display if stderr is a terminal, dated lines otherwise."""
+    # A stream of its own: while Spark starts, file descriptor 2 is redirected to hide the JVM's greeting.
     with os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1, encoding="utf-8", errors="replace") as stream:
         if stream.isatty() and os.environ.get("TERM") != "dumb":
             with LiveDisplay(tally, stream) as live:
@@ -64,7 +64,7 @@ def _now() -> str:
 
 
 class LiveDisplay:
-    """Lines that stay, above a block that is drawn anew some times a second."""
+    """Permanent lines above a block that is redrawn several times a second."""
 
     def __init__(self, tally: Tally, stream: IO[str]) -> None:
         from rich.console import Console
@@ -96,7 +96,7 @@ class LiveDisplay:
         os.write(self._stream.fileno(), b"\x1b[?25h\r\n")
 
     def draw(self) -> RenderableType:
-        """What the block shows now."""
+        """Draw the block."""
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
@@ -122,7 +122,7 @@ class LiveDisplay:
         )
         if tally.state_bytes is not None:
             numbers += f"   state {size_text(tally.state_bytes)}"
-        style = "yellow" if self._stopping or tally.doing.startswith("tries again") else "dim"
+        style = "yellow" if self._stopping or tally.doing.startswith("retries") else "dim"
         return Group(Text(numbers), grid, Text(doing, style=style))
 
 
@@ -144,14 +144,14 @@ class _DisplayHandler(logging.Handler):
 
 @contextlib.contextmanager
 def logging_to(display: Display, *, debug: bool) -> Iterator[None]:
-    """Send log records to the display: warnings of everyone, and with `debug` all of ours."""
+    """Send log records to the display: warnings of all libraries, and with `debug` all of ours."""
     handler = _DisplayHandler(display)
     root, ours, gateway = logging.getLogger(), logging.getLogger("firnline"), logging.getLogger("py4j")
     before = [(logger, logger.level) for logger in (root, ours, gateway)]
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
     ours.setLevel(logging.DEBUG if debug else logging.WARNING)
-    # The gateway logs a traceback per call when the JVM dies; our own line says it in one.
+    # The gateway logs a traceback per call when the JVM dies; our own log has one line about it.
     gateway.setLevel(logging.WARNING if debug else logging.CRITICAL)
     try:
         yield

@@ -1,4 +1,4 @@
-"""`firnline quarantine`: the records that could not be decoded, as they stand in their files."""
+"""`firnline quarantine`: shows records that could not be decoded, byte for byte."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def quarantine(
     /,
     *,
     reason: Annotated[str | None, Parameter(help="Only records with this reason. [default: all]")] = None,
-    limit: Annotated[int, Parameter(help="How many to show; 0 shows all.", validator=Number(gte=0))] = 20,
+    limit: Annotated[int, Parameter(help="Maximum number to show; 0 shows all.", validator=Number(gte=0))] = 20,
     common: Common = Common(),
 ) -> int:
     """Show records that could not be decoded."""

@@ -1,4 +1,4 @@
-"""`firnline rescale`: gives the state of operators another number of shards, without rewriting it."""
+"""`firnline rescale`: changes the number of shards of operators' state, without rewriting it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ if TYPE_CHECKING:
     from firnline.history.edits.rescale import RescalePlan
 
 EPILOGUE = """\
-Keys keep their key group; the groups are dealt out to so many shards, each of
-which is one task. No file of state is rewritten: the new shards read their part
-of the old files. It is an epoch of its own that reads nothing, committed to the
-table like any other, so it can be rolled back. An active run is fenced (exit
-code 5): stop it first. Without --yes only the plan is shown. Starts no Spark.
+Keys keep their key group; the command distributes the groups over the new
+number of shards, each of which is one task. It rewrites no file of state: the
+new shards read their groups from the old files. A rescale is a history edit: an
+epoch that reads nothing, committed to the table like any other, so a rollback
+can undo it. An active run is fenced (exit code 5): stop it first. Without --yes
+the command only shows the plan. Starts no Spark.
 
-Where the spec sets state.shards, change it there: the next run does the same by
-itself. Where the newest snapshots lack epochs (checkpoint.trigger), the next
-run deals the groups out while it folds these epochs again.
+If the spec sets state.shards, change it there: the next run then rescales by
+itself. If the newest snapshots lack epochs (checkpoint.trigger), the next run
+distributes the groups while it replays these epochs.
 
 Output (JSON fields):
   pipeline, done, already, epoch, new_epoch, shards_now, shards, key_groups
-  by_next_run  the newest snapshots lack epochs, so the next run deals them out
+  by_next_run  the newest snapshots lack epochs, so the next run rescales
   operators    {name: {files, size_bytes}}
 
 Environment:
@@ -48,29 +49,29 @@ def rescale(
     spec: Spec = None,
     /,
     *,
-    shards: Annotated[int, Parameter(help="How many shards there shall be.", validator=Number(gte=1))],
+    shards: Annotated[int, Parameter(help="The new number of shards.", validator=Number(gte=1))],
     dry_run: Annotated[bool, Flag, Parameter(help="Only show the plan, even with --yes.")] = False,
-    yes: Annotated[bool, Flag, Parameter(help="Really do it; without it only the plan is shown.")] = False,
+    yes: Annotated[bool, Flag, Parameter(help="Do it; without it the command only shows the plan.")] = False,
     common: Common = Common(),
 ) -> int:
-    """Give the state of operators another number of shards."""
+    """Change the number of shards of operators' state, without rewriting it."""
     pipeline = load_pipeline(spec)
     from firnline.history.edits.rescale import Rescale
 
-    work = Rescale(pipeline, shards)
-    plan = work.plan()
+    edit = Rescale(pipeline, shards)
+    plan = edit.plan()
     if not common.json:
         _show(common, plan)
-    done = yes and not dry_run and not plan.already
-    if done:
-        plan, receipt = work.perform(pipeline.ids.new(), say)
-        done = receipt is not None
+    is_rescaled = yes and not dry_run and not plan.already
+    if is_rescaled:
+        plan, receipt = edit.perform(pipeline.ids.new(), say)
+        is_rescaled = receipt is not None
     if common.json:
-        common.out.json({**asdict(plan), "done": done})
-    elif done:
+        common.out.json({**asdict(plan), "done": is_rescaled})
+    elif is_rescaled:
         common.out.line(f"done: epoch {plan.new_epoch} has {count_text(plan.shards, 'shard')}")
         if plan.by_next_run:
-            common.out.line("the next run folds the epochs since the newest snapshots with them: firnline run")
+            common.out.line("the next run replays the epochs since the newest snapshots with them: firnline run")
     elif plan.already:
         common.out.line(f"there are {count_text(plan.shards, 'shard')} already; nothing to do")
     else:

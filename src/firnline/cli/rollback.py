@@ -1,4 +1,4 @@
-"""`firnline rollback`: shows what going back to an earlier epoch means, and does it with `--yes`."""
+"""`firnline rollback`: plans a rollback to an earlier epoch, and performs it with `--yes`."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 
 EPILOGUE = """\
 Table, columns, operators' state and checkpoint go back together, in one Delta
-commit that is an epoch of its own; the next run reads the input after that
-point again, so that the result equals a run that never went wrong. An active
-run is fenced (exit code 5). Without --yes only the plan is shown. Starts no
-Spark, reads no data file.
+commit that is an epoch of its own. The next run reads the input after the
+target epoch again, so that the result equals a run that never went wrong. An
+active run is fenced (exit code 5). Without --yes the command only shows the
+plan. It starts no Spark and reads no data file.
 
-Refused, with the reason, when files are vacuumed, when the state of that epoch
-is not whole, when the source no longer has the input, when others changed rows
-since, when the epoch was committed together with later ones, and below the
-floor (checkpoint.rollback_window).
+The command refuses, with the reason, if files are vacuumed, if the state of the
+epoch is incomplete, if the source no longer has the input, if other writers
+changed rows since, if the epoch was committed together with later ones, and
+below the floor (checkpoint.rollback_window).
 
 Output (JSON fields):
   pipeline, done, from_epoch, to_epoch, new_epoch, version, floor, input_files,
   input_records, input_bytes, quarantined, pending_units, positions_now,
   positions_then, not_undone [...], refusals [...]
   state_now, state_then  [{operator, epoch, checkpoint, shards, size_bytes,
-         rows, watermark, idle_inputs}]: the operators' snapshots, the epoch
-         each was made at
-  state_replayed [epoch]: epochs after those snapshots, whose input the next
-         run folds into the state again
+         rows, watermark, idle_inputs}]: the operators' snapshots, each with
+         its epoch
+  state_replayed [epoch]: epochs after those snapshots, which the next run
+         replays into the state
   sinks  [{name, table, epoch, version_now, version_then, files_removed,
          rows_removed, files_restored, rows_restored, columns_removed,
          properties_changed, others, left}]
@@ -74,45 +74,45 @@ def rollback(
     /,
     *,
     to: Annotated[
-        int | None, Parameter(help="The epoch to go back to. [default: none]", validator=Number(gte=0))
+        int | None, Parameter(help="The epoch to roll back to. [default: none]", validator=Number(gte=0))
     ] = None,
     to_time: Annotated[
-        str | None, Parameter(help="Go back to where it stood then: a time, or 30m, 2h, 1d ago. [default: none]")
+        str | None, Parameter(help="Roll back to the epoch at a time, or 30m, 2h, 1d ago. [default: none]")
     ] = None,
     accept: Annotated[
         tuple[str, ...],
         Flag,
-        Parameter(help="Whose changes of rows since then may be lost; repeatable. [default: none]"),
+        Parameter(help="A writer whose later row changes may be lost; repeatable. [default: none]"),
     ] = (),
     leave: Annotated[
         tuple[str, ...], Flag, Parameter(help="A sink that keeps its rows, and gets them again. [default: none]")
     ] = (),
     dry_run: Annotated[bool, Flag, Parameter(help="Only show the plan, even with --yes.")] = False,
-    yes: Annotated[bool, Flag, Parameter(help="Really go back; without it only the plan is shown.")] = False,
+    yes: Annotated[bool, Flag, Parameter(help="Roll back; without it the command only shows the plan.")] = False,
     common: Common = Common(),
 ) -> int:
-    """Take table and checkpoint back to an earlier epoch, together."""
+    """Roll tables and checkpoint back to an earlier epoch, together."""
     if to is not None and to_time is not None:
         raise ConfigError("--to and --to-time exclude each other", hint=f"firnline rollback --to {to}")
     if to is None and to_time is None:
-        raise ConfigError("say where to go back to, by epoch or by time", hint="firnline rollback --to 41")
+        raise ConfigError("name the target of the rollback, an epoch or a time", hint="firnline rollback --to 41")
     moment = _moment(to_time) if to_time is not None else None
     pipeline = load_pipeline(spec)
     from firnline.history.edits.rollback import Rollback, find_epoch_at
 
     epoch = to if to is not None else find_epoch_at(pipeline, moment or datetime.now(UTC))
-    work = Rollback(pipeline, epoch, accept=accept, leave=leave)
-    really = yes and not dry_run
-    plan = work.plan()
+    edit = Rollback(pipeline, epoch, accept=accept, leave=leave)
+    confirmed = yes and not dry_run
+    plan = edit.plan()
     if not common.json:
         _show(common.out, pipeline, plan)
-    if really:
-        plan, _ = work.perform(pipeline.ids.new(), say)
+    if confirmed:
+        plan, _ = edit.perform(pipeline.ids.new(), say)
     if common.json:
-        common.out.json({**_as_json(plan), "done": really})
-    elif really:
+        common.out.json({**_as_json(plan), "done": confirmed})
+    elif confirmed:
         common.out.line()
-        common.out.line(f"done: epoch {plan.new_epoch} equals epoch {plan.to_epoch}; `firnline run` goes on from there")
+        common.out.line(f"done: epoch {plan.new_epoch} equals epoch {plan.to_epoch}; `firnline run` continues there")
     elif not plan.refusals:
         common.out.line()
         common.out.line("nothing was changed; add --yes to do it")
@@ -162,9 +162,9 @@ def _show(out: Output, pipeline: OpenPipeline, plan: RollbackPlan) -> None:
     out.table(SINK_COLUMNS, [asdict(sink) for sink in plan.sinks])
     for sink in plan.sinks:
         for label, names in (
-            ("columns that go", sink.columns_removed),
-            ("properties that change", sink.properties_changed),
-            ("others who changed rows since", sink.others),
+            ("columns removed", sink.columns_removed),
+            ("properties changed", sink.properties_changed),
+            ("other writers that changed rows since", sink.others),
         ):
             if names:
                 out.line(f"{sink.name}: {label}: {', '.join(names)}")
@@ -173,18 +173,18 @@ def _show(out: Output, pipeline: OpenPipeline, plan: RollbackPlan) -> None:
 
 
 def _state_facts(plan: RollbackPlan) -> dict[str, str]:
-    """What becomes of each operator's state."""
-    found = {}
+    """Return one line about the rollback of each operator's state."""
+    facts = {}
     before = {one.operator: one for one in plan.state_now}
     for then in plan.state_then:
         now = before.get(then.operator)
         text = f"from epoch {now.epoch} back to epoch {then.epoch}" if now else f"back to epoch {then.epoch}"
-        held = f"{count_text(then.rows, 'row')}, {size_text(then.size_bytes)}"
+        contents = f"{count_text(then.rows, 'row')}, {size_text(then.size_bytes)}"
         mark = f", watermark {then.watermark}" if then.watermark else ""
-        found[f"state of {then.operator}"] = f"{text}: {held}{mark}"
+        facts[f"state of {then.operator}"] = f"{text}: {contents}{mark}"
     if plan.state_replayed:
-        found["folded again"] = f"{count_text(len(plan.state_replayed), 'epoch')} since those snapshots"
-    return found
+        facts["replayed"] = f"{count_text(len(plan.state_replayed), 'epoch')} since those snapshots"
+    return facts
 
 
 def _last(position: PositionView | None) -> str:

@@ -25,26 +25,26 @@ if TYPE_CHECKING:
 
 EPILOGUE = """\
 Progress goes to stderr: a live display on a terminal, dated lines otherwise.
-The first SIGINT or SIGTERM stops cleanly after the epochs in flight, a second
-one at once (exit code 130); both are safe, as is kill -9. Running again
-resumes where the table says it stood.
+The first SIGINT or SIGTERM stops the run cleanly after the epochs in flight, a
+second one at once (exit code 130); both are safe, as is kill -9. The next run
+resumes after the newest epoch in the table.
 
 One run is active: it holds the pipeline's lease in the checkpoint store and
-renews it. A new run takes the lease at once, and the former one ends with exit
-code 5. With --standby it waits until the holder releases the lease, or has not
-renewed it for checkpoint.lease_seconds; Spark starts only then, so a takeover
-takes that long and the start of Spark. A standby that ran and was fenced ends
-too. `firnline pause`, `resume`, `stop` and `checkpoint` reach a run from the
-same machine.
+renews it. A new run takes the lease at once, and the former run ends with exit
+code 5. With --standby the new run waits until the holder releases the lease, or
+has not renewed it for checkpoint.lease_seconds. Only then does Spark start, so
+a takeover takes that time plus the start of Spark. A standby that took over and
+is fenced later ends, too. `firnline pause`, `resume`, `stop` and `checkpoint`
+reach a run from the same machine.
 
-Store and tiers are copies: one that cannot be read or written stops nothing.
-The run goes on, says so, and brings it up to date when it answers again; one
-that is ahead of the table ends the run. With --strict-store, a store that
-cannot be written is a failure like any other.
+Store and tiers are copies: an outage of a copy stops nothing. The run logs it,
+continues, and brings the copy in sync when it answers again. A copy that is
+ahead of the table ends the run. With --strict-store, a store that cannot be
+written is a failure like any other.
 
---from-savepoint takes tables and progress to where the savepoint stands, in one
-epoch, then runs; the same command again finds that done. Rows of other
-pipelines in the tables are not lost unless --accept names them.
+--from-savepoint restores tables and progress from the savepoint, in one epoch,
+then runs; repeating the command does not restore again. Rows of other pipelines
+in the tables are not lost unless --accept names them.
 
 Output (stdout; JSON fields):
   pipeline, run, status (done, stopped, failed, fenced), exit_code, epoch,
@@ -80,24 +80,22 @@ def run(
     spec: Spec = None,
     /,
     *,
-    once: Annotated[bool, Flag, Parameter(help="End when the input is exhausted.")] = False,
+    once: Annotated[bool, Flag, Parameter(help="Stop when the input is exhausted.")] = False,
     standby: Annotated[bool, Flag, Parameter(help="Wait until no other run holds the lease, then run.")] = False,
     accept_duplicates: Annotated[
         bool,
         Flag,
-        Parameter(help="Go on when the newest progress of another tool is damaged or was not found; may double rows."),
+        Parameter(help="Continue if another tool's progress is damaged or was not found; may duplicate rows."),
     ] = False,
     source_moved: Annotated[
-        str | None, Parameter(help="OLD=NEW: the same files now lie elsewhere. [default: none]")
+        str | None, Parameter(help="OLD=NEW: the same files moved to another root. [default: none]")
     ] = None,
     fresh_after: Annotated[
         int | None,
-        Parameter(help="Start over; only while the table holds exactly this epoch. [default: off]"),
+        Parameter(help="Fresh start; only while the table is at exactly this epoch. [default: off]"),
     ] = None,
-    truncate: Annotated[bool, Flag, Parameter(help="With --fresh-after: the table's rows go, too.")] = False,
-    from_savepoint: Annotated[
-        str | None, Parameter(help="Restore this savepoint first; a repeat goes on. [default: none]")
-    ] = None,
+    truncate: Annotated[bool, Flag, Parameter(help="With --fresh-after: also remove the table's rows.")] = False,
+    from_savepoint: Annotated[str | None, Parameter(help="Restore this savepoint first, once. [default: none]")] = None,
     accept: Annotated[
         tuple[str, ...],
         Flag,
@@ -188,11 +186,11 @@ def _run(
 
 @contextlib.contextmanager
 def _control(options: PipelineOptions, runner: Runner, display: Display) -> Iterator[None]:
-    """The control channel, while the run lasts."""
+    """Serve the control socket while the run lasts."""
     from firnline.run.control import serving_control
 
-    class Told:
-        """The run, with a display that shows the stop."""
+    class Controlled:
+        """The run, whose display shows a requested stop."""
 
         run_id = runner.run_id
         pause, resume = runner.pause, runner.resume
@@ -202,13 +200,13 @@ def _control(options: PipelineOptions, runner: Runner, display: Display) -> Iter
             runner.stop()
             display.stopping()
 
-    with serving_control(options, Told(), os.environ, display.say):
+    with serving_control(options, Controlled(), os.environ, display.say):
         yield
 
 
 @contextlib.contextmanager
 def _watchers(options: PipelineOptions, port: int | None, say: Callable[[str], None]) -> Iterator[list[Observer]]:
-    """Metrics and health, served while the run lasts; none without a port."""
+    """Serve metrics and health while the run lasts; no observers without a port."""
     if port is None:
         yield []
         return
@@ -230,14 +228,12 @@ def _last_line(tally: Tally, *, asked: bool) -> str:
         return f"stopped cleanly after epoch {tally.epoch}"
     if not tally.epochs:
         return f"nothing to do; the table stands at epoch {tally.epoch}"
-    pipeline = [
-        f"done after epoch {tally.epoch}: {count_text(tally.rows, 'row')} from {count_text(tally.files, 'file')}"
-    ]
+    facts = [f"done after epoch {tally.epoch}: {count_text(tally.rows, 'row')} from {count_text(tally.files, 'file')}"]
     if tally.quarantined:
-        pipeline.append(f"{tally.quarantined.total():,} quarantined")
+        facts.append(f"{tally.quarantined.total():,} quarantined")
     if tally.set_aside:
-        pipeline.append(f"{count_text(tally.set_aside, 'file')} set aside")
-    return ", ".join([*pipeline, time_text(tally.seconds)])
+        facts.append(f"{count_text(tally.set_aside, 'file')} set aside")
+    return ", ".join([*facts, time_text(tally.seconds)])
 
 
 def _as_json(options: PipelineOptions, result: RunResult, tally: Tally, *, asked: bool) -> dict[str, Any]:

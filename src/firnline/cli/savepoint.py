@@ -1,4 +1,4 @@
-"""`firnline savepoint`: makes, lists and disposes of savepoints."""
+"""`firnline savepoint`: creates, lists and disposes of savepoints."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ COLUMNS = (
 
 EPILOGUE = """\
 A savepoint is a folder of yours that holds one epoch: its checkpoint, its
-ledger and, with --copy, the data files and the operators' state. Firnline never
-deletes one but by `dispose`. It may be moved or copied elsewhere, and is
-restored, into the same tables or others, by `firnline run --from-savepoint
-PATH`.
+ledger and, with --copy, the data files and the operators' state. Only `dispose`
+deletes a savepoint. You can move or copy it, and restore it into the same
+tables or others with `firnline run --from-savepoint PATH`.
 
 Examples:
   firnline savepoint create --copy --path s3://backup/flights-before-upgrade
@@ -42,32 +41,31 @@ Examples:
   firnline savepoint dispose 3f2a91c07be4d815 --yes
 """
 CREATE_EPILOGUE = """\
-Saves the newest epoch that every table holds; beside a running pipeline, too.
+Saves the newest epoch that every table holds, also while the pipeline runs.
 Starts no Spark. Without --copy the savepoint is small and pins the files that
-it needs: `firnline gc` and `firnline compact` leave them alone, but a VACUUM of
-another tool, or the loss of the table, does not. With --copy it needs nothing
-but its own folder.
+it needs: `firnline gc` and `firnline compact` keep them, but a VACUUM of
+another tool deletes them, and so does the loss of the table. With --copy it
+needs only its own folder.
 
-Operators' state is pinned or copied with it. Where checkpoints of state are
-made less often than epochs (checkpoint.trigger), a run on this machine is asked
-for one first. Without a run, the epochs since the last one are folded again by
-the run that restores the savepoint: the command tells how many. The source must
-still have their input then, with --copy too.
+The savepoint also pins or copies operators' state. If state checkpoints are
+less frequent than epochs (checkpoint.trigger), the command first asks a run on
+this machine for one. Without a run, the run that restores the savepoint replays
+the epochs since the last state checkpoint: the command shows how many. The
+source must then still have their input, with --copy too.
 
 Output (JSON fields):
   id, pipeline, epoch, created_at, path, copied, files, rows, size_bytes,
-  state_size_bytes, state_replayed [epoch] (epochs to be folded again)
+  state_size_bytes, state_replayed [epoch] (epochs that a restore replays)
 
 Examples:
   firnline savepoint create
   firnline savepoint create flights.yml --copy --path /backup/flights-1
 """
 LIST_EPILOGUE = """\
-Reads the pins in the deciding table. A folder that was moved is `missing` where
-it was made; it can still be restored from where it lies now. `incomplete` is
-what a killed `create` left: dispose of it. `damaged`: its manifest, or its pin,
-of which only the id is known; `firnline gc` stops at such a pin. Dispose of the
-savepoint by its path.
+Reads the pins in the deciding table. A savepoint whose folder was moved is
+`missing`; you can still restore it from its new path. `incomplete`: left by a
+killed `create`; dispose of it. `damaged`: its manifest or its pin is damaged;
+`firnline gc` stops at a damaged pin. Dispose of such a savepoint by its path.
 
 Output (JSON: pipeline, savepoints [...] with these fields):
   id, epoch, created_at, path, copied, size_bytes (of the data files),
@@ -79,8 +77,9 @@ Examples:
   firnline savepoint list --json | jq -r '.savepoints[-1].path'
 """
 DISPOSE_EPILOGUE = """\
-Deletes exactly what the savepoint's manifest names, and its pins; anything else
-in that folder stays. Without --yes it only shows what would go.
+Deletes exactly the files that the savepoint's manifest names, and its pins; all
+other files in the folder stay. Without --yes it only shows what would be
+deleted.
 
 Output (JSON fields):
   id, path, files, pins, pins_kept (the savepoint also lies where it was made,
@@ -91,7 +90,7 @@ Examples:
   firnline savepoint dispose /backup/flights-1 flights.yml --yes
 """
 
-app = App(name="savepoint", help_epilogue=EPILOGUE, help="Make, list and dispose of savepoints.")
+app = App(name="savepoint", help_epilogue=EPILOGUE, help="Create, list and dispose of savepoints.")
 
 
 @app.command(help_epilogue=CREATE_EPILOGUE)
@@ -107,14 +106,14 @@ def create(
 ) -> int:
     """Save the newest epoch."""
     pipeline = load_pipeline(spec)
-    from firnline.cli.long_task import working
+    from firnline.cli.long_task import long_task
     from firnline.cli.start_over import CopyProgress
     from firnline.history.savepoints.create import create_savepoint
 
     _ask_for_checkpoint(pipeline, spec)
     options = dict(pipeline.options.deciding.storage_options)
     progress = CopyProgress(lambda text: print(safe(text), file=sys.stderr))
-    with working() as work:
+    with long_task() as task:
         try:
             made, place = create_savepoint(
                 pipeline,
@@ -123,7 +122,7 @@ def create(
                 run=pipeline.ids.new(),
                 storage_options=options,
                 progress=progress,
-                stopping=work.stopping,
+                stopping=task.stopping,
             )
         except KeyboardInterrupt:
             print("stopped; `firnline savepoint list` shows what is left to dispose of", file=sys.stderr)
@@ -145,19 +144,19 @@ def create(
     if common.json:
         common.out.json(facts)
     else:
-        held = f"{count_text(len(files), 'file')}, {size_text(made.size_bytes)}"
+        contents = f"{count_text(len(files), 'file')}, {size_text(made.size_bytes)}"
         if made.state:
-            held += f" and {size_text(made.state_size_bytes)} of state"
-        common.out.line(f"savepoint {made.id} of epoch {made.epoch}: {held} {'copied' if copy else 'pinned'}")
+            contents += f" and {size_text(made.state_size_bytes)} of state"
+        common.out.line(f"savepoint {made.id} of epoch {made.epoch}: {contents} {'copied' if copy else 'pinned'}")
         if made.state_replayed:
             since = count_text(len(made.state_replayed), "epoch")
-            common.out.line(f"restoring it folds {since} again: keep the input from epoch {made.state_replayed[0]} on")
+            common.out.line(f"a restore replays {since}: keep the input from epoch {made.state_replayed[0]} on")
         common.out.line(place)
     return 0
 
 
 def _ask_for_checkpoint(pipeline: OpenPipeline, spec: str | None) -> None:
-    """Have a run on this machine make a checkpoint of state, if the newest one is older than the newest epoch."""
+    """Ask a run on this machine for a state checkpoint if the newest one is older than the newest epoch."""
     from firnline.history.savepoints.state import is_behind
 
     for _ in range(CHECKPOINTS_ASKED):
@@ -168,7 +167,7 @@ def _ask_for_checkpoint(pipeline: OpenPipeline, spec: str | None) -> None:
             ticket = running.ask("checkpoint")["ticket"]
             running.ask_until(lambda answer: bool(answer["done"]), "checkpoint", CHECKPOINT_SECONDS, ticket=ticket)
         except ControlError:
-            return  # there is no run, or it does not answer: the epochs since are folded again
+            return  # there is no run, or it does not answer: a restore replays the epochs since
 
 
 @app.command(name="list", help_epilogue=LIST_EPILOGUE)
@@ -197,8 +196,8 @@ def dispose(
     spec: Spec = None,
     /,
     *,
-    dry_run: Annotated[bool, Flag, Parameter(help="Only show what would go, even with --yes.")] = False,
-    yes: Annotated[bool, Flag, Parameter(help="Really delete; without it nothing is deleted.")] = False,
+    dry_run: Annotated[bool, Flag, Parameter(help="Only show what would be deleted, even with --yes.")] = False,
+    yes: Annotated[bool, Flag, Parameter(help="Delete; without it nothing is deleted.")] = False,
     common: Common = Common(),
 ) -> int:
     """Delete a savepoint."""
@@ -206,15 +205,15 @@ def dispose(
     from firnline.history.savepoints.catalog import dispose_savepoint
 
     options = dict(pipeline.options.deciding.storage_options)
-    only_look = dry_run or not yes
-    done = dispose_savepoint(pipeline, savepoint, dry_run=only_look, run=pipeline.ids.new(), storage_options=options)
+    read_only = dry_run or not yes
+    report = dispose_savepoint(pipeline, savepoint, dry_run=read_only, run=pipeline.ids.new(), storage_options=options)
     if common.json:
-        common.out.json(asdict(done))
+        common.out.json(asdict(report))
         return 0
-    verb = "would delete" if only_look else "deleted"
-    common.out.line(f"{verb} savepoint {done.id}: {count_text(done.files, 'file')} in {done.path}")
-    if done.pins_kept:
-        common.out.line("its pins stay: the savepoint also lies where it was made")
-    if only_look and not dry_run:
+    verb = "would delete" if read_only else "deleted"
+    common.out.line(f"{verb} savepoint {report.id}: {count_text(report.files, 'file')} in {report.path}")
+    if report.pins_kept:
+        common.out.line("its pins stay: the savepoint also exists at its original path")
+    if read_only and not dry_run:
         common.out.line("add --yes to delete it")
     return 0

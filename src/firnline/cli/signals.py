@@ -16,8 +16,9 @@ EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
 class StopFlag:
-    """Whether to stop, to be waited for by one thread. An Event would not do: set by a handler that interrupts the
-    very thread that waits, it may wait for a lock which that thread holds.
+    """A flag that a signal handler sets and one thread waits for.
+
+    An Event would not do: a handler that interrupts the waiting thread could wait for a lock which that thread holds.
     """
 
     def __init__(self) -> None:
@@ -29,7 +30,7 @@ class StopFlag:
         self._wake.put(None)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for so long, or until it is set; says whether it is."""
+        """Wait for the given time, or until the flag is set; returns whether it is set."""
         if not self._set:
             with contextlib.suppress(queue.Empty):
                 self._wake.get(timeout=seconds)
@@ -45,12 +46,11 @@ class StopSignals:
 
 @contextlib.contextmanager
 def stop_on_signals(
-    stop: Callable[[], None], told: Callable[[], None], at_once: Callable[[], None]
+    stop: Callable[[], None], report: Callable[[], None], at_once: Callable[[], None]
 ) -> Iterator[StopSignals]:
-    """Call `stop` and `told` on the first signal; on the second call `at_once` and end the process.
+    """Call `stop` and `report` on the first signal; on the second call `at_once` and end the process.
 
-    Everything that is durable is so before it is relied on, so an end at any moment is safe; the JVM ends by
-    itself when its parent is gone.
+    An end at any moment is safe: nothing is relied on before it is durable. The JVM exits when its parent has exited.
     """
     state = StopSignals()
 
@@ -60,7 +60,7 @@ def stop_on_signals(
             os._exit(EXIT_AT_ONCE)
         state.asked = True
         stop()
-        told()
+        report()
 
     before: dict[signal.Signals, Any] = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -72,7 +72,7 @@ def stop_on_signals(
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Let SIGTERM unwind the stack, so that what this process has started is ended too."""
+    """Let SIGTERM unwind the stack, so that this process ends its child processes, too."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     try:
         yield

@@ -1,4 +1,4 @@
-"""`firnline staging`: what is staged and not committed; retry or discard what was set aside."""
+"""`firnline staging`: shows staged units that are not committed; retries or discards units set aside."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ Reads <table>/_staging/ and the log; starts no Spark.
 Output (JSON fields):
   table, units_pending, bytes_pending, oldest_pending_seconds, unreadable
   pipelines  [{pipeline, units, bytes, first_epoch, last_epoch, ready, waiting,
-             forks, waits_for_epochs}]; pipeline null: files of other programs
+             forks, waits_for_epochs}]; null pipeline: files of other programs
   rejected   [{unit, pipeline, epoch, reason, rejected_at}]
   committer  {run, host, pid, beat}, or null when none is active
 
---retry puts a unit that was set aside back among the pending ones.
---discard-from drops the units of a pipeline from that epoch on; its writer then
-begins a new generation before it and reads that input again. Name a spec, and
-its other sinks are looked at first: none may hold that epoch.
+--retry makes a unit that was set aside pending again. --discard-from drops the
+units of a pipeline from an epoch on; its writer then begins a new generation
+before that epoch and reads the input again. With a spec instead of a table, the
+command first checks the other sinks: none may hold that epoch.
 
 Examples:
   firnline staging /lake/flights
@@ -66,15 +66,15 @@ def staging(
     table: Table,
     /,
     *,
-    retry: Annotated[str | None, Parameter(help="Take this unit up again. [default: none]")] = None,
+    retry: Annotated[str | None, Parameter(help="Make this unit pending again. [default: none]")] = None,
     pipeline: Annotated[str | None, Parameter(help="With --discard-from: whose units. [default: the only one]")] = None,
     discard_from: Annotated[
         int | None, Parameter(help="Drop units from this epoch on. [default: none]", validator=Number(gte=1))
     ] = None,
-    yes: Annotated[bool, Flag, Parameter(help="Really discard; without it only what would go is shown.")] = False,
+    yes: Annotated[bool, Flag, Parameter(help="Discard; without it the command only shows the units.")] = False,
     common: Common = Common(),
 ) -> int:
-    """Show what is staged and not committed; retry or discard what was set aside."""
+    """Show units that are staged and not committed; retry or discard units set aside."""
     uri, options = next(iter(named_tables([table]).tables.items()))
     from firnline.clock import SystemClock
     from firnline.committer.overview import load_overview
@@ -86,7 +86,7 @@ def staging(
     handle = Handle(storage.root, options)
     if retry is not None:
         retry_unit(storage, retry)
-        common.out.line(f"{retry} is pending again; the committer takes it up with its next round")
+        common.out.line(f"{retry} is pending again; the committer validates it in its next round")
         return 0
     found = load_overview(handle, storage, SystemClock().now())
     if discard_from is not None:
@@ -110,7 +110,7 @@ def _only_pipeline(found: StagingOverview) -> str:
 
 
 def _further_tables(options: PipelineOptions | None, uri: str) -> Further | None:
-    """The tables of the other sinks, where a spec was named and its deciding table is meant."""
+    """Open the tables of the other sinks, if the argument is a spec and the table is its deciding one."""
     from firnline.sinks.delta.table import Table as Handle
     from firnline.storage import normalise, open_storage
 

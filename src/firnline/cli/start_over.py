@@ -1,4 +1,4 @@
-"""Where a run begins when it does not simply go on: over again, or from a savepoint."""
+"""How a run begins if it does not resume: with a fresh start, or from a savepoint."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from firnline.errors import ConfigError
 if TYPE_CHECKING:
     from firnline.options import PipelineOptions
 
-TELL_SECONDS = 2.0
+REPORT_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What the command line says about it; by default nothing."""
+    """The options of the command line about the beginning; by default the run resumes."""
 
     fresh_after: int | None = None
     truncate: bool = False
@@ -25,7 +25,7 @@ class Beginning:
     accept: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Refuse words that make no sense together."""
+        """Refuse options that exclude each other."""
         if self.truncate and self.fresh_after is None:
             raise ConfigError("--truncate is a part of --fresh-after", hint="firnline run --fresh-after 41 --truncate")
         if self.from_savepoint is not None and self.fresh_after is not None:
@@ -43,11 +43,11 @@ def begin(
     moved: tuple[str, str] | None = None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Do what is asked before the run goes on from there; what is done already is not repeated.
+    """Restore a savepoint or make a fresh start before the run, unless an earlier attempt already did.
 
     Args:
-        moved: Where the source's files lay, and where they lie now.
-        stopping: Whether the run was asked to stop; the copying of files then ends with KeyboardInterrupt.
+        moved: The old and the new root of the source's files.
+        stopping: Whether the run was asked to stop; copying files then ends with KeyboardInterrupt.
     """
     if beginning.from_savepoint is not None:
         _restore(options, beginning, run, say, moved, stopping)
@@ -88,25 +88,25 @@ def _restore(
         stopping=stopping,
     )
     if not done.already:
-        held = f"{count_text(done.rows, 'row')} in {count_text(done.files, 'file')}"
+        contents = f"{count_text(done.rows, 'row')} in {count_text(done.files, 'file')}"
         copied = f", {size_text(done.copied_bytes)} copied" if done.copied_bytes else ""
-        say(f"restored savepoint {done.savepoint} of epoch {done.to_epoch} as epoch {done.epoch}: {held}{copied}")
+        say(f"restored savepoint {done.savepoint} of epoch {done.to_epoch} as epoch {done.epoch}: {contents}{copied}")
 
 
 class CopyProgress:
-    """Says every few seconds how much is copied; what was said of once ends at its total."""
+    """Reports every few seconds how much is copied; a copy that was reported once is reported at its end."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = monotonic) -> None:
         self._say = say
         self._clock = clock
-        self._told_at = clock()
-        self._told: set[str] = set()
+        self._reported_at = clock()
+        self._reported: set[str] = set()
 
     def __call__(self, what: str, done: int, total: int) -> None:
         from firnline.cli.output import size_text
 
-        is_due = self._clock() - self._told_at >= TELL_SECONDS
-        if is_due or (done >= total and what in self._told):
-            self._told_at = self._clock()
-            self._told.add(what)
+        is_due = self._clock() - self._reported_at >= REPORT_SECONDS
+        if is_due or (done >= total and what in self._reported):
+            self._reported_at = self._clock()
+            self._reported.add(what)
             self._say(f"{what}: {size_text(done)} of {size_text(total)}")

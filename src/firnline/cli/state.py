@@ -1,4 +1,4 @@
-"""`firnline state`: shows what an operator remembers, now or after an earlier epoch, and exports it."""
+"""`firnline state`: shows or exports an operator's state, now or after an earlier epoch."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ if TYPE_CHECKING:
 
 EPILOGUE = """\
 Reads the files that the checkpoint in the table names; starts no Spark, writes
-nothing and disturbs no run. With --at it reads what an earlier epoch named, as
-long as its state is kept. Keys are found by their hash, not by a scan. A file
-that is not on the local tier is read from the remote one.
+nothing and disturbs no run. With --at it reads the state after an earlier
+epoch, if that state still exists. It finds keys by their hash, not by a scan.
+If a file is missing in the local tier, it reads the remote tier.
 
 --key takes the value of a key of one column, or column=value, once for each
-column; the columns that decide the shard are enough, and then every key that
-begins with them is shown (all windows of a key). --sql runs one SELECT in
-DuckDB over a view `state` with the columns of key and state and `_timer`, the
-time at which a key is due (microseconds since 1970); it reaches no file.
+column; with only the columns that decide the shard, it shows every key that
+begins with them (all windows of a key). --sql runs one SELECT in DuckDB over a
+view `state` with the columns of key and state and `_timer`, the time at which a
+key is due (microseconds since 1970); the query cannot read other files.
 --export writes all rows, or those of --key, to a new Parquet file, which
-`initial_state` and Pipeline.import_state_for_keys take.
+`initial_state` and Pipeline.import_state_for_keys read.
 
 Output (JSON fields):
   pipeline, operator, epoch, snapshot_epoch, checkpoint, note, shards,
   key_groups, files, size_bytes, watermark
   key_columns, state_columns  [{name, type}]
-  keys, timers       how many live, and how many of them are due some time;
-                     only without --key, --sql and --export
+  keys, timers       number of keys, and of keys with a timer; only without
+                     --key, --sql and --export
   columns, rows      names, and values by name
   more               whether --limit cut the rows off
-  exported, path     with --export: how many rows, and where
+  exported, path     with --export: number of rows, and the file
 
 Environment:
   FIRNLINE__A__B      overrides the key a.b of the spec
@@ -72,10 +72,10 @@ def state(
     ] = None,
     sql: Annotated[str | None, Parameter(help="A SELECT over the view `state`. [default: none]")] = None,
     export: Annotated[str | None, Parameter(help="Write the rows to this new Parquet file. [default: none]")] = None,
-    limit: Annotated[int, Parameter(help="Show at most so many rows.", validator=Number(gte=0))] = 20,
+    limit: Annotated[int, Parameter(help="Maximum number of rows to show.", validator=Number(gte=0))] = 20,
     common: Common = Common(),
 ) -> int:
-    """Show what an operator remembers, now or after an earlier epoch."""
+    """Show or export an operator's state, now or after an earlier epoch."""
     if sql is not None and (key or export is not None):
         raise ConfigError("--sql excludes --key and --export", hint="Put the condition into the query.")
     spec, operator = _words(words)
@@ -113,8 +113,8 @@ def _no_operator(pipeline: OpenPipeline) -> ConfigError:
     from firnline.graph import stateful
 
     names = [operator.name for operator in stateful(pipeline.options)]
-    told = f"Operators that keep state: {', '.join(names)}" if names else "This pipeline has none that keeps state."
-    return ConfigError("name the operator whose state is meant", hint=told)
+    hint = f"Stateful operators: {', '.join(names)}" if names else "This pipeline has no stateful operator."
+    return ConfigError("name the operator whose state to show", hint=hint)
 
 
 # -- what is shown --------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def _rows(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON can say it."""
+    """Convert a value to one that JSON can hold."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -249,8 +249,7 @@ def _plain(value: Any) -> Any:
 def _table(out: Output, names: Sequence[str], rows: list[dict[str, Any]], *, more: bool) -> None:
     shown = [name for name in names if name != "_timer" or any(row[name] is not None for row in rows)]
     columns = [Column(name, right=_is_number(rows, name)) for name in shown]
-    told = [{**row, "_timer": _moment(row["_timer"])} for row in rows]
-    out.table(columns, told)
+    out.table(columns, [{**row, "_timer": _moment(row["_timer"])} for row in rows])
     _say_more(more=more)
 
 
@@ -264,7 +263,7 @@ def _is_number(rows: Sequence[dict[str, Any]], name: str) -> bool:
 
 
 def _moment(micros: int | None) -> str | None:
-    """Microseconds as a moment; a number where no calendar has it."""
+    """Format microseconds as a time; as a number if no calendar has that time."""
     if micros is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""`firnline status`: where the pipeline stands, read from its table."""
+"""`firnline status`: shows epoch, backlog, runs, copies and lease of a pipeline."""
 
 from __future__ import annotations
 
@@ -29,52 +29,53 @@ RUN_COLUMNS = (
 )
 
 EPILOGUE = """\
-Reads the table, its ledger and the history of runs; starts no Spark and
-writes nothing.
+Reads the table, its ledger and the run history; starts no Spark and writes
+nothing.
 
 Output (JSON fields):
   pipeline, table, table_version
-  sinks         [{name, epoch (null when it cannot be read), required,
+  sinks         [{name, epoch (null if the sink cannot be read), required,
                 epochs_pending, epochs_behind, error}]; pending: staged, and
-                not yet made true by `firnline committer`; behind: decided, and
+                not yet committed by `firnline committer`; behind: decided, and
                 waiting for the sink, with the last error
-  state         new, done, failed, fenced, or died (killed without a word;
-                running again is safe); of a live run starting, running,
-                pausing, paused or stopping
+  state         new, done, failed, fenced, or died (killed; running again is
+                safe); of a live run starting, running, pausing, paused or
+                stopping
   epoch, generation
-                the newest epoch that the deciding table holds, staged ones
-                included, and the number of its owner
+                the newest epoch of the deciding table, staged epochs included,
+                and the generation of its owner
   committed_epoch
                 the newest epoch that readers of that table see
   files_outstanding, bytes_outstanding
-                the backlog: what is listed and not read yet; null when the
-                source cannot be listed
+                the backlog: files that are listed and not read yet; null if
+                the source cannot be listed
   files_in_progress, files_set_aside, last_committed_file
-                where the source stands
-  ledger_hole   why late files are not taken in; null while the ledger is whole
+                the position of the source
+  ledger_hole   why late files are not ingested; null while the ledger is whole
   checkpoint_bytes, repairs
-                its size, and damaged copies that another copy stood in for
+                size of the checkpoint, and damaged copies that were replaced
+                by another copy
   recovery_path where the newest run read its checkpoint: local, remote, sink,
                 or fresh
   state_recovery_path
                 where it read its operators' state: local, remote, sink (beside
                 the table's ledger) or fresh; null without operators
   restored_position
-                {epoch, positions {source: ...}} that it resumed after; null
-                when it began afresh
+                {epoch, positions {source: ...}} after which it resumed; null
+                after a fresh start
   align_ms      how long sources waited for each other in the newest epoch
   worker_losses, last_worker_loss {at, epoch, choice, shards, shards_before,
                 noticed_after_ms, reason, took_ms (null while not overcome)}
                 of the newest run
   operators     [{operator, epoch, checkpoint, shards, size_bytes, rows,
                 watermark, idle_inputs}]: the state that the newest checkpoint
-                names; epoch: after which the snapshot was made; rows: in its
-                files, where a key that changed since counts again; watermark:
-                event time; idle_inputs: silent for longer than idle_after
-  shards        over which that state is spread; null without state
+                names; epoch: of the snapshot; rows: in its files, where a key
+                counts once per change; watermark: event time; idle_inputs:
+                without rows for longer than idle_after
+  shards        number of shards of that state; null without state
   copies        [{path (store, local, remote), place, epoch, epochs_behind,
-                lag_seconds, problem}]: what the store and the tiers hold
-  restarts      after failures, over all runs on record
+                lag_seconds, problem}]: the copies in store and tiers
+  restarts      after failures, over all recorded runs
   runs          [{run, status, started_at, ended_at, epoch, generation,
                 restarts, exit_code, waiting_for, paused, host, pid, user,
                 resumed_after, recovery_path, state_recovery_path,
@@ -83,9 +84,10 @@ Output (JSON fields):
                 sinks_failing {sink: reason}, last_restarts}]
   lease         {holder, host, pid, user, token, taken_at, renewed_at,
                 renewed_seconds_ago, lease_seconds, writes, released}; or
-                {unreadable}. Ages compare two machines' clocks: for people
-  control       what a run on this machine says: {state, epoch, generation,
-                in_flight, run, pid}; null when none is reachable
+                {unreadable}. Ages compare the clocks of two machines: only an
+                indication
+  control       the answer of a run on this machine: {state, epoch, generation,
+                in_flight, run, pid}; null if none is reachable
 
 Environment:
   FIRNLINE__A__B      overrides the key a.b of the spec
@@ -100,7 +102,7 @@ app = App(name="status", help_epilogue=EPILOGUE)
 
 @app.default
 def status(spec: Spec = None, /, *, common: Common = Common()) -> int:
-    """Show where the pipeline stands."""
+    """Show epoch, backlog, health and copies of a pipeline."""
     pipeline = load_pipeline(spec)
     from firnline.history.status import load_status
 
@@ -113,7 +115,7 @@ def status(spec: Spec = None, /, *, common: Common = Common()) -> int:
 
 
 def _ask(options: PipelineOptions) -> dict[str, Any] | None:
-    """What the run on this machine says of itself, if there is one."""
+    """Ask the run on this machine for its status, if there is one."""
     from firnline.run.control import ask
 
     try:
@@ -154,7 +156,7 @@ def _loss_text(found: PipelineStatus) -> str:
 
 
 def _behind_text(found: PipelineStatus, sink: dict[str, Any]) -> str:
-    """A sink gets an epoch once the deciding table's log holds it, which may be up to a committer."""
+    """Say why a sink is behind: it gets an epoch once the deciding table's log holds it, perhaps by a committer."""
     error = f" ({sink['error']})" if sink["error"] else ""
     if sink["epoch"] is None:
         return f"{sink['name']} cannot be read{error}"
@@ -199,11 +201,11 @@ def _show(out: Output, found: PipelineStatus) -> None:
     for copy in found.copies:
         facts[f"{copy['path']} {'copy' if copy['path'] == 'store' else 'tier'}"] = _copy_text(copy)
     if pending := sum(s["epochs_pending"] for s in found.sinks):
-        facts["pending"] = f"{count_text(pending, 'epoch')} staged; `firnline committer` makes them true"
+        facts["pending"] = f"{count_text(pending, 'epoch')} staged; `firnline committer` commits them"
     if found.runs and found.runs[0].get("waiting_for") and found.state == "running":
         facts["waiting for"] = found.runs[0]["waiting_for"]
     if found.ledger_hole:
-        facts["ledger"] = f"{found.ledger_hole}: late files are not taken in; see `firnline ledger repair`"
+        facts["ledger"] = f"{found.ledger_hole}: late files are not ingested; see `firnline ledger repair`"
     if found.repairs:
         facts["repairs"] = "; ".join(found.repairs)
     out.facts(facts)
@@ -218,7 +220,7 @@ def _copy_text(copy: dict[str, Any]) -> str:
     if copy["problem"]:
         return f"{copy['place']}: {copy['problem']}"
     if not copy["epochs_behind"]:
-        return f"level, in {copy['place']}"
+        return f"in sync, in {copy['place']}"
     age = f", {time_text(copy['lag_seconds'])}" if copy["lag_seconds"] is not None else ""
     return f"{count_text(copy['epochs_behind'], 'epoch')} behind{age}, in {copy['place']}"
 

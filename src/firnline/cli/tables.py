@@ -1,4 +1,4 @@
-"""Arguments of commands that work on tables: table paths or URIs, or spec files whose tables are meant."""
+"""Arguments of commands on tables: paths or URIs of tables, or spec files, which stand for their tables."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from firnline.storage import Storage, normalise, open_storage
 if TYPE_CHECKING:
     from firnline.options import PipelineOptions
 
-TABLES_HELP = "Tables (path or URI), or spec files whose staged tables are meant. [default: firnline.yml here or above]"
+TABLES_HELP = "Tables (path or URI), or specs: all their staged tables. [default: firnline.yml here or above]"
 Tables = Annotated[str, Parameter(help=TABLES_HELP, show_default=False)]
-Table = Annotated[str, Parameter(help="The table: a path or URI; or a spec, whose first staged table is meant.")]
+Table = Annotated[str, Parameter(help="The table (path or URI), or a spec: its first staged table.")]
 TableOrSpec = Annotated[str, Parameter(help="The table (path or URI), or a spec file: all its tables.")]
 
 
 @dataclass(slots=True)
 class Named:
-    """The tables that the arguments name, with what it takes to reach them."""
+    """The tables that the arguments name, with their storage options."""
 
     tables: dict[str, dict[str, str]] = field(default_factory=dict)  # uri -> storage options
     poll_interval_secs: float | None = None
@@ -32,10 +32,10 @@ class Named:
 
 def named_tables(arguments: Sequence[str]) -> Named:
     """Resolve arguments; a spec stands for its staged sinks."""
-    found = Named()
+    named = Named()
     for text in arguments or ("",):
         if text and not _is_spec(text):
-            found.tables[normalise(text)] = {}
+            named.tables[normalise(text)] = {}
             continue
         options = load_options(text or None)
         staged = {normalise(s.table): dict(s.storage_options) for s in options.sinks if s.mode == "staged"}
@@ -44,14 +44,14 @@ def named_tables(arguments: Sequence[str]) -> Named:
                 f"pipeline {options.name!r} has no staged sink",
                 hint="Set mode: staged on a sink, or name a table instead of a spec.",
             )
-        found.tables |= staged
-        found.poll_interval_secs = options.staging.poll_interval_secs
-    return found
+        named.tables |= staged
+        named.poll_interval_secs = options.staging.poll_interval_secs
+    return named
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One table to sweep, and where the ledger lies of a pipeline that has it as a further sink."""
+    """One table to sweep, and the ledgers of pipelines that have it as a further sink."""
 
     uri: str
     storage_options: dict[str, str]
@@ -59,21 +59,21 @@ class Target:
 
 
 def find_targets(argument: str) -> list[Target]:
-    """The table that is named, or every table of a spec, the deciding sink's first."""
+    """Find the named table, or every table of a spec, the deciding sink's first."""
     if not _is_spec(argument):
         return [Target(normalise(argument), {})]
     options = load_options(argument)
     deciding = options.deciding
     ledger = open_storage(deciding.table, deciding.storage_options)
-    found = {normalise(deciding.table): Target(normalise(deciding.table), dict(deciding.storage_options))}
+    targets = {normalise(deciding.table): Target(normalise(deciding.table), dict(deciding.storage_options))}
     for sink in options.sinks:
         uri = normalise(sink.table)
-        found.setdefault(uri, Target(uri, dict(sink.storage_options), {options.name: ledger}))
-    return list(found.values())
+        targets.setdefault(uri, Target(uri, dict(sink.storage_options), {options.name: ledger}))
+    return list(targets.values())
 
 
 def find_pipeline(argument: str) -> PipelineOptions | None:
-    """The pipeline of a spec; None when a table is named."""
+    """Load the pipeline of a spec; None if the argument is a table."""
     return load_options(argument) if _is_spec(argument) else None
 
 

@@ -244,7 +244,7 @@ def test_a_table_that_is_gone_is_no_new_pipeline(
     told = capsys.readouterr()
     assert told.err == (
         f"the table is gone: nothing is at {stored.parent / 'out'}, but the checkpoint store "
-        f"{stored.parent / 'store'} holds epoch 3; what is listed is the store's\n"
+        f"{stored.parent / 'store'} holds epoch 3; the list comes from the store\n"
     )
     assert "no checkpoint yet" not in told.out
     rows = run_json("checkpoints")["checkpoints"]
@@ -701,7 +701,7 @@ def test_looking_writes_nothing(spec: Path, tmp_path: Path, capsys: pytest.Captu
     assert run_command(["checkpoints", "--audit"]) == 0
     assert run_command(["checkpoints", "show", "1"]) == 2
     assert sorted(tmp_path.rglob("*")) == before
-    assert "no audit trail to read" in capsys.readouterr().out
+    assert "there is no audit trail" in capsys.readouterr().out
 
 
 def test_a_store_that_cannot_be_opened_is_done_without(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -711,7 +711,7 @@ def test_a_store_that_cannot_be_opened_is_done_without(stored: Path, capsys: pyt
     for tokens in ([], ["show", "2"], ["diff", "1", "2"]):
         assert run_command(["checkpoints", *tokens]) == 0
         told = capsys.readouterr()
-        assert told.err.startswith("the checkpoint store cannot be read, so only what the table tells is shown: ")
+        assert told.err.startswith("the checkpoint store cannot be read, so the output comes from the table alone: ")
         assert told.out
     for tokens in (["--audit"], ["export", "x.tar"], ["delete", "--yes"]):
         assert failure(capsys, "checkpoints", *tokens)[0] == 3
@@ -731,7 +731,7 @@ def test_a_damaged_sqlite_store_is_done_without(spec: Path, capsys: pytest.Captu
     for tokens in ([], ["show", "2"], ["diff", "1", "2"]):
         assert run_command(["checkpoints", *tokens]) == 0
         told = capsys.readouterr()
-        assert told.err.startswith("the checkpoint store cannot be read, so only what the table tells is shown: ")
+        assert told.err.startswith("the checkpoint store cannot be read, so the output comes from the table alone: ")
         assert told.out
 
 

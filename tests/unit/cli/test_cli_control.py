@@ -113,7 +113,7 @@ def test_pause_resume_checkpoint_and_stop(
     assert say("stop") == "stopped after epoch 4\n"
     assert running.wait().exit_code == 0
     assert "stopped cleanly after epoch 4" in running.log()
-    assert "paused: nothing more is planned" in running.log()
+    assert "paused: no further epoch is planned" in running.log()
     assert "resumed" in running.log()
 
 

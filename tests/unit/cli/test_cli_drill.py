@@ -115,11 +115,11 @@ def test_rows_are_counted_by_file(spec: Path, sample: SampleInput) -> None:
 
 def test_epochs_are_read_from_the_delta_log_itself(finished: Path) -> None:
     watch = LogWatch(finished.parent / "out", "flights")
-    assert (watch.look(), watch.uncommitted()) == (2, 0)
+    assert (watch.read_epoch(), watch.uncommitted()) == (2, 0)
     (finished.parent / "out" / "orphan.parquet").touch()
-    assert (watch.look(), watch.uncommitted()) == (2, 1)
-    assert LogWatch(finished.parent / "out", "other").look() == 0
-    assert LogWatch(finished.parent / "nowhere", "flights").look() == 0
+    assert (watch.read_epoch(), watch.uncommitted()) == (2, 1)
+    assert LogWatch(finished.parent / "out", "other").read_epoch() == 0
+    assert LogWatch(finished.parent / "nowhere", "flights").read_epoch() == 0
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_a_drill_beside_a_live_run_takes_nothing_from_it(
     assert live.is_alive
     live.signal(signal.SIGTERM)
     assert live.wait().exit_code == 0
-    assert LogWatch(tmp_path / "out", "flights").look() == 6
+    assert LogWatch(tmp_path / "out", "flights").read_epoch() == 6
 
 
 def test_rows_of_two_tables_are_compared(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_an_operator_whose_input_has_no_rows_yet_is_told(shop: Path, run_json: A
     found = run_json("dry-run")
     assert [s["name"] for s in found["schemas"]] == ["orders", "totals", "totals.late"]
     assert found["warnings"] == [
-        "the columns of operator once cannot be told: it has no input yet",
+        "the columns of operator once are unknown: it has no input yet",
         f"there is nothing to read below {shop.parent}/in/clicks",
     ]
 

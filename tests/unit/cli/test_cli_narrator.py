@@ -57,8 +57,8 @@ def test_a_run_in_words() -> None:
         "epoch 3 committed  2,000 rows  2 files  version 4  0.3 s",
         "2 late files found among 10 listed",
         "1 processed file changed later and not read again: /in/a",
-        "trouble: disk full",
-        "trying again in 1.2 s (failure 1 of at most 5)",
+        "failed: disk full",
+        "retrying in 1.2 s (failure 1 of at most 5)",
         "all read; waiting for new files",
     ]
 

@@ -145,8 +145,8 @@ def test_an_export(stateful: Path, run_json: RunJson, capsys: pytest.CaptureFixt
 def test_wrong_words(stateful: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, told, hint in (
         (["total"], "has no operator 'total' that keeps state", "Did you mean 'totals'?"),
-        ([], "name the operator", "Operators that keep state: totals, minutes"),
-        ([str(stateful)], "name the operator", "Operators that keep state: totals, minutes"),
+        ([], "name the operator", "Stateful operators: totals, minutes"),
+        ([str(stateful)], "name the operator", "Stateful operators: totals, minutes"),
         (["a", "b", "c"], "3 words are too many", "firnline state [SPEC] OPERATOR"),
     ):
         assert run_command(["state", *words]) == 2

@@ -69,7 +69,7 @@ def test_a_refusal_shows_the_plan_then_two_lines(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "say where to go back to"),
+        ([], "name the target of the rollback"),
         (["--to", "1", "--to-time", "1h"], "--to and --to-time exclude each other"),
         (["--to-time", "yesterday"], "not a time with a zone"),
         (["--to-time", "2026-11-16T08:00:00"], "not a time with a zone"),

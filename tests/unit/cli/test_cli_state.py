@@ -138,11 +138,11 @@ def test_without_a_run_a_savepoint_tells_what_is_folded_again(
 ) -> None:
     prepare(tmp_path, keyed, monkeypatch, SPARSE)
     shown = said(capsys, "savepoint", "create", "--path", str(tmp_path / "saved"))
-    assert "restoring it folds 2 epochs again: keep the input from epoch 2 on" in shown
+    assert "a restore replays 2 epochs: keep the input from epoch 2 on" in shown
     assert "of state pinned" in shown
     plan = json.loads(said(capsys, "rollback", "--to", "2", "--json"))
     assert plan["state_replayed"] == [2]
-    assert "folded again" in said(capsys, "rollback", "--to", "2")
+    assert "replayed" in said(capsys, "rollback", "--to", "2")
 
 
 @pytest.fixture
