@@ -25,10 +25,9 @@ Reload = Callable[[], Head]
 class Judge:
     """Compares the copies of one pipeline. `check` and `refuse` are called from the tiers' threads too."""
 
-    def __init__(self, pipeline: str, place: str, *, staged: bool) -> None:
+    def __init__(self, pipeline: str, place: str) -> None:
         self._pipeline = pipeline
         self._sink_place = place
-        self._staged = staged
         self._base: Head | None = None  # what stood in the sink before this run added to it
         self._own: tuple[int, str] | None = None  # generation and run, from the claim on
         self._suspects: dict[str, Look] = {}
@@ -155,7 +154,7 @@ class Judge:
             return
         made_by = look.record.checkpoint.generation
         if look.epoch > held.epoch:
-            taken_back = self._staged and made_by < held.generation
+            taken_back = held.committed is not None and made_by < held.generation  # a pending epoch was set aside
         else:
             taken_back = held.checkpoint is not None and made_by < held.checkpoint.generation
         if not taken_back:
@@ -165,7 +164,7 @@ class Judge:
     def _ahead(self, look: Look, held: Head) -> StoreAheadError:
         other = " (another one)" if look.epoch == held.epoch else ""
         hint = f"Bring the right table back, or delete {self._pipeline!r} from {look.place} if the table is right."
-        if self._staged:
+        if held.committed is not None:
             hint += f" Units that were set aside: firnline staging --discard-from {held.epoch + 1}."
         return StoreAheadError(
             f"{_name(look)} holds epoch {look.epoch} of {self._pipeline!r}{other},"

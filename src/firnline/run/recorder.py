@@ -77,7 +77,7 @@ class Recorder:
         self, options: PipelineOptions, ledger: Ledger, clock: Clock, place: str, *, strict_store: bool = False
     ) -> None:
         self._clock = clock
-        self._judge = Judge(options.name, place, staged=options.deciding.mode == "staged")
+        self._judge = Judge(options.name, place)
         self._on_change: Callable[[], None] = _ignore
         self.store, local, remote = open_places(options)
         kept = options.checkpoint.store.keep_versions if options.checkpoint.store else LEVELLED_EPOCHS

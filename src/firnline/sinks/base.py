@@ -91,7 +91,7 @@ class Head:
     epoch: int = 0
     entry: EntryRef | None = None
     checkpoint: Checkpoint | None = None
-    committed: int | None = None  # the epoch that the log holds, where a committer commits; None: all of it
+    committed: int | None = None  # the epoch that can no longer be set aside; None: no epoch is ever pending here
     repairs: tuple[str, ...] = ()  # damaged copies that another copy stood in for
     path: str = "fresh"  # where the checkpoint was read: local, remote (a tier), sink; fresh when there is none
 

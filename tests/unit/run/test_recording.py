@@ -70,15 +70,13 @@ class World:
             raise OSError("away")
         return store
 
-    def recorder(
-        self, *, mode: str = "direct", tiers: bool = False, keep_versions: int = 10_000, strict: bool = False
-    ) -> Recorder:
+    def recorder(self, *, tiers: bool = False, keep_versions: int = 10_000, strict: bool = False) -> Recorder:
         settings: dict[str, Any] = {"store": StoreOptions(type="memory", keep_versions=keep_versions)}
         if tiers:
             near = self.folder / "near"
             near.mkdir(exist_ok=True)
             settings |= {"local": LocalTierOptions(str(near), 0), "remote": RemoteTierOptions("s3://far/away", 0)}
-        options = pipeline_options("/in", "/out", mode=mode, **settings)
+        options = pipeline_options("/in", "/out", **settings)
         return Recorder(options, self.ledger, SystemClock(), "/out", strict_store=strict)
 
     def epochs(self, upto: int, generation: int = 1) -> Head:
@@ -194,7 +192,7 @@ def test_a_staged_table_whose_units_were_discarded_goes_on(world: World, caplog:
     world.epochs(7)
     world.store.put("demo", world.record_of(7))
     with caplog.at_level(logging.WARNING):
-        assert begin(world.recorder(mode="staged"), world.held(5, 2)) == 5
+        assert begin(world.recorder(), replace(world.held(5, 2), committed=5)) == 5
     assert world.stored() == [7, 5]
     assert any("taken back" in r.message for r in caplog.records)
 
@@ -203,7 +201,7 @@ def test_a_staged_table_whose_units_vanished_is_refused(world: World) -> None:
     world.epochs(7)
     world.store.put("demo", world.record_of(7))
     with pytest.raises(StoreAheadError) as caught:
-        begin(world.recorder(mode="staged"), world.held(5, 1))
+        begin(world.recorder(), replace(world.held(5, 1), committed=5))
     assert "--discard-from 6" in caught.value.hint
 
 
@@ -631,16 +629,18 @@ def test_a_live_run_that_replicates_before_the_claim_is_not_ahead(world: World) 
     recorder.close(drain=False)
 
 
-@pytest.mark.parametrize("mode", ["direct", "staged"])
+@pytest.mark.parametrize("committed", [None, 3], ids=["direct", "staged"])
 @pytest.mark.parametrize("theirs", [1, 2])
-def test_a_remote_tier_that_turns_out_to_be_ahead_ends_the_run(world: World, theirs: int, mode: str) -> None:
+def test_a_remote_tier_that_turns_out_to_be_ahead_ends_the_run(
+    world: World, theirs: int, committed: int | None
+) -> None:
     """Whether the lost run's generation was lower than this one's, or is given out a second time."""
-    held = world.epochs(3)
+    held = replace(world.epochs(3), committed=committed)
     world.tiers["local"].put("demo", world.record_of(3))
     world.make(4, generation=theirs)
     world.tiers["remote"].put("demo", world.record_of(4))
     world.tiers["remote"].away = True
-    recorder = world.recorder(tiers=True, mode=mode)
+    recorder = world.recorder(tiers=True)
     begin(recorder, held)
     recorder.before_claim(lambda: held)
     recorder.claimed(replace(held, generation=2), "next")

@@ -101,10 +101,10 @@ class DeltaSink(Sink):
     def load(self) -> Head:
         if not self._table.refresh():
             return Head(exists=False, version=-1)
-        return self._held()
+        return self._read_head()
 
-    def _held(self, *, ask_copies: bool = True) -> Head:
-        """What stands under the version that the table handle is at."""
+    def _read_head(self, *, ask_copies: bool = True) -> Head:
+        """The head under the version that the table handle is at."""
         table = self._table
         self._table_id = table.id
         epoch, generation = table.txn(self._id("")), table.txn(self._id("-gen"))
@@ -136,7 +136,7 @@ class DeltaSink(Sink):
 
     def load_committed(self) -> Head:
         """What the table's log alone holds; for most sinks that is all there is."""
-        return self._held() if self._table.refresh() else Head(exists=False, version=-1)
+        return self._read_head() if self._table.refresh() else Head(exists=False, version=-1)
 
     def read_fence(self) -> Fence:
         return self._fence() if self._table.refresh() else Fence()
@@ -289,7 +289,7 @@ class DeltaSink(Sink):
         """Our claim stands under the version read; what it adopted is durable from now on."""
         self._owned = self._generation
         self.make_durable()
-        return self._held()
+        return self._read_head()
 
     def _claim_tip(self) -> tuple[int, int | None]:
         """The epoch, and the digest of its entry, that a claim adopts: what the log holds."""

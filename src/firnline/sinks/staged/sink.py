@@ -40,13 +40,17 @@ class StagedDeltaSink(DeltaSink):
     def load(self) -> Head:
         return self._chain_end()[0]
 
+    def load_committed(self) -> Head:
+        head = super().load_committed()
+        return replace(head, committed=head.epoch)
+
     def _chain_end(self) -> tuple[Head, Arranged[Unit]]:
         """What the log holds, moved on by the units that are pending without a gap.
 
         Units are listed before the log is read: one that is gone from the folder by then is in the log.
         """
         units = [u for u in load_pending(self.storage) if isinstance(u, Unit) and u.pipeline == self._pipeline]
-        held = self._held(ask_copies=not units) if self._table.refresh() else Head(exists=False, version=-1)
+        held = self._read_head(ask_copies=not units) if self._table.refresh() else Head(exists=False, version=-1)
         self._settled = held.epoch
         held = replace(held, committed=held.epoch)
         if not held.exists:
