@@ -233,10 +233,10 @@ class StagingOptions:
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """One pipeline: file sources, operators, Delta tables. The first required sink decides."""
+    """One pipeline: sources, operators, sinks. The first required sink decides."""
 
     name: str
-    sources: tuple[FileSourceOptions, ...]
+    sources: tuple[SourceOptions, ...]
     sinks: tuple[DeltaSinkOptions, ...]
     operators: tuple[OperatorOptions, ...] = ()  # in the order of the spec
     state: StateOptions = StateOptions()

@@ -30,7 +30,7 @@ from tests.support.damage import (
     flips,
     ledger_files,
 )
-from tests.support.pipelines import MakeOptions, run_once
+from tests.support.pipelines import MakeOptions, file_source, run_once
 from tests.support.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
@@ -367,7 +367,7 @@ def test_restore_by_a_user(options: PipelineOptions, sample: SampleInput) -> Non
 def test_two_pipelines_into_one_table(options: PipelineOptions, sample: SampleInput, tmp_path: Path) -> None:
     other_input = SampleInput(tmp_path / "in2")
     other_input._next = iter(range(1_000_000, 2_000_000))  # type: ignore[assignment]
-    other = replace(options, name="other", sources=(replace(options.sources[0], path=str(other_input.folder)),))
+    other = replace(options, name="other", sources=(replace(file_source(options), path=str(other_input.folder)),))
     for turn in range(3):
         sample.add(f"m{turn}.json", 3)
         other_input.add(f"n{turn}.json", 3)

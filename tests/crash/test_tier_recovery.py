@@ -31,7 +31,7 @@ from firnline.testing.local import LocalEngine
 from firnline.types import Json
 from tests.support.committers import commit_table
 from tests.support.damage import break_info, commits_of, flips, ledger_files
-from tests.support.pipelines import MakeOptions, Recorder, run_once
+from tests.support.pipelines import MakeOptions, Recorder, file_source, run_once
 from tests.support.processes import KILLED, Launcher
 from tests.support.s3 import running_s3
 from tests.support.samples import SampleInput, table_ids
@@ -235,7 +235,7 @@ def test_a_foreign_local_copy_is_passed_over(options: PipelineOptions, sample: S
     other = replace(
         options,
         name="other",
-        sources=(replace(options.sources[0], path=str(other_input.folder)),),
+        sources=(replace(file_source(options), path=str(other_input.folder)),),
         sinks=(replace(options.sinks[0], table=str(tmp_path / "out2")),),
     )
     start(options)

@@ -14,7 +14,7 @@ from firnline.sources.files import planning
 from firnline.sources.files.position import FileState
 from firnline.sources.files.source import FileSource
 from firnline.sources.known import KnownFiles
-from tests.support.pipelines import MakeOptions, run_once
+from tests.support.pipelines import MakeOptions, file_source, run_once
 from tests.support.samples import SampleInput, table_ids
 
 
@@ -60,7 +60,7 @@ def test_a_file_that_was_late_to_a_lost_epoch_waits_for_its_turn(tmp_path: Path,
     folder.mkdir()
     for number in range(6):
         (folder / f"f{number:02}.json").write_text("{}\n")
-    source = FileSource(make_options().sources[0], once=True)
+    source = FileSource(file_source(make_options()), once=True)
     ahead = FileState(str(folder), mark=str(folder / "f05.json"))
     known = KnownFiles((str(folder / f"f{n:02}.json"), "") for n in range(5))
     assert [s.name for s in source.reconcile(ahead.to_json(), known).late] == [str(folder / "f05.json")]

@@ -55,7 +55,7 @@ from firnline.storage import LocalStorage
 from firnline.stores import open_store
 from firnline.stores.audit import load_audit
 from tests.support.committers import commit_table
-from tests.support.pipelines import MakeOptions, run_once
+from tests.support.pipelines import MakeOptions, file_source, run_once
 from tests.support.samples import SampleInput, table_ids, table_rows
 
 SAMPLES = Path(__file__).parent.parent / "data" / "formats" / "v1"
@@ -297,7 +297,7 @@ def test_a_moved_source_is_told_before_anything_is_changed(
     epochs(sample, options, 1, first=3)
     os.rename(tmp_path / "in", tmp_path / "moved")
     there = dataclasses.replace(
-        options, sources=(dataclasses.replace(options.sources[0], path=str(tmp_path / "moved")),)
+        options, sources=(dataclasses.replace(file_source(options), path=str(tmp_path / "moved")),)
     )
     moved = (str(tmp_path / "in"), str(tmp_path / "moved"))
     version = DeltaTable(options.deciding.table).version()

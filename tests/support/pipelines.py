@@ -63,6 +63,13 @@ def pipeline_options(path: str, table: str, name: str = "demo", **settings: Any)
     return options
 
 
+def file_source(options: PipelineOptions) -> FileSourceOptions:
+    """The options of the first source, which reads files."""
+    source = options.sources[0]
+    assert isinstance(source, FileSourceOptions)
+    return source
+
+
 class Recorder(Observer):
     """Keeps what a run tells."""
 

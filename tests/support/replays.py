@@ -153,7 +153,7 @@ class Life:
                 rows = [self._row(source, self.random.randrange(5)) for _ in range(self.random.choice([1, 3, 7]))]
                 rows += [self._row(source, key) for key in range(5)] if last else []
                 for options in (self.plain, self.troubled):
-                    folder = Path(next(one.path for one in options.sources if one.name == source))
+                    folder = Path(next(one.location for one in options.sources if one.name == source))
                     (folder / f"f{self._step:03d}-{number}.json").write_text("\n".join(rows) + "\n")
                 self.trace.append(("file", source, len(rows)))
 

@@ -208,11 +208,14 @@ class Drill:
         from firnline.cli.counting import count_by_file, count_lines
         from firnline.graph import sink_input
         from firnline.history.status import load_files_by_source, load_quarantine
+        from firnline.options import FileSourceOptions
         from firnline.storage import open_storage
 
         pipeline = drill_pipeline(self.options, self.plan, self.scratch / "killed")
         storages = {
-            s.name: open_storage(pipeline.sources[s.name].location, s.storage_options) for s in pipeline.options.sources
+            s.name: open_storage(pipeline.sources[s.name].location, s.storage_options)
+            for s in pipeline.options.sources
+            if isinstance(s, FileSourceOptions)  # a drill counts lines
         }
         bad = Counter(str(row["file"]) for row in load_quarantine(pipeline))
         counts = [(sink_input(pipeline.options, s), count_by_file(s.table)) for s in pipeline.options.sinks]

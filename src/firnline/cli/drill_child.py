@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from firnline.clock import SystemClock
 
 if TYPE_CHECKING:
-    from firnline.options import DeltaSinkOptions, FileSourceOptions, PipelineOptions
+    from firnline.options import DeltaSinkOptions, PipelineOptions, SourceOptions
     from firnline.run.open_pipeline import OpenPipeline
 
 ONE_DAY_MS = 24 * 3600 * 1000
@@ -54,7 +54,7 @@ def drill_options(options: PipelineOptions, plan: DrillPlan, folder: Path) -> Pi
     """The pipeline with another name, and with tables, store and tiers in `folder`."""
     from firnline.options import StoreOptions
 
-    def source(one: FileSourceOptions) -> FileSourceOptions:
+    def source(one: SourceOptions) -> SourceOptions:
         return replace(one, lineage=one.lineage or plan.lineage)
 
     def sink(index: int, one: DeltaSinkOptions) -> DeltaSinkOptions:

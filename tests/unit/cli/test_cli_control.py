@@ -252,7 +252,7 @@ def test_status_without_the_source_shows_the_rest(
 ) -> None:  # fmt: skip
     if begun:
         request.getfixturevalue("finished")
-    Path(load_options(spec, environ={}).sources[0].path).rename(spec.parent / "away")
+    Path(load_options(spec, environ={}).sources[0].location).rename(spec.parent / "away")
     found = run_json("status")
     assert (found["files_outstanding"], found["bytes_outstanding"]) == (None, None)
     assert (found["epoch"] > 0, found["state"]) == (begun, "done" if begun else "new")

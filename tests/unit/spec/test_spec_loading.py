@@ -24,6 +24,7 @@ from firnline.options import (
 )
 from firnline.spec.build import load_options
 from firnline.spec.loading import find_spec, load_spec, parse_spec
+from tests.support.pipelines import file_source
 
 EXAMPLE = """\
 name: flights
@@ -92,7 +93,7 @@ def test_the_nearest_file_upwards_is_found(tmp_path: Path, name: str) -> None:
     deep = tmp_path / "a" / "b"
     deep.mkdir(parents=True)
     assert find_spec(cwd=deep) == path
-    assert load_options(environ={}, cwd=deep).sources[0].path == str(tmp_path / "in")
+    assert load_options(environ={}, cwd=deep).sources[0].location == str(tmp_path / "in")
 
 
 def test_a_file_or_folder_may_be_named(tmp_path: Path) -> None:
@@ -269,7 +270,7 @@ sinks:
   - {<<: *first, table: b}
 """
     built = options_of(tmp_path, text)
-    assert built.sources[0].start_after == "2026-11-01T00:00:00Z"
+    assert file_source(built).start_after == "2026-11-01T00:00:00Z"
     assert built.sinks[1] == DeltaSinkOptions(
         "delta-2", str(tmp_path / "b"), input="s", file_size_mb=64, partition_by=("day",)
     )
@@ -277,7 +278,7 @@ sinks:
 
 def test_an_anchor_may_be_used_again(tmp_path: Path) -> None:
     text = SMALL.replace("path: in", "path: &a in").replace("table: out", "table: &a out") + "batch: {max_files: 1}\n"
-    assert options_of(tmp_path, text).sources[0].path == str(tmp_path / "in")
+    assert options_of(tmp_path, text).sources[0].location == str(tmp_path / "in")
 
 
 def test_numbers_are_read_as_yaml_writes_them(tmp_path: Path) -> None:
@@ -291,7 +292,7 @@ def test_numbers_are_read_as_yaml_writes_them(tmp_path: Path) -> None:
 def test_variables_are_filled_in(tmp_path: Path) -> None:
     text = SMALL.replace("path: in", "path: ${ROOT}/in-${DAY:-all}") + "batch:\n  max_files: ${N:-7}\n"
     built = options_of(tmp_path, text, ROOT="/data", DAY="")
-    assert built.sources[0].path == "/data/in-all"
+    assert built.sources[0].location == "/data/in-all"
     assert built.batch.max_files == 7
     assert options_of(tmp_path, text, ROOT="/data", N="9").batch.max_files == 9
 
@@ -300,11 +301,11 @@ def test_quoted_variables_stay_text_and_double_dollars_escape(tmp_path: Path) ->
     text = SMALL.replace("path: in", "path: 'a$${b}'").replace("name: p", 'name: "${NAME}"')
     built = options_of(tmp_path, text, NAME="123")
     assert built.name == "123"
-    assert built.sources[0].path == str(tmp_path / "a${b}")
+    assert built.sources[0].location == str(tmp_path / "a${b}")
 
 
 def test_a_variable_brings_no_structure(tmp_path: Path) -> None:
-    assert options_of(tmp_path, SMALL.replace("path: in", "path: ${X}"), X="/a: {b}").sources[0].path == "/a: {b}"
+    assert options_of(tmp_path, SMALL.replace("path: in", "path: ${X}"), X="/a: {b}").sources[0].location == "/a: {b}"
 
 
 def test_an_unset_variable_is_told_with_line_and_key(tmp_path: Path) -> None:
@@ -348,13 +349,13 @@ def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
 
 def test_an_override_matches_names_with_other_signs(tmp_path: Path) -> None:
     text = SMALL.replace("  s:", "  My-Source.1:")
-    assert options_of(tmp_path, text, FIRNLINE__SOURCES__MY_SOURCE_1__PATH="/x").sources[0].path == "/x"
+    assert options_of(tmp_path, text, FIRNLINE__SOURCES__MY_SOURCE_1__PATH="/x").sources[0].location == "/x"
 
 
 def test_an_override_heals_what_it_replaces(tmp_path: Path) -> None:
     text = SMALL.replace("path: in", "path: ${UNSET}") + "batch: 5\n"
     built = options_of(tmp_path, text, FIRNLINE__SOURCES__S__PATH="/x", FIRNLINE__BATCH="")
-    assert built.sources[0].path == "/x"
+    assert built.sources[0].location == "/x"
     assert built.batch == BatchOptions()
 
 

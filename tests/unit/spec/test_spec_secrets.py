@@ -13,6 +13,7 @@ from firnline.errors import SpecError
 from firnline.spec.build import build_options, load_options
 from firnline.spec.loading import load_spec, parse_spec
 from firnline.spec.secrets import MAX_SECRET_BYTES, MaskedDict, is_sensitive
+from tests.support.pipelines import file_source
 
 SECRET = "hunter2"
 TEXT = """\
@@ -44,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_references_are_read_when_the_options_are_built(folder: Path) -> None:
     built = load_options(environ=ENVIRON, cwd=folder)
-    assert built.sources[0].storage_options == {
+    assert file_source(built).storage_options == {
         "aws_access_key_id": "0123",
         "aws_secret_access_key": SECRET,
         "token": f"Bearer {SECRET}",

@@ -22,6 +22,7 @@ from firnline.spec.build import load_options
 from firnline.spec.jsonschema import json_schema
 from firnline.spec.models import PipelineSpec
 from firnline.spec.template import name_from, render_template
+from tests.support.pipelines import file_source
 
 
 def load(folder: Path, text: str) -> PipelineOptions:
@@ -45,9 +46,9 @@ def test_every_commented_key_of_the_template_is_valid_and_shows_its_default(tmp_
     assert built.batch == BatchOptions()
     assert built.restart == RestartOptions()
     assert built.sources[0].poll_interval_secs == 10
-    assert built.sources[0].start_after == "2026-01-01T00:00:00Z"
+    assert file_source(built).start_after == "2026-01-01T00:00:00Z"
     assert [field.type for field in built.sources[0].schema.fields] == ["int64", "decimal(18,2)"]
-    assert built.sources[0].storage_options == {"aws_secret_access_key": "x"}
+    assert file_source(built).storage_options == {"aws_secret_access_key": "x"}
     assert built.spark == {"spark.master": "local[*]", "spark.driver.memory": "2g"}
     assert built.sinks[0].partition_by == ("month",)
 
