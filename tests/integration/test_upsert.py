@@ -308,7 +308,7 @@ def test_many_rows_in_small_batches_and_orders(table: str, monkeypatch: pytest.M
     monkeypatch.setattr(rewriting, "BATCH_ROWS", 7)
     monkeypatch.setattr(working, "INSERT_HERE", 10)
     monkeypatch.setattr(working, "INSERT_ROWS", 40)
-    monkeypatch.setattr(working, "ORDER_FILES", 2)
+    monkeypatch.setattr(working, "TASK_FILES", 2)
     schema = pa.schema([*SCHEMA, ("p", pa.string())])
     driver = UpsertDriver(table, ["id"], partition_by=("p",))
     calls = counted_orders(driver)

@@ -57,7 +57,7 @@ class Capabilities:
 # Positions and a ledger entry's inputs, both per source -> positions after that epoch.
 Replay: TypeAlias = Callable[[dict[str, Json], dict[str, list[dict[str, Json]]]], dict[str, Json]]
 
-# The attempt and its orders, plain JSON -> one report per order, in that order. Runs them as tasks on the engine.
+# The attempt and its tasks, plain JSON -> one report per task, in that order. Runs them on the engine.
 RunTasks: TypeAlias = Callable[[str, list[dict[str, Json]]], list[dict[str, Json]]]
 
 # An epoch -> the digests (`short_number`) of the entries above it that the deciding sink holds.

@@ -3,7 +3,7 @@
 Such a module has three functions:
 - `open_sink(options, context) -> Sink`, in the driver;
 - `open_stager(target, attempt) -> Stager`, in a worker; `target` comes from `Sink.stage_target`;
-- `run_task(order) -> report`, in a worker: what `Sink.commit` handed to `run_tasks`. An order says `kind: commit` and
+- `run_task(task) -> report`, in a worker: what `Sink.commit` handed to `run_tasks`. A task says `kind: commit` and
   `type`, the kind of the sink. A kind whose commits need no tasks leaves it out.
 """
 
@@ -52,9 +52,9 @@ def open_stager(target: dict[str, Json], attempt: str) -> Stager:
     return stager
 
 
-def run_task(order: dict[str, Json]) -> dict[str, Json]:
-    """Perform an order of a sink's commit, in a worker; raises what the sink's kind raises."""
-    report: dict[str, Json] = _kind(str(order["type"])).run_task(order)
+def run_task(task: dict[str, Json]) -> dict[str, Json]:
+    """Perform a task of a sink's commit, in a worker; raises what the sink's kind raises."""
+    report: dict[str, Json] = _kind(str(task["type"])).run_task(task)
     return report
 
 

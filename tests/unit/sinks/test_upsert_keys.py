@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -24,7 +26,14 @@ from firnline.sinks.delta.stage import ParquetStager
 from firnline.sinks.delta.upsert import changes as upsert_changes
 from firnline.sinks.delta.upsert.changes import Changes, KeyIndex, comparable, load_changes
 from firnline.sinks.delta.upsert.prune import KeyRanges, after_prefix
-from firnline.sinks.delta.upsert.rewrite import pack_indices, unpack_indices
+from firnline.sinks.delta.upsert.rewrite_task import (
+    FileToRewrite,
+    RewriteReport,
+    RewriteTask,
+    RewrittenFile,
+    pack_indices,
+    unpack_indices,
+)
 from firnline.sinks.delta.upsert.stage import ChangeStager
 from firnline.sinks.registry import open_stager
 from firnline.storage import open_storage
@@ -272,3 +281,26 @@ def test_row_groups_are_pruned_by_the_footer(tmp_path: Path) -> None:
     ranges = KeyRanges(pa.table({"a": [5, 51, 52]}), ())
     types = pa.schema([("a", pa.int64())])
     assert ranges.find_row_groups(pq.ParquetFile(path).metadata, types) == [0, 5]
+
+
+def test_a_rewriting_task_and_its_report_survive_the_way_to_a_worker() -> None:
+    numbers = np.array([0, 3, 9])
+    file = FileToRewrite("p=1/a.parquet", 10, None, {"p": "1"}, numbers)
+    task = RewriteTask(
+        type="delta",
+        attempt="a1",
+        table="/table",
+        storage_options={"region": "x"},
+        partition_by=("p",),
+        key=("k",),
+        file_size_mb=64,
+        changes=({"path": "c.parquet", "crc32": 7},),
+        schema=pa.schema([pa.field("k", pa.string()), pa.field("p", pa.string())]),
+        files=(file,),
+    )
+    for sent in (task, replace(task, files=(), insert=numbers)):
+        received = RewriteTask.from_json(json.loads(json.dumps(sent.to_json())))
+        assert received.to_json() == sent.to_json()
+        assert received.schema == sent.schema
+    report = RewriteReport((RewrittenFile("a", [{"path": "b", "rows": 1}], numbers, numbers[:1]),), ({"path": "c"},))
+    assert RewriteReport.from_json(json.loads(json.dumps(report.to_json()))).to_json() == report.to_json()

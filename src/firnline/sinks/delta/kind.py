@@ -42,8 +42,8 @@ def open_stager(target: dict[str, Json], attempt: str) -> Stager:
     return ParquetStager(target, attempt)
 
 
-def run_task(order: dict[str, Json]) -> dict[str, Json]:
-    """Perform an order of an upsert's commit: rewrite files of the table."""
+def run_task(task: dict[str, Json]) -> dict[str, Json]:
+    """Perform a task of an upsert's commit: rewrite files of the table."""
     from firnline.sinks.delta.upsert.rewrite import run_rewrite
 
-    return run_rewrite(order)
+    return run_rewrite(task)

@@ -2,18 +2,16 @@
 
 Runs inside Spark tasks, or in threads. A file is first looked at by its key columns alone; one without a changed key
 is left alone. The new version of a row takes the place of the old one when both are of the same partition, so files
-stay as large and as well sorted as they were; what finds no place is written by orders that insert.
+stay as large and as well sorted as they were; what finds no place is written by tasks that insert.
 """
 
 from __future__ import annotations
 
-import base64
 import io
 import os
 import threading
-import zlib
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,6 +25,7 @@ from firnline.faults import fault_point
 from firnline.sinks.delta.stage import ParquetStager
 from firnline.sinks.delta.upsert.changes import Changes, Indices, KeyIndex, Mask, comparable, conform, load_changes
 from firnline.sinks.delta.upsert.prune import KeyRanges
+from firnline.sinks.delta.upsert.rewrite_task import FileToRewrite, RewriteReport, RewriteTask, RewrittenFile
 from firnline.storage import Storage, is_remote, open_storage
 from firnline.types import Json
 
@@ -35,53 +34,56 @@ _KEPT_CHANGES = 2  # per process: tasks of one epoch read the same changes
 _READ_BYTES = 8 * 1024 * 1024
 
 
-def run_in_threads(tag: str, orders: list[dict[str, Json]]) -> list[dict[str, Json]]:
-    """Run orders in this process; all end before the first failure is told."""
+def run_in_threads(tag: str, tasks: list[dict[str, Json]]) -> list[dict[str, Json]]:
+    """Run tasks in this process; all of them end before the first failure is raised."""
     with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix=f"rewrite {tag}") as pool:
-        futures = [pool.submit(run_rewrite, order) for order in orders]
+        futures = [pool.submit(run_rewrite, task) for task in tasks]
     return [future.result() for future in futures]
 
 
-def run_rewrite(order: dict[str, Json]) -> dict[str, Json]:
-    """Do one order, and say per file what was staged in its place and which changes it met.
+def run_rewrite(task: dict[str, Json]) -> dict[str, Json]:
+    """Run one task in a worker: a RewriteTask in, a RewriteReport out; raises as `rewrite`."""
+    return rewrite(RewriteTask.from_json(task)).to_json()
 
-    Everything that is reported is durable. When it fails, what it staged is deleted.
+
+def rewrite(task: RewriteTask) -> RewriteReport:
+    """Apply changes to files, or write new rows. Everything that is reported is durable.
+
+    When it fails, what it staged is deleted.
 
     Raises:
         SinkError: a file cannot be read, or does not hold the rows that the log says.
         DamagedError: the changes are not what was staged.
     """
     staged: list[dict[str, Json]] = []
-    storage = open_storage(order["table"], order["storage_options"])
+    storage = open_storage(task.table, dict(task.storage_options))
     try:
-        work = _Rewriter(order, storage)
-        if "insert" in order:
-            staged += work.insert(unpack_indices(order["insert"]))
-            return {"kind": "commit", "files": [], "inserted": staged}
-        reports = []
-        for file in order["files"]:
-            report = work.rewrite(file)
-            staged += report["staged"]
-            reports.append(report)
+        rewriter = _Rewriter(task, storage)
+        if task.insert is not None:
+            staged += rewriter.insert(task.insert)
+            return RewriteReport(inserted=tuple(staged))
+        rewritten = []
+        for file in task.files:
+            rewritten.append(rewriter.rewrite(file))
+            staged += rewritten[-1].staged
     except BaseException as error:
-        for file in staged:
-            storage.delete(str(file["path"]))
+        for staged_file in staged:
+            storage.delete(str(staged_file["path"]))
         if isinstance(error, pa.ArrowException | OSError):
             raise SinkError(f"cannot rewrite files of {storage.root}: {error}", table=storage.root) from error
         raise
-    return {"kind": "commit", "files": reports, "inserted": []}
+    return RewriteReport(tuple(rewritten))
 
 
 class _Rewriter:
-    def __init__(self, order: dict[str, Json], storage: Storage) -> None:
-        self._order = order
+    def __init__(self, task: RewriteTask, storage: Storage) -> None:
+        self._task = task
         self._storage = storage
-        self._partition_by = list(order["partition_by"])
-        schema = pa.ipc.read_schema(pa.BufferReader(base64.b64decode(order["schema"])))
-        self._schema = pa.schema([f.with_nullable(True) for f in schema])  # without metadata of the table's own
+        self._partition_by = list(task.partition_by)
+        self._schema = pa.schema([f.with_nullable(True) for f in task.schema])  # without metadata of the table's own
         self._data = pa.schema([f for f in self._schema if f.name not in self._partition_by])
-        self._key = list(order["key"])
-        self._shared = _share_changes(order, storage)
+        self._key = list(task.key)
+        self._shared = _share_changes(task, storage)
 
     def insert(self, numbers: Indices) -> list[dict[str, Json]]:
         """Write the new rows of these changes as files of their own, per partition."""
@@ -97,30 +99,25 @@ class _Rewriter:
             raise
         return staged
 
-    def rewrite(self, file: dict[str, Json]) -> dict[str, Json]:
+    def rewrite(self, file: FileToRewrite) -> RewrittenFile:
         """Apply the changes to one file."""
-        with _open(self._storage, str(file["path"]), int(file["size_bytes"])) as source:
+        with _open(self._storage, file.path, file.size_bytes) as source:
             parquet = pq.ParquetFile(source, pre_buffer=is_remote(self._storage.root))
-            expected, found = file["rows"], parquet.metadata.num_rows
-            if expected is not None and found != expected:
-                raise SinkError(f"{file['path']} holds {found} rows, the log says {expected}", file=file["path"])
-            rows, changes = self._find_matches(parquet, file["partition_values"])
+            found = parquet.metadata.num_rows
+            if file.rows is not None and found != file.rows:
+                raise SinkError(f"{file.path} holds {found} rows, the log says {file.rows}", file=file.path)
+            rows, changes = self._find_matches(parquet, file.partition_values)
             if not len(rows):
-                return {"path": file["path"], "staged": [], "matched": "", "placed": ""}
+                return RewrittenFile(file.path)
             placed = self._find_placed(changes, file)
-            staged = self._write(parquet, file["partition_values"], rows, changes, placed)
+            staged = self._write(parquet, file.partition_values, rows, changes, placed)
         if sum(int(f["rows"]) for f in staged) != found - len(rows) + int(placed.sum()):
-            for one in staged:
-                self._storage.delete(str(one["path"]))
-            raise SinkError(f"rewriting {file['path']} lost rows; nothing was committed", file=file["path"])
-        return {
-            "path": file["path"],
-            "staged": staged,
-            "matched": pack_indices(np.unique(changes)),
-            "placed": pack_indices(np.unique(changes[placed])),
-        }
+            for staged_file in staged:
+                self._storage.delete(str(staged_file["path"]))
+            raise SinkError(f"rewriting {file.path} lost rows; nothing was committed", file=file.path)
+        return RewrittenFile(file.path, staged, np.unique(changes), np.unique(changes[placed]))
 
-    def _find_matches(self, parquet: pq.ParquetFile, values: dict[str, str | None]) -> tuple[Indices, Indices]:
+    def _find_matches(self, parquet: pq.ParquetFile, values: Mapping[str, str | None]) -> tuple[Indices, Indices]:
         """The rows of a file whose key is changed, ascending, and the change of each; reads the key columns only."""
         metadata = parquet.metadata
         starts = np.cumsum([0, *(metadata.row_group(g).num_rows for g in range(metadata.num_row_groups))])
@@ -137,7 +134,7 @@ class _Rewriter:
                 offset += batch.num_rows
         return np.concatenate(rows), np.concatenate(changes)
 
-    def _key_column(self, batch: pa.RecordBatch, name: str, values: dict[str, str | None]) -> pa.Array:
+    def _key_column(self, batch: pa.RecordBatch, name: str, values: Mapping[str, str | None]) -> pa.Array:
         if name in self._partition_by:
             return pa.repeat(pa.scalar(values[name], pa.string()), batch.num_rows)
         return comparable(batch.column(name), False)
@@ -154,17 +151,17 @@ class _Rewriter:
             count = min(BATCH_ROWS, rows - start)
             yield pa.RecordBatch.from_arrays([pa.nulls(count, f.type) for f in schema] or [], schema=schema)
 
-    def _find_placed(self, changes: Indices, file: dict[str, Json]) -> Mask:
+    def _find_placed(self, changes: Indices, file: FileToRewrite) -> Mask:
         """For each row that matched whether the new version takes its place; at most once for each change."""
         barred = np.zeros(len(self._shared.changes), np.bool_)
-        barred[unpack_indices(file.get("barred", ""))] = True
+        barred[file.barred] = True
         first = np.zeros(len(changes), np.bool_)
         first[np.unique(changes, return_index=True)[1]] = True
-        stays = self._shared.changes.keeps & ~barred & self._is_of_partition(file["partition_values"])
+        stays = self._shared.changes.keeps & ~barred & self._is_of_partition(file.partition_values)
         found: Mask = first & stays[changes]
         return found
 
-    def _is_of_partition(self, values: dict[str, str | None]) -> Mask:
+    def _is_of_partition(self, values: Mapping[str, str | None]) -> Mask:
         """For each change whether its new row belongs to this partition."""
         found = np.ones(len(self._shared.changes), np.bool_)
         rows = self._shared.changes.rows
@@ -178,7 +175,7 @@ class _Rewriter:
         return found
 
     def _write(
-        self, parquet: pq.ParquetFile, values: dict[str, str | None], rows: Indices, changes: Indices, placed: Mask
+        self, parquet: pq.ParquetFile, values: Mapping[str, str | None], rows: Indices, changes: Indices, placed: Mask
     ) -> list[dict[str, Json]]:
         """Write what becomes of a file; no file when nothing is left."""
         stager = self._stager([])
@@ -192,7 +189,7 @@ class _Rewriter:
                 part = slice(int(first), int(last))
                 out = self._apply(batch, rows[part] - offset, changes[part], placed[part]) if last > first else batch
                 if out.num_rows:
-                    stager.write_to(values, out)
+                    stager.write_to(dict(values), out)
                 offset += batch.num_rows
             staged = stager.close()
             fault_point("upsert.rewrite.after")
@@ -221,9 +218,9 @@ class _Rewriter:
     def _stager(self, partition_by: list[str]) -> ParquetStager:
         target = {
             "partition_by": partition_by,
-            "file_size_mb": 2 * int(self._order["file_size_mb"]),  # a full file whose rows change stays one file
+            "file_size_mb": 2 * self._task.file_size_mb,  # a full file whose rows change stays one file
         }
-        return ParquetStager(target, str(self._order["attempt"]), self._storage)
+        return ParquetStager(target, self._task.attempt, self._storage)
 
 
 class _Shared:
@@ -239,35 +236,19 @@ _shared: OrderedDict[tuple[str, ...], _Shared] = OrderedDict()
 _sharing = threading.Lock()
 
 
-def _share_changes(order: dict[str, Json], storage: Storage) -> _Shared:
-    """The changes of an order. Their files never change, so what is known of them is kept for the next order."""
-    files = list(order["changes"])
-    mark = (storage.root, *order["key"], "", *order["partition_by"], "", *(str(f["path"]) for f in files))
+def _share_changes(task: RewriteTask, storage: Storage) -> _Shared:
+    """The changes of a task. Their files never change, so they stay loaded for the next task."""
+    files = list(task.changes)
+    mark = (storage.root, *task.key, "", *task.partition_by, "", *(str(f["path"]) for f in files))
     with _sharing:
         found = _shared.get(mark)
         if found is None:
-            changes = load_changes(storage, files, order["key"], order["partition_by"])
-            found = _shared[mark] = _Shared(changes, order["partition_by"])
+            changes = load_changes(storage, files, task.key, task.partition_by)
+            found = _shared[mark] = _Shared(changes, task.partition_by)
             while len(_shared) > _KEPT_CHANGES:
                 _shared.popitem(last=False)
         _shared.move_to_end(mark)
         return found
-
-
-def pack_indices(numbers: Indices) -> str:
-    """Ascending numbers as short text."""
-    if not len(numbers):
-        return ""
-    steps = np.diff(numbers, prepend=0).astype("<i8")
-    return base64.b64encode(zlib.compress(steps.tobytes(), 1)).decode()
-
-
-def unpack_indices(text: str) -> Indices:
-    """What `pack_indices` packed."""
-    if not text:
-        return np.empty(0, np.int64)
-    steps = np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i8")
-    return np.cumsum(steps).astype(np.int64)
 
 
 def _open(storage: Storage, key: str, size_bytes: int) -> Any:

@@ -6,10 +6,9 @@ files that are new in its version are looked at; what was rewritten for files th
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -22,13 +21,14 @@ from firnline.sinks.delta.contents import find_removable
 from firnline.sinks.delta.table import Table
 from firnline.sinks.delta.upsert.changes import Changes, Indices, Mask, comparable
 from firnline.sinks.delta.upsert.prune import ActiveFile, KeyRanges
-from firnline.sinks.delta.upsert.rewrite import pack_indices, run_rewrite, unpack_indices
+from firnline.sinks.delta.upsert.rewrite import rewrite
+from firnline.sinks.delta.upsert.rewrite_task import FileToRewrite, RewriteReport, RewriteTask
 from firnline.storage import Storage
 from firnline.types import Json
 
-ORDER_BYTES = 16 * 1024 * 1024  # of files that one order takes: enough to be worth a task, few enough to spread
-ORDER_FILES = 32
-INSERT_ROWS = 250_000  # that one order writes
+TASK_BYTES = 16 * 1024 * 1024  # of files that one task takes: enough to be worth a task, few enough to spread
+TASK_FILES = 32
+INSERT_ROWS = 250_000  # that one task writes
 INSERT_HERE = 50_000  # so few rows are written at once, in this process: no task is worth its start
 
 
@@ -58,7 +58,7 @@ class UpsertWork:
     attempt: str
     storage: Storage
     changes: Changes
-    target: dict[str, Json]  # what every order says
+    task: RewriteTask  # what all tasks have in common
     _done: dict[str, _Done] = field(default_factory=dict)  # by the path that the log spells
     _inserted: tuple[bytes, list[dict[str, Json]]] | None = None
 
@@ -72,8 +72,8 @@ class UpsertWork:
             SinkError: a file cannot be read or written.
         """
         schema = pa.schema([f.with_nullable(True) for f in table.schema()])
-        self.target["schema"] = base64.b64encode(schema.serialize().to_pybytes()).decode()
-        ranges = KeyRanges(self.changes.keys, self.target["partition_by"])
+        self.task = replace(self.task, schema=schema)
+        ranges = KeyRanges(self.changes.keys, self.task.partition_by)
         candidates, active = ranges.find_candidates(table.delta)
         for path in [path for path in self._done if path not in active]:
             self._discard(self._done.pop(path).staged)
@@ -86,22 +86,18 @@ class UpsertWork:
         self, files: Sequence[ActiveFile], run_tasks: RunTasks, barred: dict[str, Indices] | None = None
     ) -> None:
         by_key = {_removable(file): file for file in files}
+        nothing = np.empty(0, np.int64)
         described = [
-            {
-                "path": key,
-                "size_bytes": file.size_bytes,
-                "rows": file.rows,
-                "partition_values": file.partition_values,
-                "barred": pack_indices(barred[file.path]) if barred else "",
-            }
+            FileToRewrite(
+                key, file.size_bytes, file.rows, file.partition_values, barred[file.path] if barred else nothing
+            )
             for key, file in by_key.items()
         ]
-        orders = [{**self.target, "files": bundle} for bundle in _bundles(described)]
-        for report in run_tasks(self.attempt, orders) if orders else []:
-            for one in report["files"]:
-                file = by_key[str(one["path"])]
-                placed = unpack_indices(one["placed"])
-                self._done[file.path] = _Done(file, one["staged"], unpack_indices(one["matched"]), placed)
+        tasks = [replace(self.task, files=tuple(bundle)).to_json() for bundle in _bundles(described)]
+        for report in run_tasks(self.attempt, tasks) if tasks else []:
+            for rewritten in RewriteReport.from_json(report).files:
+                file = by_key[rewritten.path]
+                self._done[file.path] = _Done(file, rewritten.staged, rewritten.matched, rewritten.placed)
 
     def _settle_doubles(self, run_tasks: RunTasks) -> Mask:
         """Let every change have one place, also where a table had a key twice; returns which have one."""
@@ -129,17 +125,18 @@ class UpsertWork:
             self._discard(self._inserted[1])
             self._inserted = None
         parts = np.array_split(self._by_partition(numbers), -(-len(numbers) // INSERT_ROWS)) if len(numbers) else []
-        orders = [{**self.target, "files": [], "insert": pack_indices(np.sort(part))} for part in parts]
+        tasks = [replace(self.task, insert=np.sort(part)) for part in parts]
         if len(numbers) <= INSERT_HERE:
-            reports = [run_rewrite(order) for order in orders]
+            reports = [rewrite(task) for task in tasks]
         else:
-            reports = run_tasks(self.attempt, orders)
-        self._inserted = (mark, [file for report in reports for file in report["inserted"]])
+            answers = run_tasks(self.attempt, [task.to_json() for task in tasks])
+            reports = [RewriteReport.from_json(answer) for answer in answers]
+        self._inserted = (mark, [file for report in reports for file in report.inserted])
 
     def _by_partition(self, numbers: Indices) -> Indices:
         """The same changes, those of one partition side by side, so that few files are made."""
         rows = self.changes.rows
-        names = [name for name in self.target["partition_by"] if name in rows.column_names]
+        names = [name for name in self.task.partition_by if name in rows.column_names]
         if not names or len(numbers) <= INSERT_ROWS:
             return numbers
         chosen = pa.table({name: comparable(rows.column(name), True).take(pa.array(numbers)) for name in names})
@@ -186,15 +183,15 @@ def _removable(file: ActiveFile) -> str:
     return key
 
 
-def _bundles(files: Sequence[dict[str, Json]]) -> Iterator[list[dict[str, Json]]]:
-    """Files that one order takes: large ones alone, small ones together."""
-    held: list[dict[str, Json]] = []
+def _bundles(files: Sequence[FileToRewrite]) -> Iterator[list[FileToRewrite]]:
+    """The files that one task takes: large ones alone, small ones together."""
+    bundle: list[FileToRewrite] = []
     size = 0
     for file in files:
-        if held and (size + int(file["size_bytes"]) > ORDER_BYTES or len(held) == ORDER_FILES):
-            yield held
-            held, size = [], 0
-        held.append(file)
-        size += int(file["size_bytes"])
-    if held:
-        yield held
+        if bundle and (size + file.size_bytes > TASK_BYTES or len(bundle) == TASK_FILES):
+            yield bundle
+            bundle, size = [], 0
+        bundle.append(file)
+        size += file.size_bytes
+    if bundle:
+        yield bundle

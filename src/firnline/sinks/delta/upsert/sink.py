@@ -15,6 +15,7 @@ from firnline.sinks.delta.sink import DeltaSink
 from firnline.sinks.delta.upsert.changes import check_key, load_changes, table_columns
 from firnline.sinks.delta.upsert.rewrite import run_in_threads
 from firnline.sinks.delta.upsert.rewrite_plan import UpsertWork
+from firnline.sinks.delta.upsert.rewrite_task import RewriteTask
 from firnline.sinks.delta.upsert.stage import CHANGES
 from firnline.types import Json, Receipt
 
@@ -65,22 +66,22 @@ class UpsertSink(DeltaSink):
             return self._work
         check_key(self._options.key, self._table.schema())
         partition_by = self._table.partition_columns()
-        target = {
-            "kind": "commit",
-            "type": self._options.type,
-            "attempt": attempt,
-            "table": self.storage.root,
-            "storage_options": dict(self._options.storage_options),
-            "partition_by": partition_by,
-            "key": list(self._options.key),
-            "file_size_mb": self._options.file_size_mb,
-            "changes": [{"path": file["path"], "crc32": file["crc32"]} for file in changed],
-        }
+        task = RewriteTask(
+            type=self._options.type,
+            attempt=attempt,
+            table=self.storage.root,
+            storage_options=self._options.storage_options,
+            partition_by=tuple(partition_by),
+            key=tuple(self._options.key),
+            file_size_mb=self._options.file_size_mb,
+            changes=tuple({"path": file["path"], "crc32": file["crc32"]} for file in changed),
+            schema=self._table.schema(),
+        )
         changes = load_changes(self.storage, changed, self._options.key, partition_by)
         lacking = missing_fields(self._table.schema(), changes.rows.schema)
         if lacking:
             raise SchemaError(f"the changes have columns that the table lacks: {[field.name for field in lacking]}")
-        self._work = UpsertWork(attempt, self.storage, changes, target)
+        self._work = UpsertWork(attempt, self.storage, changes, task)
         return self._work
 
     def columns_of(self, rows: pa.Schema) -> pa.Schema:
