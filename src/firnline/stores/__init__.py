@@ -1,4 +1,4 @@
-"""Copies of checkpoints: the store's contract and backends, tiers, replication, leases, audit trail."""
+"""Copies of checkpoints: the contract of a store, backends, tiers, replication, leases, audit. `__all__` is public."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import os
 
 from firnline.errors import ConfigError
 from firnline.options import StoreOptions
-from firnline.stores.base import CheckpointStore
+from firnline.stores.base import CheckpointStore, VersionInfo
+from firnline.stores.record import CheckpointRecord
+
+__all__ = ["CheckpointRecord", "CheckpointStore", "StoreOptions", "VersionInfo", "open_store"]
 
 logger = logging.getLogger(__name__)
 

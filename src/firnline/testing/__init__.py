@@ -1,1 +1,1 @@
-"""Conformance suites, fault drivers and a local engine, for tests of your own operators and stores."""
+"""Conformance suites, fault drivers and a local engine, for tests of your own sources, sinks, operators and stores."""

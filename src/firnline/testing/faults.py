@@ -16,6 +16,8 @@ import firnline.faults
 import firnline.storage
 from firnline.storage import FileStat, LocalStorage, Readable, Writable
 
+__all__ = ["ERRORS", "Faults", "FaultyStorage", "failing_at", "faulty_storage", "follow_points", "reached_points"]
+
 ERRORS = {
     "EIO": OSError(errno.EIO, "injected I/O error"),
     "ENOSPC": OSError(errno.ENOSPC, "injected: no space left on device"),

@@ -12,6 +12,8 @@ from firnline.jobs.engine import SqlJob
 from firnline.jobs.worker import perform
 from firnline.types import Json
 
+__all__ = ["LocalEngine"]
+
 
 class LocalEngine:
     """Implements `firnline.jobs.engine.Engine`. With one thread, tasks run in order and a run is repeatable."""

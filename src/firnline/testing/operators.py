@@ -19,6 +19,8 @@ import pyarrow as pa
 from firnline.operators.base import BEFORE, LATE, MAIN, OP, SEQUENCE, Assigned, Batch, EpochContext, Operator, Result
 from firnline.operators.columns import late_rows, micros
 
+__all__ = ["Epoch", "Harness", "OperatorConformance", "Snapshot", "assert_like", "check_result", "final_rows", "upsert"]
+
 Key = tuple[Any, ...]
 Row = dict[str, Any]
 Epoch = Mapping[str, pa.Table]

@@ -40,6 +40,8 @@ from firnline.storage import LocalStorage
 from firnline.testing.faults import failing_at, reached_points
 from firnline.types import EntryRef, Json, Receipt
 
+__all__ = ["OpenSink", "ReadRows", "SinkConformance", "SinkDriver"]
+
 OpenSink: TypeAlias = Callable[[SinkContext], Sink]
 ReadRows: TypeAlias = Callable[[], list[dict[str, Any]]]
 

@@ -24,6 +24,8 @@ from firnline.sources.columns import Columns
 from firnline.sources.registry import describe, open_reader, open_source
 from firnline.types import Json
 
+__all__ = ["AddRecords", "SourceConformance", "SourceDriver"]
+
 AddRecords: TypeAlias = Callable[[Sequence[dict[str, Any]]], None]
 
 LIMITS = Limits(

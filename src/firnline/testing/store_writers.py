@@ -19,6 +19,18 @@ from firnline.stores.base import CheckpointStore
 from firnline.stores.record import CheckpointRecord
 from firnline.types import EntryRef, Json
 
+__all__ = [
+    "Lsn",
+    "check_count",
+    "count_in_process",
+    "in_processes",
+    "in_threads",
+    "increment",
+    "increments",
+    "put_in_process",
+    "sample_record",
+]
+
 PROCESSES = 8
 
 

@@ -40,6 +40,8 @@ from firnline.testing.store_writers import (
     sample_record,
 )
 
+__all__ = ["StoreConformance"]
+
 ODD_KEYS = (
     "", ".", "..", "/", "a/", "/a", "a//b", "a/b/c", "../a", "a/..", ".a", "a/.b", "a b", "a\n", "a\0", "ä", "-a", "~",
     "a\\b", "C:x", "x" * 129, "a/" + "x" * 129,
