@@ -31,7 +31,7 @@ from firnline.run import operator_state, steps
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.run.requests import FileRequest
 from firnline.run.runner import Runner
-from firnline.sinks.base import EpochCommit
+from firnline.sinks.base import EpochCommit, RunTasks
 from firnline.sources.files.source import FileSource
 from firnline.sources.group import EpochPlan
 from firnline.testing.local import LocalEngine
@@ -258,12 +258,12 @@ class _Losing:
         commit = pipeline.deciding.commit
         lost = threading.Event()
 
-        def refuse(told: EpochCommit) -> Receipt:
+        def refuse(told: EpochCommit, run_tasks: RunTasks | None = None) -> Receipt:
             if told.checkpoint.epoch == 2 and not lost.is_set():
                 lost.set()
                 assert self.running.wait(30)
                 raise SchemaError("the table has another column now")
-            return commit(told)
+            return commit(told, run_tasks)
 
         pipeline.deciding.commit = refuse  # type: ignore[method-assign,assignment]
         runner = Runner(pipeline, self._engine(), Recorder(), once=True)

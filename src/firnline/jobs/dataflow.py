@@ -24,9 +24,11 @@ class Dataflow:
 
     @property
     def stateful(self) -> tuple[OperatorOptions, ...]:
+        """The operators that have state, each after those it reads."""
         return tuple(o for o in self.operators if not o.is_sql)
 
     def sinks_of(self, port: str) -> tuple[str, ...]:
+        """The names of the sinks that take the rows of a port."""
         return self.sinks.get(port, ())
 
     def edges_of(self, port: str, ranges: Ranges) -> list[Edge]:

@@ -127,6 +127,7 @@ class SparkEngine:
 
     @property
     def session(self) -> SparkSession:
+        """The Spark session; the first call starts it."""
         if self._session is None:
             with self._preparing():
                 self._session = open_session(self._name, self._settings)
@@ -266,6 +267,7 @@ class SparkEngine:
         SparkContext._jvm = None
 
     def stop(self) -> None:
+        """Stop Spark, if it was started. A JVM that is dead already is no error."""
         if self._session is not None:
             with contextlib.suppress(Exception):
                 self._session.stop()

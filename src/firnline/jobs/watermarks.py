@@ -55,9 +55,11 @@ class Watermarks:
     operators: Mapping[str, Watermark] = field(default_factory=dict)
 
     def of(self, operator: str) -> Watermark:
+        """The watermark of an operator; an empty one before its first row."""
         return self.operators.get(operator, Watermark())
 
     def set(self, operator: str, watermark: Watermark) -> Watermarks:
+        """The same watermarks, with another one for an operator."""
         return replace(self, operators={**self.operators, operator: watermark})
 
     def renamed(self, names: Mapping[str, str], inputs: Mapping[str, Mapping[str, str]]) -> Watermarks:

@@ -133,6 +133,7 @@ class BacklogMeter:
         return not self._counting and now >= self._next_at
 
     def begin(self) -> None:
+        """A count begins."""
         self._counting, self._overtaken = True, False
 
     def end(self, epoch: int, counted: Backlog | None, *, began: float, now: float) -> None:
@@ -144,6 +145,7 @@ class BacklogMeter:
             self._taken = [t for t in self._taken if t[0] > epoch]
 
     def committed(self, epoch: int, files: int, size_bytes: int) -> None:
+        """An epoch that read this much is committed; it no longer waits."""
         self._taken.append((epoch, files, size_bytes))
 
     def emptied(self) -> None:

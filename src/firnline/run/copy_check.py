@@ -1,4 +1,4 @@
-"""Judges copies of a checkpoint by what the sink holds: which are level, and which tell of more than they may.
+"""Compares the copies in store and tiers with the sink. A copy that is ahead of the sink stops the run.
 
 A copy that seems to be ahead may have been written by a run that is still alive, after the sink was read. So the sink
 is read once more before a run is refused, and what a tier's own thread finds counts from the claim on: then no other
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 Reload = Callable[[], Head]
 
 
-class Judge:
+class CopyCheck:
     """Compares the copies of one pipeline. `check` and `refuse` are called from the tiers' threads too."""
 
     def __init__(self, pipeline: str, place: str) -> None:

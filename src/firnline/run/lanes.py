@@ -1,4 +1,4 @@
-"""Lanes: one thread each, so that what is done on one keeps its order and a slow one holds up no other."""
+"""Lanes: one thread each. A lane performs its calls in order, and a slow lane holds up no other."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ logger = logging.getLogger(__name__)
 
 END_SECONDS = 10.0  # how long an exiting process waits for lanes that nobody waited for
 
-ASIDE = ("backlog", "upkeep", "flush")  # nothing waits for what is done here, not even a clean stop
+ASIDE = ("backlog", "upkeep", "flush")  # nothing waits for these lanes, not even a clean stop
 
-
-_left: list[threading.Thread] = []  # told to end, and not waited for
+_left: list[threading.Thread] = []  # asked to end, and not waited for
 
 
 @atexit.register
@@ -32,18 +31,19 @@ def _await_left() -> None:
 
 
 class Lane:
-    """One thread that does what it is given, in order. It never keeps the process from ending."""
+    """One thread that performs calls in order. It never keeps the process from ending."""
 
     def __init__(self, name: str) -> None:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name=f"firnline {name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"firnline {name}", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Callable[[], None]) -> None:
-        self._queue.put(work)
+    def submit(self, call: Callable[[], None]) -> None:
+        """Perform a call after those that were submitted before."""
+        self._queue.put(call)
 
     def close(self, *, wait: bool) -> None:
-        """End after what is being done; with `wait`, after everything that was given, and return then."""
+        """End after the current call; with `wait`, perform everything that was submitted first, and return then."""
         if not wait:
             while True:
                 try:
@@ -56,25 +56,27 @@ class Lane:
         else:
             _left.append(self._thread)
 
-    def _work(self) -> None:
-        while (work := self._queue.get()) is not None:
+    def _run(self) -> None:
+        while (call := self._queue.get()) is not None:
             try:
-                work()
-            except Exception:  # whoever gives work tells its failure; a lane goes on
+                call()
+            except Exception:  # callers handle their own failures; a lane goes on
                 logger.exception("work on a lane failed")
 
 
 class Lanes:
-    """Lanes by name; made by the main thread alone, when they are first used."""
+    """Lanes by name. The main thread alone starts them, when they are first used."""
 
     def __init__(self) -> None:
         self._lanes: dict[str, Lane] = {}
 
-    def submit(self, name: str, work: Callable[[], None]) -> None:
+    def submit(self, name: str, call: Callable[[], None]) -> None:
+        """Perform a call on a lane."""
         if name not in self._lanes:
             self._lanes[name] = Lane(name)
-        self._lanes[name].submit(work)
+        self._lanes[name].submit(call)
 
     def close(self, *, wait: bool) -> None:
+        """End all lanes; with `wait`, after what was submitted, except to those that nothing waits for."""
         for name, lane in self._lanes.items():
             lane.close(wait=wait and name not in ASIDE)

@@ -1,4 +1,4 @@
-"""The durable history of runs: who ran, when, what went wrong, how it ended. For people and `status`."""
+"""The durable history of runs: where and when each ran, what went wrong, how it ended. For people and `status`."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class RunHistory:
 
 
 class RunLog:
-    """Keeps the record of a run from when it owns the pipeline; what cannot be written is told, and no failure."""
+    """Writes the history of a run once it owns the pipeline. Write errors are logged, never raised."""
 
     def __init__(self, storage: Storage, pipeline: str, run: str, clock: Clock) -> None:
         self._storage = storage
@@ -101,6 +101,7 @@ class RunLog:
 
     @property
     def is_open(self) -> bool:
+        """Whether the run is in the history."""
         return self._record is not None
 
     def begin(self) -> None:
@@ -108,36 +109,39 @@ class RunLog:
         self._started_at = self._clock.now()
 
     def open(self, **facts: Any) -> None:
-        """Put the run on record."""
+        """Add the run to the history."""
         if self._record is None:
             self._record = RunHistory(self._storage, self._pipeline, self._run, self._clock, self._started_at)
-            with _no_failure():
+            with _only_logged():
                 self._record.prune()
         self.note(now=True, **facts)
 
     def note(self, *, now: bool = False, **facts: Any) -> None:
-        """Change facts, once the run is on record."""
+        """Change facts, once the run is in the history."""
         if self._record is not None:
-            with _no_failure():
+            with _only_logged():
                 self._record.note(now=now, **facts)
 
     def restarted(self, error: FirnlineError, epoch: int | None) -> None:
+        """Count a restart after an error; `epoch` is the one that failed, where one did."""
         if self._record is not None:
-            with _no_failure():
+            with _only_logged():
                 self._record.restarted(error.message, error.code, epoch)
 
     def lost_worker(self, facts: dict[str, Json]) -> None:
+        """Count a lost worker or, with `took_ms`, note how long the recovery took."""
         if self._record is not None:
-            with _no_failure():
+            with _only_logged():
                 self._record.lost_worker(facts)
 
     def close(self, exit_code: int) -> None:
+        """Write how the run ended."""
         status = {0: "done", 5: "fenced"}.get(exit_code, "failed")
         self.note(now=True, status=status, exit_code=exit_code, ended_at=self._clock.now().isoformat())
 
 
 @contextlib.contextmanager
-def _no_failure() -> Iterator[None]:
+def _only_logged() -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -145,7 +149,7 @@ def _no_failure() -> Iterator[None]:
 
 
 def load_runs(storage: Storage, pipeline: str) -> list[dict[str, Json]]:
-    """The runs that are on record, newest first; unreadable ones are left out."""
+    """The runs of the history, newest first, without those that cannot be read."""
     found = []
     for stat in storage.list(runs_folder(pipeline)):
         name = stat.name.rsplit("/", 1)[-1]
@@ -160,5 +164,5 @@ def load_runs(storage: Storage, pipeline: str) -> list[dict[str, Json]]:
 
 
 def has_died(run: dict[str, Json]) -> bool:
-    """Whether a run that never said how it ended is gone; only its own host can tell."""
+    """Whether a run that has not ended in the history is dead. Only its own host knows."""
     return bool(run["status"] == "running") and has_exited(str(run["host"]), int(run["pid"]))

@@ -41,6 +41,7 @@ class OpenPipeline:
 
     @property
     def deciding(self) -> Sink:
+        """The sink whose commit makes an epoch true."""
         return self.sinks[0]
 
     @property
@@ -60,6 +61,7 @@ class OpenPipeline:
         return _open_sinks(self.options, self.ledger, self.clock, self.sources, self.recorder)
 
     def sink(self, name: str) -> Sink:
+        """The sink with this name."""
         return next(sink for sink in self.sinks if sink.name == name)
 
     def limits(self, parallelism: int, files_per_task: int = 1) -> Limits:

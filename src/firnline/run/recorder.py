@@ -11,7 +11,7 @@ from firnline.checkpoint.ledger import Ledger
 from firnline.errors import StoreAheadError, StoreUnsafeError
 from firnline.options import PipelineOptions, StoreOptions
 from firnline.process import HungError, TimedCalls
-from firnline.run.copy_check import Judge, Reload, fits
+from firnline.run.copy_check import CopyCheck, Reload, fits
 from firnline.run.records import Entries, Records
 from firnline.run.store_copy import StoreCopy
 from firnline.sinks.base import Head
@@ -77,7 +77,7 @@ class Recorder:
         self, options: PipelineOptions, ledger: Ledger, clock: Clock, place: str, *, strict_store: bool = False
     ) -> None:
         self._clock = clock
-        self._judge = Judge(options.name, place)
+        self._check = CopyCheck(options.name, place)
         self._on_change: Callable[[], None] = _ignore
         self.store, local, remote = open_places(options)
         kept = options.checkpoint.store.keep_versions if options.checkpoint.store else LEVELLED_EPOCHS
@@ -87,7 +87,7 @@ class Recorder:
             self._store = StoreCopy(
                 self.store,
                 self._records,
-                self._judge,
+                self._check,
                 clock.monotonic,
                 lambda: self._on_change(),
                 keep_versions=kept,
@@ -109,8 +109,8 @@ class Recorder:
                 interval_ms / 1000,
                 self._clock.monotonic,
                 lambda _: self._on_change(),
-                check=self._judge.check,
-                refuse=self._judge.refuse,
+                check=self._check.check,
+                refuse=self._check.refuse,
             )
 
         near, far = options.checkpoint.local, options.checkpoint.remote
@@ -164,7 +164,7 @@ class Recorder:
             StoreAheadError: a copy tells of more than the sink does.
             SinkError: the sink knows nothing, and whether a copy does cannot be found out now.
         """
-        held = self._judge.confirm(self._find_looks, held, reload)
+        held = self._check.confirm(self._find_looks, held, reload)
         self._looks = {look.path: look for look in self._find_looks(held)}
         return held
 
@@ -175,7 +175,7 @@ class Recorder:
             StoreAheadError, SinkError: as in `confirm`.
         """
         looks = [place.look_within(WAIT_SECONDS) for place in self.places]
-        self._judge.confirm(lambda _: looks, held, reload)
+        self._check.confirm(lambda _: looks, held, reload)
         return looks
 
     def begin(self, held: Head) -> int | None:
@@ -209,11 +209,11 @@ class Recorder:
 
         def look() -> None:
             try:
-                self._judge.check(self.tiers.look(remote))
+                self._check.check(self.tiers.look(remote))
             except StoreAheadError:
-                pass  # the judge keeps it
+                pass  # the check keeps it
             except StoreUnsafeError as error:
-                self._judge.refuse(error)
+                self._check.refuse(error)
             except Exception as error:
                 facts = {"tier": remote.path, "place": remote.place, "reason": str(error) or type(error).__name__}
                 logger.warning("tier not read", extra=facts)
@@ -230,11 +230,11 @@ class Recorder:
             StoreUnsafeError: a tier cannot keep what it is trusted with.
         """
         self._far_looked.wait(FAR_WAIT_SECONDS)
-        self._judge.before_claim(reload)
+        self._check.before_claim(reload)
 
     def claimed(self, held: Head, run: str) -> None:
         """Take note of what stands under the claim of this run."""
-        self._judge.claimed(held, run)
+        self._check.claimed(held, run)
         if self._store is not None:
             self._store.claimed()
 
@@ -272,9 +272,9 @@ class Recorder:
             StoreAheadError: the store or a tier turned out to tell of more than the sink did.
             StoreUnsafeError: a tier turned out not to keep its promises.
         """
-        self._judge.raise_found()
+        self._check.raise_found()
         self._offer(epoch, held, recent)
-        self._judge.raise_found()
+        self._check.raise_found()
         if self._store is not None:
             self._store.record(epoch, held, recent)
 

@@ -33,10 +33,12 @@ class Requests:
         self._folder = requests_folder(pipeline)
 
     def ask_retry(self, path: str, *, changed: bool, ids: Ids) -> None:
+        """Request that a file that was set aside is read again."""
         body = {"kind": "retry", "path": path, "changed": changed}
         self._storage.put(f"{self._folder}/{request_name(ids.new())}", canonical(seal(body)))
 
     def ask_drop(self, path: str, *, ids: Ids) -> None:
+        """Request that a file that was set aside is given up."""
         body = {"kind": "drop", "path": path, "changed": False}
         self._storage.put(f"{self._folder}/{request_name(ids.new())}", canonical(seal(body)))
 
@@ -56,5 +58,6 @@ class Requests:
         return found
 
     def done(self, requests: list[FileRequest]) -> None:
+        """Delete requests; the epoch that answers them is committed."""
         for request in requests:
             self._storage.delete(request.key)

@@ -45,6 +45,7 @@ class PastEpoch:
 
     @property
     def epoch(self) -> int:
+        """Its number."""
         return self.checkpoint.epoch
 
     @property

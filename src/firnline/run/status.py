@@ -74,6 +74,7 @@ class CheckpointWatch:
     answer: dict[str, Json] = field(default_factory=dict)
 
     def begin(self, state: EpochState, *, waiting: bool) -> None:
+        """The main thread takes the request up. `waiting`: the plan under way has not asked its sources yet."""
         self.since = state.decided
         self.looking = state.planning is not None and waiting
 
@@ -83,6 +84,7 @@ class CheckpointWatch:
         return not (self.attempt or self.empty or self.looking)
 
     def plan_begins(self) -> None:
+        """A plan begins after the request."""
         if not (self.attempt or self.empty):
             self.looking = True
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from firnline.errors import CheckpointError, SinkError, StoreAheadError, StoreUnsafeError
 from firnline.process import TimedCalls
-from firnline.run.copy_check import Judge, fits
+from firnline.run.copy_check import CopyCheck, fits
 from firnline.run.records import Entries, Records
 from firnline.sinks.base import Head
 from firnline.stores.replicator import FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, Replication
@@ -41,7 +41,7 @@ class StoreCopy:
         self,
         place: Place,
         records: Records,
-        judge: Judge,
+        check: CopyCheck,
         monotonic: Callable[[], float],
         tell: Callable[[], None],
         *,
@@ -50,7 +50,7 @@ class StoreCopy:
     ) -> None:
         self._place = place
         self._records = records
-        self._judge = judge
+        self._check = check
         self._monotonic = monotonic
         self._tell = tell
         self._strict = strict
@@ -70,6 +70,7 @@ class StoreCopy:
 
     @property
     def is_behind(self) -> bool:
+        """Whether the store lacks epochs."""
         return self._since is not None
 
     def replication(self) -> Replication:
@@ -85,7 +86,7 @@ class StoreCopy:
         self.seen = self._place.look_within(WAIT_SECONDS, prove=True)
 
     def claimed(self) -> None:
-        """From now on, the judge knows what stands under the claim of this run."""
+        """From now on, the check knows what stands under the claim of this run."""
         self._claimed = True
 
     def level(self, held: Head) -> int | None:
@@ -106,7 +107,7 @@ class StoreCopy:
         return self._recorded
 
     def _catch_up(self, look: Look, held: Head, epoch: int, recent: Entries) -> None:
-        taken_back = look.epoch > held.epoch  # else the judge had refused it
+        taken_back = look.epoch > held.epoch  # else the check had refused it
         other = look.record is not None and look.epoch == held.epoch and not fits(look.record, held)
         if look.damaged or taken_back or other:
             records = self._records.between(held, epoch - 1, epoch, recent)
@@ -185,15 +186,15 @@ class StoreCopy:
                 self._recorded = epoch
                 return
             if self._claimed:
-                self._judge.check(look)
+                self._check.check(look)
             else:
-                self._judge.compare(look, held)
+                self._check.compare(look, held)
             self._catch_up(look, held, epoch, wanted.recent)
             return
         for record in self._records.between(held, self._recorded, epoch, wanted.recent):
             # Its record names the epoch: a note would only cost one more durable write.
             note = "" if record.kind == "epoch" else f"{record.kind}, epoch {record.epoch}"
-            if place.put(record, note, check=self._judge.check if self._claimed else None) is not None:
+            if place.put(record, note, check=self._check.check if self._claimed else None) is not None:
                 logger.warning("store holds a newer record; left as it is", extra={"place": place.place})
             self._note_put()
             self._recorded = record.epoch
