@@ -148,13 +148,6 @@ def find_cycle(reads: Mapping[str, Sequence[str]]) -> list[str] | None:
     return [*circle[first:-1], *circle[:first], circle[first]]
 
 
-def consumers(options: PipelineOptions, name: str) -> list[Node]:
-    """Return the operators and sinks that read a source, an operator's main output or (`totals.late`) a port."""
-    graph = graph_of(options)
-    wanted = resolve_port(name, [n.name for n in graph.nodes if n.kind != "sink"])
-    return [e.target for e in graph.edges if (e.source.name, e.port) == wanted]
-
-
 def downstream(options: PipelineOptions, name: str) -> list[Node]:
     """Return every operator and sink that rows of a source or operator can reach, over all its ports."""
     graph = graph_of(options)

@@ -26,7 +26,7 @@ from firnline.maintenance.vacuum import vacuum
 from firnline.options import PipelineOptions
 from tests.support.ageing import DAY, age_table
 from tests.support.kills import kill_at_every_point, perform
-from tests.support.pipelines import run_once
+from tests.support.pipelines import known_files, run_once
 from tests.support.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
@@ -88,7 +88,7 @@ def check(options: PipelineOptions, sample: SampleInput, root: Path, where: str)
     assert table_ids(root) == sample.ids, where
     run = run_once(options)
     assert (run.exit_code, run.told.late, run.told.epochs) == (0, 0, []), where
-    assert len(run.pipeline.known_files(run.pipeline.load().entry)) == 12, where
+    assert len(known_files(run.pipeline, run.pipeline.load().entry)) == 12, where
     age_table(root, 40 * DAY)
     gc(str(root))
     on_disk = {str(p.relative_to(root)) for p in root.rglob("*.parquet") if "/_" not in str(p)}

@@ -30,7 +30,7 @@ from tests.support.damage import (
     flips,
     ledger_files,
 )
-from tests.support.pipelines import MakeOptions, file_source, run_once
+from tests.support.pipelines import MakeOptions, file_source, known_files, run_once
 from tests.support.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
@@ -287,17 +287,17 @@ def test_every_byte_of_a_fold(options: PipelineOptions, monkeypatch: pytest.Monk
     monkeypatch.setattr("firnline.checkpoint.ledger.FOLD_ENTRIES", 2)
     pipeline = open_pipeline(options)
     held = pipeline.load()
-    true = pipeline.known_files(held.entry)
+    true = known_files(pipeline, held.entry)
     assert held.entry is not None
     assert pipeline.ledger.fold(held.entry, held.epoch) >= 2
-    assert pipeline.known_files(held.entry) == true
+    assert known_files(pipeline, held.entry) == true
     fold = next((table_of(options) / "_firnline" / options.name / "ledger").glob("fold-*"))
     for change in (flips, cuts):
         data = fold.read_bytes()
         for at, damaged in change(data):
             fold.write_bytes(damaged)
             try:
-                assert pipeline.known_files(held.entry) == true, at
+                assert known_files(pipeline, held.entry) == true, at
             except (LedgerHoleError, DamagedError):
                 continue
         fold.write_bytes(data)

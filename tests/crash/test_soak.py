@@ -23,7 +23,7 @@ from firnline.sources.files import planning
 from firnline.sources.files.position import FileState
 from firnline.storage import FileStat
 from firnline.testing.local import LocalEngine
-from tests.support.pipelines import MakeOptions, Recorder, run_once
+from tests.support.pipelines import MakeOptions, Recorder, known_files, run_once
 from tests.support.processes import KILLED, Launcher
 from tests.support.samples import SampleInput, table_ids
 
@@ -70,7 +70,7 @@ def test_one_long_run(sample: SampleInput, make_options: MakeOptions, monkeypatc
     names = [path.name for path in ledger.iterdir()]
     assert any(name.startswith("fold-") for name in names)
     assert len(names) < EPOCHS / 2
-    known = open_pipeline(options).known_files(open_pipeline(options).load().entry)
+    known = known_files(open_pipeline(options), open_pipeline(options).load().entry)
     assert len(known) == EPOCHS
     rows = list(load_files(open_pipeline(options)))
     assert {row["status"] for row in rows} == {"committed"}
@@ -117,7 +117,7 @@ def test_killed_while_it_folds(
     launcher.run_until_done(options, patches=patches)
     assert table_ids(options.sinks[0].table) == sample.ids
     pipeline = open_pipeline(options)
-    assert len(pipeline.known_files(pipeline.load().entry)) == 16
+    assert len(known_files(pipeline, pipeline.load().entry)) == 16
     sample.add("00003b.json", 2)
     assert run_once(options).told.late == 1
     assert table_ids(options.sinks[0].table) == sample.ids

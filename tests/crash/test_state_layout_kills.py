@@ -18,12 +18,12 @@ import pytest
 from firnline.errors import StateConflictError, StateIncompleteError
 from firnline.state.manifest import ShardContent
 from firnline.state.remote import Replica
-from firnline.state.snapshot import abort, begin, commit, finish_shard, list_checkpoints, load, verify_files
+from firnline.state.snapshot import abort, begin, commit, finish_shard, load, verify_files
 from firnline.state.sweep import Marks, sweep
 from firnline.storage import LocalStorage, Storage
 from tests.support.kills import kill_at_every_point, perform
 from tests.support.processes import KILLED
-from tests.support.states import StateHistory, finish_all, make_checkpoint, new_states, sample_plan
+from tests.support.states import StateHistory, finish_all, list_checkpoints, make_checkpoint, new_states, sample_plan
 
 pytestmark = pytest.mark.crash
 

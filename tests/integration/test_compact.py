@@ -26,7 +26,7 @@ from firnline.maintenance.vacuum import vacuum
 from firnline.options import PipelineOptions
 from firnline.sinks.delta.contents import find_removable
 from tests.support.ageing import DAY, age_table
-from tests.support.pipelines import run_once
+from tests.support.pipelines import known_files, run_once
 from tests.support.samples import SampleInput, quarantined, table_ids
 
 MakeOptions = Callable[..., PipelineOptions]
@@ -109,7 +109,7 @@ def test_a_pipeline_goes_on_before_and_after(table: Path, options: PipelineOptio
         assert (run.exit_code, run.told.late) == (0, 0)
         assert table_ids(table) == sample.ids
         assert quarantined(table, options.name) == sample.bad
-        assert len(run.pipeline.known_files(run.pipeline.load().entry)) == 9 + number
+        assert len(known_files(run.pipeline, run.pipeline.load().entry)) == 9 + number
 
 
 def test_only_the_chosen_partitions_change(table: Path) -> None:

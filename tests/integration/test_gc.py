@@ -40,7 +40,7 @@ from firnline.sinks.delta.table import Table
 from firnline.spec.build import load_options
 from firnline.storage import open_storage
 from tests.support.ageing import DAY, age_files, age_log
-from tests.support.pipelines import run_once
+from tests.support.pipelines import known_files, run_once
 from tests.support.samples import SampleInput, quarantined, table_ids
 
 OWN = "0123456789abcdef-0000.parquet"
@@ -137,7 +137,7 @@ def test_a_pipeline_goes_on_after_it_and_knows_every_file(
     assert (run.exit_code, run.told.late) == (0, 0)
     assert table_ids(table) == sample.ids
     assert quarantined(table, options.name) == sample.bad
-    assert len(run.pipeline.known_files(run.pipeline.load().entry)) == 4
+    assert len(known_files(run.pipeline, run.pipeline.load().entry)) == 4
 
 
 # -- clocks -------------------------------------------------------------------------------------------
@@ -625,7 +625,7 @@ def test_old_ledger_entries_are_folded_and_attempts_that_never_committed_swept(
     run = run_once(options)
     assert (run.exit_code, run.told.late) == (0, 0)
     assert table_ids(root) == sample.ids
-    assert len(run.pipeline.known_files(run.pipeline.load().entry)) == 13
+    assert len(known_files(run.pipeline, run.pipeline.load().entry)) == 13
     rows = duckdb.execute(
         f"select raw from read_parquet('{root}/_firnline/demo/quarantine/*.parquet', union_by_name=true)"
     )

@@ -55,7 +55,7 @@ from firnline.storage import LocalStorage
 from firnline.stores import open_store
 from firnline.stores.audit import load_audit
 from tests.support.committers import commit_table
-from tests.support.pipelines import MakeOptions, file_source, run_once
+from tests.support.pipelines import MakeOptions, file_source, known_files, run_once
 from tests.support.samples import SampleInput, table_ids, table_rows
 
 SAMPLES = Path(__file__).parent.parent / "data" / "formats" / "v1"
@@ -171,7 +171,7 @@ def test_it_is_still_known_when_the_ledger_is_folded(
     restore(options, folded)
     done(options)
     assert table_ids(options.deciding.table) == sample.ids
-    assert len(pipeline.known_files(held(options).entry)) == 8
+    assert len(known_files(pipeline, held(options).entry)) == 8
 
 
 def test_after_deleted_rows_compaction_and_sweeps_without_grace(sample: SampleInput, make_options: MakeOptions) -> None:
@@ -954,5 +954,5 @@ def test_a_savepoint_of_format_1_is_restored(sample: SampleInput, make_options: 
     sample.add("a-late.json", 3)
     assert run_once(options, moved=(root, str(tmp_path / "in"))).exit_code == 0
     assert sum(table_ids(options.deciding.table).values()) == 12
-    assert len(open_pipeline(options).known_files(held(options).entry)) == 4
+    assert len(known_files(open_pipeline(options), held(options).entry)) == 4
     assert [bytes(record["raw"]) for record in load_quarantine(open_pipeline(options))] == [b"{bad 7"]

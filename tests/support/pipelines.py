@@ -21,8 +21,10 @@ from firnline.run.observer import EpochFacts, Observer
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.run.runner import Runner, RunResult
 from firnline.sinks.base import Head
+from firnline.sources.known import KnownFiles
 from firnline.stores.replicator import Replication
 from firnline.testing.local import LocalEngine
+from firnline.types import EntryRef
 from tests.support.samples import SampleInput
 
 logger = logging.getLogger(__name__)
@@ -153,3 +155,10 @@ def make_epochs(sample: SampleInput, options: PipelineOptions, count: int, first
     for number in range(first, first + count):
         sample.add(f"f{number:03d}.json", 3)
         run_to_end(options)
+
+
+def known_files(pipeline: OpenPipeline, tip: EntryRef | None) -> dict[str, str]:
+    """Every file that the ledger knows, with its etag. LedgerHoleError when the chain is broken."""
+    known = {name: KnownFiles() for name in pipeline.sources.names}
+    pipeline.add_known(known, tip)
+    return {path: etag for of_source in known.values() for path, etag in of_source}

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from isal import isal_zlib
 
-from firnline.names import shard_folder
+from firnline.errors import CheckpointError
+from firnline.names import METADATA, shard_folder
 from firnline.state.manifest import CheckpointPlan, CompleteCheckpoint, OperatorInfo, ShardContent, Worker, assemble
 from firnline.state.refs import SegmentRef, ShardState, TimerRef
-from firnline.state.snapshot import begin, commit, finish_shard
+from firnline.state.snapshot import Status, begin, commit, finish_shard, list_folders, load, verify_files
 from firnline.storage import Storage
 
 KEY_GROUPS = 8
@@ -140,3 +142,54 @@ class StateHistory:
         self.base = checkpoint
         contents = self.complete[checkpoint].contents
         self.live = {content.shard: content.operators[OPERATOR] for content in contents}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """One checkpoint, for people. Its size is that of the files in its own folder."""
+
+    checkpoint_id: str
+    epoch: int
+    status: Status
+    shards_done: int  # shards that wrote their metadata
+    size_bytes: int
+    created_at: datetime  # when its oldest file was written
+    modified_at: datetime  # and its newest
+
+
+def list_checkpoints(storage: Storage, named: Set[str] = frozenset()) -> list[CheckpointInfo]:
+    """Every checkpoint, oldest first. `named` are the ids that sinks name."""
+    found = []
+    for folder in list_folders(storage):
+        status = folder.find_status(named)
+        if status is None:
+            continue
+        times = [stat.modified_at for stat in folder.files.values()]
+        found.append(
+            CheckpointInfo(
+                checkpoint_id=folder.checkpoint_id,
+                epoch=folder.epoch,
+                status=status,
+                shards_done=sum(key.endswith(f"/{METADATA}") and key.count("/") == 2 for key in folder.files),
+                size_bytes=sum(stat.size_bytes for stat in folder.files.values()),
+                created_at=min(times),
+                modified_at=max(times),
+            )
+        )
+    return found
+
+
+def find_newest_complete(
+    storage: Storage, *, up_to_epoch: int | None = None, named: Set[str] = frozenset()
+) -> CompleteCheckpoint | None:
+    """The newest complete checkpoint, up to an epoch, that can be read and has all its files; None without one."""
+    for info in reversed(list_checkpoints(storage, named)):
+        if info.status != "COMPLETED" or (up_to_epoch is not None and info.epoch > up_to_epoch):
+            continue
+        try:
+            found = load(storage, info.checkpoint_id, named=info.checkpoint_id in named)
+            verify_files(storage, found, deep=False)
+        except CheckpointError:  # an older one is the next best
+            continue
+        return found
+    return None

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from firnline.errors import ConfigError
 from firnline.graph import (
-    consumers,
+    Node,
     default_inputs,
     downstream,
     find_cycle,
     graph_of,
+    resolve_port,
     sink_input,
     sort_operators,
     split_port,
@@ -25,6 +26,13 @@ from firnline.graph import (
 from firnline.options import DeltaSinkOptions, FileSourceOptions, OperatorOptions, PipelineOptions
 
 NAMES = [f"o{number}" for number in range(8)]
+
+
+def consumers(options: PipelineOptions, name: str) -> list[Node]:
+    """The operators and sinks that read a source, an operator's main output or (`totals.late`) a port."""
+    graph = graph_of(options)
+    wanted = resolve_port(name, [n.name for n in graph.nodes if n.kind != "sink"])
+    return [e.target for e in graph.edges if (e.source.name, e.port) == wanted]
 
 
 def pipeline(

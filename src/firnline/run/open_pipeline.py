@@ -77,14 +77,11 @@ class OpenPipeline:
             files_per_task=files_per_task,
         )
 
-    def known_files(self, tip: EntryRef | None) -> dict[str, str]:
-        """Every file that the ledger knows, with its etag. LedgerHoleError when the chain is broken."""
-        known = {name: KnownFiles() for name in self.sources.names}
-        self.add_known(known, tip)
-        return {path: etag for of_source in known.values() for path, etag in of_source}
-
     def add_known(self, known: Mapping[str, KnownFiles], tip: EntryRef | None) -> None:
-        """Add the same to what is known of each source: two sources may read one file."""
+        """Add every file that the ledger knows, with its etag, per source: two sources may read one file.
+
+        LedgerHoleError when the chain is broken.
+        """
         for name, file in self.ledger_files(tip):  # newest first: the last time a file was read is what counts
             known[name].add(str(file["path"]), str(file.get("etag", "")))
 

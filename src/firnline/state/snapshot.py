@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Literal, TypeAlias
 
 from isal import isal_zlib
 
 from firnline.checkpoint.codec import checksum
 from firnline.errors import (
-    CheckpointError,
     ConfigError,
     DamagedError,
     StateConflictError,
@@ -209,12 +207,6 @@ def load_with_texts(
     return assemble(plan, digest, contents), {**texts, committed: data}
 
 
-def read_plan(storage: Storage, checkpoint: str) -> CheckpointPlan:
-    """Read the global metadata of a checkpoint, complete or not; raises as `load`."""
-    key = metadata_key(check_id(checkpoint))
-    return CheckpointPlan.from_bytes(_read(storage, key, checkpoint), key, checkpoint)
-
-
 def verify_files(storage: Storage, checkpoint: CompleteCheckpoint, *, deep: bool) -> int:
     """Check that every file of state is there with its size; `deep`: with its content. Returns their bytes.
 
@@ -302,23 +294,6 @@ class Folder:
         return "IN_PROGRESS" if self.has(METADATA) else None
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointInfo:
-    """One checkpoint, for people. Its size is that of the files in its own folder."""
-
-    checkpoint_id: str
-    epoch: int
-    status: Status
-    shards_done: int  # shards that wrote their metadata
-    size_bytes: int
-    created_at: datetime  # when its oldest file was written
-    modified_at: datetime  # and its newest
-
-    def age_seconds(self, now: datetime) -> float:
-        """How long ago its first file was written."""
-        return max(0.0, (now - self.created_at).total_seconds())
-
-
 def list_folders(storage: Storage) -> list[Folder]:
     """Every folder that an id names, oldest epoch first; whatever else lies in the home is left out."""
     start = len(storage.root.rstrip("/")) + 1
@@ -332,41 +307,3 @@ def list_folders(storage: Storage) -> list[Folder]:
         if epoch is not None:
             folders.append(Folder(name, epoch, files))
     return folders
-
-
-def list_checkpoints(storage: Storage, named: Set[str] = frozenset()) -> list[CheckpointInfo]:
-    """Every checkpoint, oldest first. `named` are the ids that sinks name."""
-    found = []
-    for folder in list_folders(storage):
-        status = folder.find_status(named)
-        if status is None:
-            continue
-        times = [stat.modified_at for stat in folder.files.values()]
-        found.append(
-            CheckpointInfo(
-                checkpoint_id=folder.checkpoint_id,
-                epoch=folder.epoch,
-                status=status,
-                shards_done=sum(key.endswith(f"/{METADATA}") and key.count("/") == 2 for key in folder.files),
-                size_bytes=sum(stat.size_bytes for stat in folder.files.values()),
-                created_at=min(times),
-                modified_at=max(times),
-            )
-        )
-    return found
-
-
-def find_newest_complete(
-    storage: Storage, *, up_to_epoch: int | None = None, named: Set[str] = frozenset()
-) -> CompleteCheckpoint | None:
-    """The newest complete checkpoint, up to an epoch, that can be read and has all its files; None without one."""
-    for info in reversed(list_checkpoints(storage, named)):
-        if info.status != "COMPLETED" or (up_to_epoch is not None and info.epoch > up_to_epoch):
-            continue
-        try:
-            found = load(storage, info.checkpoint_id, named=info.checkpoint_id in named)
-            verify_files(storage, found, deep=False)
-        except CheckpointError:  # an older one is the next best
-            continue
-        return found
-    return None

@@ -17,11 +17,11 @@ from firnline.names import COMMITTED
 from firnline.state import remote as replicas
 from firnline.state.manifest import CompleteCheckpoint
 from firnline.state.remote import Replica
-from firnline.state.snapshot import abort, begin, find_newest_complete, list_checkpoints, load, verify_files
+from firnline.state.snapshot import abort, begin, load, verify_files
 from firnline.state.sweep import Marks
 from firnline.storage import Storage, open_storage
 from firnline.testing.faults import Faults, FaultyStorage
-from tests.support.states import StateHistory, make_checkpoint, sample_plan
+from tests.support.states import StateHistory, find_newest_complete, list_checkpoints, make_checkpoint, sample_plan
 
 NOW = datetime(2040, 1, 1, tzinfo=UTC)
 

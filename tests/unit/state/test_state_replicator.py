@@ -10,10 +10,9 @@ import pytest
 
 from firnline.state.manifest import CompleteCheckpoint
 from firnline.state.remote import CheckpointCopy, Replica, StateReplicator
-from firnline.state.snapshot import list_checkpoints
 from firnline.storage import open_storage
 from firnline.stores.replicator import FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, Replication
-from tests.support.states import make_checkpoint, sample_plan
+from tests.support.states import list_checkpoints, make_checkpoint, sample_plan
 
 SECONDS = 20.0  # how long a test waits for what must come
 

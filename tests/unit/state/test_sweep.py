@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from firnline.errors import CheckpointError, ConfigError, DamagedError, NewerFormatError, StateIncompleteError
 from firnline.state.manifest import CompleteCheckpoint, snapshot_ref
-from firnline.state.snapshot import abort, begin, list_checkpoints, load, verify_files
+from firnline.state.snapshot import abort, begin, load, verify_files
 from firnline.state.sweep import Marks, Swept, sweep
 from firnline.storage import Storage, open_storage
 from firnline.testing.faults import Faults, FaultyStorage
 from firnline.types import Json
-from tests.support.states import OPERATOR, StateHistory, make_checkpoint, sample_plan, write_segment
+from tests.support.states import OPERATOR, StateHistory, list_checkpoints, make_checkpoint, sample_plan, write_segment
 
 NOW = datetime(2040, 1, 1, tzinfo=UTC)
 HOUR = 3600.0
