@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from firnline.cli.preview import preview
+from firnline.cli.dry_run_preview import preview
 from firnline.history.status import load_status
 from firnline.options import DeltaSinkOptions, OperatorOptions, PipelineOptions
 from firnline.run.open_pipeline import open_pipeline

@@ -19,8 +19,8 @@ from deltalake import DeltaTable, write_deltalake
 
 import firnline.checkpoint.ledger
 from firnline.checkpoint.codec import canonical, checksum
+from firnline.cli.beginning import Beginning, CopyProgress, begin
 from firnline.cli.output import size_text
-from firnline.cli.start_over import Beginning, CopyProgress, begin
 from firnline.errors import (
     CheckpointError,
     ConfigError,

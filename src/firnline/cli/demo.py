@@ -18,7 +18,7 @@ from firnline.clock import monotonic
 from firnline.errors import ConfigError, FirnlineError
 
 if TYPE_CHECKING:
-    from firnline.cli.chaos import Ordeal
+    from firnline.cli.run_killer import KillReport
 import gzip
 from collections.abc import Callable
 
@@ -84,8 +84,8 @@ def demo(
     finally:
         decoder.kill()
         decoder.wait()
-    ordeal = _ordeal(folder, kills, seed)
-    facts = _count(folder, ordeal)
+    report = _run_and_kill(folder, kills, seed)
+    facts = _count(folder, report)
     facts["seconds"] = round(monotonic() - began, 1)
     if common.json:
         common.out.json(facts)
@@ -132,22 +132,22 @@ def _make_input(folder: Path, records: int) -> int:
     return write_flights(folder / "in", records, FILES)
 
 
-def _ordeal(folder: Path, kills: int, seed: int | None) -> Ordeal:
-    from firnline.cli.chaos import Chaos, plain_environ
+def _run_and_kill(folder: Path, kills: int, seed: int | None) -> KillReport:
+    from firnline.cli.run_killer import RunKiller, plain_environ
 
     seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
     say(f"running the pipeline; it will be killed {kills} times (seed {seed})")
-    chaos = Chaos(
+    killer = RunKiller(
         command=[sys.executable, "-m", "firnline.cli", "run", str(folder / "firnline.yml"), "--once"],
         table=folder / "out", pipeline=NAME, log=folder / "run.log", environ=plain_environ(),
         rng=random.Random(seed), say=say,
     )  # fmt: skip
-    return chaos.run(kills, commits_between=(2, 5))
+    return killer.run(kills, commits_between=(2, 5))
 
 
-def _count(folder: Path, ordeal: Ordeal) -> dict[str, Any]:
-    from firnline.cli.chaos import parquet_files
-    from firnline.cli.counting import active_files, count_ids
+def _count(folder: Path, report: KillReport) -> dict[str, Any]:
+    from firnline.cli.row_counts import active_files, count_ids
+    from firnline.cli.run_killer import parquet_files
 
     table = folder / "out"
     inputs = sorted(str(p) for p in (folder / "in").iterdir())
@@ -155,9 +155,9 @@ def _count(folder: Path, ordeal: Ordeal) -> dict[str, Any]:
         "folder": str(folder),
         "table": str(table),
         **count_ids(str(table), inputs),
-        "kills": len(ordeal.kills),
-        "recovery_seconds": ordeal.recovery_seconds,
-        "checkpoints": ordeal.epochs,
+        "kills": len(report.kills),
+        "recovery_seconds": report.recovery_seconds,
+        "checkpoints": report.epochs,
         "orphan_files": sum(1 for _ in parquet_files(table)) - len(active_files(str(table))),
     }
 

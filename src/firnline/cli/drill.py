@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.chaos import LogWatch
 from firnline.cli.common import Common, Spec
 from firnline.cli.drill_child import DrillPlan, drill_options, drill_pipeline
 from firnline.cli.output import Column, count_text, print_failure, say
+from firnline.cli.run_killer import LogWatch
 from firnline.errors import ConfigError, FirnlineError
 
 if TYPE_CHECKING:
-    from firnline.cli.chaos import Ordeal
+    from firnline.cli.run_killer import KillReport
     from firnline.options import PipelineOptions
 
 FILES_SHOWN = 20
@@ -105,7 +105,7 @@ def drill(
     scratch.mkdir(parents=True, exist_ok=True)
     made.plan.save(scratch / PLAN)
     say(f"running {options.name} into {scratch}; it will be killed {kills} times (seed {seed})")
-    ordeal = made.run("killed", kills)
+    report = made.run("killed", kills)
     if options.operators:
         say("running it again, undisturbed, to compare")
         made.run("undisturbed", 0)
@@ -113,9 +113,9 @@ def drill(
     files, sinks = ([], made.compare_tables()) if options.operators else (made.compare_files(), [])
     facts = {
         "table": str(scratch),
-        "kills": len(ordeal.kills),
-        "recovery_seconds": ordeal.recovery_seconds,
-        "checkpoints": ordeal.epochs,
+        "kills": len(report.kills),
+        "recovery_seconds": report.recovery_seconds,
+        "checkpoints": report.epochs,
         "lost": sum(r["lost"] for r in (*files, *sinks)),
         "doubled": sum(r["doubled"] for r in (*files, *sinks)),
         "files": files,
@@ -184,28 +184,28 @@ class Drill:
     plan: DrillPlan
     rng: random.Random
 
-    def run(self, name: str, kills: int) -> Ordeal:
+    def run(self, name: str, kills: int) -> KillReport:
         """Run the plan into the folder `name`, with a committer beside it for staged tables."""
-        from firnline.cli.chaos import Chaos, plain_environ
+        from firnline.cli.run_killer import RunKiller, plain_environ
 
         folder = self.scratch / name
         options = drill_options(self.options, self.plan, folder)
-        chaos = Chaos(
+        killer = RunKiller(
             command=child_command(self.spec, self.scratch / PLAN, folder),
             table=Path(options.deciding.table), pipeline=options.name, log=self.scratch / "run.log",
             environ=plain_environ(), rng=self.rng, say=say,
         )  # fmt: skip
         with _committing(options):
-            ordeal = chaos.run(kills)
+            report = killer.run(kills)
         if options.deciding.mode == "staged" and len(options.sinks) > 1:
             # The other sinks get the last epochs only now that the deciding table's log holds them.
             with _committing(options):
-                chaos.run(0)
-        return replace(ordeal, epochs=LogWatch(Path(options.deciding.table), options.name).read_epoch())
+                killer.run(0)
+        return replace(report, epochs=LogWatch(Path(options.deciding.table), options.name).read_epoch())
 
     def compare_files(self) -> list[dict[str, Any]]:
         """Count lines, rows and quarantined records of every file, for the sink where they differ most."""
-        from firnline.cli.counting import count_by_file, count_lines
+        from firnline.cli.row_counts import count_by_file, count_lines
         from firnline.graph import sink_input
         from firnline.history.status import load_files_by_source, load_quarantine
         from firnline.options import FileSourceOptions
@@ -238,7 +238,7 @@ class Drill:
 
     def compare_tables(self) -> list[dict[str, Any]]:
         """Compare the rows of every table with those of the undisturbed run."""
-        from firnline.cli.counting import compare_rows
+        from firnline.cli.row_counts import compare_rows
 
         killed, undisturbed = (
             drill_options(self.options, self.plan, self.scratch / name) for name in ("killed", "undisturbed")

@@ -63,7 +63,7 @@ def dry_run(spec: Spec = None, /, *, common: Common = Common()) -> int:
     """Check spec, access and schema, and show what a run would read; writes nothing."""
     pipeline = load_pipeline(spec)
     from firnline.cli.common import warm_decoder
-    from firnline.cli.preview import preview
+    from firnline.cli.dry_run_preview import preview
 
     warm_decoder(say)
     found = preview(pipeline)

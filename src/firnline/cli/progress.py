@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Protocol
 
-from firnline.cli.narrator import Tally
 from firnline.cli.output import count_text, log_text, safe, size_text, time_text
+from firnline.cli.run_report import RunTotals
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,12 +31,12 @@ class Display(Protocol):
 
 
 @contextlib.contextmanager
-def open_display(tally: Tally) -> Iterator[Display]:
+def open_display(totals: RunTotals) -> Iterator[Display]:
     """Open a live display if stderr is a terminal, dated lines otherwise."""
     # A stream of its own: while Spark starts, file descriptor 2 is redirected to hide the JVM's greeting.
     with os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1, encoding="utf-8", errors="replace") as stream:
         if stream.isatty() and os.environ.get("TERM") != "dumb":
-            with LiveDisplay(tally, stream) as live:
+            with LiveDisplay(totals, stream) as live:
                 yield live
         else:
             yield Lines(stream)
@@ -66,11 +66,11 @@ def _now() -> str:
 class LiveDisplay:
     """Permanent lines above a block that is redrawn several times a second."""
 
-    def __init__(self, tally: Tally, stream: IO[str]) -> None:
+    def __init__(self, totals: RunTotals, stream: IO[str]) -> None:
         from rich.console import Console
         from rich.live import Live
 
-        self._tally = tally
+        self._totals = totals
         self._stream = stream
         self._stopping = False
         self._console = Console(file=stream, highlight=False, markup=False)
@@ -102,27 +102,27 @@ class LiveDisplay:
         from rich.table import Table
         from rich.text import Text
 
-        tally = self._tally
+        totals = self._totals
         grid = Table.grid(padding=(0, 2))
-        waiting = tally.waiting
-        if waiting is not None and (tally.bytes_read or waiting.bytes_outstanding):
-            total = tally.bytes_read + waiting.bytes_outstanding
-            bar = ProgressBar(total=total, completed=tally.bytes_read, width=24)
-            left = tally.seconds_left
+        waiting = totals.waiting
+        if waiting is not None and (totals.bytes_read or waiting.bytes_outstanding):
+            total = totals.bytes_read + waiting.bytes_outstanding
+            bar = ProgressBar(total=total, completed=totals.bytes_read, width=24)
+            left = totals.seconds_left
             texts = [
-                f"{100 * tally.bytes_read / total:.0f} %",
+                f"{100 * totals.bytes_read / total:.0f} %",
                 f"backlog {count_text(waiting.files_outstanding, 'file')}, {size_text(waiting.bytes_outstanding)}",
                 f"{time_text(left)} left" if left is not None and waiting.bytes_outstanding else "",
             ]
             grid.add_row(bar, *texts)
-        doing = "stops after the epochs in flight; Ctrl-C again stops at once" if self._stopping else tally.doing
+        doing = "stops after the epochs in flight; Ctrl-C again stops at once" if self._stopping else totals.doing
         numbers = (
-            f"{count_text(tally.files, 'file')}   {count_text(tally.records, 'record')}   "
-            f"{tally.speed[1] / 1e6:.1f} MB/s   epoch {tally.epoch}   {time_text(tally.seconds)}"
+            f"{count_text(totals.files, 'file')}   {count_text(totals.records, 'record')}   "
+            f"{totals.speed[1] / 1e6:.1f} MB/s   epoch {totals.epoch}   {time_text(totals.seconds)}"
         )
-        if tally.state_bytes is not None:
-            numbers += f"   state {size_text(tally.state_bytes)}"
-        style = "yellow" if self._stopping or tally.doing.startswith("retries") else "dim"
+        if totals.state_bytes is not None:
+            numbers += f"   state {size_text(totals.state_bytes)}"
+        style = "yellow" if self._stopping or totals.doing.startswith("retries") else "dim"
         return Group(Text(numbers), grid, Text(doing, style=style))
 
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
+from firnline.cli.beginning import Beginning, begin
 from firnline.cli.common import Common, Flag, MetricsPort, Spec, load_options
 from firnline.cli.output import count_text, print_failure, time_text
-from firnline.cli.start_over import Beginning, begin
 from firnline.clock import monotonic
 from firnline.errors import ConfigError, FirnlineError
 from firnline.run.standby import check_standby, holding_lease
 
 if TYPE_CHECKING:
-    from firnline.cli.narrator import Tally
     from firnline.cli.progress import Display
+    from firnline.cli.run_report import RunTotals
     from firnline.options import PipelineOptions
     from firnline.run.observer import Observer
     from firnline.run.runner import Runner, RunResult
@@ -114,14 +114,14 @@ def run(
     moved = _moved(source_moved)
     if standby:
         check_standby(options)
-    result, tally, asked = _run(
+    result, totals, asked = _run(
         options, once=once, standby=standby, accept_duplicates=accept_duplicates, moved=moved, beginning=beginning,
         port=metrics_port, debug=common.debug, strict_store=strict_store,
     )  # fmt: skip
     if common.json:
-        common.out.json(_as_json(options, result, tally, asked=asked))
+        common.out.json(_as_json(options, result, totals, asked=asked))
     elif result.exit_code == 0:
-        common.out.line(_last_line(tally, asked=asked))
+        common.out.line(_last_line(totals, asked=asked))
     if result.exit_code:
         error = result.error or FirnlineError(f"the run ended with exit code {result.exit_code}")
         print_failure(error, debug=common.debug)
@@ -141,28 +141,28 @@ def _run(
     options: PipelineOptions, *, once: bool, standby: bool, accept_duplicates: bool,
     moved: tuple[str, str] | None, beginning: Beginning, port: int | None, debug: bool,
     strict_store: bool,
-) -> tuple[RunResult, Tally, bool]:  # fmt: skip
+) -> tuple[RunResult, RunTotals, bool]:  # fmt: skip
     from firnline.cli.common import warm_decoder
-    from firnline.cli.narrator import Narrator, Tally
     from firnline.cli.progress import logging_to, open_display
+    from firnline.cli.run_report import RunReporter, RunTotals
     from firnline.cli.signals import StopFlag, stop_on_signals
     from firnline.jobs.spark import SparkEngine
     from firnline.run.observer import Observers
     from firnline.run.open_pipeline import open_pipeline
     from firnline.run.runner import Runner, RunResult
 
-    tally = Tally(monotonic)
+    totals = RunTotals(monotonic)
     with contextlib.ExitStack() as stack:
-        display = stack.enter_context(open_display(tally))
+        display = stack.enter_context(open_display(totals))
         stack.enter_context(logging_to(display, debug=debug))
         watchers = stack.enter_context(_watchers(options, port, display.say))
-        narrator = Narrator(display.say, attempts=options.restart.attempts)
+        reporter = RunReporter(display.say, attempts=options.restart.attempts)
         engine = SparkEngine(options.name, options.spark, prepare=lambda: warm_decoder(display.say))
         stack.callback(engine.stop)
         runner = Runner(
             open_pipeline(options, once=once, moved=moved, strict_store=strict_store),
             engine,
-            Observers(tally, narrator, *watchers),
+            Observers(totals, reporter, *watchers),
             once=once,
             accept_duplicates=accept_duplicates,
         )
@@ -175,13 +175,13 @@ def _run(
         stack.enter_context(stop_on_signals(stop, display.stopping, display.restore))
         lease = holding_lease(options, runner, display.say, standby=standby, stop=not_wanted)
         if not stack.enter_context(lease):
-            tally.doing = STOOD_BY
-            return RunResult(runner.run_id, 0, 0, 0, 0), tally, True
+            totals.doing = STOOD_BY
+            return RunResult(runner.run_id, 0, 0, 0, 0), totals, True
         stack.enter_context(_control(options, runner, display))
         begin(
             options, beginning, runner.run_id, display.say, moved=moved, stopping=lambda: runner.stop_requested
         )  # fmt: skip
-        return runner.run(), tally, runner.stop_requested
+        return runner.run(), totals, runner.stop_requested
 
 
 @contextlib.contextmanager
@@ -221,22 +221,24 @@ def _watchers(options: PipelineOptions, port: int | None, say: Callable[[str], N
         yield [metrics, health]
 
 
-def _last_line(tally: Tally, *, asked: bool) -> str:
-    if tally.doing == STOOD_BY:
+def _last_line(totals: RunTotals, *, asked: bool) -> str:
+    if totals.doing == STOOD_BY:
         return STOOD_BY
     if asked:
-        return f"stopped cleanly after epoch {tally.epoch}"
-    if not tally.epochs:
-        return f"nothing to do; the table stands at epoch {tally.epoch}"
-    facts = [f"done after epoch {tally.epoch}: {count_text(tally.rows, 'row')} from {count_text(tally.files, 'file')}"]
-    if tally.quarantined:
-        facts.append(f"{tally.quarantined.total():,} quarantined")
-    if tally.set_aside:
-        facts.append(f"{count_text(tally.set_aside, 'file')} set aside")
-    return ", ".join([*facts, time_text(tally.seconds)])
+        return f"stopped cleanly after epoch {totals.epoch}"
+    if not totals.epochs:
+        return f"nothing to do; the table stands at epoch {totals.epoch}"
+    facts = [
+        f"done after epoch {totals.epoch}: {count_text(totals.rows, 'row')} from {count_text(totals.files, 'file')}"
+    ]
+    if totals.quarantined:
+        facts.append(f"{totals.quarantined.total():,} quarantined")
+    if totals.set_aside:
+        facts.append(f"{count_text(totals.set_aside, 'file')} set aside")
+    return ", ".join([*facts, time_text(totals.seconds)])
 
 
-def _as_json(options: PipelineOptions, result: RunResult, tally: Tally, *, asked: bool) -> dict[str, Any]:
+def _as_json(options: PipelineOptions, result: RunResult, totals: RunTotals, *, asked: bool) -> dict[str, Any]:
     status = {0: "stopped" if asked else "done", 5: "fenced"}.get(result.exit_code, "failed")
     error = result.error
     return {
@@ -244,6 +246,6 @@ def _as_json(options: PipelineOptions, result: RunResult, tally: Tally, *, asked
         "run": result.run,
         "status": status,
         "exit_code": result.exit_code,
-        **tally.summary(),
+        **totals.summary(),
         "error": {"code": error.code, "message": error.message, "hint": error.hint} if error else None,
     }

@@ -106,8 +106,8 @@ def create(
 ) -> int:
     """Save the newest epoch."""
     pipeline = load_pipeline(spec)
+    from firnline.cli.beginning import CopyProgress
     from firnline.cli.long_task import long_task
-    from firnline.cli.start_over import CopyProgress
     from firnline.history.savepoints.create import create_savepoint
 
     _ask_for_checkpoint(pipeline, spec)

@@ -17,7 +17,7 @@ import pytest
 
 from firnline.cli import control
 from firnline.cli.main import run_command
-from firnline.cli.narrator import Narrator, Tally
+from firnline.cli.run_report import RunReporter, RunTotals
 from firnline.cli.signals import StopFlag
 from firnline.errors import ConfigError
 from firnline.history.status import load_status
@@ -388,7 +388,7 @@ def test_a_paused_run_is_healthy_for_as_long_as_it_lasts() -> None:
 
 def test_a_pause_is_told() -> None:
     said: list[str] = []
-    tally, narrator = Tally(time.monotonic), Narrator(said.append, attempts=3)
+    tally, narrator = RunTotals(time.monotonic), RunReporter(said.append, attempts=3)
     for listener in (tally, narrator):
         listener.paused(True)
     assert tally.doing.startswith("paused")

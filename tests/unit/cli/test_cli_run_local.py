@@ -18,8 +18,8 @@ import pytest
 
 from firnline.cli import signals
 from firnline.cli.main import run_command
-from firnline.cli.narrator import Tally
 from firnline.cli.progress import Lines, LiveDisplay, logging_to
+from firnline.cli.run_report import RunTotals
 from firnline.clock import SystemClock
 from firnline.options import StoreOptions
 from firnline.run.observer import EpochFacts
@@ -74,12 +74,12 @@ def test_a_failed_run_exits_with_the_code_of_its_error(spec: Path, capfd: pytest
 def test_a_signal_stops_a_run_cleanly(
     spec: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(self: Tally, facts: EpochFacts) -> None:
+    def interrupt(self: RunTotals, facts: EpochFacts) -> None:
         committed(self, facts)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    committed: Callable[[Tally, EpochFacts], None] = Tally.committed
-    monkeypatch.setattr(Tally, "committed", interrupt)
+    committed: Callable[[RunTotals, EpochFacts], None] = RunTotals.committed
+    monkeypatch.setattr(RunTotals, "committed", interrupt)
     monkeypatch.setattr("os._exit", lambda code: pytest.fail("stopped at once"))
     spec.write_text(spec.read_text().replace("max_files: 2", "max_files: 4"))
     assert run_command(["run"]) == 0
@@ -117,14 +117,14 @@ def test_metrics_are_served_while_a_run_lasts(
 
     answers: list[str] = []
 
-    def ask(self: Tally, facts: EpochFacts) -> None:
+    def ask(self: RunTotals, facts: EpochFacts) -> None:
         committed(self, facts)
         url = re.search(r"http://127\.0\.0\.1:\d+/metrics", capfd.readouterr().err)
         if url is not None:
             answers.append(urllib.request.urlopen(url[0], timeout=5).read().decode())
 
-    committed: Callable[[Tally, EpochFacts], None] = Tally.committed
-    monkeypatch.setattr(Tally, "committed", ask)
+    committed: Callable[[RunTotals, EpochFacts], None] = RunTotals.committed
+    monkeypatch.setattr(RunTotals, "committed", ask)
     assert run_command(["run", "--once", "--metrics-port", "0"]) == 0
     assert 'firnline_epoch{pipeline="flights"}' in answers[0]
 
@@ -149,7 +149,7 @@ def test_log_records_become_lines_with_their_facts() -> None:
 def test_the_live_block_shows_files_records_speed_epoch_backlog_and_time_left() -> None:
     from rich.console import Console
 
-    tally = Tally(time.monotonic)
+    tally = RunTotals(time.monotonic)
     tally.running(7)
     tally.backlog(Backlog(40, 8_000_000))
     tally.files, tally.records, tally.bytes_read, tally.epoch = 12, 60_000, 2_000_000, 6

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from firnline.cli.columns import (
+from firnline.cli.dry_run_columns import (
     check_tables,
     known_columns,
     operator_schemas,

@@ -65,7 +65,7 @@ def parquet_files(table: Path) -> Iterator[str]:
 
 
 @dataclass(slots=True)
-class Ordeal:
+class KillReport:
     """The kills of a pipeline, and how fast it recovered."""
 
     kills: list[int] = field(default_factory=list)  # the newest epoch at each
@@ -75,7 +75,7 @@ class Ordeal:
 
 
 @dataclass(slots=True)
-class Chaos:
+class RunKiller:
     """Kills a run repeatedly."""
 
     command: Sequence[str]  # runs the pipeline until its input is exhausted
@@ -86,23 +86,23 @@ class Chaos:
     rng: random.Random
     say: Callable[[str], None]
 
-    def run(self, kills: int, *, commits_between: tuple[int, int] = (1, 3)) -> Ordeal:
+    def run(self, kills: int, *, commits_between: tuple[int, int] = (1, 3)) -> KillReport:
         """Run until the input is exhausted, and kill the process the given number of times on the way.
 
         Raises:
             EngineError: the pipeline failed by itself.
         """
-        watch, ordeal, began = LogWatch(self.table, self.pipeline), Ordeal(), monotonic()
+        watch, report, began = LogWatch(self.table, self.pipeline), KillReport(), monotonic()
         with terminable():
             while True:
-                wanted = self.rng.randint(*commits_between) if len(ordeal.kills) < kills else None
-                if self._one_run(watch, ordeal, wanted):
+                wanted = self.rng.randint(*commits_between) if len(report.kills) < kills else None
+                if self._one_run(watch, report, wanted):
                     break
-        ordeal.epochs = watch.read_epoch()
-        ordeal.seconds = monotonic() - began
-        return ordeal
+        report.epochs = watch.read_epoch()
+        report.seconds = monotonic() - began
+        return report
 
-    def _one_run(self, watch: LogWatch, ordeal: Ordeal, wanted: int | None) -> bool:
+    def _one_run(self, watch: LogWatch, report: KillReport, wanted: int | None) -> bool:
         """One process: killed after `wanted` new commits, or left alone. True when it came to the end."""
         start, base, litter = monotonic(), watch.read_epoch(), watch.uncommitted()
         changed_at, shown = start, base
@@ -112,21 +112,21 @@ class Chaos:
                 time.sleep(POLL_SECONDS)
                 epoch, now = watch.read_epoch(), monotonic()
                 if epoch > shown:
-                    if shown == base and ordeal.kills:
-                        ordeal.recovery_seconds.append(round(now - start, 2))
+                    if shown == base and report.kills:
+                        report.recovery_seconds.append(round(now - start, 2))
                         self.say(f"back after {now - start:.1f} s: epoch {epoch} is committed")
                     changed_at, shown = now, epoch
                 if wanted is not None and epoch >= base + wanted:
-                    self._wait_for_the_middle(watch, aimed=len(ordeal.kills) % 2 == 0)
+                    self._wait_for_the_middle(watch, aimed=len(report.kills) % 2 == 0)
                     break
                 if now - changed_at > QUIET_SECONDS:
                     raise EngineError(f"no new commit for {QUIET_SECONDS:.0f} s", hint=f"See {self.log}.")
             if child.poll() is None:
                 self._kill(child)
-                ordeal.kills.append(watch.read_epoch())
+                report.kills.append(watch.read_epoch())
                 left = watch.uncommitted() - litter
                 rest = f"{left} files written that no commit names" if left else "the next under way"
-                self.say(f"kill -9 number {len(ordeal.kills)}, with epoch {watch.epoch} committed and {rest}")
+                self.say(f"kill -9 number {len(report.kills)}, with epoch {watch.epoch} committed and {rest}")
                 return False
         finally:
             self._kill(child)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from firnline.cli.narrator import Narrator, Tally
+from firnline.cli.run_report import RunReporter, RunTotals
 from firnline.errors import FencedError, SinkError
 from firnline.run.observer import EpochFacts, Observers
 from firnline.sinks.base import Head
@@ -33,7 +33,7 @@ class FakeTime:
 
 def test_a_run_in_words() -> None:
     said: list[str] = []
-    run = Observers(Narrator(said.append, attempts=5))
+    run = Observers(RunReporter(said.append, attempts=5))
     run.started("r1", Head(exists=False, version=-1))
     run.claimed(1)
     run.running(1)
@@ -67,13 +67,13 @@ def test_resuming_names_the_epoch_and_every_repair() -> None:
     said: list[str] = []
     checkpoint: Any = object()
     held = Head(exists=True, version=9, generation=2, epoch=42, checkpoint=checkpoint, repairs=("copy 1 was damaged",))
-    Narrator(said.append, attempts=5).started("r1", held)
+    RunReporter(said.append, attempts=5).started("r1", held)
     assert said == ["resuming after epoch 42", "repaired: copy 1 was damaged"]
 
 
 def test_time_left_follows_speed_and_backlog() -> None:
     time = FakeTime()
-    tally = Tally(time)
+    tally = RunTotals(time)
     assert tally.seconds_left is None
     time.now = 110
     tally.running(1)  # Spark's start does not count
@@ -89,7 +89,7 @@ def test_time_left_follows_speed_and_backlog() -> None:
 
 def test_old_commits_leave_the_speed() -> None:
     time = FakeTime()
-    tally = Tally(time)
+    tally = RunTotals(time)
     tally.running(1)
     for epoch in range(1, 200):
         time.now += 1
@@ -100,7 +100,7 @@ def test_old_commits_leave_the_speed() -> None:
 
 def test_an_epoch_with_operators_tells_its_sources_and_the_size_of_the_state() -> None:
     said: list[str] = []
-    told = Observers(Narrator(said.append, attempts=5))
+    told = Observers(RunReporter(said.append, attempts=5))
     durations = {"run": 200, "checkpoint": 50, "commit": 100}
     operators = {"totals": {"state_bytes": 1500}, "firsts": {"state_bytes": 500}}
     told.committed(facts(1, operators=operators, sources={"a": 1500, "b": 500}, durations_ms=durations))
@@ -114,7 +114,7 @@ def test_an_epoch_with_operators_tells_its_sources_and_the_size_of_the_state() -
 
 
 def test_the_tally_keeps_the_size_of_the_state_that_the_newest_epoch_tells() -> None:
-    tally = Tally(FakeTime())
+    tally = RunTotals(FakeTime())
     tally.committed(facts(1))
     assert tally.state_bytes is None
     tally.committed(facts(2, operators={"totals": {"state_bytes": 10}}))

@@ -20,7 +20,7 @@ RATE_SECONDS = 30.0  # the window over which speed is measured
 
 
 @dataclass
-class Tally(Observer):
+class RunTotals(Observer):
     """The totals of a run so far."""
 
     monotonic: Callable[[], float]
@@ -167,7 +167,7 @@ def _state_bytes(facts: EpochFacts) -> int:
     return sum(int(did.get("state_bytes", 0)) for did in facts.operators.values())
 
 
-class Narrator(Observer):
+class RunReporter(Observer):
     """Writes one line about each event that a person should know."""
 
     def __init__(self, say: Callable[[str], None], *, attempts: int) -> None:
