@@ -50,14 +50,14 @@ def perform_edit(
 ) -> Receipt:
     """Claim a generation everywhere, decide a history edit in the deciding sink, and bring every other sink through it.
 
-    The claims come first: an active run is fenced before anything is checked. `look` is given the generation; it
-    checks everything under the version that the deciding table is at, and returns the entry to commit and what that
-    table's log holds. When the table moves before the commit, both are done again. Once it is decided nothing fails
-    any more: a sink that cannot follow now does so when the next run joins it. An optional sink whose missing epochs
-    the ledger does not tell any more holds up no edit.
+    The claims come first: they fence an active run before anything is checked. `look` is given the generation. It
+    checks everything under the current version of the deciding sink, and returns the entry to commit and the committed
+    head of that sink. When the sink moves before the commit, both are done again. Once the edit is decided, nothing
+    fails any more: a sink that cannot follow now does so when the next run joins it. An optional sink holds up no
+    edit when the ledger no longer tells the epochs that it lacks.
 
     Args:
-        generation: Only given for a deciding table that does not exist yet.
+        generation: Only given for a deciding sink that does not exist yet.
         goes_on_from: The entry that the history goes on from; a staged sink adopts no pending units beyond it.
         leave: Sinks that need not be reached now.
         replaces: Whatever a sink holds is replaced: it need not be brought in sync first.
@@ -112,7 +112,7 @@ def _decide(pipeline: OpenPipeline, look: Look, generation: int) -> tuple[EntryR
             return ref, deciding.edit(commit, effect, committed.entry, version)
         except CommitConflictError:
             continue
-    raise SinkError(f"{deciding.name}: other writers commit all the time; try again")
+    raise SinkError(f"{deciding.name}: gave up after {TRIES} conflicts with other writers; try again")
 
 
 def _record(pipeline: OpenPipeline) -> None:
@@ -254,7 +254,7 @@ def settle_edits(pipeline: OpenPipeline, sink: Sink, tip: EntryRef | None, run_t
             sink.edit(commit, find_effect(sink, entry, epoch), onto, version)
         except CommitConflictError:
             continue  # somebody wrote since it was looked at
-    raise SinkError(f"{sink.name}: other writers commit all the time")
+    raise SinkError(f"{sink.name}: gave up after {TRIES * TRIES} conflicts with other writers")
 
 
 def _check_return(pipeline: OpenPipeline, sink: Sink, entry: LedgerEntry, holds: int) -> int | None:

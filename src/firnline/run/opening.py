@@ -208,7 +208,7 @@ class Opening:
         return m.Claimed(held.epoch, held.attempt, held.committed)
 
     def _claim_onto_baseline(self) -> Head:
-        """Claim onto the very version that the other tool's progress was read from; if it moved on, read it again."""
+        """Claim onto the version that the other tool's progress was read from; read it again when the table moved."""
         for _ in range(CLAIM_TRIES):
             assert self._progress.baseline is not None
             ref = self._pipeline.ledger.stage(self._progress.baseline)
@@ -216,7 +216,9 @@ class Opening:
                 return self._pipeline.deciding.claim(self._run, baseline=ref, onto=self._baseline_version)
             except CommitConflictError:
                 self._progress.baseline = self._find_baseline(self._pipeline.deciding.load().version)
-        raise SinkError("the other tool commits all the time; stop it before Firnline takes over")
+        raise SinkError(
+            f"gave up after {CLAIM_TRIES} conflicts with the other tool; stop it before Firnline takes over"
+        )
 
     def join(self, name: str) -> m.Event:
         """Register our generation in a further sink, and bring it through the history edits that it lacks."""

@@ -283,7 +283,10 @@ class DeltaSink(Sink):
             if self._table.txn(self._id("-gen")) != self._generation:
                 raise FencedError("another run claimed this pipeline at the same time")
             return self._own()
-        raise SinkError(f"cannot claim {self._table.uri}: other writers commit all the time", table=self._table.uri)
+        raise SinkError(
+            f"cannot claim {self._table.uri}: gave up after {CONFLICT_TRIES} conflicts with other writers",
+            table=self._table.uri,
+        )
 
     def _own(self) -> Head:
         """Our claim stands under the version read; what it adopted is durable from now on."""
@@ -354,7 +357,7 @@ class DeltaSink(Sink):
                 self._pause()
                 continue
             return self._receipt(json.loads(self._commit_info(commit, onto)), version)
-        raise SinkError(f"cannot commit to {self._table.uri}: other writers commit all the time")
+        raise SinkError(f"gave up on {self._table.uri} after {CONFLICT_TRIES} conflicts with other writers")
 
     def _create(self, commit: EpochCommit) -> None:
         if commit.kind == "epoch" and (commit.previous is not None or not self._deferred):
@@ -503,7 +506,7 @@ class DeltaSink(Sink):
                 self._pause()
                 continue
             return self._receipt(json.loads(self._commit_info(commit, at)), made)
-        raise SinkError(f"cannot commit to {self._table.uri}: other writers commit all the time")
+        raise SinkError(f"gave up on {self._table.uri} after {CONFLICT_TRIES} conflicts with other writers")
 
     def version_of(self, epoch: int) -> int:
         return self._history.version_of(epoch)

@@ -145,4 +145,4 @@ def discard(
         for name in found.rejected:
             storage.delete(set_aside_unit(name))
         return found
-    raise SinkError(f"cannot claim {table.uri}: other writers commit all the time")
+    raise SinkError(f"cannot claim {table.uri}: gave up after {TRIES} conflicts with other writers")
