@@ -1,0 +1,166 @@
+"""The conformance suites are worth passing: every broken sink and every broken source fails at least one test."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+
+# Each breaks one promise of the kinds that docs/extending.md shows.
+BROKEN = """
+from dataclasses import replace
+
+import memory_sink
+import memory_source
+import pytest
+from firnline.sinks import Capabilities, Delivery, GoesBack, registry as sinks
+from firnline.sources import registry as sources
+from memory_sink import MemorySink, MemorySinkOptions
+from memory_source import MemorySource
+from test_memory_sink import TestMemorySink as SinkSuite
+from test_memory_source import TestMemorySource as SourceSuite
+
+sinks.KINDS["memory"] = "memory_sink"
+sources.KINDS["memory"] = "memory_source"
+EXACTLY = Delivery.EXACTLY_ONCE
+
+
+class Unfenced(MemorySink):
+    def commit(self, commit, run_tasks=None):
+        self._generation = self._table.generation
+        return super().commit(commit)
+
+
+class Doubling(MemorySink):
+    def commit(self, commit, run_tasks=None):
+        if self.find_receipt(commit.checkpoint.epoch):
+            self._table.rows += self._table.rows
+        return super().commit(commit)
+
+
+class Anywhere(MemorySink):
+    def commit(self, commit, run_tasks=None):
+        return super().commit(replace(commit, previous=self.load().entry))
+
+
+class Forgetful(MemorySink):
+    def find_receipt(self, epoch):
+        found = super().find_receipt(epoch)
+        return found if found and found.epoch == self.load().epoch else None
+
+
+class Claimable(MemorySink):
+    def claim(self, run, generation=None, *arguments, **named):
+        return super().claim(run, max(generation, self._table.generation + 1))
+
+
+class Reclaimable(MemorySink):
+    def claim(self, run, generation=None, baseline=None, onto=None, *, again=False, decided=None):
+        return super().claim(run, max(generation, self._table.generation) if again else generation)
+
+
+class Restless(MemorySink):
+    def load(self):
+        self._table.version += 1
+        return super().load()
+
+
+class Boasting(MemorySink):
+    capabilities = Capabilities(EXACTLY, goes_back=GoesBack.EXACTLY)
+
+
+class Upserting(MemorySink):
+    capabilities = Capabilities(EXACTLY, upserts=True)
+
+
+class Rewinding(MemorySource):
+    def acknowledge(self, position):
+        self._held.records, self._held.first = [], self._held.end
+
+
+class Trusting(MemorySource):
+    def start(self, position):
+        return {"topic": self._topic, "offset": position["offset"] if position else 0}
+
+
+class Hasty(MemorySource):
+    def advance(self, plan, outcomes, epoch):
+        return super().advance(plan, [{"to": plan.splits[0].inputs[0]["to"]}], epoch)
+
+
+class Impure(MemorySource):
+    def advance(self, plan, outcomes, epoch):
+        return super().advance(plan, [{"to": self._held.end}], epoch)
+
+
+class Repeating(MemorySource):
+    def replay(self, position, records):
+        return position
+
+
+class Greedy(MemorySource):
+    def replan(self, position, records, parallelism):
+        return self._slice(position, self._held.first, self._held.end, 1000)
+
+
+class Limitless(MemorySource):
+    def plan(self, position, limits):
+        return super().plan(position, replace(limits, max_events=1_000_000))
+
+
+def sink_suite(kind):
+    class Suite(SinkSuite):
+        @pytest.fixture
+        def open_sink(self):
+            memory_sink.TABLES.clear()
+            return lambda context: kind(MemorySinkOptions("copy"), context)
+
+    return Suite
+
+
+def source_suite(kind):
+    class Suite(SourceSuite):
+        @pytest.fixture(autouse=True)
+        def broken(self, monkeypatch):
+            monkeypatch.setattr(memory_source, "MemorySource", kind)
+
+    return Suite
+
+
+SINKS = [MemorySink, *MemorySink.__subclasses__()]
+SOURCES = [MemorySource, *MemorySource.__subclasses__()]
+for kind in SINKS:
+    globals()[f"Test{kind.__name__}"] = sink_suite(kind)
+for kind in SOURCES:
+    globals()[f"Test{kind.__name__}"] = source_suite(kind)
+
+
+class TestCutting(SourceSuite):
+    is_atomic = True  # and the source cuts anywhere
+
+
+del SinkSuite, SourceSuite
+"""
+
+
+def test_every_broken_kind_fails_and_the_whole_ones_pass(tmp_path: Path) -> None:
+    for name, text in re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "test_broken.py").write_text(BROKEN)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-rA", "--tb=no"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [*command, "--rootdir", str(tmp_path), str(tmp_path / "test_broken.py")],
+        cwd=tmp_path, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    ran = re.findall(r"^(PASSED|FAILED|ERROR) \S*test_broken\.py::Test(\w+)::", done.stdout, re.MULTILINE)
+    outcomes = {kind: {outcome for outcome, other in ran if other == kind} for _, kind in ran}
+    assert outcomes.pop("MemorySink") == {"PASSED"}, done.stdout[-3000:]
+    assert outcomes.pop("MemorySource") == {"PASSED"}, done.stdout[-3000:]
+    assert len(outcomes) == len(re.findall(r"^class \w+\(Memory\w+\):$", BROKEN, re.MULTILINE)) + 1
+    assert all("PASSED" in found and "ERROR" not in found for found in outcomes.values()), outcomes
+    assert [kind for kind, found in outcomes.items() if "FAILED" not in found] == []
