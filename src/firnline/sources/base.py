@@ -28,7 +28,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from firnline.errors import ConfigError
 from firnline.types import Json
@@ -205,7 +205,7 @@ class Source(ABC):
     """
 
     name: str
-    ports: ClassVar[tuple[str, ...]] = (MAIN_PORT,)  # outputs; a split's rows name theirs
+    ports: tuple[str, ...] = (MAIN_PORT,)  # outputs; rows name theirs. The engine refuses others than the main one
     poll_interval_secs: float = 10.0  # how long a run waits after a plan that found nothing
     reconcile_interval_secs: float | None = None  # between two calls of `reconcile`; None: input never comes late
     late_files: Literal["ingest", "ignore", "fail"] = "ignore"  # what becomes of late input

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from firnline.clock import monotonic
-from firnline.errors import DamagedError, FirnlineError
+from firnline.errors import ConfigError, DamagedError, FirnlineError
 from firnline.sources import registry
-from firnline.sources.base import Backlog, Limits, PositionView, Reconciled, Source, SourcePlan, Split
+from firnline.sources.base import MAIN_PORT, Backlog, Limits, PositionView, Reconciled, Source, SourcePlan, Split
 from firnline.sources.known import KnownFiles
 from firnline.types import Json
 
@@ -76,6 +76,9 @@ class Sources:
     def __init__(self, sources: Sequence[Source], *, once: bool = False) -> None:
         self._once = once  # then "nothing to read" must be the answer of every source
         self._sources = {source.name: source for source in sources}
+        several = next((source.name for source in sources if source.ports != (MAIN_PORT,)), None)
+        if several is not None:
+            raise ConfigError(f"source {several!r} has outputs beside its main one, which no sink or operator can read")
         self._asked: dict[str, _Asked] = {}
         self._forgotten: set[str] = set()
 

@@ -1,4 +1,4 @@
-"""The files that a ledger knows, in byte order of their names, whatever their number: sorted on disk when many."""
+"""The inputs that a ledger knows, sorted by the bytes of their names; many are sorted on disk, in bounded memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class KnownFiles:
 
     def __init__(self, files: Iterable[tuple[str, str]] = ()) -> None:
         self._rows: list[_Row] = []
-        self._runs: list[IO[bytes]] = []
+        self._segments: list[IO[bytes]] = []
         self._added = 0
         for path, etag in files:
             self.add(path, etag)
@@ -33,10 +33,10 @@ class KnownFiles:
 
     def _spill(self) -> None:
         self._rows.sort()
-        run = tempfile.TemporaryFile(prefix="firnline-")  # noqa: SIM115  # closed by close(), gone with the process
+        segment = tempfile.TemporaryFile(prefix="firnline-")  # noqa: SIM115  # closed by close(), gone with the process
         for at in range(0, len(self._rows), _PAGE):
-            marshal.dump(self._rows[at : at + _PAGE], run)
-        self._runs.append(run)
+            marshal.dump(self._rows[at : at + _PAGE], segment)
+        self._segments.append(segment)
         self._rows = []
 
     def __bool__(self) -> bool:
@@ -46,7 +46,7 @@ class KnownFiles:
         """Every file once, with its etag, in byte order of the names."""
         self._rows.sort()
         last = None
-        for name, _, etag in heapq.merge(*(_read(run) for run in self._runs), self._rows):
+        for name, _, etag in heapq.merge(*(_read(segment) for segment in self._segments), self._rows):
             if name != last:
                 last = name
                 yield name.decode(), etag
@@ -56,17 +56,17 @@ class KnownFiles:
         return KnownFiles((rename(path), etag) for path, etag in self)
 
     def close(self) -> None:
-        """Let go of temporary files."""
-        for run in self._runs:
-            run.close()
+        """Close and thereby delete the temporary files."""
+        for segment in self._segments:
+            segment.close()
 
 
-def _read(run: IO[bytes]) -> Iterator[_Row]:
-    """The rows of a run; `run` is read by one walk at a time."""
-    run.seek(0, 2)
-    end, at = run.tell(), 0
+def _read(segment: IO[bytes]) -> Iterator[_Row]:
+    """The rows of a segment; one walk at a time may read it."""
+    segment.seek(0, 2)
+    end, at = segment.tell(), 0
     while at < end:
-        run.seek(at)
-        rows: list[_Row] = marshal.load(run)  # noqa: S302  # a file that only this process has open
-        at = run.tell()
+        segment.seek(at)
+        rows: list[_Row] = marshal.load(segment)  # noqa: S302  # a file that only this process has open
+        at = segment.tell()
         yield from rows

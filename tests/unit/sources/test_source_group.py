@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from firnline.errors import SourceError
+from firnline.errors import ConfigError, SourceError
 from firnline.options import FileSourceOptions
 from firnline.sources import group
 from firnline.sources.base import Limits
@@ -121,3 +121,10 @@ def test_a_source_whose_answer_waits_is_asked_until_the_answer_is_taken(
     monkeypatch.setattr(group, "ALIGN_SECONDS", 30)
     assert sources.plan(positions, LIMITS) is not None
     assert not sources.is_asked("slow")
+
+
+def test_a_source_with_an_output_that_nobody_can_read_is_refused(tmp_path: Path) -> None:
+    source = FileSource(make(tmp_path, 1, "a"))
+    source.ports = ("", "deletes")
+    with pytest.raises(ConfigError, match="outputs beside its main one"):
+        Sources([source])
