@@ -62,7 +62,7 @@ _NUMBERS = (pa.int32(), pa.int64(), pa.float32(), pa.float64())
 
 
 def is_column_name_ok(name: str) -> bool:
-    """Tell whether a record's field may become a column under this name.
+    """Whether a record's field may become a column under this name.
 
     Delta and Parquet without column mapping refuse some characters; Firnline keeps `_firnline*` and
     `_rescued_data` for itself.
@@ -73,7 +73,7 @@ def is_column_name_ok(name: str) -> bool:
 
 
 def is_json(field: pa.Field) -> bool:
-    """Tell whether a field holds JSON text of any shape."""
+    """Whether a field holds JSON text of any shape."""
     return bool(field.metadata) and field.metadata.get(TYPE_KEY) == b"json"
 
 

@@ -31,7 +31,7 @@ class Folded:
 
 
 class Aggregate(Operator):
-    """Folds rows into one answer per key, for ever.
+    """Folds rows into one answer per key, over all time.
 
     Settings: `keys`, `aggregates` (each `name`, `function`, `column`, `order_by`), `time`, `delay_us`, `before`.
 
@@ -48,7 +48,7 @@ class Aggregate(Operator):
         if self._time is not None:
             check_time(name, inputs, self._time)
         self._keys = get_keys(name, inputs, settings["keys"])
-        self._functions = [build_function(name, inputs, each, self._time) for each in settings["aggregates"]]
+        self._functions = [build_function(name, inputs, aggregate, self._time) for aggregate in settings["aggregates"]]
         self._before = bool(settings.get("before", False))
         if not self._functions:
             raise ConfigError(f"operator {name!r} has no aggregates", hint="Name at least one under `aggregates`.")
@@ -135,11 +135,11 @@ class Aggregate(Operator):
         return folded
 
     def moved(self, batch: Batch, folded: Folded) -> Mask:
-        """Tell which keys have another state than before."""
+        """Return which keys have another state than before."""
         return (_any_differs(folded.old_state, folded.new_state) | ~batch.exists) & folded.live
 
     def answered(self, batch: Batch, folded: Folded) -> Mask:
-        """Tell which keys have another answer than before."""
+        """Return which keys have another answer than before."""
         return (_any_differs(folded.old_answers, folded.new_answers) | ~batch.exists) & folded.live
 
     def state_of(self, folded: Folded, at: Indices) -> pa.Table:
@@ -147,10 +147,10 @@ class Aggregate(Operator):
         taken = pa.array(at)
         return pa.Table.from_arrays([column.take(taken) for column in folded.new_state], schema=self.state_schema)
 
-    def changes(self, batch: Batch, folded: Folded, at: Indices, told: Mask, context: EpochContext) -> pa.Table:
-        """Return a row of the changelog for each of some keys: an update where an answer was told before."""
+    def changes(self, batch: Batch, folded: Folded, at: Indices, known: Mask, context: EpochContext) -> pa.Table:
+        """Return a row of the changelog for each of some keys: an update if an answer was emitted before."""
         taken = pa.array(at)
-        there = told[at]
+        there = known[at]
         columns = self.key_columns(batch, at)
         columns += [column.take(taken) for column in folded.new_answers]
         columns += change_columns(np.where(there, UPDATE, INSERT).astype(np.int8), context.epoch)

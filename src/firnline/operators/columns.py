@@ -187,7 +187,7 @@ def plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def valid(column: pa.Array) -> Mask:
-    """Tell which values are not null."""
+    """Return which values are not null."""
     return np.asarray(column.is_valid())
 
 
@@ -210,7 +210,7 @@ def maybe(values: np.ndarray[Any, Any], there: Mask, kind: pa.DataType) -> pa.Ar
 
 
 def is_orderable(kind: pa.DataType) -> bool:
-    """Tell whether values of a type have a fixed order."""
+    """Whether values of a type have a fixed order."""
     return bool(
         pa.types.is_integer(kind)
         or pa.types.is_floating(kind)
@@ -245,7 +245,7 @@ def ranks(column: pa.Array) -> Indices:
 
 
 def differs(old: pa.Array, new: pa.Array) -> Mask:
-    """Tell where two columns of the same type and length differ; null is like null, and NaN like NaN."""
+    """Return where two columns of the same type and length differ; null is like null, and NaN like NaN."""
     if old is new:
         return np.zeros(len(new), np.bool_)
     there, here = valid(old), valid(new)

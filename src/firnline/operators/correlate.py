@@ -1,4 +1,4 @@
-"""The operator `correlate`: alerts where several inputs speak of one key within a window of event time."""
+"""The operator `correlate`: alerts when several inputs have rows with one key within an event-time window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator `deduplicate`: the first row of a key passes, later ones do not."""
+"""The operator `deduplicate`: passes the first row of every key, and drops later ones."""
 
 from __future__ import annotations
 

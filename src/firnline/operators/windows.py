@@ -1,4 +1,4 @@
-"""The operator `aggregate` with windows of event time: tumbling or sliding, closed by the watermark."""
+"""The operator `aggregate` with event-time windows: tumbling or sliding, closed by the watermark."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ class WindowedAggregate(Aggregate):
         end = start + self._size
         closed = self._closed(end, context)
         emitted = np.flatnonzero(closed & folded.live if self._final else self.answered(batch, folded))
-        told = np.zeros_like(batch.exists) if self._final else batch.exists
-        output = self.changes(batch, folded, emitted, told, context)
+        known = np.zeros_like(batch.exists) if self._final else batch.exists
+        output = self.changes(batch, folded, emitted, known, context)
         changed = np.flatnonzero(self.moved(batch, folded) & ~closed)
         return Result(
             changed,

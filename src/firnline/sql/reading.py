@@ -56,7 +56,7 @@ def _word(token: Any) -> str:
 
 
 def is_call(tokens: Sequence[Token], at: int) -> bool:
-    """Tell whether the word at this place is followed by an opening bracket."""
+    """Whether the word at this place is followed by an opening bracket."""
     return bool(tokens[at].word.strip(OPEN)) and at + 1 < len(tokens) and tokens[at + 1].word == OPEN
 
 
