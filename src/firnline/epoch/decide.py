@@ -270,7 +270,7 @@ def _advance(turn: _Turn) -> None:
 
 
 def _reclaim(turn: _Turn) -> None:
-    """Commit what has begun, then claim another generation. What only was planned stands on the same epoch still."""
+    """Commit what has begun, then claim another generation. What is only planned stays planned."""
     _serve_sinks(turn)
     _record(turn)
     is_busy = any(sink.busy or sink.asking for sink in turn.state.sinks)
@@ -368,8 +368,9 @@ def _plan(turn: _Turn) -> None:
 
 
 def _finish(turn: _Turn) -> None:
-    """Stop once told to, when nothing is in flight and no sink lags but one that rests after a failure.
+    """Stop on request or when the input is exhausted, once nothing is in flight.
 
+    No sink may lag, except one that rests after a failure.
     What waits for a committer holds up no end: further sinks are given it by the next run.
     """
     state = turn.state

@@ -1,4 +1,4 @@
-"""What the epoch's decisions are told (events) and what they ask for (actions); values without behaviour."""
+"""Events, which the decisions of an epoch get, and actions, which they ask for; values without behaviour."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SinksRead:
     """What every sink holds: `(name, epoch)` of the decided chain, and the tip's attempt.
 
     A further sink that could not be read is left out. `recorded` and `acknowledged` are the epochs up to
-    which that was done, where somebody can tell; None counts as done. `committed` is what the deciding table's log
+    which that was done, where that is known; None counts as done. `committed` is what the deciding table's log
     holds, where a committer commits; None: all that the deciding sink holds.
     """
 

@@ -15,7 +15,7 @@ class Policy(Enum):
 
 
 class Phase(Enum):
-    """Where a run stands."""
+    """What a run does now."""
 
     READING = "reading"  # asks every sink what it holds
     OPEN = "open"  # plans, but has not claimed: there was nothing to do yet
@@ -26,13 +26,13 @@ class Phase(Enum):
 
 
 class Stage(Enum):
-    """Where one epoch in flight stands."""
+    """How far one epoch in flight is."""
 
     PLANNED = "planned"
     RUNNING = "running"
     RAN = "ran"
     STAGED = "staged"
-    COMMITTING = "committing"  # until the deciding sink has told that it holds the epoch, or that it does not
+    COMMITTING = "committing"  # until the deciding sink has answered whether it holds the epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class EpochState:
     acknowledged: int = 0
     slots: tuple[Slot, ...] = ()
     watching: bool = False  # a look at the deciding table's log is under way
-    planning: tuple[int, str] | None = None  # what the plan under way stands on
+    planning: tuple[int, str] | None = None  # the epoch and attempt that the plan under way is based on
     recording: bool = False
     acknowledging: bool = False
     polling: bool = False  # the poll timer runs: nothing is planned until it fires
@@ -104,7 +104,7 @@ class EpochState:
 
     @property
     def planned_on(self) -> tuple[int, str]:
-        """Epoch and attempt that the next plan stands on."""
+        """Epoch and attempt that the next plan is based on."""
         return (self.slots[-1].epoch, self.slots[-1].attempt) if self.slots else (self.decided, self.tip)
 
 

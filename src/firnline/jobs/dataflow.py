@@ -81,10 +81,10 @@ def keyed_edge(operator: str, port: str) -> str:
 
 def shape_of(operator: OperatorOptions) -> str:
     """What of an operator's settings its state cannot be read without; kept in its checkpoints."""
-    told: dict[str, Json] = {"keys": list(operator.keys), "window": operator.settings.get("window")}
+    settings: dict[str, Json] = {"keys": list(operator.keys), "window": operator.settings.get("window")}
     if operator.type == "correlate":
-        told["inputs"] = list(operator.inputs)  # the state knows them by their place
-    return checksum(canonical(told))[:32]
+        settings["inputs"] = list(operator.inputs)  # the state knows them by their place
+    return checksum(canonical(settings))[:32]
 
 
 def dataflow_of(options: PipelineOptions) -> Dataflow:

@@ -449,8 +449,8 @@ def _check_settings(options: OperatorOptions, operator: Operator) -> None:
     time = options.settings.get("time")
     times = dict.fromkeys(options.inputs, time) if time else {}
     if operator.keys != options.keys:
-        told, wanted = list(options.keys), list(operator.keys)
-        raise ConfigError(f"operator {options.name!r} has the keys {wanted}, its settings say keys: {told}")
+        wanted, declared = list(operator.keys), list(options.keys)
+        raise ConfigError(f"operator {options.name!r} has the keys {wanted}, its settings say keys: {declared}")
     if dict(operator.times) != times:
         raise ConfigError(
             f"operator {options.name!r} takes times from {dict(operator.times)}, but its settings say time: {time}",

@@ -75,7 +75,7 @@ def _analyse(session: SparkSession, query: str) -> DataFrame:
 
 
 def _collect(frame: DataFrame) -> list[Any]:
-    """Run a frame; a row that the query cannot work on is told as such: trying again would not help."""
+    """Run a frame. A row that the query fails on becomes a SchemaError: a retry would not help."""
     try:
         return frame.collect()
     except Exception as error:

@@ -43,7 +43,7 @@ class CheckpointMaker:
         self._run = run
         self._window = RollbackWindow(pipeline.options.checkpoint.rollback_window)
         self._floors: dict[int, int] = {}  # of the newest epochs
-        self._positions: dict[int, Positions] = {}  # from the floor on, when a source wants to be told
+        self._positions: dict[int, Positions] = {}  # from the floor on, when a source wants acknowledgements
         self._through = {  # sources whose rows go through operators: no table tells their columns
             name
             for operator in pipeline.options.operators

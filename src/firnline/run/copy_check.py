@@ -69,7 +69,7 @@ class CopyCheck:
             self._compare_all(suspects, reload())
 
     def claimed(self, held: Head, run: str) -> None:
-        """Take what stands under this run's claim as what every copy is judged by from now on."""
+        """From now on, compare every copy with what the sink holds under this run's claim."""
         with self._lock:
             self._own = (held.generation, run)
             self._base = replace(held, generation=held.generation - 1)

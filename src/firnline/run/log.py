@@ -78,8 +78,8 @@ class RunHistory:
             last = self._body["last_worker_loss"] or {}
             self.note(now=True, last_worker_loss={**last, "took_ms": facts["took_ms"]})
         else:
-            told = {"at": self._clock.now().isoformat(), **facts}
-            self.note(now=True, worker_losses=self._body["worker_losses"] + 1, last_worker_loss=told)
+            loss = {"at": self._clock.now().isoformat(), **facts}
+            self.note(now=True, worker_losses=self._body["worker_losses"] + 1, last_worker_loss=loss)
 
     def prune(self) -> None:
         """Keep the newest runs."""

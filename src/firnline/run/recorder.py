@@ -151,11 +151,10 @@ class Recorder:
             StoreUnsafeError: one of them cannot keep what it is trusted with.
         """
         self._on_change = on_change
-        self.tiers.prove = True
         self._looks = None
         if self._store is not None:
             self._store.look()
-        self.tiers.look_again()
+        self.tiers.look_again(prove=True)
 
     def confirm(self, held: Head, reload: Reload | None = None) -> Head:
         """Compare with what the sink holds; returns what it holds by now, if it was read again with `reload`.
@@ -223,7 +222,7 @@ class Recorder:
         threading.Thread(target=look, name="firnline far look", daemon=True).start()
 
     def before_claim(self, reload: Reload) -> None:
-        """Give the remote tier a last chance to tell of more than the sink holds, before anything is added there.
+        """Wait for the remote tier before the claim: if it is ahead of the sink, nothing may be added there.
 
         Raises:
             StoreAheadError: it does. If it answers later, `record` raises this.
@@ -233,7 +232,7 @@ class Recorder:
         self._check.before_claim(reload)
 
     def claimed(self, held: Head, run: str) -> None:
-        """Take note of what stands under the claim of this run."""
+        """Keep what the sink holds under the claim of this run."""
         self._check.claimed(held, run)
         if self._store is not None:
             self._store.claimed()
@@ -269,7 +268,7 @@ class Recorder:
 
         Raises:
             SinkError: `strict_store`, and the store cannot be written; repeatable.
-            StoreAheadError: the store or a tier turned out to tell of more than the sink did.
+            StoreAheadError: the store or a tier turned out to be ahead of the sink.
             StoreUnsafeError: a tier turned out not to keep its promises.
         """
         self._check.raise_found()

@@ -31,7 +31,7 @@ class Records:
 
     def note_receipt(self, receipt: Receipt) -> None:
         """Keep what a sink answered for the epoch's record."""
-        told = {
+        facts = {
             "version": receipt.version,
             "rows": receipt.rows,
             "size_bytes": receipt.size_bytes,
@@ -39,7 +39,7 @@ class Records:
             "attempt": receipt.attempt,
         }
         with self._lock:
-            self._facts_of(receipt.epoch)[1][receipt.sink] = told
+            self._facts_of(receipt.epoch)[1][receipt.sink] = facts
 
     def note_durations(self, epoch: int, durations_ms: Mapping[str, int]) -> None:
         """Keep how long each step took for the epoch's record."""

@@ -365,7 +365,7 @@ class Runner:
         self._lanes.submit(lane, perform)
 
     def _aside(self, lane: str, work: Callable[[], None]) -> None:
-        """Do what nothing waits for on a lane; a failure is told, and changes nothing."""
+        """Perform on a lane what nothing waits for; a failure is logged, and changes nothing."""
 
         def perform() -> None:
             try:

@@ -80,7 +80,7 @@ def _crossed(step_us: int, since: Since) -> bool:
 class Snapshots:
     """Makes the snapshots of one run's state, one at a time.
 
-    `begin` stands before the last fold of an epoch, `complete` after it: the end of the Spark job is the barrier,
+    `begin` is called before the last fold of an epoch, `complete` after it: the end of the Spark job is the barrier,
     its result rows are the reports. Epochs are given up from the main thread.
     """
 

@@ -43,7 +43,7 @@ class StoreCopy:
         records: Records,
         check: CopyCheck,
         monotonic: Callable[[], float],
-        tell: Callable[[], None],
+        on_change: Callable[[], None],
         *,
         keep_versions: int,
         strict: bool = False,
@@ -52,10 +52,10 @@ class StoreCopy:
         self._records = records
         self._check = check
         self._monotonic = monotonic
-        self._tell = tell
+        self._on_change = on_change
         self._strict = strict
         self._prune_every = max(1, min(PRUNE_EVERY, keep_versions))
-        self._prune_due = self._prune_told = False
+        self._prune_due = self._prune_reported = False
         self._calls = TimedCalls(STORE_SECONDS)
         self._calling = threading.Lock()
         self._claimed = False
@@ -86,7 +86,7 @@ class StoreCopy:
         self.seen = self._place.look_within(WAIT_SECONDS, prove=True)
 
     def claimed(self) -> None:
-        """From now on, the check knows what stands under the claim of this run."""
+        """The run has claimed: from now on, the check knows what the sink holds under that claim."""
         self._claimed = True
 
     def level(self, held: Head) -> int | None:
@@ -126,7 +126,7 @@ class StoreCopy:
         """Record every epoch up to this one now, or when the store can be written again.
 
         Raises:
-            StoreAheadError: the store turned out to tell of more than the sink did.
+            StoreAheadError: the store turned out to be ahead of the sink.
             StoreUnsafeError: it turned out not to keep its promises.
             SinkError: strict, and it cannot be written; repeatable.
         """
@@ -136,7 +136,7 @@ class StoreCopy:
         elif self._since is None:
             self._since = self._monotonic()
         if self.is_behind:
-            self._tell()
+            self._on_change()
 
     def catch_up(self, *, now: bool = False) -> None:
         """Try again to record what is missing, if that is due.
@@ -148,7 +148,7 @@ class StoreCopy:
             return
         if self.is_behind and not self._calls.busy and (now or self._monotonic() >= self._due_at):
             self._write()
-            self._tell()
+            self._on_change()
 
     def _write(self) -> None:
         wanted = self._wanted
@@ -206,11 +206,11 @@ class StoreCopy:
         self._stored = self._recorded or self._stored
         if failing:
             logger.info("store is in sync again", extra={"place": self._place.place, "epoch": self._stored})
-        self._tell()
+        self._on_change()
 
     def _fail(self, error: OSError | CheckpointError, due_seconds: float | None = None) -> None:
         """The outcome is not known: the store is read before the next put. That one comes after a back-off."""
-        now, told = self._monotonic(), self._failures
+        now, is_known = self._monotonic(), self._failures > 0
         self._stored = self._recorded or self._stored
         self._recorded = None
         self._failures += 1
@@ -220,9 +220,9 @@ class StoreCopy:
             due_seconds = min(FIRST_BACKOFF_SECONDS * 2.0 ** min(self._failures - 1, 16), MAX_BACKOFF_SECONDS)
         self._due_at = now + due_seconds
         facts = {"place": self._place.place, "epoch": self._wanted.epoch if self._wanted else 0}
-        log = logger.debug if told else logger.warning  # an outage is told once, not with every try
+        log = logger.debug if is_known else logger.warning  # an outage is logged once, not with every try
         log("epoch not recorded in the store; going on, trying again", extra={**facts, "reason": self._reason})
-        self._tell()
+        self._on_change()
 
     # -- now and then ---------------------------------------------------------------------------------
 
@@ -232,13 +232,13 @@ class StoreCopy:
 
     def prune_due(self) -> bool:
         """Whether so much was put that old versions should go; said once."""
-        due = self._prune_due and not self._prune_told
-        self._prune_told = self._prune_due
+        due = self._prune_due and not self._prune_reported
+        self._prune_reported = self._prune_due
         return due
 
     def prune(self) -> None:
         """Delete the oldest versions; a store that fails keeps them."""
-        self._prune_due = self._prune_told = False
+        self._prune_due = self._prune_reported = False
         try:
             self._call(self._place.prune)
         except (OSError, CheckpointError) as error:

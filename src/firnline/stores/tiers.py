@@ -282,7 +282,7 @@ class Tiers:
     def __init__(self, local: Place | None = None, remote: Place | None = None) -> None:
         self.local = local
         self.remote = remote
-        self.prove = False  # what is only looked at needs no proof; a run sets this
+        self._prove = False
         self._looks: dict[str, Look] = {}
         self._told: set[tuple[str, str]] = set()
 
@@ -290,8 +290,12 @@ class Tiers:
     def places(self) -> tuple[Place, ...]:
         return tuple(p for p in (self.local, self.remote) if p is not None)
 
-    def look_again(self) -> None:
-        """Forget what was read, and read the local tier."""
+    def look_again(self, *, prove: bool = False) -> None:
+        """Forget what was read, and read the local tier.
+
+        With `prove`, from now on a tier that is read has to show that it keeps its promises: a run writes to it.
+        """
+        self._prove = prove or self._prove
         self._looks.clear()
         if self.local is not None:
             self.look(self.local)
@@ -299,7 +303,7 @@ class Tiers:
     def look(self, place: Place) -> Look:
         """What a tier holds, as it was first read."""
         if place.path not in self._looks:
-            self._looks[place.path] = place.look_within(WAIT_SECONDS, prove=self.prove)
+            self._looks[place.path] = place.look_within(WAIT_SECONDS, prove=self._prove)
         return self._looks[place.path]
 
     def looks(self) -> Iterator[Look]:
