@@ -21,7 +21,7 @@ from firnline.checkpoint.codec import canonical, seal, unseal
 from firnline.clock import SystemClock
 from firnline.committer import committer as committer_module
 from firnline.committer.committer import Committer
-from firnline.committer.lock import Place, find_holder
+from firnline.committer.lock import CommitterLock, find_holder
 from firnline.committer.service import CommitterService, TableRef
 from firnline.errors import CommitUnknownError, FencedError, SinkError
 from firnline.options import DeltaSinkOptions, PipelineOptions
@@ -386,7 +386,7 @@ def test_repeated_single_rounds_write_deltas_own_checkpoint(sample: SampleInput,
 def test_a_long_cycle_shows_signs_of_life(table: Path) -> None:
     storage = open_storage(str(table))
     clock = SystemClock()
-    place = Place(storage, "one", clock, takeover_seconds=0.0)
+    place = CommitterLock(storage, "one", clock, takeover_seconds=0.0)
     assert place.take()
     before = find_holder(storage)
     place.beat()
@@ -394,7 +394,7 @@ def test_a_long_cycle_shows_signs_of_life(table: Path) -> None:
     assert before is not None
     assert after is not None
     assert after["beat"] == before["beat"] + 1
-    other = Place(storage, "two", clock, takeover_seconds=0.0)
+    other = CommitterLock(storage, "two", clock, takeover_seconds=0.0)
     other.take()
     assert other.take()  # the first one's beat stood still
     place.beat()
@@ -410,7 +410,7 @@ def test_a_second_committer_once_is_refused_and_the_other_tables_had_their_turn(
     second = tmp_path / "second"
     stage(sample, staged(sample, second, name="other"), "b")
     clock = SystemClock()
-    holder = Place(open_storage(str(table)), "holder", clock, 30)
+    holder = CommitterLock(open_storage(str(table)), "holder", clock, 30)
     assert holder.take()
     service = CommitterService([TableRef(str(table)), TableRef(str(second))], "me", clock)
     with pytest.raises(FencedError, match="another committer"):

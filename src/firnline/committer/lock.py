@@ -1,7 +1,7 @@
-"""Who commits a table: a heartbeat file that spares work. What makes it safe is the committer's transaction.
+"""The lock of a table's committer: a heartbeat file that saves work. The committer's transaction is what makes it safe.
 
-A second committer watches the file; when its beat has stood still for long enough, by the watcher's own
-monotonic clock, it takes over. A holder that wakes up later is refused by the log.
+A second committer watches the file. When the heartbeat has not changed for long enough, by the watcher's own monotonic
+clock, the second one takes over. The log refuses a former holder that wakes up later.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from firnline.process import has_exited, this_process
 from firnline.storage import Storage
 from firnline.types import Clock, Json
 
-BEATS = 6  # so many fit into the time after which another takes over
+BEATS = 6  # heartbeats within the time after which another committer takes over
 
 
-class Place:
-    """One committer's hold on one table."""
+class CommitterLock:
+    """One committer's side of the lock of one table."""
 
     def __init__(self, storage: Storage, run: str, clock: Clock, takeover_seconds: float) -> None:
         self._storage = storage
@@ -31,7 +31,7 @@ class Place:
         self.held = False
 
     def take(self) -> bool:
-        """Hold the place, or see whether its holder is dead; True when it is ours."""
+        """Take or keep the lock, also from a holder that is dead; returns whether this committer has it."""
         holder = find_holder(self._storage)
         self.held = holder is None or holder["run"] == self._run or self._is_dead(holder)
         if self.held:
@@ -39,7 +39,7 @@ class Place:
         return self.held
 
     def beat(self) -> None:
-        """Show a sign of life in the middle of long work; nothing when it is too soon, or somebody took over."""
+        """Write a heartbeat during long work, unless it is too soon or another committer took over."""
         if not self.held or self._clock.monotonic() - self._beat_at < self._takeover_seconds / BEATS:
             return
         holder = find_holder(self._storage)
@@ -62,7 +62,7 @@ class Place:
         return self._clock.monotonic() - self._watched_since >= self._takeover_seconds
 
     def release(self) -> None:
-        """Let go on a clean stop, so that the next one need not wait."""
+        """Release the lock on a clean stop, so that the next committer need not wait."""
         holder = find_holder(self._storage) if self.held else None
         if holder is not None and holder["run"] == self._run:
             self._storage.delete(COMMITTER)
@@ -70,7 +70,7 @@ class Place:
 
 
 def find_holder(storage: Storage) -> dict[str, Json] | None:
-    """Who holds the place; None when nobody does, or when the file is damaged and so proves nothing."""
+    """The holder of the lock; None when there is none, or when the file is damaged and proves nothing."""
     try:
         return unseal(parse(storage.get(COMMITTER), COMMITTER), COMMITTER)
     except (FileNotFoundError, DamagedError):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from firnline.committer.committer import Committer, CycleReport
-from firnline.committer.lock import Place, find_holder
+from firnline.committer.lock import CommitterLock, find_holder
 from firnline.errors import FencedError, FirnlineError, SinkError
 from firnline.sinks.delta.table import Table
 from firnline.storage import normalise, open_storage
@@ -44,10 +44,10 @@ class CommitterObserver:
 class _Served:
     ref: TableRef
     committer: Committer
-    place: Place
+    lock: CommitterLock
 
     def beat(self, _: int) -> None:
-        self.place.beat()
+        self.lock.beat()
 
 
 class CommitterService:
@@ -73,7 +73,7 @@ class CommitterService:
             storage = open_storage(ref.uri, ref.storage_options)
             table = Table(normalise(ref.uri), ref.storage_options)
             committer = Committer(table, storage, run, clock, whole_file_checksums=whole_file_checksums)
-            self._served.append(_Served(ref, committer, Place(storage, run, clock, takeover)))
+            self._served.append(_Served(ref, committer, CommitterLock(storage, run, clock, takeover)))
 
     def stop(self) -> None:
         """End after the current cycle. May be called from a signal handler."""
@@ -90,7 +90,7 @@ class CommitterService:
         try:
             for served in self._served:
                 try:
-                    if not served.place.take():
+                    if not served.lock.take():
                         raise FencedError(f"another committer is active on {served.ref.uri} ({_who(served)})")
                     report = served.committer.cycle(served.beat)
                 except (FirnlineError, OSError) as error:  # told once the other tables had their turn
@@ -116,20 +116,20 @@ class CommitterService:
 
     def _cycle(self, served: _Served) -> None:
         try:
-            if not served.place.take():
+            if not served.lock.take():
                 self._observer.standing_by(served.ref.uri, _who(served))
                 return
             self._observer.cycled(served.ref.uri, served.committer.cycle(served.beat))
         except FirnlineError as error:
             if isinstance(error, FencedError):
-                served.place.held = False
+                served.lock.held = False
             self._observer.trouble(served.ref.uri, error)
         except OSError as error:
             self._observer.trouble(served.ref.uri, _storage_failed(error))
 
     def _release(self) -> None:
         for served in self._served:
-            _quietly(served.place.release)
+            _quietly(served.lock.release)
 
 
 def _who(served: _Served) -> str:
@@ -147,4 +147,4 @@ def _quietly(work: Callable[[], None]) -> None:
     try:
         work()
     except OSError as error:
-        logger.warning("committer's place not released", extra={"reason": str(error)})
+        logger.warning("committer's lock not released", extra={"reason": str(error)})

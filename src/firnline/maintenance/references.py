@@ -3,7 +3,7 @@
 The order of reading is part of the safety. Whoever makes a file true first names it in a place that lives longer:
 - a committer writes the log and then deletes the unit, compaction writes the log and then deletes its pin: so
   units and pins are read before the log;
-- a unit moves between `pending` and `rejected` by a copy: so pending is read, then rejected, then pending again;
+- a unit moves between pending and set aside by a copy: so pending is read, then set aside, then pending again;
 - the files themselves were listed before all of that.
 What cannot be read might name anything: it stops the sweep.
 """
@@ -144,7 +144,7 @@ class References:
                 if folder == PENDING:
                     attempts.update(self._apply_pending(name, file.key, data, candidates))
                 else:
-                    attempts.update(self._apply_rejected(name, data, candidates))
+                    attempts.update(self._apply_set_aside(name, data, candidates))
         self._drop_attempts(candidates, attempts, _UNIT_WORDS[folder])
 
     def _apply_pending(self, name: str, key: str, data: bytes, candidates: Candidates) -> set[str]:
@@ -169,7 +169,7 @@ class References:
             candidates.drop((path, *self.log.keys(path)), _UNIT_WORDS[PENDING])
         return attempts
 
-    def _apply_rejected(self, name: str, data: bytes, candidates: Candidates) -> set[str]:
+    def _apply_set_aside(self, name: str, data: bytes, candidates: Candidates) -> set[str]:
         """A unit that was set aside may be damaged: whatever its name or its text may refer to stays."""
         try:
             body = parse(data, name)

@@ -155,7 +155,7 @@ def test_another_active_committer_is_told(table: Path, capsys: pytest.CaptureFix
     from firnline.committer.service import TableRef
 
     service = CommitterService([TableRef(str(table))], "other", SystemClock())
-    assert service._served[0].place.take()
+    assert service._served[0].lock.take()
     assert run_command(["commit", "out", "--once"]) == 5
     assert "another committer is active" in capsys.readouterr().err
 
