@@ -182,10 +182,10 @@ def test_a_repeated_commit_is_recognised_by_its_checkpoint(sample: SampleInput, 
     assert held.checkpoint is not None
     assert held.entry is not None
     pipeline.deciding.claim("test")
-    from firnline.run.edit_entries import epoch_commit
+    from firnline.run.commits import entry_commit
 
     entry = next(pipeline.entries(held.entry))
-    commit = epoch_commit(pipeline, pipeline.deciding, entry, held.entry, pa.schema([]))
+    commit = entry_commit(pipeline, pipeline.deciding, entry, held.entry, pa.schema([]))
     assert pipeline.deciding.commit(commit).attempt == held.attempt, "a repeat returns the first receipt"
     other = replace(commit, checkpoint=replace(commit.checkpoint, attempt="f" * 16))
     with pytest.raises(FencedError):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from firnline.errors import FencedError, RollbackRefusedError
 from firnline.history.edits.rollback import Rollback, RollbackPlan, find_epoch_at
 from firnline.options import DeltaSinkOptions, PipelineOptions
-from firnline.run.edit_entries import epoch_commit
+from firnline.run.commits import entry_commit
 from firnline.run.open_pipeline import open_pipeline
 from tests.support.committers import commit_table
 from tests.support.pipelines import MakeOptions, make_epochs, pipeline_options, run_once, run_to_end
@@ -194,7 +194,7 @@ def test_an_active_run_is_fenced(sample: SampleInput, make_options: MakeOptions)
     late = dataclasses.replace(
         entry, checkpoint=dataclasses.replace(entry.checkpoint, epoch=now.epoch + 1, attempt="z")
     )
-    commit = epoch_commit(
+    commit = entry_commit(
         pipeline,
         zombie,
         dataclasses.replace(late, previous=now.entry),

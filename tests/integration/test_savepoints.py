@@ -49,7 +49,7 @@ from firnline.options import (
     RemoteTierOptions,
     StoreOptions,
 )
-from firnline.run.edit_entries import epoch_commit
+from firnline.run.commits import entry_commit
 from firnline.run.open_pipeline import open_pipeline
 from firnline.storage import LocalStorage
 from firnline.stores import open_store
@@ -266,7 +266,7 @@ def test_an_active_run_is_fenced(sample: SampleInput, make_options: MakeOptions)
     pipeline = open_pipeline(options)
     pipeline.deciding.claim("active")
     entry = next(iter(pipeline.entries(held(options).entry)))
-    commit = epoch_commit(
+    commit = entry_commit(
         pipeline, pipeline.deciding, entry, held(options).entry, pipeline.deciding.find_committed_schema()
     )
     restore(options, path)

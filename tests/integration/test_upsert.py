@@ -31,7 +31,7 @@ from firnline.faults import VARIABLE, _seen
 from firnline.maintenance.compact import compact
 from firnline.maintenance.gc import gc
 from firnline.options import DeltaSinkOptions, FileSourceOptions
-from firnline.run.joining import check_staged
+from firnline.run.commits import check_staged
 from firnline.run.rollback_sinks import plan_sink
 from firnline.sinks.base import EpochCommit, RestoreVersion
 from firnline.sinks.delta.sink import DeltaSink

@@ -8,12 +8,10 @@ import pyarrow as pa
 
 from firnline.checkpoint.ledger import LedgerEntry
 from firnline.checkpoint.model import Checkpoint
-from firnline.errors import ConfigError
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import schema_to_json
-from firnline.sinks.base import Effect, EpochCommit, KeepRows, ReplaceRows, RestoreVersion, Sink
-from firnline.sinks.outbox import without_outbox
-from firnline.types import EntryRef, Json
+from firnline.sinks.base import Effect, KeepRows, ReplaceRows, RestoreVersion, Sink
+from firnline.types import Json
 
 
 def edit_checkpoint(
@@ -39,45 +37,6 @@ def edit_checkpoint(
 def committed_columns(pipeline: OpenPipeline) -> list[dict[str, Json]]:
     """The columns that the deciding sink has now, as a ledger entry keeps them."""
     return schema_to_json(pipeline.deciding.find_committed_schema() or pa.schema([]))
-
-
-def epoch_commit(
-    pipeline: OpenPipeline, sink: Sink, entry: LedgerEntry, ref: EntryRef, schema: pa.Schema
-) -> EpochCommit:
-    """What a sink is given of an entry, of an epoch that was read or of a history edit."""
-    if not entry.is_jump and entry.staged and sink.name not in entry.staged:
-        raise new_sink_error(sink.name)
-    before = entry.previous
-    if before is not None and before.epoch == 0 and sink is not pipeline.deciding:
-        before = None  # a baseline stands in the deciding sink alone
-    facts: dict[str, Json] = {"files": sum(len(files) for files in entry.inputs.values())}
-    return EpochCommit(
-        checkpoint=entry.checkpoint,
-        entry=ref,
-        previous=before,
-        previous_checkpoint=entry.previous_checkpoint,
-        files=[] if entry.is_jump else without_outbox(entry.staged.get(sink.name, [])),
-        schema=schema,
-        source_state=_interchange(pipeline, entry),
-        facts={**facts, "jump": entry.jump} if entry.is_jump else facts,
-        kind=entry.kind if entry.is_jump else "epoch",
-    )
-
-
-def _interchange(pipeline: OpenPipeline, entry: LedgerEntry) -> Json:
-    """What other tools can read of a position: only of a pipeline that takes one source to its tables as it is."""
-    source = pipeline.sources.only
-    if source is None or pipeline.options.operators:
-        return None
-    return source.interchange(entry.checkpoint.positions[source.name])
-
-
-def new_sink_error(name: str) -> ConfigError:
-    """A sink that has none of the epochs that were made before it was added."""
-    return ConfigError(
-        f"sink {name!r} was added to a pipeline that has history, which this version cannot replay",
-        hint="Give the pipeline a new name, or take the sink out of the spec.",
-    )
 
 
 def find_effect(sink: Sink, entry: LedgerEntry, holds: int) -> Effect:

@@ -17,16 +17,14 @@ from firnline.errors import (
     SinkDivergedError,
     SinkError,
 )
+from firnline.run.commits import bring_staged, entry_commit, new_sink_error
 from firnline.run.edit_entries import (
-    epoch_commit,
     find_effect,
-    new_sink_error,
 )
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.rollback_sinks import check_restored, plan_sink
 from firnline.schema import schema_from_json
 from firnline.sinks.base import Head, RestoreVersion, RunTasks, Sink
-from firnline.storage import Storage
 from firnline.types import EntryRef, Receipt
 
 logger = logging.getLogger(__name__)
@@ -105,7 +103,7 @@ def _decide(pipeline: OpenPipeline, look: Look, generation: int) -> tuple[EntryR
         schema = deciding.find_committed_schema() if as_it_is else None
         if schema is None:
             schema = schema_from_json(entry.schema)
-        commit = epoch_commit(pipeline, deciding, entry, ref, schema)
+        commit = entry_commit(pipeline, deciding, entry, ref, schema)
         effect = find_effect(deciding, entry, committed.epoch)
         try:
             version = committed.version if committed.exists else None
@@ -240,7 +238,7 @@ def settle_edits(pipeline: OpenPipeline, sink: Sink, tip: EntryRef | None, run_t
             return epoch
         entry, ref = ahead[0]
         columns = entry.jump.get("schemas", {}).get(sink.name, entry.schema_of(sink.name))
-        commit = epoch_commit(pipeline, sink, entry, ref, schema_from_json(columns))
+        commit = entry_commit(pipeline, sink, entry, ref, schema_from_json(columns))
         if at > 0:  # an epoch before the edit that this sink still lacks
             if epoch == before:
                 raise SinkError(f"{sink.name} waits for its committer, which has not committed epoch {epoch + 1} yet")
@@ -271,31 +269,6 @@ def _check_return(pipeline: OpenPipeline, sink: Sink, entry: LedgerEntry, holds:
             hint=f"Go back once more and leave it as it is: firnline rollback --to {to} --leave {sink.name}",
         )
     return plan.version_now
-
-
-def bring_staged(pipeline: OpenPipeline, sink: Sink, entry: LedgerEntry) -> None:
-    """Bring what was staged for a sink into its table, and look that all of it is there: delta-rs would not.
-
-    Raises:
-        CheckpointError: a file is gone or damaged.
-        OSError: the sink's storage cannot be reached.
-    """
-    sink.fetch_staged(pipeline.storage, entry.staged.get(sink.name, []))
-    check_staged(sink, entry)
-
-
-def check_staged(sink: Sink, entry: LedgerEntry, outbox: Storage | None = None) -> None:
-    """Check that everything that was staged for a sink is there, in the sink or in the outbox, where it is given.
-
-    Raises:
-        CheckpointError: a file is gone.
-    """
-    missing = sink.find_missing_staged(entry.staged.get(sink.name, []), outbox)
-    if missing:
-        raise CheckpointError(
-            f"sink {sink.name!r} lacks epoch {entry.epoch}, and {missing[0]}, staged for it, is gone",
-            hint="Restore the sink's folder, or take the sink out of the spec.",
-        )
 
 
 def ahead_of(

@@ -27,8 +27,7 @@ from firnline.faults import fault_point
 from firnline.jobs.epoch_job import EpochJob, EpochJobs
 from firnline.run.backpressure import Backpressure
 from firnline.run.checkpoints import CheckpointMaker
-from firnline.run.edit_entries import new_sink_error
-from firnline.run.joining import bring_staged
+from firnline.run.commits import bring_staged, entry_commit
 from firnline.run.late_files import LateFiles
 from firnline.run.log import RunLog
 from firnline.run.observer import EpochFacts
@@ -38,8 +37,7 @@ from firnline.run.outbox_sweep import OutboxSweep
 from firnline.run.progress import Base, EpochInFlight, Progress
 from firnline.run.requests import FileRequest
 from firnline.schema import merge, schema_from_json, schema_to_json
-from firnline.sinks.base import EpochCommit, Sink
-from firnline.sinks.outbox import release, without_outbox
+from firnline.sinks.outbox import release
 from firnline.sources.group import EpochPlan, Positions
 from firnline.types import EntryRef, Json, Receipt
 
@@ -254,7 +252,7 @@ class Steps:
             )
             if schema is None:  # nothing is staged here: the columns stay as they are
                 schema = sink.find_schema() or pa.schema([])
-            receipt = sink.commit(self._commit_of(sink, entry, ref, schema), self._jobs.run_tasks)
+            receipt = sink.commit(entry_commit(self._pipeline, sink, entry, ref, schema), self._jobs.run_tasks)
         except SchemaError as error:
             if inflight is None:
                 raise
@@ -270,26 +268,6 @@ class Steps:
         if inflight is None and sink.settled_epoch() is None:
             release(self._pipeline.storage, entry.staged.get(name, []))
         return self._committed(name, receipt)
-
-    def _commit_of(self, sink: Sink, entry: LedgerEntry, ref: EntryRef, schema: pa.Schema) -> EpochCommit:
-        """Everything that the commit of an epoch makes true in one sink."""
-        if entry.staged and sink.name not in entry.staged:
-            raise new_sink_error(sink.name)
-        before, source, interchange = entry.previous, self._pipeline.sources.only, None
-        if before is not None and before.epoch == 0 and sink is not self._pipeline.deciding:
-            before = None  # a baseline stands in the deciding sink alone
-        if source is not None and not self._pipeline.options.operators:
-            interchange = source.interchange(entry.checkpoint.positions[source.name])
-        return EpochCommit(
-            checkpoint=entry.checkpoint,
-            entry=ref,
-            previous=before,
-            previous_checkpoint=entry.previous_checkpoint,
-            files=without_outbox(entry.staged.get(sink.name, [])),
-            schema=schema,
-            source_state=interchange,
-            facts={"files": sum(len(files) for files in entry.inputs.values())},
-        )
 
     def _decided_entry(self, epoch: int) -> tuple[LedgerEntry, EntryRef]:
         """The ledger entry of a decided epoch: what every further sink is given, and nothing else."""

@@ -18,8 +18,9 @@ from firnline.history.savepoints.pins import RestorePins
 from firnline.history.state import OperatorSnapshot, check_state, snapshots_of
 from firnline.history.store import nothing_to_leave
 from firnline.history.superseded import edit_name, supersedes
+from firnline.run.commits import check_staged
 from firnline.run.edit_entries import committed_columns, edit_checkpoint
-from firnline.run.joining import ahead_of, check_new_sinks, check_staged, perform_edit
+from firnline.run.joining import ahead_of, check_new_sinks, perform_edit
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.rollback_sinks import plan_sink
 from firnline.sinks.base import Head, Sink, SinkReturn
