@@ -89,7 +89,7 @@ for _order, (_verb, _target, _help) in enumerate(
         (
             "import",
             "checkpoints_transfer:import_app",
-            "Import such a file into the checkpoint store.",
+            "Import an exported file into the checkpoint store.",
         ),
         ("delete", "checkpoints_delete:app", "Delete the checkpoint store's copies; the table keeps its own."),
     )

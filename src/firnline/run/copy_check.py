@@ -159,7 +159,7 @@ class CopyCheck:
             taken_back = held.checkpoint is not None and made_by < held.checkpoint.generation
         if not taken_back:
             raise self._ahead(look, held)
-        logger.warning("copy tells of an epoch that was taken back", extra={**facts, "epoch": look.epoch})
+        logger.warning("copy holds an epoch that was rolled back", extra={**facts, "epoch": look.epoch})
 
     def _ahead(self, look: Look, held: Head) -> StoreAheadError:
         other = " (another one)" if look.epoch == held.epoch else ""

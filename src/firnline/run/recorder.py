@@ -330,7 +330,7 @@ class Recorder:
                 if not writer.flush(DRAIN_SECONDS):
                     left = writer.replication()
                     facts = {"tier": left.path, "place": left.place, "epoch": left.epoch, "reason": left.reason}
-                    logger.warning("tier left behind; the next run brings it level", extra=facts)
+                    logger.warning("tier is behind; the next run brings it in sync", extra=facts)
             writer.close()
         if self._store is not None:
             self._store.close(drain=drain)

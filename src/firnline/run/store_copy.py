@@ -117,7 +117,7 @@ class StoreCopy:
             self._place.put(record, f"epoch {record.epoch}, brought level", replace=taken_back)
             self._note_put()
         if records:
-            logger.info("store brought level", extra={"place": self._place.place, "epochs": len(records)})
+            logger.info("store in sync", extra={"place": self._place.place, "epochs": len(records)})
         self._recorded = epoch
 
     # -- after the commit -----------------------------------------------------------------------------
@@ -250,7 +250,7 @@ class StoreCopy:
             self.catch_up(now=True)
             if self.is_behind:
                 facts = {"place": self._place.place, "epoch": self._stored, "reason": self._reason}
-                logger.warning("store left behind; the next run brings it level", extra=facts)
+                logger.warning("store is behind; the next run brings it in sync", extra=facts)
             elif self._prune_due:
                 self.prune()
         self._place.close()

@@ -299,7 +299,7 @@ def prove_put_if_absent(storage: Storage, folder: str = "") -> None:
     try:
         with contextlib.suppress(FileExistsError):
             storage.put_new(key, b"second\n")
-            raise StoreUnsafeError(f"{storage.root} replaces what exists, although it was told to create only")
+            raise StoreUnsafeError(f"{storage.root} overwrites objects although asked to create only")
         if storage.get(key) != b"first\n":
             raise StoreUnsafeError(f"{storage.root} says that it refused to replace, but replaced")
     finally:

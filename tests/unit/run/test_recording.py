@@ -194,7 +194,7 @@ def test_a_staged_table_whose_units_were_discarded_goes_on(world: World, caplog:
     with caplog.at_level(logging.WARNING):
         assert begin(world.recorder(), replace(world.held(5, 2), committed=5)) == 5
     assert world.stored() == [7, 5]
-    assert any("taken back" in r.message for r in caplog.records)
+    assert any("rolled back" in r.message for r in caplog.records)
 
 
 def test_a_staged_table_whose_units_vanished_is_refused(world: World) -> None:
@@ -414,7 +414,7 @@ def test_a_clean_stop_tries_the_store_once_more(world: World, caplog: pytest.Log
         recorder.close(drain=True)
         world.store.away = False
         assert world.stored() == ([1, 2] if is_back else [1])
-    assert [r.message for r in caplog.records].count("store left behind; the next run brings it level") == 1
+    assert [r.message for r in caplog.records].count("store is behind; the next run brings it in sync") == 1
 
 
 def test_a_store_that_can_be_read_but_not_written_is_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -589,7 +589,7 @@ def test_a_clean_stop_says_what_it_waits_for_and_gives_up_in_the_end(
     with caplog.at_level(logging.WARNING):
         recorder.close(drain=True, on_drain=lambda lag: told.append(f"{lag.path} {lag.place} {lag.epochs_behind}"))
     assert told == ["remote s3://far/away 1"]
-    assert any("left behind" in r.message for r in caplog.records)
+    assert any("tier is behind" in r.message for r in caplog.records)
 
 
 @pytest.mark.parametrize("tier", ["local", "remote"])

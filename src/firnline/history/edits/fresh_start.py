@@ -64,7 +64,7 @@ def _check(pipeline: OpenPipeline, after_epoch: int) -> Head:
     if newest.epoch != after_epoch:
         raise RollbackRefusedError(
             f"the table holds epoch {newest.epoch}, not {after_epoch}",
-            hint=f"If it is this history that shall be left behind: --fresh-after {newest.epoch}",
+            hint=f"To abandon the current history: --fresh-after {newest.epoch}",
             epoch=newest.epoch,
         )
     return newest

@@ -265,7 +265,7 @@ class Rollback:
             what = edit_name(jump.kind)
             why = f"epoch {self._to} no longer belongs to the history: epoch {jump.epoch} was a {what}"
         else:
-            why = f"epoch {self._to} is folded away, or never was"
+            why = f"epoch {self._to} is older than the ledger's entries, or never existed"
         below = max((e for e in known if e < self._to), default=None)
         above = min((e for e in known[1:] if e > self._to), default=None)  # not the newest: it stands there already
         near = [e for e in (below, above) if e is not None]

@@ -487,7 +487,7 @@ class DeltaSink(Sink):
                 raise FencedError(f"generation {generation} holds {self.name} by now", generation=generation)
             # Before the entry is compared: a committer may have moved it on, and then the caller has to look again.
             if version is not None and at != version:
-                raise CommitConflictError("the table moved since it was looked at", version=at)
+                raise CommitConflictError("the table changed since it was read", version=at)
             if (epoch, held.digest) != ((onto.epoch, short_number(onto.checksum)) if onto else (0, None)):
                 raise CommitConflictError(f"{self.name} stands at epoch {epoch} by now", epoch=epoch)
             txns, expiring = self._transactions(commit, at)
