@@ -1,4 +1,4 @@
-"""Back-pressure: when planning waits (paused, a full staged sink), and how much input waits."""
+"""Back-pressure: delays planning while the run is paused or a staged sink is full, and estimates the backlog."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ POLL_SECONDS = 0.5
 
 
 class Backpressure:
-    """Holds planning up: while the run is paused, and while a sink is full.
+    """Delays planning while the run is paused and while a sink is full.
 
-    The source lane calls `wait` before each plan; `pause`, `resume` and `stop` may be called from any thread.
-    `on_full` gets the pending units and bytes of a full sink, and None once there is room again. `on_paused` is called
-    when a plan begins to wait because the run is paused.
+    The source lane calls `wait` before each plan. Any thread may call `pause`, `resume` and `stop`. `on_full` gets the
+    pending units and bytes of a full sink, and None once there is room again. `on_paused` is called when a plan starts
+    to wait because the run is paused.
     """
 
     def __init__(
@@ -34,10 +34,10 @@ class Backpressure:
         self._on_full = on_full
         self._on_paused = on_paused
         self._stopping = threading.Event()
-        self._going = threading.Event()  # not set while the run is paused
+        self._going = threading.Event()  # cleared while the run is paused
         self._going.set()
-        self._is_full = False  # as `on_full` was last called
-        self.waiting = False  # a plan is under way that has not asked its sources yet
+        self._is_full = False  # the last value passed to `on_full`
+        self.waiting = False  # a plan has started and has not asked its sources yet
 
     @property
     def paused(self) -> bool:
@@ -50,43 +50,43 @@ class Backpressure:
         return self._stopping.is_set()
 
     def pause(self) -> bool:
-        """Plan nothing more; False when the run is paused already, or stops."""
+        """Pause planning. Returns False if the run is already paused or is stopping."""
         if self.stopping or self.paused:
             return False
         self._going.clear()
         return True
 
     def resume(self) -> bool:
-        """Go on planning; False when the run is not paused."""
+        """Resume planning. Returns False if the run is not paused."""
         if not self.paused:
             return False
         self._going.set()
         return True
 
     def stop(self) -> None:
-        """End every wait; nothing more is planned."""
+        """End every wait and all planning."""
         self._stopping.set()
 
     def wait(self) -> bool:
-        """Wait until the next epoch may be planned; False when the run stops meanwhile."""
+        """Wait until the next epoch may be planned. Returns False if the run stops meanwhile."""
         try:
             return self._is_going() and self._has_room()
         finally:
             self.waiting = False
 
     def _is_going(self) -> bool:
-        """Wait while paused; False when a stop ended that."""
+        """Wait while the run is paused. Returns False if a stop ended the wait."""
         while not self._going.is_set():
             if self._stopping.is_set():
                 return False
             if not self.waiting:
                 self.waiting = True
                 self._on_paused()
-            self._going.wait(POLL_SECONDS)  # not for ever: a stop may come between a pause and its wait
+            self._going.wait(POLL_SECONDS)  # with a timeout: a stop may arrive between a pause and its wait
         return not (self.waiting and self._stopping.is_set())
 
     def _has_room(self) -> bool:
-        """Wait while a sink is full; False when a stop ended that."""
+        """Wait while a sink is full. Returns False if a stop ended the wait."""
         while True:
             full = next((pending for sink in self._sinks if (pending := _fullness(sink)) is not None), None)
             if full is None:
@@ -104,7 +104,7 @@ class Backpressure:
 
 
 def _fullness(sink: Sink) -> tuple[int, int] | None:
-    """Units and bytes that wait downstream of a full sink. An optional sink that cannot be read counts as not full."""
+    """Return the units and bytes pending behind a full sink. An unreadable optional sink counts as not full."""
     try:
         return sink.is_full()
     except (SinkError, OSError):
@@ -114,30 +114,30 @@ def _fullness(sink: Sink) -> tuple[int, int] | None:
 
 
 RECOUNT_SECONDS = 30.0
-COST_FACTOR = 20  # a listing that takes long is repeated less often
+COST_FACTOR = 20  # a slow listing is repeated less often
 
 
 @dataclass(slots=True)
 class BacklogMeter:
-    """What lies after the newest committed epoch. Used from one thread; times are passed in."""
+    """Estimates the input after the newest committed epoch. Used from one thread; the caller passes the time."""
 
     _counted: Backlog | None = None
-    _counted_on: int = 0  # the epoch after which `_counted` lay
+    _counted_on: int = 0  # the epoch that `_counted` starts after
     _next_at: float = float("-inf")
     _counting: bool = False
-    _overtaken: bool = False  # the count under way is older than what is known
+    _overtaken: bool = False  # the running count is older than the current estimate
     _taken: list[tuple[int, int, int]] = field(default_factory=list)  # epoch, files, bytes
 
     def is_due(self, now: float) -> bool:
-        """Whether a new count should begin; never two at once."""
+        """Return whether a new count is due. Two counts never overlap."""
         return not self._counting and now >= self._next_at
 
     def begin(self) -> None:
-        """A count begins."""
+        """Note that a count has started."""
         self._counting, self._overtaken = True, False
 
     def end(self, epoch: int, counted: Backlog | None, *, began: float, now: float) -> None:
-        """A count of what lies after `epoch` has ended; None when it failed."""
+        """Take the result of a count of the input after `epoch`; None if the count failed."""
         self._counting = False
         self._next_at = now + max(RECOUNT_SECONDS, COST_FACTOR * (now - began))
         if counted is not None and not self._overtaken:
@@ -145,16 +145,16 @@ class BacklogMeter:
             self._taken = [t for t in self._taken if t[0] > epoch]
 
     def committed(self, epoch: int, files: int, size_bytes: int) -> None:
-        """An epoch that read this much is committed; it no longer waits."""
+        """Subtract the input of a committed epoch."""
         self._taken.append((epoch, files, size_bytes))
 
     def emptied(self) -> None:
-        """A plan found nothing to read."""
+        """Set the backlog to zero: a plan returned nothing to read."""
         self._counted, self._taken, self._overtaken = Backlog(0, 0), [], True
 
     @property
     def current(self) -> Backlog | None:
-        """The newest estimate; None before the first count."""
+        """Return the newest estimate; None before the first count."""
         if self._counted is None:
             return None
         taken = [t for t in self._taken if t[0] > self._counted_on]

@@ -1,7 +1,7 @@
-"""Makes checkpoints, and with each the floor: the oldest epoch that a rollback may still reach.
+"""Makes checkpoints, each with its floor: the oldest epoch that a rollback may still reach.
 
-The floor is the smallest of three: the rollback window, what every sink and copy holds and, with state, the oldest
-snapshot that a restore would need.
+The floor is the smallest of three epochs: the start of the rollback window, the oldest head of a sink or copy, and,
+with state, the oldest snapshot that a restore needs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from firnline.types import Json
 
 logger = logging.getLogger(__name__)
 
-KEPT_FLOORS = 4096  # more units than ever wait for a committer that works
+KEPT_FLOORS = 4096  # more units than can ever wait for a working committer
 
 
 class CheckpointMaker:
@@ -43,8 +43,8 @@ class CheckpointMaker:
         self._run = run
         self._window = RollbackWindow(pipeline.options.checkpoint.rollback_window)
         self._floors: dict[int, int] = {}  # of the newest epochs
-        self._positions: dict[int, Positions] = {}  # from the floor on, when a source wants acknowledgements
-        self._through = {  # sources whose rows go through operators: no table tells their columns
+        self._positions: dict[int, Positions] = {}  # from the floor on, if a source wants acknowledgements
+        self._through = {  # sources whose rows pass through operators: no table has their columns
             name
             for operator in pipeline.options.operators
             for name in operator.inputs
@@ -52,7 +52,7 @@ class CheckpointMaker:
         }
 
     def begin(self, head: Head) -> None:
-        """Continue from what the deciding sink holds."""
+        """Continue from the head of the deciding sink."""
         keeps_positions = self._pipeline.sources.want_acknowledgement
         needs_history = self._window.needs_history or self._state_floor is not None or keeps_positions
         if head.checkpoint is not None and needs_history:
@@ -63,7 +63,7 @@ class CheckpointMaker:
                 self._state_floor.begin(past)
 
     def note_committed(self, committed: Head) -> None:
-        """Keep what a staged sink's log holds: its floor counts until the committer commits more."""
+        """Record what the log of a staged sink holds. Its floor counts until the committer commits more."""
         self._floors[committed.epoch] = committed.checkpoint.floor if committed.checkpoint else 0
 
     def make(
@@ -74,7 +74,7 @@ class CheckpointMaker:
         after: Base,
         before: Checkpoint | None,
     ) -> Checkpoint:
-        """The checkpoint after an epoch. The floor only grows, and stays at or below what every copy and sink holds."""
+        """Return the checkpoint after an epoch. The floor only rises, and never above the head of a copy or sink."""
         columns = fingerprint(after.table) if after.table is not None else ""
         version, floor = (before.schema_version, before.floor) if before else (0, 0)
         if before is None or columns != before.schema_fingerprint:
@@ -106,7 +106,7 @@ class CheckpointMaker:
         )
 
     def add(self, checkpoint: Checkpoint) -> None:
-        """Keep the floor of a checkpoint that is staged."""
+        """Record the floor of a staged checkpoint."""
         self._window.add(checkpoint)
         if self._pipeline.sources.want_acknowledgement:
             self._positions[checkpoint.epoch] = checkpoint.positions
@@ -114,7 +114,7 @@ class CheckpointMaker:
         self._floors = kept | {checkpoint.epoch: checkpoint.floor}
 
     def committed_floor(self, tip: Checkpoint) -> int:
-        """The floor that the deciding sink's newest commit names: pending units may still be taken back."""
+        """Return the floor in the deciding sink's newest commit: pending units may still be taken back."""
         settled = self._pipeline.deciding.settled_epoch()
         if settled is None or settled >= tip.epoch:
             return tip.floor
@@ -122,19 +122,19 @@ class CheckpointMaker:
         return self._floors[max(known)] if known else 0
 
     def acknowledged_positions(self, tip: Checkpoint) -> Positions | None:
-        """The positions below which nothing is needed any more; None while nobody knows them.
+        """Return the positions below which no input is needed any more; None while they are unknown.
 
-        They are those of the floor or of what the remote tier holds, whichever is older.
+        They are the positions of the floor or of the remote tier's epoch, whichever is older.
         """
         remote, floor = self._pipeline.recorder.remote_epoch, self.committed_floor(tip)
         oldest = floor if remote is None else min(floor, remote)
         passed = sorted(epoch for epoch in list(self._positions) if epoch <= oldest)
-        for epoch in passed[:-1]:  # in place: another lane adds to it
+        for epoch in passed[:-1]:  # delete in place: another lane adds entries
             del self._positions[epoch]
         return self._positions[passed[-1]] if passed else None
 
     def _since_floor(self, head: Head) -> list[Checkpoint]:
-        """The checkpoints that a rollback may still reach, oldest first; without those that a hole hides."""
+        """Return the checkpoints that a rollback may still reach, oldest first, without those behind a ledger hole."""
         found: list[Checkpoint] = []
         floor = head.checkpoint.floor if head.checkpoint else 0
         try:
@@ -148,7 +148,7 @@ class CheckpointMaker:
 
 
 class RollbackWindow:
-    """The oldest epoch that must stay reachable, a part of the floor. Pure; it needs every checkpoint."""
+    """Finds the oldest epoch that must stay reachable, one part of the floor. Pure; it needs every checkpoint."""
 
     def __init__(self, window: int | timedelta) -> None:
         self._window = window
@@ -157,57 +157,60 @@ class RollbackWindow:
 
     @property
     def needs_history(self) -> bool:
-        """Whether it needs the checkpoints from the floor on before `oldest` is called."""
+        """Return whether it needs the checkpoints from the floor on before `oldest` is called."""
         return isinstance(self._window, timedelta)
 
     def begin(self, checkpoints: Iterable[Checkpoint]) -> None:
-        """Forget everything and take these, oldest first."""
+        """Start over with these checkpoints, oldest first."""
         self._epochs, self._times = [], []
         for checkpoint in checkpoints:
             self.add(checkpoint)
 
     def add(self, checkpoint: Checkpoint) -> None:
-        """Take the next checkpoint. A clock that goes back never shortens the way: times count as they rise."""
+        """Add the next checkpoint. Times never decrease, so a clock that goes back does not shorten the window."""
         if self.needs_history:
             made = datetime.fromisoformat(checkpoint.created_at)
             self._times.append(max(made, self._times[-1]) if self._times else made)
             self._epochs.append(checkpoint.epoch)
 
     def oldest(self, epoch: int, now: datetime) -> int:
-        """The oldest epoch that the window keeps when `epoch` is made `now`: the state of any time in it is there."""
+        """Return the oldest epoch that the window keeps if `epoch` is made at `now`.
+
+        The window covers the state at every time within it.
+        """
         if isinstance(self._window, int):
             return epoch - self._window
         at = bisect_right(self._times, now - self._window)
         if at == 0:
-            return 0  # nothing known is that old
+            return 0  # every known checkpoint is newer
         del self._epochs[: at - 1], self._times[: at - 1]
         return self._epochs[0]
 
 
 class StateFloor:
-    """Keeps the floor at or below what the state of every later epoch needs.
+    """Keeps the floor at or below every epoch whose state a later restore needs.
 
-    An operator restores its newest snapshot that is no newer than those of the operators it feeds, so an epoch may
-    stand on snapshots that are older than the newest ones at that time.
+    An operator restores its newest snapshot that is no newer than those of the operators it feeds. An epoch may
+    therefore depend on snapshots older than the newest ones of its time.
     """
 
     def __init__(self, feeds: Mapping[str, Iterable[str]]) -> None:
-        """Take the stateful operators, each after those it reads, with the stateful operators that its rows reach."""
+        """Take the stateful operators in topological order, each with the stateful operators that its rows reach."""
         self._feeds = {name: list(fed) for name, fed in feeds.items()}
-        self._snapshots: dict[str, list[int]] = {name: [] for name in feeds}  # epochs, rising
+        self._snapshots: dict[str, list[int]] = {name: [] for name in feeds}  # ascending epochs
         self._stands_on: dict[int, int] = {}
 
     def begin(self, checkpoints: Iterable[Checkpoint]) -> None:
-        """Forget everything and take the checkpoints that are known, oldest first."""
+        """Start over with the known checkpoints, oldest first."""
         self._snapshots = {name: [] for name in self._feeds}
         self._stands_on = {}
         for one in checkpoints:
             self._add(one.epoch, one.state)
 
     def below(self, floor: int, epoch: int, snapshots: Mapping[str, Json]) -> int:
-        """The newest epoch at or below `floor` from which on everything is kept that a restore would need.
+        """Return the newest epoch at or below `floor` that keeps everything a restore needs.
 
-        Called once for every checkpoint, with what it says of the state.
+        Called once for every checkpoint, with its state references.
         """
         if not self._feeds:
             return floor
@@ -228,12 +231,12 @@ class StateFloor:
                 made, known = SnapshotRef.from_json(snapshots[name]).epoch, self._snapshots[name]
                 if not known or known[-1] < made:
                     known.append(made)
-                elif made < known[-1]:  # a rollback: what was made since is no part of the history any more
+                elif made < known[-1]:  # after a rollback, later snapshots are no longer part of the history
                     self._snapshots[name] = [*known[: bisect_right(known, made)]]
         self._stands_on[epoch] = self._oldest(epoch)
 
     def _oldest(self, epoch: int) -> int:
-        """What a restore after this epoch would begin from, over all operators."""
+        """Return the oldest snapshot, over all operators, that a restore after this epoch starts from."""
         bases: dict[str, int] = {}
         for name in reversed(list(self._feeds)):
             limit = min((bases[fed] for fed in self._feeds[name] if fed in bases), default=epoch)

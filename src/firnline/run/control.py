@@ -1,4 +1,4 @@
-"""The local control channel of a run: a Unix socket that takes a few commands from the same user."""
+"""The local control channel of a run: a Unix socket that accepts a few commands from the same user."""
 
 from __future__ import annotations
 
@@ -31,35 +31,35 @@ logger = logging.getLogger(__name__)
 MAX_LINE = 4096
 MAX_CLIENTS = 16
 MAX_TICKETS = 64
-MAX_PATH = 100  # a socket's path may have 104 bytes at most on some systems
+MAX_PATH = 100  # some systems limit a socket path to 104 bytes
 CLIENT_SECONDS = 5.0  # for a whole request
 ANSWER_SECONDS = 5.0
-REST_SECONDS = 0.2  # when the machine has nothing left for another client
+REST_SECONDS = 0.2  # wait after the machine ran out of descriptors or memory for another client
 
 
 class Controlled(Protocol):
-    """What the channel needs of a run; every call comes from the channel's thread and returns at once."""
+    """The operations that the channel calls on a run. All calls come from the channel's thread and return at once."""
 
     run_id: str
 
     def pause(self) -> bool:
-        """Plan nothing more; False when it is paused already."""
+        """Pause planning. Returns False if the run is already paused."""
         ...
 
     def resume(self) -> bool:
-        """Go on planning; False when it is not paused."""
+        """Resume planning. Returns False if the run is not paused."""
         ...
 
     def stop(self) -> None:
-        """Finish what is in flight and end."""
+        """Finish the epochs in flight, then end."""
         ...
 
     def checkpoint(self) -> CheckpointWatch:
-        """Take a checkpoint now; the watch is done when it is committed and recorded."""
+        """Take a checkpoint now. The returned watch is done once the checkpoint is committed and recorded."""
         ...
 
     def status(self) -> RunStatus:
-        """What the run does now."""
+        """Return the current status of the run."""
         ...
 
 
@@ -67,7 +67,10 @@ class Controlled(Protocol):
 
 
 def folders(environ: Mapping[str, str]) -> list[Path]:
-    """Where sockets may lie, the place for new ones first; a service and a login often have different variables."""
+    """Return the folders that may contain sockets, the one for new sockets first.
+
+    A service and a login shell often have different environment variables.
+    """
     user = os.getuid()
     named = environ.get("XDG_RUNTIME_DIR")
     found = [Path(named) / "firnline"] if named and os.path.isabs(named) else []
@@ -76,11 +79,11 @@ def folders(environ: Mapping[str, str]) -> list[Path]:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder in which somebody else could put a socket.
+    """Refuse a folder in which another user could create a socket.
 
     Raises:
-        ControlError: it is a link, somebody else's, or others may write or look into it.
-        OSError: it is not there.
+        ControlError: the folder is a link, belongs to another user, or is open to others.
+        OSError: the folder does not exist.
     """
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode):
@@ -92,7 +95,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_peer(connection: socket.socket) -> None:
-    """Refuse a client of another user, where the system can tell. The folder's mode keeps them out anyway."""
+    """Refuse a client of another user, if the system reports the user. The folder's mode keeps others out anyway."""
     if sys.platform != "linux":
         return
     size = struct.calcsize("3i")
@@ -105,7 +108,7 @@ def check_peer(connection: socket.socket) -> None:
 
 
 class _Client:
-    """One connection: what it has sent so far, and until when it may."""
+    """One connection: the bytes received so far, and the deadline of the request."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -114,11 +117,11 @@ class _Client:
 
 
 class ControlServer:
-    """Serves the channel of one run on a thread of its own, from `with` to its end.
+    """Serves the control channel of one run on its own thread, from `with` to its end.
 
     Raises:
-        ControlError: the folder is not safe, or another run of this pipeline on this machine has the channel.
-        OSError: the socket cannot be made.
+        ControlError: the folder is not safe, or another run of this pipeline on this machine owns the channel.
+        OSError: the socket cannot be created.
     """
 
     def __init__(self, options: PipelineOptions, run: Controlled, environ: Mapping[str, str]) -> None:
@@ -132,7 +135,8 @@ class ControlServer:
     def __enter__(self) -> ControlServer:
         self._lock = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            # The lock, not the file, tells whether its process lives: a dead one's socket file is replaced.
+            # The lock shows whether the owner is alive, the file does not: the socket file of a dead process is
+            # replaced.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._closing, self._wake = socket.socketpair()
             try:
@@ -170,7 +174,7 @@ class ControlServer:
         self._closing.close()
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
-        os.close(self._lock)  # last: until here nobody else makes a socket of this name
+        os.close(self._lock)  # last: until now no other process can create a socket of this name
 
     def _serve(self) -> None:
         clients: dict[socket.socket, _Client] = {}
@@ -197,9 +201,9 @@ class ControlServer:
     def _accept(self, clients: int) -> _Client | None:
         try:
             connection, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionError):  # gone before it was heard
+        except (BlockingIOError, ConnectionError):  # the client left before it was accepted
             return None
-        except OSError as error:  # no descriptors or memory: it stays in the queue, and would be tried without end
+        except OSError as error:  # no descriptors or memory: the client stays queued, and accept would loop
             logger.debug("control client not heard", exc_info=error)
             time.sleep(REST_SECONDS)
             return None
@@ -215,7 +219,7 @@ class ControlServer:
         return _Client(connection)
 
     def _hear(self, client: _Client) -> bool:
-        """Take in what a client sends and answer whole requests; False when it is to be dropped."""
+        """Read what a client sends and answer complete requests. Returns False if the client is to be dropped."""
         try:
             data = client.connection.recv(MAX_LINE)
             if not data:
@@ -228,7 +232,7 @@ class ControlServer:
             if len(client.data) > MAX_LINE:
                 self._send(client, _refusal(f"a request has at most {MAX_LINE} bytes"))
                 return False
-        except OSError:  # gone, or does not read its answers
+        except OSError:  # the client left, or does not read its answers
             return False
         return True
 
@@ -240,7 +244,7 @@ class ControlServer:
     # -- the commands ---------------------------------------------------------------------------------
 
     def answer(self, line: bytes) -> dict[str, Json]:
-        """The answer to one request; never raises, whatever the line is."""
+        """Return the answer to one request. Never raises, whatever the line contains."""
         try:
             if len(line) > MAX_LINE:
                 return _refusal(f"a request has at most {MAX_LINE} bytes")
@@ -250,7 +254,7 @@ class ControlServer:
             return self._command(request)
         except (ValueError, RecursionError):
             return _refusal("a request is one line of JSON")
-        except Exception as error:  # a bug of ours must not end the channel
+        except Exception as error:  # a bug of ours must not close the channel
             logger.exception("control request failed")
             return _refusal(f"{type(error).__name__}: {error}")
 
@@ -293,7 +297,7 @@ def _refusal(reason: str) -> dict[str, Json]:
 
 
 def _place(places: list[Path], name: str) -> Path:
-    """The path of a new socket, in the first folder that is short enough; the folder is made."""
+    """Return the path of a new socket, in the first folder with a short enough path. Creates the folder."""
     for folder in places:
         if len(os.fsencode(folder / name)) <= MAX_PATH:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -309,8 +313,8 @@ def ask(options: PipelineOptions, request: dict[str, Json], environ: Mapping[str
     """Send one request to the run of a pipeline on this machine.
 
     Raises:
-        NotRunningError: there is none.
-        ControlError: it does not answer, or refuses.
+        NotRunningError: no run is active on this machine.
+        ControlError: the run does not answer, or refuses.
     """
     with contextlib.closing(_connect(options, environ)) as connection:
         try:
@@ -335,10 +339,10 @@ def _connect(options: PipelineOptions, environ: Mapping[str, str]) -> socket.soc
         connection.settimeout(ANSWER_SECONDS)
         try:
             connection.connect(str(folder / socket_name(options.name, options.deciding.table)))
-        except (TimeoutError, BlockingIOError) as error:  # it hangs, or too many others ask
+        except (TimeoutError, BlockingIOError) as error:  # the run hangs, or has too many clients
             connection.close()
             raise ControlError(f"the run of {options.name!r} does not answer") from error
-        except OSError:  # no socket there, one of a dead process, or too long a path
+        except OSError:  # no socket, the socket of a dead process, or a path that is too long
             connection.close()
             continue
         return connection
@@ -364,9 +368,9 @@ RETRY_SECONDS = 2.0
 def serving_control(
     options: PipelineOptions, run: Controlled, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> Iterator[None]:
-    """The control channel, from `with` to its end; a run that cannot have one goes on without it.
+    """Serve the control channel, from `with` to its end. If the channel cannot be opened, the run continues without it.
 
-    One that another run on this machine has is opened when that run exits.
+    If another run on this machine owns the channel, it is opened once that run exits.
     """
     with contextlib.ExitStack() as stack:
         server = None
@@ -381,7 +385,7 @@ def serving_control(
 
 
 class LateControl:
-    """Tries on a thread of its own, from `with` to its end, and calls `had` when the channel is served."""
+    """Retries to open the channel on its own thread, from `with` to its end, and calls `had` once it is served."""
 
     def __init__(self, server: ControlServer, had: Callable[[], None]) -> None:
         self._server = server

@@ -1,8 +1,8 @@
 """Compares the copies in store and tiers with the sink. A copy that is ahead of the sink stops the run.
 
-A copy that seems to be ahead may have been written by a run that is still alive, after the sink was read. So the sink
-is read once more before a run is refused, and what a tier's own thread finds counts from the claim on: then no other
-run can add to the sink.
+A live run may write a copy after this run has read the sink, and that copy then seems to be ahead. The sink is
+therefore read again before a run is refused. What a tier's thread reads counts only after the claim: from then on, no
+other run can commit to the sink.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ Reload = Callable[[], Head]
 
 
 class CopyCheck:
-    """Compares the copies of one pipeline. `check` and `refuse` are called from the tiers' threads too."""
+    """Compares the copies of one pipeline with the sink. The tiers' threads also call `check` and `refuse`."""
 
     def __init__(self, pipeline: str, place: str) -> None:
         self._pipeline = pipeline
         self._sink_place = place
-        self._base: Head | None = None  # what stood in the sink before this run added to it
-        self._own: tuple[int, str] | None = None  # generation and run, from the claim on
+        self._base: Head | None = None  # the sink's head before this run committed
+        self._own: tuple[int, str] | None = None  # generation and run id, set by the claim
         self._suspects: dict[str, Look] = {}
         self._refused: FirnlineError | None = None
         self._lock = threading.Lock()
 
     def confirm(self, looks: Callable[[Head], Sequence[Look]], held: Head, reload: Reload | None) -> Head:
-        """Compare what was read at the start; returns what the sink holds, which may be more by now.
+        """Compare the copies read at the start. Returns the sink's head, which may be newer by now.
 
         Raises:
-            StoreAheadError: a copy tells of more than the sink does, and still does when the sink is read again.
-            SinkError: the sink knows nothing, and whether a copy does cannot be found out now.
+            StoreAheadError: a copy is ahead of the sink, also after the sink was read again.
+            SinkError: the sink holds no epoch, and a copy that might cannot be read now.
         """
         try:
             self._compare_all(looks(held), held)
@@ -50,14 +50,14 @@ class CopyCheck:
             self._compare_all(looks(held), held)
         with self._lock:
             self._base, self._own = held, None
-            self._suspects.clear()  # what is still there will be found again
+            self._suspects.clear()  # a copy that is still ahead is seen again
         return held
 
     def before_claim(self, reload: Reload) -> None:
-        """Judge what was found since the start, by what the sink holds now.
+        """Compare the copies read since the start with the sink's current head.
 
         Raises:
-            FirnlineError: a place cannot be used at all, or is ahead of the sink.
+            FirnlineError: a store or tier cannot be used at all, or is ahead of the sink.
         """
         with self._lock:
             suspects = list(self._suspects.values())
@@ -69,16 +69,16 @@ class CopyCheck:
             self._compare_all(suspects, reload())
 
     def claimed(self, held: Head, run: str) -> None:
-        """From now on, compare every copy with what the sink holds under this run's claim."""
+        """From now on, compare every copy with the sink's head under this run's claim."""
         with self._lock:
             self._own = (held.generation, run)
             self._base = replace(held, generation=held.generation - 1)
 
     def check(self, look: Look) -> None:
-        """Judge what is found in a place while the run goes on; `raise_found` tells the run of it.
+        """Compare a copy read while the run is active; `raise_found` raises the error in the run.
 
         Raises:
-            StoreAheadError: it tells of more than the sink did, and no newer run made it.
+            StoreAheadError: the copy is ahead of the sink, and no newer run wrote it.
         """
         try:
             self._check(look)
@@ -98,15 +98,15 @@ class CopyCheck:
         self.compare(look, base)
 
     def refuse(self, error: FirnlineError) -> None:
-        """Take note of a place that cannot be used at all."""
+        """Record that a store or tier cannot be used at all."""
         with self._lock:
             self._refused = error
 
     def raise_found(self) -> None:
-        """End the run if a place was found that cannot be used or is ahead of the sink.
+        """Raise the first recorded error.
 
         Raises:
-            FirnlineError: there is one.
+            FirnlineError: a store or tier cannot be used, or is ahead of the sink.
         """
         with self._lock:
             refused, suspects = self._refused, list(self._suspects.values())
@@ -144,10 +144,10 @@ class CopyCheck:
                 )
 
     def compare(self, look: Look, held: Head) -> None:
-        """Refuse a copy that tells of more than the sink does, unless that was taken back in the sink."""
+        """Refuse a copy that is ahead of the sink, unless the sink has rolled those epochs back."""
         facts = {"tier": look.path, "place": look.place}
         if look.unreachable or look.damaged:
-            if look.path == "store":  # of a tier it was said when it was passed over
+            if look.path == "store":  # for a tier this was logged when the copy was skipped
                 logger.warning("store not read", extra={**facts, "reason": look.unreachable or look.damaged})
             return
         if look.record is None or look.epoch < held.epoch or fits(look.record, held):
@@ -177,7 +177,7 @@ class CopyCheck:
 
 
 def fits(record: CheckpointRecord, held: Head) -> bool:
-    """Whether a record is of the very epoch and entry that the sink holds."""
+    """Return whether a record has exactly the epoch and entry of the sink's head."""
     return held.entry is not None and record.epoch == held.epoch and same_entry(record.entry, entry_digest(held.entry))
 
 

@@ -1,4 +1,4 @@
-"""What the ledger says of a history edit, and what that means to a sink."""
+"""Builds the ledger entry of a history edit and derives its effect on a sink."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from firnline.types import Json
 def edit_checkpoint(
     pipeline: OpenPipeline, base: Checkpoint, held: Checkpoint | None, *, epoch: int, generation: int, run: str
 ) -> Checkpoint:
-    """The checkpoint of a history edit: state and positions of `base`, under a new epoch. The floor never goes back."""
+    """Return the checkpoint of a history edit: state and positions of `base` under a new epoch. The floor never
+    decreases."""
     version = max(base.schema_version, held.schema_version if held else 0)
     if held is not None and held.schema_fingerprint != base.schema_fingerprint:
         version += 1
@@ -35,12 +36,12 @@ def edit_checkpoint(
 
 
 def committed_columns(pipeline: OpenPipeline) -> list[dict[str, Json]]:
-    """The columns that the deciding sink has now, as a ledger entry keeps them."""
+    """Return the current columns of the deciding sink, in the form of a ledger entry."""
     return schema_to_json(pipeline.deciding.find_committed_schema() or pa.schema([]))
 
 
 def find_effect(sink: Sink, entry: LedgerEntry, holds: int) -> Effect:
-    """What a history edit does to the rows of a sink that holds epoch `holds`.
+    """Return the effect of a history edit on the rows of a sink that holds epoch `holds`.
 
     Raises:
         RollbackRefusedError: the sink cannot go back to that epoch.

@@ -1,4 +1,4 @@
-"""Decides history edits (rollback, fresh start, restore, rescale, import) and brings every sink through them."""
+"""Decides history edits (rollback, fresh start, restore, rescale, import) and applies them to every sink."""
 
 from __future__ import annotations
 
@@ -46,24 +46,24 @@ def perform_edit(
     leave: Collection[str] = (),
     replaces: bool = False,
 ) -> Receipt:
-    """Claim a generation everywhere, decide a history edit in the deciding sink, and bring every other sink through it.
+    """Claim a generation everywhere, decide a history edit in the deciding sink, and apply it to every other sink.
 
-    The claims come first: they fence an active run before anything is checked. `look` is given the generation. It
-    checks everything under the current version of the deciding sink, and returns the entry to commit and the committed
-    head of that sink. When the sink moves before the commit, both are done again. Once the edit is decided, nothing
-    fails any more: a sink that cannot follow now does so when the next run joins it. An optional sink holds up no
-    edit when the ledger no longer tells the epochs that it lacks.
+    The claims come first: they fence an active run before anything is checked. `look` gets the generation. It checks
+    everything against the current version of the deciding sink, and returns the entry to commit and the committed head
+    of that sink. If the sink moves before the commit, both steps are repeated. Once the edit is decided, nothing fails
+    any more: a sink that cannot apply it now does so when the next run joins it. An optional sink does not stop an edit
+    when the ledger no longer has the epochs that the sink lacks.
 
     Args:
         generation: Only given for a deciding sink that does not exist yet.
-        goes_on_from: The entry that the history goes on from; a staged sink adopts no pending units beyond it.
+        goes_on_from: The entry that the history continues from; a staged sink adopts no pending units beyond it.
         leave: Sinks that need not be reached now.
-        replaces: Whatever a sink holds is replaced: it need not be brought in sync first.
+        replaces: The edit replaces all rows of a sink, so the sink need not catch up first.
 
     Raises:
         FencedError: another run took over meanwhile.
         SinkError: a sink cannot be claimed; nothing is decided.
-        LedgerHoleError: the ledger does not tell what a required sink lacks; nothing is decided.
+        LedgerHoleError: the ledger lacks epochs that a required sink needs; nothing is decided.
     """
     deciding = pipeline.deciding
     held = deciding.claim(run, generation=generation)
@@ -114,7 +114,7 @@ def _decide(pipeline: OpenPipeline, look: Look, generation: int) -> tuple[EntryR
 
 
 def _record(pipeline: OpenPipeline) -> None:
-    """Bring store and tiers in sync with the edit; if that fails now, the next run does it when it starts."""
+    """Record the edit in store and tiers. If that fails, the next run does it at its start."""
     try:
         pipeline.recorder.look()
         pipeline.recorder.begin(pipeline.deciding.load())
@@ -130,7 +130,7 @@ def _record(pipeline: OpenPipeline) -> None:
 def check_new_sinks(pipeline: OpenPipeline, tip: EntryRef | None, epochs: Mapping[str, int]) -> None:
     """Refuse a sink that was added to a pipeline with history: it would lack the rows made before it.
 
-    Where a hole of the ledger hides the beginning nobody can tell a new sink from one that lags; its join fails then.
+    If a ledger hole hides the beginning, a new sink looks like a lagging one; then `join_sink` fails.
 
     Raises:
         ConfigError: it names the sink.
@@ -148,7 +148,11 @@ def check_new_sinks(pipeline: OpenPipeline, tip: EntryRef | None, epochs: Mappin
 
 
 def _find_first(pipeline: OpenPipeline, tip: EntryRef) -> LedgerEntry | None:
-    """The newest entry that gives a sink all its rows; None when it is folded. LedgerHoleError when a hole hides it."""
+    """Return the newest entry that gives a sink all its rows; None if it is folded.
+
+    Raises:
+        LedgerHoleError: a hole hides it.
+    """
     for link in pipeline.ledger.chain(tip):
         if isinstance(link, Fold):
             if link.is_bridge:
@@ -168,15 +172,14 @@ def join_sink(
     goes_on_from: EntryRef | None,
     run_tasks: RunTasks | None = None,
 ) -> int:
-    """Register our generation in a further sink and bring it through the history edits that it lacks.
+    """Register our generation in a further sink and apply the history edits that it lacks. Returns its epoch
+    afterwards.
 
-    Returns the epoch that it holds then.
-
-    A staged sink adopts only such pending units as lie on the history down from `goes_on_from`.
+    A staged sink adopts only pending units on the history down from `goes_on_from`.
 
     Raises:
-        SinkDivergedError: it holds an epoch that does not lie on the decided chain. Numbers prove nothing here.
-        LedgerHoleError: the ledger does not tell any more what it lacks.
+        SinkDivergedError: the sink holds an epoch that is not on the decided chain; epoch numbers alone prove nothing.
+        LedgerHoleError: the ledger no longer has the epochs that the sink lacks.
     """
 
     def decided(epoch: int) -> set[int]:
@@ -193,11 +196,12 @@ def join_sink(
 
 
 def prove_on_chain(pipeline: OpenPipeline, name: str, held: Head, tip: EntryRef) -> None:
-    """Compare the newest entry of a further sink, by checksum, with the one of its epoch on the chain down from `tip`.
+    """Compare the newest entry of a further sink, by checksum, with the entry of its epoch on the chain down from
+    `tip`.
 
     Raises:
-        SinkDivergedError: it is another one, or lies beyond the tip.
-        LedgerHoleError: the ledger does not tell what lies between the two.
+        SinkDivergedError: the entries differ, or the sink is beyond the tip.
+        LedgerHoleError: the ledger lacks entries between the two.
     """
     if held.epoch == 0 or held.entry is None:
         return
@@ -219,14 +223,14 @@ def prove_on_chain(pipeline: OpenPipeline, name: str, held: Head, tip: EntryRef)
 
 
 def settle_edits(pipeline: OpenPipeline, sink: Sink, tip: EntryRef | None, run_tasks: RunTasks | None = None) -> int:
-    """Bring a sink that was claimed through every history edit on the true chain that it lacks; returns its epoch then.
+    """Apply every history edit that a claimed sink lacks. Returns the sink's epoch afterwards.
 
-    Epochs before an edit are committed on the way; those after it follow in their own time.
+    Epochs before an edit are committed on the way. Epochs after it follow as ordinary commits.
 
     Raises:
-        RollbackRefusedError: it cannot go back to where the edit went; the message says why.
-        SinkError: it waits for its committer.
-        LedgerHoleError: the ledger does not tell any more what it lacks.
+        RollbackRefusedError: the sink cannot go back to the epoch of the edit; the message says why.
+        SinkError: the sink waits for its committer.
+        LedgerHoleError: the ledger no longer has the epochs that the sink lacks.
     """
     before = -1
     for _ in range(TRIES * TRIES):
@@ -251,12 +255,12 @@ def settle_edits(pipeline: OpenPipeline, sink: Sink, tip: EntryRef | None, run_t
         try:
             sink.edit(commit, find_effect(sink, entry, epoch), onto, version)
         except CommitConflictError:
-            continue  # somebody wrote since it was looked at
+            continue  # another writer committed after the check
     raise SinkError(f"{sink.name}: gave up after {TRIES * TRIES} conflicts with other writers")
 
 
 def _check_return(pipeline: OpenPipeline, sink: Sink, entry: LedgerEntry, holds: int) -> int | None:
-    """Check, as the edit did, whether this sink can follow it; returns the version that this was found under."""
+    """Check, as the edit did, whether this sink can apply it. Returns the sink version that was checked."""
     if entry.kind == "restore":
         return check_restored(sink, entry, pipeline.deciding.name)
     if entry.kind != "rollback" or not isinstance(find_effect(sink, entry, holds), RestoreVersion):
@@ -274,12 +278,12 @@ def _check_return(pipeline: OpenPipeline, sink: Sink, entry: LedgerEntry, holds:
 def ahead_of(
     pipeline: OpenPipeline, tip: EntryRef | None, epoch: int, sink: str
 ) -> Iterator[tuple[LedgerEntry, EntryRef]]:
-    """The entries of the chain down from `tip` that lie above the epoch of a sink, oldest first; no other one is read.
+    """Return the entries on the chain down from `tip` that are newer than a sink's epoch, oldest first.
 
-    They follow on one another without a gap; only below a restore, which replaces all rows, some may be left out.
+    They are consecutive. Only entries below a restore may be left out, because a restore replaces all rows.
 
     Raises:
-        LedgerHoleError: some of them are lost or folded; it names the sink and the epochs.
+        LedgerHoleError: some entries are lost or folded; it names the sink and the epochs.
     """
     found: list[tuple[LedgerEntry, EntryRef]] = []
     if tip is None or tip.epoch <= epoch:
@@ -302,7 +306,7 @@ def ahead_of(
 def _untold_error(
     pipeline: OpenPipeline, sink: str, epoch: int, newest: EntryRef, cause: LedgerHoleError | None
 ) -> LedgerHoleError:
-    """A sink that holds `epoch` lacks those up to the one that `newest` names, and the ledger does not tell them."""
+    """Return the error for a sink at `epoch` that lacks epochs up to `newest` which the ledger no longer has."""
     lacks = f"epoch {newest.epoch}" if newest.epoch == epoch + 1 else f"epochs {epoch + 1} to {newest.epoch}"
     reason = cause.message if cause else f"ledger entry {newest.name} is lost or folded"
     return LedgerHoleError(
@@ -316,26 +320,26 @@ def _untold_error(
 
 
 def _since_restore(ahead: list[tuple[LedgerEntry, EntryRef]]) -> list[tuple[LedgerEntry, EntryRef]]:
-    """From the last restore on: it replaces all rows, so what came before is not needed, and may not be here."""
+    """Return the entries from the last restore on: a restore replaces all rows, so earlier entries are not needed."""
     last = max((n for n, (entry, _) in enumerate(ahead) if entry.kind == "restore"), default=0)
     return ahead[last:]
 
 
 def _find_held(pipeline: OpenPipeline, edit: LedgerEntry, epoch: int, digest: int | None) -> EntryRef | None:
-    """The entry that a sink holds, proven to lie on the history that the edit leaves or goes on from."""
+    """Return the entry of a sink's head, proven to be on the history that the edit leaves or continues from."""
     if epoch == 0:
         return None
     for start in (edit.previous, edit.onto):
         found = _search(pipeline, start, epoch, digest)
         if found is not None:
             return found
-    if edit.kind == "restore" and digest is not None:  # whatever it holds is replaced; enough is known for the fence
+    if edit.kind == "restore" and digest is not None:  # the edit replaces all rows; the epoch is enough for the fence
         return EntryRef(epoch, "", f"{digest << 1:016x}")
     raise CheckpointError(f"a sink holds an epoch {epoch} that the ledger does not know", epoch=epoch)
 
 
 def _search(pipeline: OpenPipeline, start: EntryRef | None, epoch: int, digest: int | None) -> EntryRef | None:
-    """An entry by epoch and digest, down a chain and down the chains that its history edits left."""
+    """Find an entry by epoch and digest, on a chain and on the chains that its history edits left."""
     left = []
     try:
         for entry, ref in pipeline.ledger.entries(start):
@@ -346,5 +350,5 @@ def _search(pipeline: OpenPipeline, start: EntryRef | None, epoch: int, digest: 
             if entry.is_jump:
                 left.append(entry.onto)
     except LedgerHoleError:
-        pass  # what was left behind is swept in time; a sink is never behind the floor
+        pass  # abandoned entries are swept in time; a sink is never behind the floor
     return next((found for one in left if (found := _search(pipeline, one, epoch, digest)) is not None), None)

@@ -1,4 +1,4 @@
-"""Lanes: one thread each. A lane performs its calls in order, and a slow lane holds up no other."""
+"""Lanes: one thread each. A lane performs its calls in order, and a slow lane blocks no other."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from firnline.clock import monotonic
 
 logger = logging.getLogger(__name__)
 
-END_SECONDS = 10.0  # how long an exiting process waits for lanes that nobody waited for
+END_SECONDS = 10.0  # how long a process at exit waits for lanes that were closed without waiting
 
 ASIDE = ("backlog", "upkeep", "flush")  # nothing waits for these lanes, not even a clean stop
 
-_left: list[threading.Thread] = []  # asked to end, and not waited for
+_left: list[threading.Thread] = []  # closed, and not yet ended
 
 
 @atexit.register
 def _await_left() -> None:
-    """Let lanes end before the interpreter does: a daemon thread that returns from native code then aborts the process.
+    """Wait for lanes before the interpreter exits: a daemon thread returning from native code would abort the process.
 
-    One that hangs is given up.
+    A lane that hangs is abandoned.
     """
     until = monotonic() + END_SECONDS
     for thread in _left:
@@ -31,7 +31,7 @@ def _await_left() -> None:
 
 
 class Lane:
-    """One thread that performs calls in order. It never keeps the process from ending."""
+    """One thread that performs calls in order. It never keeps the process alive."""
 
     def __init__(self, name: str) -> None:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -39,11 +39,11 @@ class Lane:
         self._thread.start()
 
     def submit(self, call: Callable[[], None]) -> None:
-        """Perform a call after those that were submitted before."""
+        """Perform a call after all earlier ones."""
         self._queue.put(call)
 
     def close(self, *, wait: bool) -> None:
-        """End after the current call; with `wait`, perform everything that was submitted first, and return then."""
+        """End after the current call. With `wait`, perform all submitted calls first and return afterwards."""
         if not wait:
             while True:
                 try:
@@ -65,7 +65,7 @@ class Lane:
 
 
 class Lanes:
-    """Lanes by name. The main thread alone starts them, when they are first used."""
+    """Lanes by name. Only the main thread starts them, on first use."""
 
     def __init__(self) -> None:
         self._lanes: dict[str, Lane] = {}
@@ -77,6 +77,6 @@ class Lanes:
         self._lanes[name].submit(call)
 
     def close(self, *, wait: bool) -> None:
-        """End all lanes; with `wait`, after what was submitted, except to those that nothing waits for."""
+        """End all lanes. With `wait`, perform all submitted calls first, except on lanes that nothing waits for."""
         for name, lane in self._lanes.items():
             lane.close(wait=wait and name not in ASIDE)

@@ -1,4 +1,4 @@
-"""Finds late files: compares full listings of the sources with the ledger when that is due."""
+"""Finds late files: compares full listings of the sources with the ledger at intervals."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ logger = logging.getLogger(__name__)
 
 
 class LateFiles:
-    """The full listings of one run. `look` is called on the source lane, `dropped` on the main thread.
+    """The full listings of one run. The source lane calls `look`, the main thread calls `dropped`.
 
-    With `once` every source is listed once; else every `reconcile_interval_secs`.
+    With `once` every source is listed once, otherwise every `reconcile_interval_secs`.
     """
 
     def __init__(self, pipeline: OpenPipeline, progress: Progress, *, once: bool) -> None:
@@ -30,7 +30,7 @@ class LateFiles:
         self.hole: LedgerHoleError | None = None  # why late files cannot be found
 
     def due(self) -> list[str]:
-        """The sources whose full listing is due."""
+        """Return the sources whose full listing is due."""
         now = self._pipeline.clock.monotonic()
         for name in self._pipeline.sources.take_forgotten():
             self._looked_at.pop(name, None)
@@ -48,12 +48,13 @@ class LateFiles:
         return not self._once and now - last >= interval
 
     def look(self, base: str, due: list[str]) -> tuple[int, list[str], int] | None:
-        """Compare full listings with the ledger: how many files are late, which changed, how many are listed.
+        """Compare full listings with the ledger. Returns the number of late files, the changed ones and the number
+        listed.
 
-        None when the ledger has a hole: then nobody knows which files are late, and `hole` says why.
+        Returns None if the ledger has a hole: then late files cannot be identified, and `hole` says why.
         """
         dropped = self._dropped
-        # In flight first: what is decided in the meantime is in the ledger by then, so that neither misses it.
+        # Read the epochs in flight first: an epoch decided meanwhile is then in the ledger, so neither read misses it.
         in_flight = list(self._progress.epochs.values())
         positions = self._progress.bases[base].positions
         known = {name: KnownFiles() for name in self._pipeline.sources.names}
@@ -77,7 +78,7 @@ class LateFiles:
                 files.close()
         self.hole = None
         with self._lock:
-            if dropped == self._dropped:  # else files of an epoch that is lost by now counted as known: due again
+            if dropped == self._dropped:  # otherwise files of an epoch that is now lost counted as known: list again
                 self._note(due)
         return len(reconciled.late), reconciled.changed, reconciled.listed
 
@@ -85,7 +86,7 @@ class LateFiles:
         self._looked_at |= dict.fromkeys(names, self._pipeline.clock.monotonic())
 
     def dropped(self, plan: EpochPlan) -> None:
-        """An epoch is dropped: late is relative to a base, so its late files must be found again."""
+        """Forget the late files of a dropped epoch: late is relative to a base, so they must be found again."""
         with self._lock:
             self._dropped += 1
             for name in self._pipeline.sources.give_back(plan):

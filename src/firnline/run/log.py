@@ -1,4 +1,4 @@
-"""The durable history of runs: where and when each ran, what went wrong, how it ended. For people and `status`."""
+"""The durable history of runs, for people and `status`: where and when each ran, its errors, how it ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEPT_RESTARTS = 20
 
 
 class RunHistory:
-    """The record of one run, below `<table>/_firnline/<pipeline>/runs/`; nothing is decided from it."""
+    """The record of one run, below `<table>/_firnline/<pipeline>/runs/`. No decision depends on it."""
 
     def __init__(self, storage: Storage, pipeline: str, run: str, clock: Clock, started: datetime) -> None:
         self._storage = storage
@@ -44,22 +44,22 @@ class RunHistory:
             "waiting_for": None,
             "resumed_after": None,  # the epoch, and where its checkpoint was read: local, remote, sink or fresh
             "recovery_path": None,
-            "state_recovery_path": None,  # where operators' state was read; sink: beside the deciding table's ledger
+            "state_recovery_path": None,  # where operator state was read; sink: beside the deciding table's ledger
             "replication_lag_seconds": None,  # of the remote tier
             "replication_epochs_behind": None,
-            "ledger_hole": None,  # why late files are not taken in
-            "sinks_failing": {},  # sink -> why it could not be joined or given an epoch
+            "ledger_hole": None,  # why late files cannot be found
+            "sinks_failing": {},  # sink -> why it could not be joined or written
             "copies_failing": {},  # store, local or remote -> why it cannot be written
             "align_ms": None,  # of the newest epoch: from the first source's slice to the boundary
             "worker_losses": 0,
-            "last_worker_loss": None,  # epoch, reason, shards; took_ms: until an epoch ran to its end again
+            "last_worker_loss": None,  # epoch, reason, shards; took_ms: until an epoch completed again
             "paused": False,
             "restarts": 0,
             "last_restarts": [],
         }
 
     def note(self, *, now: bool = False, **facts: Any) -> None:
-        """Change facts; written at once when `now`, else every few seconds."""
+        """Change facts. Written at once with `now`, otherwise every few seconds."""
         self._body.update(facts)
         if now or self._clock.monotonic() - self._written_at > 5:
             self._written_at = self._clock.monotonic()
@@ -67,13 +67,13 @@ class RunHistory:
             self._storage.put(f"{self._folder}/{self._name}", canonical(seal(self._body)))
 
     def restarted(self, reason: str, code: str, epoch: int | None) -> None:
-        """Count a restart, durably; `epoch` is the one that failed, where one did."""
+        """Count a restart and write it at once; `epoch` is the one that failed, if any."""
         entry = {"at": self._clock.now().isoformat(), "code": code, "reason": reason, "epoch": epoch}
         kept = [*self._body["last_restarts"], entry][-KEPT_RESTARTS:]
         self.note(now=True, restarts=self._body["restarts"] + 1, last_restarts=kept)
 
     def lost_worker(self, facts: dict[str, Json]) -> None:
-        """Count a lost worker, or note how long the loss took."""
+        """Count a lost worker, or record how long the recovery took."""
         if "took_ms" in facts:
             last = self._body["last_worker_loss"] or {}
             self.note(now=True, last_worker_loss={**last, "took_ms": facts["took_ms"]})
@@ -82,7 +82,7 @@ class RunHistory:
             self.note(now=True, worker_losses=self._body["worker_losses"] + 1, last_worker_loss=loss)
 
     def prune(self) -> None:
-        """Keep the newest runs."""
+        """Delete all but the newest runs."""
         names = sorted(s.name.rsplit("/", 1)[-1] for s in self._storage.list(self._folder))
         for name in names[:-KEPT_RUNS]:
             self._storage.delete(f"{self._folder}/{name}")
@@ -101,11 +101,11 @@ class RunLog:
 
     @property
     def is_open(self) -> bool:
-        """Whether the run is in the history."""
+        """Whether the run has been added to the history."""
         return self._record is not None
 
     def begin(self) -> None:
-        """The run starts now."""
+        """Set the start time of the run."""
         self._started_at = self._clock.now()
 
     def open(self, **facts: Any) -> None:
@@ -117,19 +117,19 @@ class RunLog:
         self.note(now=True, **facts)
 
     def note(self, *, now: bool = False, **facts: Any) -> None:
-        """Change facts, once the run is in the history."""
+        """Change facts, if the run is in the history."""
         if self._record is not None:
             with _only_logged():
                 self._record.note(now=now, **facts)
 
     def restarted(self, error: FirnlineError, epoch: int | None) -> None:
-        """Count a restart after an error; `epoch` is the one that failed, where one did."""
+        """Count a restart after an error; `epoch` is the one that failed, if any."""
         if self._record is not None:
             with _only_logged():
                 self._record.restarted(error.message, error.code, epoch)
 
     def lost_worker(self, facts: dict[str, Json]) -> None:
-        """Count a lost worker or, with `took_ms`, note how long the recovery took."""
+        """Count a lost worker or, with `took_ms`, record how long the recovery took."""
         if self._record is not None:
             with _only_logged():
                 self._record.lost_worker(facts)
@@ -149,7 +149,7 @@ def _only_logged() -> Iterator[None]:
 
 
 def load_runs(storage: Storage, pipeline: str) -> list[dict[str, Json]]:
-    """The runs of the history, newest first, without those that cannot be read."""
+    """Return the runs of the history, newest first. Unreadable records are skipped."""
     found = []
     for stat in storage.list(runs_folder(pipeline)):
         name = stat.name.rsplit("/", 1)[-1]
@@ -164,5 +164,5 @@ def load_runs(storage: Storage, pipeline: str) -> list[dict[str, Json]]:
 
 
 def has_died(run: dict[str, Json]) -> bool:
-    """Whether a run that has not ended in the history is dead. Only its own host knows."""
+    """Return whether a run without a recorded end is dead. Only its own host can tell."""
     return bool(run["status"] == "running") and has_exited(str(run["host"]), int(run["pid"]))

@@ -1,4 +1,4 @@
-"""What a run reports while it runs. The progress display, the log lines and the metrics are observers."""
+"""The reports of a run. The progress display, the log lines and the metrics are observers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class EpochFacts:
     sink: str
     version: int
     files: int
-    records: int  # read, bad ones included
+    records: int  # read, including bad records
     rows: int
     bad: dict[str, int]  # reason -> records
     bytes_read: int
@@ -39,11 +39,11 @@ class EpochFacts:
     sources: dict[str, int] = field(default_factory=dict)  # records by source
     align_ms: int = 0  # from the first source's slice to the boundary
     operators: dict[str, dict[str, Json]] = field(default_factory=dict)  # what each stateful operator did
-    is_staged: bool = False  # in a two-stage table: a committer has yet to commit it
+    is_staged: bool = False  # in a two-stage table: the committer has not committed it yet
 
 
 def took_ms(durations_ms: Mapping[str, int]) -> int:
-    """How long an epoch took, from its steps; the pause for a checkpoint of state is a part of `run`."""
+    """Return how long an epoch took, from its steps. The pause for a checkpoint of state is part of `run`."""
     return sum(ms for step, ms in durations_ms.items() if step != "checkpoint")
 
 
@@ -51,13 +51,13 @@ class Observer:
     """Override the methods that you need. The run calls them from its main thread, so they must not block."""
 
     def started(self, run: str, held: Head) -> None:
-        """The sinks have been read; `held` is what the deciding one holds."""
+        """The run has read its sinks; `held` is the head of the deciding one."""
 
     def claimed(self, generation: int) -> None:
         """The run owns the pipeline now."""
 
     def planned(self, epoch: int, plan: EpochPlan) -> None:
-        """A slice is fixed; its job starts when the one before has ended."""
+        """A slice is fixed. Its job starts once the previous one has ended."""
 
     def running(self, epoch: int) -> None:
         """The Spark job of an epoch has started."""
@@ -72,7 +72,7 @@ class Observer:
         """The committer has committed every epoch of a two-stage table up to this one."""
 
     def backlog(self, backlog: Backlog) -> None:
-        """How much input waits to be read; counted from time to time."""
+        """How much input waits to be read, counted at intervals."""
 
     def reconciled(self, late: int, changed: list[str], listed: int) -> None:
         """A full listing was compared with the ledger."""
@@ -81,41 +81,42 @@ class Observer:
         """A hole in the ledger hides which files are late; None: the hole is closed."""
 
     def idle(self) -> None:
-        """There is nothing to read; the run waits for the next poll."""
+        """There is nothing to read. The run waits for the next poll."""
 
     def held_up(self, full: tuple[int, int] | None) -> None:
-        """Back-pressure: pending units and bytes that the committer must take first; None when there is room again."""
+        """Back-pressure: pending units and bytes that the committer must commit first; None once there is room
+        again."""
 
     def paused(self, paused: bool) -> None:
-        """The run was paused: nothing more is planned, what is in flight completes; or it was resumed."""
+        """The run was paused or resumed. While paused it plans nothing, and epochs in flight complete."""
 
     def replication(self, lag: Replication) -> None:
-        """The remote tier was written, or could not be: how far it is behind."""
+        """A write to the remote tier succeeded or failed; reports how far the tier is behind."""
 
     def copies(self, lags: Sequence[Replication]) -> None:
-        """The store or a tier was written, or could not be: how far each of them is behind."""
+        """A write to the store or a tier succeeded or failed; reports how far each copy is behind."""
 
     def draining(self, lag: Replication) -> None:
-        """The run has ended, and waits only for this tier to catch up."""
+        """The run has ended and only waits for this tier to catch up."""
 
     def worker_lost(self, facts: dict[str, Json]) -> None:
-        """A worker died and its task with it. `facts` has the epoch, the reaction and the number of shards now."""
+        """A worker died, and its task with it. `facts` has the epoch, the reaction and the new number of shards."""
 
     def trouble(self, error: FirnlineError, failures: int) -> None:
-        """Something failed and is tried again after a back-off."""
+        """Something failed. The run retries after a back-off."""
 
     def resting(self, seconds: float, failures: int) -> None:
-        """The back-off after `failures` failures in a row has begun."""
+        """The back-off after `failures` consecutive failures has started."""
 
     def left_staged(self, epochs: int, table: str, behind: list[str]) -> None:
-        """The run ends; `epochs` epochs wait for the table's committer, the sinks `behind` for the next run."""
+        """The run ends. `epochs` epochs wait for the table's committer; the sinks `behind` wait for the next run."""
 
     def stopped(self, exit_code: int) -> None:
         """The run is over."""
 
 
 class Observers(Observer):
-    """Several observers as one: every call goes to each of them, in order."""
+    """Combines several observers: every call goes to each of them, in order."""
 
     def __init__(self, *observers: Observer) -> None:
         for name in vars(Observer):

@@ -46,7 +46,7 @@ class OpenPipeline:
 
     @property
     def state_home(self) -> StateHome:
-        """Where operators' state lies: on the local tier when there is one, else beside the deciding table's ledger."""
+        """The location of operator state: the local tier if there is one, else beside the deciding table's ledger."""
         checkpoint, name = self.options.checkpoint, self.options.name
         remote = None
         if checkpoint.remote is not None:
@@ -57,15 +57,15 @@ class OpenPipeline:
         return StateHome(root, self.options.deciding.storage_options, fallback=remote)
 
     def open_readers(self) -> tuple[Sink, ...]:
-        """The same sinks once more, to read them from another thread: a sink and its table handle serve one lane."""
+        """Open the same sinks again for reads from another thread: a sink and its table handle serve one lane."""
         return _open_sinks(self.options, self.ledger, self.clock, self.sources, self.recorder)
 
     def sink(self, name: str) -> Sink:
-        """The sink with this name."""
+        """Return the sink with this name."""
         return next(sink for sink in self.sinks if sink.name == name)
 
     def limits(self, parallelism: int, files_per_task: int = 1) -> Limits:
-        """How much one plan may take."""
+        """Return the limits of one plan."""
         batch = self.options.batch
         return Limits(
             max_files=batch.max_files,
@@ -78,15 +78,16 @@ class OpenPipeline:
         )
 
     def add_known(self, known: Mapping[str, KnownFiles], tip: EntryRef | None) -> None:
-        """Add every file that the ledger knows, with its etag, per source: two sources may read one file.
+        """Add every file in the ledger with its etag, per source: two sources may read the same file.
 
-        LedgerHoleError when the chain is broken.
+        Raises:
+            LedgerHoleError: the chain is broken.
         """
-        for name, file in self.ledger_files(tip):  # newest first: the last time a file was read is what counts
+        for name, file in self.ledger_files(tip):  # newest first: the most recent read of a file counts
             known[name].add(str(file["path"]), str(file.get("etag", "")))
 
     def ledger_files(self, tip: EntryRef | None) -> Iterator[tuple[str, dict[str, Json]]]:
-        """What the ledger says of every file of every source, newest epoch first."""
+        """Return the ledger's records of every file of every source, newest epoch first."""
         for link in self.ledger.chain(tip):
             for name in self.sources.names:
                 records = link.inputs.get(name, [])
@@ -96,11 +97,11 @@ class OpenPipeline:
                     yield from ((name, {**record, "epoch": link.epoch}) for record in records)
 
     def entries(self, tip: EntryRef | None) -> Iterator[LedgerEntry]:
-        """The entries that are not folded yet, newest first."""
+        """Return the entries that are not folded yet, newest first."""
         return (link for link in self.ledger.chain(tip) if isinstance(link, LedgerEntry))
 
     def load(self) -> Head:
-        """What the deciding sink holds."""
+        """Return the head of the deciding sink."""
         return self.deciding.load()
 
 
@@ -113,7 +114,7 @@ def open_pipeline(
     ids: Ids | None = None,
     strict_store: bool = False,
 ) -> OpenPipeline:
-    """Open a pipeline; nothing is read or written yet."""
+    """Open a pipeline. Reads and writes nothing yet."""
     clock = clock or SystemClock()
     deciding = options.deciding
     storage = open_storage(deciding.table, deciding.storage_options)
@@ -157,7 +158,7 @@ def _open_sinks(
 
 
 def _open_sources(options: PipelineOptions, once: bool, moved: tuple[str, str] | None) -> Sources:
-    """The sources; `moved` is for the one that lies at the new location."""
+    """Open the sources; `moved` applies to the source at the new location."""
     found = [open_source(one, once=once) for one in options.sources]
     if moved is not None:
         to = normalise(moved[1])

@@ -1,4 +1,4 @@
-"""How a run begins: reads what the sinks, the store and the tiers hold, claims its generation, joins every sink."""
+"""Starts a run: reads the heads of sinks, store and tiers, claims its generation, joins every sink."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from firnline.types import Json
 logger = logging.getLogger(__name__)
 
 CLAIM_TRIES = 20
-READ_SECONDS = 15.0  # an optional sink that does not answer for so long counts as lagging
+READ_SECONDS = 15.0  # an optional sink that takes longer to answer counts as lagging
 
 T = TypeVar("T")
 
 
 class Opening:
-    """The beginning of one run; what it reads goes into `Progress`. `states` is None without stateful operators.
+    """Starts one run and puts what it reads into `Progress`. `states` is None without stateful operators.
 
-    They are performed on the deciding sink's lane, except `join`. What they read of the other sinks, they read
-    through sinks of their own: an epoch may be committed to one of those at the same time.
+    All steps except `join` run on the deciding sink's lane. They read the other sinks through separate handles, because
+    an epoch may be committed to one of them at the same time.
     """
 
     def __init__(
@@ -72,17 +72,17 @@ class Opening:
         self.unread: dict[str, str] = {}  # further sinks that could not be read, with the reason
 
     def read_sinks(self, on_copy_change: Callable[[], None] = lambda: None) -> m.Event:
-        """Read what the sinks and the copies hold; writes nothing to a sink. Repeatable.
+        """Read the heads of sinks and copies. Writes nothing to a sink. Repeatable.
 
-        `on_copy_change` is called, from any thread, whenever the store or a tier was written or could not be.
+        `on_copy_change` is called, from any thread, after every successful or failed write to the store or a tier.
         """
         recorder, progress = self._pipeline.recorder, self._progress
         recorder.look(on_copy_change)
-        self._pipeline.deciding.check_whole()  # before a copy of it is made anywhere
+        self._pipeline.deciding.check_whole()  # before any copy of it is made
         held = self._pipeline.deciding.load()
         if held.exists:
             self._pipeline.deciding.make_durable()
-        if held.checkpoint is None and not held.generation:  # a log that knows our claim knows what it lacks
+        if held.checkpoint is None and not held.generation:  # a log that has our claim has every epoch before it
             self._check_no_history()
         self._check_ledger_is_here(held)
         held = recorder.confirm(held, self._pipeline.deciding.load)
@@ -103,7 +103,7 @@ class Opening:
         unknown = held.checkpoint is None and progress.baseline is None
         if unknown:
             self._check_others_know_nothing(epochs)
-        # Units that are pending may still be taken back: nothing outside the table is told of them.
+        # Pending units may still be taken back, so nothing outside the table records them.
         pending = held.committed is not None and held.committed < held.epoch
         recorded = recorder.begin(self._pipeline.deciding.load_committed() if pending else held)
         if unknown:
@@ -113,9 +113,9 @@ class Opening:
         return m.SinksRead(tip, tuple(epochs.items()), recorded=recorded, committed=held.committed)
 
     def _read_further(self, sink: Sink, decided: Head) -> int:
-        """The epoch that a further sink holds; it lies on the decided chain, or a history edit leads there."""
+        """Return the epoch of a further sink. It is on the decided chain, or a history edit leads to that chain."""
         held = sink.load()
-        if held.epoch > decided.epoch:  # another run goes on, and both moved since
+        if held.epoch > decided.epoch:  # another run is active, and both sinks moved since
             decided = self._pipeline.deciding.load()
         tip = decided.entry
         if tip is None or held.epoch == 0:
@@ -125,7 +125,7 @@ class Opening:
         return held.epoch
 
     def _check_no_history(self) -> None:
-        """Without a table there may be epochs that were staged and never committed, but no more than fly at once."""
+        """Check that, without a table, the ledger has no more epochs than can be in flight at once."""
         staged = self._pipeline.ledger.newest_epoch()
         if staged > self._pipeline.options.batch.max_inflight:
             root = self._pipeline.storage.root
@@ -136,7 +136,7 @@ class Opening:
             )
 
     def _find_baseline(self, version: int) -> LedgerEntry | None:
-        """Another tool's progress in this table's log, as the entry that the first claim will name."""
+        """Return another tool's progress from the table's log, as the entry that the first claim names."""
         self._baseline_version = version
         scan = self._pipeline.options.checkpoint.recovery_scan_commits
         found = self._pipeline.deciding.find_foreign(version, scan, accept_older=self._accept_duplicates)
@@ -156,9 +156,9 @@ class Opening:
         return LedgerEntry(checkpoint, None, {name: records}, kind="baseline")
 
     def _check_others_know_nothing(self, epochs: dict[str, int]) -> None:
-        """A further sink that holds epochs of which the deciding one knows nothing would never be given them again."""
+        """Refuse a further sink with epochs that the deciding sink lacks: they would never be committed there again."""
         ahead = {name: epoch for name, epoch in epochs.items() if epoch}
-        if ahead and self._pipeline.deciding.load().checkpoint is None:  # else another run began in between
+        if ahead and self._pipeline.deciding.load().checkpoint is None:  # otherwise another run started in between
             name, epoch = ahead.popitem()
             raise StoreAheadError(
                 f"sink {name!r} holds epoch {epoch}, but {self._pipeline.storage.root}, which decides, knows nothing",
@@ -168,10 +168,10 @@ class Opening:
             )
 
     def _check_ledger_is_here(self, held: Head) -> None:
-        """A checkpoint that names no table as the deciding one is judged by where the ledger lies.
+        """Check the location of the ledger, for a checkpoint that names no deciding table.
 
         Raises:
-            DecidingSinkError: it lies in another sink's table.
+            DecidingSinkError: the ledger is in another sink's table.
         """
         if held.checkpoint is None or held.checkpoint.deciding.get("table") or self._pipeline.ledger.newest_epoch():
             return
@@ -185,7 +185,7 @@ class Opening:
                 )
 
     def claim(self, *, again: bool = False) -> m.Event:
-        """Claim a generation and take up what stands under it; `again`: this run held the pipeline before."""
+        """Claim a generation and continue from the head under it. With `again`, this run owned the pipeline before."""
         sink, recorder = self._pipeline.deciding, self._pipeline.recorder
         recorder.before_claim(sink.load)
         if self._progress.baseline is not None and not again:
@@ -208,7 +208,7 @@ class Opening:
         return m.Claimed(held.epoch, held.attempt, held.committed)
 
     def _claim_onto_baseline(self) -> Head:
-        """Claim onto the version that the other tool's progress was read from; read it again when the table moved."""
+        """Claim onto the version that has the other tool's progress. If the table moved, read the progress again."""
         for _ in range(CLAIM_TRIES):
             assert self._progress.baseline is not None
             ref = self._pipeline.ledger.stage(self._progress.baseline)
@@ -221,13 +221,13 @@ class Opening:
         )
 
     def join(self, name: str) -> m.Event:
-        """Register our generation in a further sink, and bring it through the history edits that it lacks."""
+        """Register our generation in a further sink and apply the history edits that it lacks."""
         tip, generation = self._progress.head.entry, self._progress.generation
         sink = self._pipeline.sink(name)
         return m.Joined(name, join_sink(self._pipeline, sink, self._run, generation, tip, tip, self._jobs.run_tasks))
 
     def _set_tip(self, held: Head) -> Base:
-        """Take what the deciding sink holds as the base of the next plan."""
+        """Use the deciding sink's head as the base of the next plan."""
         progress = self._progress
         progress.head = held
         checkpoint = held.checkpoint or (progress.baseline.checkpoint if progress.baseline else None)
@@ -247,7 +247,8 @@ class Opening:
         return base
 
     def _check_sources(self, stored: Mapping[str, Json]) -> None:
-        """A source that the checkpoint knows and the spec does not: under another name it would be read all over."""
+        """Refuse a spec without a source that the checkpoint has: under another name it would be read again from the
+        start."""
         gone = [name for name in stored if name not in self._pipeline.sources.names]
         if gone:
             raise ConfigError(
@@ -256,7 +257,7 @@ class Opening:
             )
 
     def learn_columns(self, base: Base) -> None:
-        """Take up what is known of columns: those of the tables that take a source as it is, and the checkpoint's."""
+        """Read the known columns: those of tables that take a source unchanged, and those of the checkpoint."""
         base.table = self._pipeline.deciding.find_schema()
         base.columns = columns_from_json(base.checkpoint.columns if base.checkpoint else {})
         for sink, options in zip((None, *self._others), self._pipeline.options.ordered_sinks, strict=True):
@@ -268,7 +269,7 @@ class Opening:
 
 
 def _find_schema(sink: Sink) -> pa.Schema | None:
-    """The columns of a further sink; one that cannot be read tells nothing, and holds nobody up yet."""
+    """Return the columns of a further sink; None if it cannot be read."""
     try:
         return _ask(sink, sink.find_schema)
     except (SinkError, OSError) as error:
@@ -277,5 +278,5 @@ def _find_schema(sink: Sink) -> pa.Schema | None:
 
 
 def _ask(sink: Sink, work: Callable[[], T]) -> T:
-    """Read a further sink. One that is optional and hangs must hold up nobody: HungError, an OSError."""
+    """Read a further sink. An optional sink that hangs raises HungError, an OSError, and blocks nothing."""
     return work() if sink.required else TimedCalls(READ_SECONDS).call(work)

@@ -1,6 +1,6 @@
-"""The state of a run's operators: restores it, runs epochs on it, makes snapshots of it.
+"""The operator state of a run: restores it, runs epochs on it, makes snapshots of it.
 
-Only a pipeline with stateful operators has this part.
+Only a pipeline with stateful operators uses this module.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from firnline.types import Json
 
 logger = logging.getLogger(__name__)
 
-RESTORES = 3  # tries, while a sweep deletes the state that is being restored
+RESTORES = 3  # attempts, while a sweep deletes the state being restored
 
 
 @dataclass(slots=True)
 class _Past:
-    """When an operator's state was last snapshotted."""
+    """The time of an operator's last snapshot, and what came since."""
 
     epoch: int
     at: float  # monotonic seconds
-    records: int = 0  # folded in since
+    records: int = 0  # folded since
     watermark: int | None = None
 
 
 class OperatorStates:
-    """The state of one run's operators. `catch_up` and `run` are called on the `spark` lane."""
+    """The operator state of one run. The `spark` lane calls `catch_up` and `run`."""
 
     def __init__(self, pipeline: OpenPipeline, jobs: EpochJobs, progress: Progress) -> None:
         self._pipeline = pipeline
@@ -51,23 +51,23 @@ class OperatorStates:
         self._snapshots = Snapshots(jobs.home, pipeline.options, pipeline.clock)
         self._shards: int | None = pipeline.options.state.shards
         self._began = pipeline.clock.now()
-        self._wanted: int | None = None  # shards to go back to once workers return, while some are absorbed
-        self._absorbed = threading.Event()  # a worker's shards were just dealt out to the others
+        self._wanted: int | None = None  # the number of shards to return to once workers are back
+        self._absorbed = threading.Event()  # the shards of a lost worker were just reassigned
         self._past: dict[str, _Past] = {}
-        self._initial: dict[str, str] = {}  # digests of exported states that a replay takes up again
-        self._requested = threading.Event()  # a snapshot is requested, whatever the trigger says
+        self._initial: dict[str, str] = {}  # digests of exported states that a replay loads again
+        self._requested = threading.Event()  # a snapshot is requested, whatever the trigger
         self._pins = StandingState(pipeline.storage, pipeline.options.name)
-        self.restored_path: str | None = None  # where the state was read when the run began
+        self.restored_path: str | None = None  # where the state was read at the start of the run
         self.remote = self._open_remote()
 
     @property
     def feeds(self) -> dict[str, list[str]]:
-        """The stateful operators, each after those it reads, with the stateful operators that its rows reach."""
+        """The stateful operators in topological order, each with the stateful operators that its rows reach."""
         return {o.name: fed_by(self._pipeline, self._flow, o) for o in self._flow.stateful}
 
     @property
     def shards(self) -> int:
-        """How many tasks share the key groups now."""
+        """The number of tasks that share the key groups now."""
         return self._shards or min(self._engine.parallelism, self._flow.key_groups)
 
     def ranges(self) -> Ranges:
@@ -84,7 +84,7 @@ class OperatorStates:
         """
         restored = self._restore(head)
         if self.remote is not None and head.checkpoint is not None:
-            with contextlib.suppress(OSError):  # unreachable now: it counts as holding nothing
+            with contextlib.suppress(OSError):  # unreachable now: treated as empty
                 self.remote.begin(head.checkpoint)
         base.state, base.behind, self._initial = restored.state, restored.behind, restored.initial
         self.restored_path = self.restored_path or restored.path
@@ -97,12 +97,12 @@ class OperatorStates:
         self._snapshots.begin_after(max(restored.epochs.values(), default=0))
 
     def _restore(self, head: Head) -> Restored:
-        """Find the state. Where damaged snapshots were passed over, pin what is used, and restore it under the pin."""
+        """Find the state. If damaged snapshots were skipped, pin the ones in use and restore them under the pin."""
         restored = self._find_state(head)
         if not restored.passed_over:
             self._pins.begin(head.generation, head.epoch, None)
             return restored
-        self._requested.set()  # the next epoch makes a snapshot that the sinks name
+        self._requested.set()  # the next epoch makes a snapshot, which the sinks then name
         for _ in range(RESTORES):
             self._pins.begin(head.generation, head.epoch, restored.used)
             pinned, restored = restored.used, self._find_state(head)
@@ -120,7 +120,7 @@ class OperatorStates:
         return restore_state(self._pipeline, self._flow, self._jobs.home, head)
 
     def catch_up(self, base: Base) -> None:
-        """Fold the epochs that came after the checkpoint of the state, as their ledger entries say."""
+        """Fold the epochs after the checkpoint of the state, as their ledger entries describe them."""
         while base.behind:
             self._replay(base, base.behind[0])
             del base.behind[0]
@@ -162,17 +162,17 @@ class OperatorStates:
         return RemoteState(self._jobs.home, remote, [o.name for o in self._flow.stateful], self._pipeline.clock)
 
     def flush(self, seconds: float) -> bool:
-        """Write the newest snapshot to the remote tier now; whether the tier has it then."""
+        """Write the newest snapshot to the remote tier now. Returns whether the tier holds it afterwards."""
         return self.remote is None or self.remote.flush(seconds)
 
     def close(self, *, drain_seconds: float) -> None:
-        """End; with `drain_seconds`, the remote tier gets what it lacks first, for so long at most."""
+        """Close. With `drain_seconds`, wait at most that long for the remote tier to catch up."""
         if self.remote is not None:
             self.remote.close(drain_seconds=drain_seconds)
 
     def decided(self, checkpoint: Checkpoint) -> None:
-        """The deciding sink holds an epoch: its snapshots go to the remote tier."""
-        with contextlib.suppress(OSError):  # a pin that is left keeps more than it must, until the next run
+        """Copy the snapshots of a decided epoch to the remote tier."""
+        with contextlib.suppress(OSError):  # a pin left behind keeps too much until the next run
             self._pins.settled(checkpoint)
         if self.remote is not None:
             self.remote.settled(checkpoint)
@@ -180,16 +180,17 @@ class OperatorStates:
     # -- an epoch -------------------------------------------------------------------------------------
 
     def request_snapshot(self) -> None:
-        """Make a snapshot with the next epoch, whatever the trigger says; from any thread."""
+        """Request a snapshot with the next epoch, whatever the trigger. May be called from any thread."""
         self._requested.set()
 
     def needs_empty_epoch(self, base: Base) -> bool:
-        """Whether a snapshot is requested and the newest one lacks epochs: then an epoch without input makes it."""
+        """Return whether a requested snapshot needs an epoch without input, because the newest snapshot lacks
+        epochs."""
         epochs = [SnapshotRef.from_json(ref).epoch for ref in base.snapshots.values()]
         return self._requested.is_set() and bool(epochs) and min(epochs) < base.epoch
 
     def run(self, inflight: EpochInFlight, base: Base) -> EpochResult:
-        """Run the jobs of an epoch and, when it is due, make a snapshot of the state after it."""
+        """Run the jobs of an epoch and, if due, snapshot the state after it."""
         self.catch_up(base)
         requested = self._requested.is_set()
         forced = requested or self._is_dealt_anew(base)  # a change of shards ends with a snapshot
@@ -238,7 +239,7 @@ class OperatorStates:
         return result
 
     def _references(self, base: Base) -> dict[str, SnapshotRef]:
-        """What the checkpoint before an epoch names of each operator, also where the name was another."""
+        """Return the state reference of each operator in the checkpoint before an epoch, also for renamed operators."""
         found = {}
         for operator in self._flow.stateful:
             value = base.snapshots.get(operator.name) or base.snapshots.get(operator.renamed_from)
@@ -247,7 +248,7 @@ class OperatorStates:
         return found
 
     def _is_dealt_anew(self, base: Base) -> bool:
-        """Whether no snapshot has these shards yet; epochs that were folded again since have them already."""
+        """Return whether no snapshot has the current shards yet. Epochs folded again since already use them."""
         return any(ref.shards != self.shards for ref in self._references(base).values())
 
     def _warn_of_pause(self, epoch: int, seconds: float) -> None:
@@ -272,7 +273,7 @@ class OperatorStates:
         return due_operators(self._pipeline.options.checkpoint, self._flow.stateful, since, asked=asked)
 
     def drop(self, epoch: int) -> None:
-        """An epoch in flight is lost; called from the main thread."""
+        """Drop a lost epoch in flight. Called from the main thread."""
         self._snapshots.lose(epoch, "the epoch was dropped")
         for past in self._past.values():
             past.epoch = min(past.epoch, epoch - 1)
@@ -280,13 +281,14 @@ class OperatorStates:
     # -- lost workers ---------------------------------------------------------------------------------
 
     def take_absorbed(self) -> bool:
-        """Whether a worker's shards were dealt out to the others since the last call."""
+        """Return whether the shards of a lost worker were reassigned since the last call."""
         taken = self._absorbed.is_set()
         self._absorbed.clear()
         return taken
 
     def give_back(self, base: Base) -> bool:
-        """Deal the next epoch out to all shards again, if workers are back and a snapshot was made; whether it is."""
+        """Use all shards again from the next epoch, if workers are back and a snapshot was made. Returns whether it
+        does."""
         wanted = self._wanted
         if wanted is None or self._is_dealt_anew(base) or self._engine.workers < wanted:
             return False
@@ -295,7 +297,7 @@ class OperatorStates:
         return True
 
     def _react_to_loss(self, inflight: EpochInFlight, error: WorkerLostError) -> dict[str, Json]:
-        """A worker is lost: the epoch runs again, with as many shards or, to absorb the loss, one fewer."""
+        """React to a lost worker: rerun the epoch with the same shards or, to absorb the loss, with one fewer."""
         if error.fields.get("timed_out"):
             self._snapshots.time_out(inflight.epoch, inflight.attempt)
         choice, before = self._pipeline.options.state.on_worker_loss, self.shards

@@ -1,4 +1,4 @@
-"""Sweeps the outbox: deletes files that wait there for a sink and that no sink needs any more."""
+"""Sweeps the outbox: deletes staged files that no sink needs any more."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class OutboxSweep:
         self._pipeline = pipeline
         self._progress = progress
         self._slowest_sink = slowest_sink
-        self._spared: set[str] = set()  # sinks that the spec does not have, and for which rows wait
+        self._spared: set[str] = set()  # sinks with waiting rows that the spec does not have
 
     def sweep(self) -> None:
         """Delete the files of lost attempts and of epochs that every sink holds.
 
-        Files for a sink that the spec no longer has stay, in case it comes back. Files of epochs that a hole in the
-        ledger hides stay.
+        Files for a sink that was removed from the spec stay, in case it returns. Files of epochs that a ledger hole
+        hides stay, too.
 
-        The outbox is listed first: an attempt that writes by then is in flight here, or the deciding table holds a
-        newer generation, and then nothing is deleted. The epochs in flight are read before the chain: an epoch that is
+        The outbox is listed first. An attempt that writes by then is in flight here, or the deciding table holds a
+        newer generation, and then nothing is deleted. The epochs in flight are read before the chain, so an epoch
         decided meanwhile is in one of the two.
 
         Raises:
@@ -48,9 +48,9 @@ class OutboxSweep:
             logger.info("outbox swept", extra={"files": gone})
 
     def _needed_by_sinks(self, listed: dict[str, list[str]]) -> set[str]:
-        """The listed attempts that some sink lacks, in the spec or not, and those that a hole hides.
+        """Return the listed attempts that some sink still lacks, in the spec or not, and those that a hole hides.
 
-        Below a fold no sink can be given anything any more.
+        No sink can need anything below a fold.
         """
         settled = [sink.settled_epoch() for sink in self._pipeline.sinks[1:]]
         held = min([self._slowest_sink(), *(epoch for epoch in settled if epoch is not None)])
@@ -78,7 +78,7 @@ class OutboxSweep:
         return needed
 
     def _log_spared(self, sinks: Iterable[str]) -> None:
-        """Log, once a run, that rows wait for a sink that the spec does not have."""
+        """Log, once per run, that rows wait for a sink that the spec does not have."""
         for name in sinks:
             if name not in self._spared:
                 self._spared.add(name)

@@ -1,6 +1,6 @@
-"""What a run knows between its steps: the head, the epochs in flight, and what each of them is planned on.
+"""The state of a run between its steps: the head, the epochs in flight, and the base of each plan.
 
-Steps run on several lanes; what one step leaves here, another takes up. An epoch in flight is found by its attempt.
+Steps run on several lanes and exchange values here. An epoch in flight is found by its attempt.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ KEPT_RECEIPTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """An epoch that the restored state lacks, to be folded again: its entry, and what it was planned on."""
+    """An epoch that the restored state lacks and that must be folded again: its entry, and the base of its plan."""
 
     entry: LedgerEntry
     watermarks: Watermarks  # before it
     columns: dict[str, pa.Schema]  # before it
-    skip: frozenset[str] = frozenset()  # operators whose snapshot holds it already
+    skip: frozenset[str] = frozenset()  # operators whose snapshot already includes it
 
 
 @dataclass(slots=True)
 class Base:
-    """What an epoch is planned on: an epoch that is committed or in flight."""
+    """The base of a plan: an epoch that is committed or in flight."""
 
     epoch: int
     entry: EntryRef | None
@@ -57,7 +57,7 @@ class EpochInFlight:
     attempt: str
     base: str
     plan: EpochPlan
-    epoch_time: str  # RFC 3339: what `epoch_time()` gives, on every replay
+    epoch_time: str  # RFC 3339: the value of `epoch_time()`, also on every replay
     requests: list[FileRequest]  # that its plan answers
     produced: Produced = field(default_factory=Produced)
     operators: dict[str, dict[str, Json]] = field(default_factory=dict)  # what each did, for people
@@ -68,7 +68,7 @@ class EpochInFlight:
     durations_ms: dict[str, int] = field(default_factory=dict)
 
     def advance(self, sources: Sources, base: Base, produced: Produced) -> tuple[Positions, Records]:
-        """The positions after this epoch, and the ledger's records of its input.
+        """Return the positions after this epoch, and the ledger's records of its input.
 
         Called once per epoch at the source, which remembers the files that failed.
         """
@@ -78,7 +78,7 @@ class EpochInFlight:
 
 
 class Progress:
-    """How far one run is. Several lanes use it at once, so each change is one assignment or one dict operation."""
+    """The progress of one run. Several lanes use it at once, so each change is one assignment or one dict operation."""
 
     def __init__(self) -> None:
         self.bases: dict[str, Base] = {}
@@ -87,15 +87,15 @@ class Progress:
         self.head = Head(exists=False, version=-1)
         self.baseline: LedgerEntry | None = None  # another tool's progress, before our first claim
         self.receipts: list[Receipt] = []
-        self.recent: dict[int, tuple[LedgerEntry, EntryRef]] = {}  # decided entries that a further sink takes next
-        self.refs: dict[int, EntryRef] = {}  # of older ones, once a further sink that lags has asked for one
+        self.recent: dict[int, tuple[LedgerEntry, EntryRef]] = {}  # decided entries that a further sink commits next
+        self.refs: dict[int, EntryRef] = {}  # older ones, read once a lagging sink needs one
 
     def in_flight(self, epoch: int) -> EpochInFlight:
-        """The epoch in flight with this number."""
+        """Return the epoch in flight with this number."""
         return next(e for e in list(self.epochs.values()) if e.epoch == epoch)
 
     def decide(self, epoch: int, attempt: str) -> tuple[EpochInFlight | None, Receipt | None]:
-        """The deciding sink holds an epoch: it is the head now, and no longer in flight."""
+        """Make an epoch that the deciding sink holds the head, and remove it from the epochs in flight."""
         receipt = next((r for r in reversed(self.receipts) if r.epoch == epoch), None)
         base = self.bases.get(attempt)
         if base is not None and base.entry is not None:
@@ -108,11 +108,11 @@ class Progress:
                 checkpoint=base.checkpoint,
                 path=self.head.path,
             )
-        decided = self.epochs.pop(attempt, None)  # only now: until here a reconcile finds it in flight
+        decided = self.epochs.pop(attempt, None)  # only now: until here a full listing sees it in flight
         if decided is not None and decided.entry is not None and decided.ref is not None:
             kept = {number: entry for number, entry in self.recent.items() if number > epoch - KEPT_ENTRIES}
             self.recent = {**kept, epoch: (decided.entry, decided.ref)}
-        for known, old in list(self.bases.items()):  # in place: the next job may end right now and add its own
+        for known, old in list(self.bases.items()):  # delete in place: the next job may end now and add its own
             if old.epoch < epoch - 1:
                 del self.bases[known]
         del self.receipts[:-KEPT_RECEIPTS]

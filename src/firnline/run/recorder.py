@@ -1,4 +1,4 @@
-"""Records checkpoints after the commit: a version in the store, a copy in each tier; compares them at the start."""
+"""Records checkpoints after the commit: a version in the store, a copy in each tier. Compares them at the start."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REMOTE_VERSIONS = 100
 
 
 def open_places(options: PipelineOptions) -> tuple[Place | None, Place | None, Place | None]:
-    """Store, local tier and remote tier, where the options name them."""
+    """Open the store, the local tier and the remote tier that the options name."""
     store, near, far = options.checkpoint.store, options.checkpoint.local, options.checkpoint.remote
     local = remote = None
     if near is not None:
@@ -47,7 +47,7 @@ def _place(path: Path, options: StoreOptions, pipeline: PipelineOptions) -> Plac
     held_by = pipeline.deciding.name
 
     def open_it() -> CheckpointStore:
-        from firnline.stores import open_store  # each kind brings its own libraries
+        from firnline.stores import open_store  # each kind imports its own libraries
 
         return open_store(options, held_by=held_by)
 
@@ -61,17 +61,17 @@ def _place(path: Path, options: StoreOptions, pipeline: PipelineOptions) -> Plac
 
 
 LEVELLED_EPOCHS = 1000
-NEAR_SECONDS = 15.0  # for the local tier to be written
-FAR_WAIT_SECONDS = 5.0  # for the remote tier's answer before a claim, when the local one fits
+NEAR_SECONDS = 15.0  # limit for a write of the local tier
+FAR_WAIT_SECONDS = 5.0  # limit for the remote tier's answer before a claim, if the local tier fits
 DRAIN_SECONDS = 30.0
 
 
 def _ignore() -> None:
-    """Nobody waits for changes."""
+    """Ignore changes."""
 
 
 class Recorder:
-    """What one run records, and where. `place` names the deciding sink's table in messages."""
+    """Records the epochs of one run in store and tiers. `place` names the deciding sink's table in messages."""
 
     def __init__(
         self, options: PipelineOptions, ledger: Ledger, clock: Clock, place: str, *, strict_store: bool = False
@@ -96,7 +96,7 @@ class Recorder:
         self.tiers = Tiers(local, remote)
         self._local, self._remote = self._make_writers(options)
         self._near_calls = TimedCalls(NEAR_SECONDS)
-        self._looks: dict[str, Look] | None = None  # what was compared; None: nothing yet
+        self._looks: dict[str, Look] | None = None  # the result of the comparison; None before it
         self._far_looked = threading.Event()
         self._far_looked.set()
 
@@ -121,14 +121,14 @@ class Recorder:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """The store and the tiers, where there are any."""
+        """The store and the tiers that exist."""
         return (*([self.store] if self.store else []), *self.tiers.places)
 
     @property
     def remote_epoch(self) -> int | None:
-        """The newest epoch that the remote tier is known to hold; None when there is no such tier.
+        """The newest epoch known to be in the remote tier; None without that tier.
 
-        The floor stays at or below it: what lies above may only be forgotten once it outlives this machine.
+        The floor stays at or below it: input above it may only be forgotten once it survives the loss of this machine.
         """
         return self._remote.epoch if self._remote else None
 
@@ -137,18 +137,18 @@ class Recorder:
         return self._remote.replication() if self._remote else None
 
     def lags(self) -> list[Replication]:
-        """How far the store and the tiers are behind."""
+        """Return how far the store and the tiers are behind."""
         return [copy.replication() for copy in (self._store, self._local, self._remote) if copy is not None]
 
     # -- at the start ---------------------------------------------------------------------------------
 
     def look(self, on_change: Callable[[], None] = _ignore) -> None:
-        """Read what store and local tier hold. Called before the sink is read, which can only be further by then.
+        """Read the heads of store and local tier. Called before the sink is read, so the sink can only be newer.
 
-        From now on `on_change` is called, from any thread, when a copy was written or could not be.
+        From now on `on_change` is called, from any thread, after every successful or failed write of a copy.
 
         Raises:
-            StoreUnsafeError: one of them cannot keep what it is trusted with.
+            StoreUnsafeError: one of them does not give the guarantees that it needs.
         """
         self._on_change = on_change
         self._looks = None
@@ -157,18 +157,18 @@ class Recorder:
         self.tiers.look_again(prove=True)
 
     def confirm(self, held: Head, reload: Reload | None = None) -> Head:
-        """Compare with what the sink holds; returns what it holds by now, if it was read again with `reload`.
+        """Compare the copies with the sink's head. Returns the head, read again with `reload` if needed.
 
         Raises:
-            StoreAheadError: a copy tells of more than the sink does.
-            SinkError: the sink knows nothing, and whether a copy does cannot be found out now.
+            StoreAheadError: a copy is ahead of the sink.
+            SinkError: the sink holds no epoch, and a copy that might cannot be read now.
         """
         held = self._check.confirm(self._find_looks, held, reload)
         self._looks = {look.path: look for look in self._find_looks(held)}
         return held
 
     def inspect(self, held: Head, reload: Reload) -> list[Look]:
-        """What the store and the tiers hold, read only, and refused as a start of a run would refuse it.
+        """Read the store and the tiers, read-only, with the same checks as the start of a run.
 
         Raises:
             StoreAheadError, SinkError: as in `confirm`.
@@ -178,7 +178,7 @@ class Recorder:
         return looks
 
     def begin(self, held: Head) -> int | None:
-        """Bring the copies level with the sink, once they are compared; returns what the store holds, if known.
+        """Bring the copies in sync with the sink after the comparison. Returns the store's head, if known.
 
         Raises:
             StoreAheadError, SinkError: as in `confirm`, if that was not called before.
@@ -194,7 +194,7 @@ class Recorder:
         return self._store.level(held) if self._store is not None else None
 
     def _find_looks(self, held: Head) -> list[Look]:
-        """What the copies hold; the remote tier is left to the background when the local one fits."""
+        """Return the heads of the copies. If the local tier fits, the remote tier is read in the background."""
         found = [self._store.seen] if self._store is not None and self._store.seen is not None else []
         for look in self.tiers.looks():
             found.append(look)
@@ -203,14 +203,14 @@ class Recorder:
         return found
 
     def _look_far(self, remote: Place) -> None:
-        """Look at the remote tier in the background; what is wrong there ends the run before it claims or records."""
+        """Read the remote tier in the background. An error there ends the run before it claims or records."""
         self._far_looked = looked = threading.Event()
 
         def look() -> None:
             try:
                 self._check.check(self.tiers.look(remote))
             except StoreAheadError:
-                pass  # the check keeps it
+                pass  # the check records it
             except StoreUnsafeError as error:
                 self._check.refuse(error)
             except Exception as error:
@@ -222,23 +222,23 @@ class Recorder:
         threading.Thread(target=look, name="firnline far look", daemon=True).start()
 
     def before_claim(self, reload: Reload) -> None:
-        """Wait for the remote tier before the claim: if it is ahead of the sink, nothing may be added there.
+        """Wait for the remote tier before the claim: if it is ahead of the sink, nothing may be committed.
 
         Raises:
-            StoreAheadError: it does. If it answers later, `record` raises this.
-            StoreUnsafeError: a tier cannot keep what it is trusted with.
+            StoreAheadError: it is ahead. If it answers later, `record` raises this.
+            StoreUnsafeError: a tier does not give the guarantees that it needs.
         """
         self._far_looked.wait(FAR_WAIT_SECONDS)
         self._check.before_claim(reload)
 
     def claimed(self, held: Head, run: str) -> None:
-        """Keep what the sink holds under the claim of this run."""
+        """Keep the sink's head under the claim of this run."""
         self._check.claimed(held, run)
         if self._store is not None:
             self._store.claimed()
 
     def _begin_tiers(self, held: Head, looks: Mapping[str, Look]) -> None:
-        """Start the writers. What a tier lacks is given to it; where it fits already, that is found out there."""
+        """Start the tier writers. Each tier gets what it lacks; its writer checks whether it already fits."""
         if held.checkpoint is None or held.entry is None or held.epoch < 1:
             return
         tip = CheckpointRecord(held.checkpoint, held.entry)
@@ -256,20 +256,20 @@ class Recorder:
     # -- after the commit -----------------------------------------------------------------------------
 
     def note_receipt(self, receipt: Receipt) -> None:
-        """Keep what a sink answered for the epoch's record."""
+        """Keep a sink's receipt for the record of the epoch."""
         self._records.note_receipt(receipt)
 
     def note_durations(self, epoch: int, durations_ms: Mapping[str, int]) -> None:
-        """Keep how long each step took for the epoch's record."""
+        """Keep the duration of each step for the record of the epoch."""
         self._records.note_durations(epoch, durations_ms)
 
     def record(self, epoch: int, held: Head, recent: Entries) -> None:
-        """Record every epoch up to this one: the tiers first, since they are not waited for.
+        """Record every epoch up to this one. The tiers come first, because the run does not wait for them.
 
         Raises:
-            SinkError: `strict_store`, and the store cannot be written; repeatable.
-            StoreAheadError: the store or a tier turned out to be ahead of the sink.
-            StoreUnsafeError: a tier turned out not to keep its promises.
+            SinkError: `strict_store` is set and the store cannot be written; repeatable.
+            StoreAheadError: the store or a tier is ahead of the sink.
+            StoreUnsafeError: a tier broke its guarantees.
         """
         self._check.raise_found()
         self._offer(epoch, held, recent)
@@ -278,7 +278,7 @@ class Recorder:
             self._store.record(epoch, held, recent)
 
     def catch_up(self, *, now: bool = False) -> None:
-        """Record in the store what it lacks, if it lacks something and the next try is due, or `now`.
+        """Record the missing epochs in the store, if the next attempt is due or with `now`.
 
         Raises:
             StoreAheadError, StoreUnsafeError: as in `record`.
@@ -296,7 +296,7 @@ class Recorder:
                 self._offer_one(writer, record)
 
     def _offer_one(self, writer: TierWriter, record: CheckpointRecord) -> None:
-        """The local tier is written at once; one that hangs is left to its own thread."""
+        """Write the local tier at once. A tier that hangs continues on its own thread."""
         if writer is self._local and not self._near_calls.busy:
             with contextlib.suppress(HungError):
                 self._near_calls.call(lambda: writer.offer(record, here=True))
@@ -306,7 +306,7 @@ class Recorder:
     # -- now and then ---------------------------------------------------------------------------------
 
     def prune_due(self) -> bool:
-        """Whether so much was put that old versions should go; said once."""
+        """Return, once per interval, whether enough versions were put that old ones should be pruned."""
         return self._store is not None and self._store.prune_due()
 
     def prune(self) -> None:
@@ -315,12 +315,12 @@ class Recorder:
             self._store.prune()
 
     def flush(self, seconds: float = DRAIN_SECONDS) -> bool:
-        """Write to both tiers what waits there, now; whether both are level."""
+        """Write what waits for both tiers now. Returns whether both are in sync."""
         level = [writer.flush(seconds) for writer in (self._local, self._remote) if writer is not None]
         return all(level)
 
     def close(self, *, drain: bool, on_drain: Callable[[Replication], None] = lambda _: None) -> None:
-        """End. With `drain`, what waits for a tier is written first; `on_drain` gets the tier that is waited for."""
+        """Close. With `drain`, write what waits for a tier first; `on_drain` gets the tier that the run waits for."""
         for writer in (self._local, self._remote):
             if writer is None:
                 continue

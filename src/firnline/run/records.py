@@ -1,4 +1,4 @@
-"""Makes the records of epochs from the ledger's entries and from what the run itself knows of them."""
+"""Makes the records of epochs from the ledger's entries and from the run's own facts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from firnline.types import EntryRef, Json, Receipt
 
 logger = logging.getLogger(__name__)
 
-WALKED_ENTRIES = 16  # so few are read one by one; the whole chain is read many at a time
+WALKED_ENTRIES = 16  # up to this many are read one by one; a whole chain is read in batches
 KEPT_FACTS = 64
 
 Entries = Mapping[int, tuple[LedgerEntry, EntryRef]]
 
 
 class Records:
-    """The records of one pipeline's epochs; `most` of them at a time."""
+    """The records of one pipeline's epochs; at most `most` at a time."""
 
     def __init__(self, ledger: Ledger, most: int) -> None:
         self._ledger = ledger
@@ -30,7 +30,7 @@ class Records:
         self._lock = threading.Lock()
 
     def note_receipt(self, receipt: Receipt) -> None:
-        """Keep what a sink answered for the epoch's record."""
+        """Keep a sink's receipt for the record of the epoch."""
         facts = {
             "version": receipt.version,
             "rows": receipt.rows,
@@ -42,7 +42,7 @@ class Records:
             self._facts_of(receipt.epoch)[1][receipt.sink] = facts
 
     def note_durations(self, epoch: int, durations_ms: Mapping[str, int]) -> None:
-        """Keep how long each step took for the epoch's record."""
+        """Keep the duration of each step for the record of the epoch."""
         with self._lock:
             self._facts_of(epoch)[0].update(durations_ms)
 
@@ -52,7 +52,7 @@ class Records:
         return self._facts.setdefault(epoch, ({}, {}))
 
     def between(self, held: Head, after: int, upto: int, recent: Entries) -> list[CheckpointRecord]:
-        """The records of the epochs in between, oldest first: as far back as the ledger knows them."""
+        """Return the records of the epochs in between, oldest first, as far back as the ledger has them."""
         wanted = range(max(after, upto - self._most) + 1, upto + 1)
         if all(epoch in recent for epoch in wanted):
             return [self._record_of(*recent[epoch]) for epoch in wanted]
@@ -95,7 +95,8 @@ class Records:
             )
 
     def is_of_chain(self, record: CheckpointRecord, tip: EntryRef) -> bool:
-        """Whether a record's entry is the tip or shortly before it; False too where that is not easily known."""
+        """Return whether a record's entry is the tip or shortly before it; also False if that is expensive to find
+        out."""
         back = tip.epoch - record.epoch
         if back <= 0:
             return record.entry.checksum == tip.checksum

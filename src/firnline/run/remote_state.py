@@ -1,4 +1,4 @@
-"""Keeps operator state: copies in the remote tier, and a pin on what a run resumed from."""
+"""Copies operator state to the remote tier, and pins the state that a run resumed from."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from firnline.types import Clock
 
 
 class RemoteState:
-    """Copies what the sinks name, once they do. Told by the main thread; copies in a thread of its own.
+    """Copies the snapshots that sinks name. The main thread calls it; a separate thread copies.
 
-    Operators may be snapshot at different epochs: the oldest snapshot that is not there yet goes first, so that one
-    that is made seldom is not passed over for those that are made often. What was copied counts, also when newer
-    snapshots were made meanwhile: else the floor would stand still where a copy takes longer than an epoch.
+    Operators may have snapshots of different epochs. The oldest snapshot that the remote tier lacks goes first, so that
+    frequent snapshots do not starve rare ones. A finished copy counts even if newer snapshots exist by then; otherwise
+    the floor would never rise if a copy takes longer than an epoch.
     """
 
     def __init__(self, home: StateHome, remote: RemoteTierOptions, operators: Sequence[str], clock: Clock) -> None:
@@ -37,17 +37,17 @@ class RemoteState:
         self._lock = threading.Lock()
         self._waiting: dict[str, SnapshotRef] = {}  # by operator: what the remote tier lacks
         self._named: dict[str, dict[str, int]] = {}  # by checkpoint of state: the operators, with epochs, that name it
-        self._held: dict[str, list[int]] = {name: [] for name in operators}  # epochs of what is there, rising
+        self._held: dict[str, list[int]] = {name: [] for name in operators}  # epochs in the remote tier, ascending
 
     def begin(self, checkpoint: Checkpoint) -> None:
-        """Take note of what is there of a checkpoint that a run goes on from."""
+        """Record which snapshots of the resumed checkpoint are already in the remote tier."""
         for name, value in checkpoint.state.items():
             ref = SnapshotRef.from_json(value)
             if name in self._held and exists(self.replica.remote, committed_key(ref.checkpoint)):
                 self._hold(name, ref.epoch)
 
     def settled(self, checkpoint: Checkpoint) -> None:
-        """The deciding sink holds an epoch: what its checkpoint names may go."""
+        """Queue the snapshots that the checkpoint of a decided epoch names."""
         self._replicator.start()
         with self._lock:
             for name, value in checkpoint.state.items():
@@ -56,12 +56,12 @@ class RemoteState:
                     self._waiting[name] = ref
                     self._named.setdefault(ref.checkpoint, {})[name] = ref.epoch
             self._offer()
-            # From here on the replicator takes nothing else than what waits; what it has taken may be older.
+            # From here on the replicator takes only what waits; what it has already taken may be older.
             wanted = {ref.checkpoint for ref in self._waiting.values()} | {self._replicator.taken}
             self._named = {checkpoint: names for checkpoint, names in self._named.items() if checkpoint in wanted}
 
     def _copied(self, checkpoint: str) -> None:
-        """Called by the replicator when a checkpoint is there."""
+        """Record a finished copy. Called by the replicator."""
         with self._lock:
             for name, epoch in self._named.pop(checkpoint, {}).items():
                 self._hold(name, epoch)
@@ -69,7 +69,7 @@ class RemoteState:
                     del self._waiting[name]
 
     def _offer_more(self) -> None:
-        """Called by the replicator after every try."""
+        """Offer the next snapshot. Called by the replicator after every attempt."""
         with self._lock:
             self._offer()
 
@@ -85,15 +85,15 @@ class RemoteState:
 
     @property
     def epoch(self) -> int:
-        """The oldest of the newest snapshots there."""
+        """The oldest of the operators' newest snapshots in the remote tier."""
         with self._lock:
             return min((max(held, default=0) for held in self._held.values()), default=0)
 
     def below(self, limit: int) -> int:
-        """The newest epoch up to `limit` that can be restored from here; asked with a limit that never falls.
+        """Return the newest epoch up to `limit` that can be restored from the remote tier. `limit` never decreases.
 
-        A floor between two copies would not do: one might go back to an epoch whose state only this host has, while
-        the source has forgotten what came before it.
+        A floor between two copies is not safe: a rollback could reach an epoch whose state only this host has, after
+        the source has forgotten the input before it.
         """
         with self._lock:
             for name, held in self._held.items():
@@ -102,7 +102,7 @@ class RemoteState:
             return min((held[0] if held and held[0] <= limit else 0 for held in self._held.values()), default=0)
 
     def flush(self, seconds: float) -> bool:
-        """Bring the remote tier level; whether it is."""
+        """Bring the remote tier in sync. Returns whether it is."""
         while self._replicator.flush(seconds):
             with self._lock:
                 if not self._waiting:
@@ -110,14 +110,15 @@ class RemoteState:
         return False
 
     def close(self, *, drain_seconds: float) -> None:
-        """Stop; with `drain_seconds`, copy what waits first, for so long at most."""
+        """Stop. With `drain_seconds`, copy what waits first, for at most that long."""
         if drain_seconds > 0:
             self.flush(drain_seconds)
         self._replicator.close()
 
 
 class StandingState:
-    """What the active run of a pipeline stands on. Put before it builds on it, taken back once the sinks name newer."""
+    """Pins the state that an active run depends on. Set before the run uses it, removed once the sinks name newer
+    state."""
 
     def __init__(self, storage: Storage, pipeline: str) -> None:
         self._storage = storage
@@ -127,10 +128,10 @@ class StandingState:
         self._epoch = 0
 
     def begin(self, generation: int, epoch: int, used: Mapping[str, SnapshotRef] | None) -> None:
-        """Pin the snapshots that a run of this generation goes on from; none: what sweeps know of is enough.
+        """Pin the snapshots that a run of this generation resumes from; without snapshots, no pin is needed.
 
-        An operator that is not among them begins anew. Pins of earlier generations go: their runs can commit no more.
-        `epoch` is the newest one.
+        An operator without a snapshot starts empty. Pins of earlier generations are removed: their runs can no longer
+        commit. `epoch` is the newest one.
         """
         key = state_pin(self._pipeline, generation)
         if used is not None:
@@ -146,7 +147,7 @@ class StandingState:
                 self._storage.delete(found)
 
     def settled(self, checkpoint: Checkpoint) -> None:
-        """The deciding sink holds an epoch: take the pin back when all that it names is newer than the restore."""
+        """Remove the pin once every snapshot that a decided epoch names is newer than the restore."""
         if self._key is None:
             return
         made = [SnapshotRef.from_json(ref).epoch for ref in checkpoint.state.values()]

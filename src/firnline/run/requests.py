@@ -1,7 +1,7 @@
-"""What a person asks of a pipeline that may be running: left in a folder, taken up by the next plan.
+"""Requests of users to a pipeline that may be running: files in a folder, read by the next plan.
 
-A request is a file of its own; it is deleted only after the commit of the epoch that took it up, and taking
-one up twice changes nothing.
+Each request is a file. It is deleted only after the commit of the epoch that answers it, and answering it twice changes
+nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from firnline.types import Ids
 
 @dataclass(frozen=True, slots=True)
 class FileRequest:
-    """Take a file that was set aside up again, or give it up; `changed` accepts that it was replaced."""
+    """A request to read a file that was set aside again, or to drop it; `changed` accepts that it was replaced."""
 
     path: str
     changed: bool = False
@@ -33,17 +33,17 @@ class Requests:
         self._folder = requests_folder(pipeline)
 
     def ask_retry(self, path: str, *, changed: bool, ids: Ids) -> None:
-        """Request that a file that was set aside is read again."""
+        """Request another read of a file that was set aside."""
         body = {"kind": "retry", "path": path, "changed": changed}
         self._storage.put(f"{self._folder}/{request_name(ids.new())}", canonical(seal(body)))
 
     def ask_drop(self, path: str, *, ids: Ids) -> None:
-        """Request that a file that was set aside is given up."""
+        """Request to drop a file that was set aside."""
         body = {"kind": "drop", "path": path, "changed": False}
         self._storage.put(f"{self._folder}/{request_name(ids.new())}", canonical(seal(body)))
 
     def load(self) -> list[FileRequest]:
-        """What is asked for; an unreadable request is left alone."""
+        """Return the pending requests. Unreadable ones are left alone."""
         found = []
         for stat in self._storage.list(self._folder):
             name = stat.name.rsplit("/", 1)[-1]
@@ -58,6 +58,6 @@ class Requests:
         return found
 
     def done(self, requests: list[FileRequest]) -> None:
-        """Delete requests; the epoch that answers them is committed."""
+        """Delete requests once the epoch that answers them is committed."""
         for request in requests:
             self._storage.delete(request.key)

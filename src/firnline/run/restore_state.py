@@ -30,12 +30,12 @@ from firnline.types import EntryRef, Json
 
 logger = logging.getLogger(__name__)
 
-_GOES_ON = frozenset(JUMPS) - {"fresh"}  # what they leave behind is what they went on from
+_GOES_ON = frozenset(JUMPS) - {"fresh"}  # their state after is the state that they continue from
 
 
 @dataclass(frozen=True, slots=True)
 class PastEpoch:
-    """One epoch of the history. `entry` is None where only a copy of its checkpoint is intact."""
+    """One epoch of the history. `entry` is None if only a copy of its checkpoint is intact."""
 
     checkpoint: Checkpoint
     kind: str
@@ -50,12 +50,12 @@ class PastEpoch:
 
     @property
     def is_read(self) -> bool:
-        """Whether it read input: every other kind of epoch folds nothing."""
+        """Whether it read input. Epochs of every other kind fold nothing."""
         return self.kind == "epoch"
 
 
 class Past:
-    """The history from an epoch that a sink holds backwards, read as far as it is needed."""
+    """The history backwards from an epoch that a sink holds, read on demand."""
 
     def __init__(self, pipeline: OpenPipeline, held: Head) -> None:
         self._ledger = pipeline.ledger
@@ -67,7 +67,7 @@ class Past:
         self.epochs: list[PastEpoch] = []  # newest first
 
     def get(self, number: int) -> PastEpoch | None:
-        """The epoch that came so many before the newest; None where the history ends, or cannot be read on."""
+        """Return the epoch `number` places before the newest; None where the history ends or cannot be read."""
         while len(self.epochs) <= number and not self._ended:
             found = self._read()
             if found is None:
@@ -79,17 +79,18 @@ class Past:
 
     @property
     def reaches_beginning(self) -> bool:
-        """Whether it was read to the very first epoch."""
+        """Whether the history was read to the first epoch."""
         return self._ended and not self._problem and bool(self.epochs) and self.epochs[-1].previous is None
 
     @property
     def problem(self) -> str:
-        """Why it could not be read to its beginning, for people."""
+        """Why the history could not be read to its beginning, for messages."""
         return self._problem or "its older entries are folded"
 
     @property
     def began_afresh(self) -> bool:
-        """Whether there is no state after the newest epoch: a fresh start, another tool's progress, or back to one."""
+        """Return whether there is no state after the newest epoch: a fresh start, another tool's progress, or a
+        rollback to one."""
         number = 0
         while (found := self.get(number)) and found.kind in _GOES_ON and not found.checkpoint.state:
             number += 1
@@ -101,7 +102,7 @@ class Past:
         except StopIteration:
             if self._next is None:
                 return None
-            try:  # what comes next is folded, or a repair of the ledger leads over it
+            try:  # the next link is a fold, or a ledger repair skips it
                 next(self._ledger.chain(self._next))
             except LedgerHoleError as error:
                 return self._read_copy(self._next, error)
@@ -133,7 +134,7 @@ class _Copies:
         self._known: dict[int, dict[str, Json]] = {}  # by epoch: what the commit says
 
     def find(self, ref: EntryRef) -> PastEpoch | None:
-        """The epoch whose ledger entry this was; None when no copy is intact, or what came before it is not known."""
+        """Return the epoch of this ledger entry; None if no copy is intact or its predecessor is unknown."""
         info = self._commit_of(ref.epoch) or {}
         checkpoint = self._checkpoint(ref, info)
         if checkpoint is None:
@@ -145,7 +146,7 @@ class _Copies:
         return PastEpoch(checkpoint, kind, self._previous(ref.epoch, kind, jump, info), jump)
 
     def _mend(self, ref: EntryRef, checkpoint: Checkpoint) -> LedgerEntry | None:
-        """The entry with this checkpoint in the place of its own; None unless that gives the checksum that it had."""
+        """Return the entry with this checkpoint instead of its own; None unless the result has the entry's checksum."""
         ledger, what = self._pipeline.ledger, f"ledger entry {ref.name}"
         data = next((data for found, data in ledger.candidates(ref.epoch) if found.name == ref.name), b"")
         try:
@@ -169,7 +170,7 @@ class _Copies:
         return record[1] if record else ""
 
     def _recorded(self, ref: EntryRef) -> tuple[Checkpoint, str] | None:
-        """What the store or a tier kept of the very entry."""
+        """Return the record of exactly this entry from the store or a tier."""
         places: tuple[Place, ...] = self._pipeline.recorder.places
         for place in places:
             with contextlib.suppress(OSError, CheckpointError, ValueError):
@@ -179,7 +180,7 @@ class _Copies:
         return None
 
     def _previous(self, epoch: int, kind: str, jump: dict[str, Json], info: dict[str, Json]) -> EntryRef | None:
-        """The entry that the history goes on from. A commit of an older Firnline does not name it, but its epoch."""
+        """Return the entry before this one. A commit of an older Firnline names only its epoch."""
         with contextlib.suppress(KeyError, TypeError, ValueError):
             return EntryRef.from_json(info["previous"])
         if kind in ("fresh", ""):
@@ -190,7 +191,7 @@ class _Copies:
         return None
 
     def _commit_of(self, epoch: int) -> dict[str, Json] | None:
-        """What the deciding table's log says of an epoch; numbers are never used twice."""
+        """Return the commit of an epoch in the deciding table's log; epoch numbers are never reused."""
         if self._commits is None:
             self._commits = self._scan()
         while epoch not in self._known:
@@ -208,28 +209,28 @@ class _Copies:
 
 @dataclass(slots=True)
 class Restored:
-    """What a run goes on from. `epochs` says after which epoch each operator's state stands."""
+    """What a run resumes from. `epochs` has the epoch of each operator's state."""
 
     state: dict[str, OperatorState] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
     shards: int | None = None
     behind: list[Behind] = field(default_factory=list)
     path: str = "fresh"  # local, sink (the table's own folder), remote, or fresh
-    used: dict[str, SnapshotRef] = field(default_factory=dict)  # that it goes on from, by operator
-    passed_over: bool = False  # whether newer snapshots are damaged or gone
-    initial: dict[str, str] = field(default_factory=dict)  # digests of exported states that are to be taken up again
+    used: dict[str, SnapshotRef] = field(default_factory=dict)  # by operator: the snapshot that it resumes from
+    passed_over: bool = False  # whether newer snapshots are damaged or missing
+    initial: dict[str, str] = field(default_factory=dict)  # digests of exported states to load again
 
 
 def restore_state(
     pipeline: OpenPipeline, flow: Dataflow, home: StateHome, held: Head, *, only_look: bool = False
 ) -> Restored:
-    """Restore every operator: its newest snapshot that is intact and no newer than those it feeds.
+    """Restore every operator from its newest intact snapshot that is no newer than those of the operators it feeds.
 
-    With `only_look` nothing is written: what only the remote tier has is read there.
+    With `only_look` nothing is written: state that only the remote tier has is read there.
 
     Raises:
-        StateLostError: there is no intact snapshot from which the epochs since can be folded again.
-        ConfigError: an operator was put before another whose newest snapshot lacks epochs from before that.
+        StateLostError: no intact snapshot exists from which the later epochs can be folded again.
+        ConfigError: an operator was inserted before another whose newest snapshot lacks epochs from before that.
     """
     if held.checkpoint is None or not flow.stateful:
         return Restored()
@@ -238,11 +239,11 @@ def restore_state(
         return Restored()
     finder = _Finder(home, past, only_look=only_look)
     restored = Restored()
-    for operator in reversed(flow.stateful):  # those downstream first: they limit those that feed them
+    for operator in reversed(flow.stateful):  # downstream operators first: they limit those that feed them
         fed = [name for name in fed_by(pipeline, flow, operator) if name in restored.epochs]
         limit = min((restored.epochs[name] for name in fed), default=held.epoch)
         known = [name for name in (operator.name, operator.renamed_from) if name in named]
-        if not known:  # added, with leave to begin empty
+        if not known:  # added, and allowed to start empty
             if limit < held.epoch:
                 raise _added_before_old_state(operator.name, fed, restored.epochs, held.epoch)
             restored.epochs[operator.name] = held.epoch
@@ -256,7 +257,7 @@ def restore_state(
         assert start.complete is not None
         _check_same(pipeline, operator, start.complete, start.name)
         restored.used[operator.name] = start.ref
-        if start.complete.plan.operators[start.name].key_schema:  # else no row of it ever came
+        if start.complete.plan.operators[start.name].key_schema:  # otherwise it never got a row
             restored.state[operator.name] = start.complete.operators[start.name]
             restored.shards = max(restored.shards or 0, start.ref.wanted or len(start.complete.plan.shards))
     restored.path = "sink" if finder.path == "local" and pipeline.options.checkpoint.local is None else finder.path
@@ -278,10 +279,10 @@ def _added_before_old_state(name: str, fed: list[str], epochs: Mapping[str, int]
 def _epochs_since(
     pipeline: OpenPipeline, flow: Dataflow, past: Past, held: Head, epochs: Mapping[str, int]
 ) -> list[Behind]:
-    """The epochs that some operator lacks, oldest first.
+    """Return the epochs that some operator lacks, oldest first.
 
     Raises:
-        StateLostError: the ledger no longer tells one of them, or state was imported in one of them.
+        StateLostError: the ledger no longer has one of them, or one of them imported state.
     """
     oldest = min(epochs.values(), default=held.epoch)
     needed: list[Behind] = []
@@ -304,7 +305,7 @@ def _epochs_since(
 
 
 def _behind(flow: Dataflow, past: Past, number: int, epochs: Mapping[str, int]) -> Behind:
-    """One epoch that is to be folded again, with what it was planned on."""
+    """Return one epoch to fold again, with the base of its plan."""
     found, before = past.get(number), past.get(number + 1)
     assert found is not None
     if found.entry is None:
@@ -327,7 +328,7 @@ def _behind(flow: Dataflow, past: Past, number: int, epochs: Mapping[str, int]) 
 
 
 def _check_import(pipeline: OpenPipeline, found: PastEpoch, epochs: Mapping[str, int]) -> None:
-    """What an epoch imported must be in the snapshot that is gone on from: no input makes it again."""
+    """Check that the snapshot in use includes the state that an epoch imported: no input can recreate it."""
     if found.kind != "import":
         return
     renamed = {o.renamed_from: o.name for o in pipeline.options.operators if o.renamed_from}
@@ -345,17 +346,17 @@ def _check_import(pipeline: OpenPipeline, found: PastEpoch, epochs: Mapping[str,
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """What one operator's state is made from: a snapshot, or nothing, before the first epoch that it folded."""
+    """The start of one operator's state: a snapshot, or empty state before the first epoch that it folded."""
 
     epoch: int
-    name: str = ""  # under which the snapshot has it
+    name: str = ""  # its name in the snapshot
     ref: SnapshotRef | None = None
     complete: CompleteCheckpoint | None = None
-    initial: str = ""  # the digest of the exported state that it began with
+    initial: str = ""  # the digest of the exported state that it started with
 
 
 class _Finder:
-    """Looks for snapshots in the tiers; what was loaded or found wanting once is not looked at again."""
+    """Searches the tiers for snapshots. Each snapshot is loaded or rejected only once."""
 
     def __init__(self, home: StateHome, past: Past, *, only_look: bool) -> None:
         self._home = home
@@ -366,14 +367,14 @@ class _Finder:
 
     @property
     def passed_over(self) -> bool:
-        """Whether a snapshot was damaged or gone."""
+        """Whether a snapshot was damaged or missing."""
         return any(isinstance(found, CheckpointError) for found in self._loaded.values())
 
     def find(self, operator: OperatorOptions, limit: int) -> _Start:
-        """The newest intact snapshot of an operator that is not newer than `limit`; else, where it began.
+        """Return an operator's newest intact snapshot up to `limit`; without one, its first epoch.
 
         Raises:
-            StateLostError: there is no snapshot, and where it began cannot be proven or is newer than `limit`.
+            StateLostError: there is no snapshot, and its first epoch cannot be proven or is newer than `limit`.
         """
         number, reasons = 0, []
         seen: set[str] = set()
@@ -395,7 +396,7 @@ class _Finder:
         return self._from_birth(operator, limit, refs, why)
 
     def _from_birth(self, operator: OperatorOptions, limit: int, refs: list[SnapshotRef], why: str) -> _Start:
-        """Begin before the first epoch that the operator folded: the newest reference tells it, or the ledger does."""
+        """Start before the first epoch that the operator folded, according to its newest reference or the ledger."""
         lost = f"the state of operator {operator.name!r} is lost: {why}"
         born = refs[0].born if refs else None
         if born is None:
@@ -424,10 +425,10 @@ class _Finder:
         return _Start(born - 1, initial=initial)
 
     def _prove_birth(self, refs: list[SnapshotRef], number: int) -> int | None:
-        """The epoch in which an operator began, for checkpoints that do not say so; None when it is not certain.
+        """Return the epoch in which an operator started, for checkpoints without that field; None if it is uncertain.
 
-        The first epoch of an operator makes a snapshot. What the epoch before names and this one does not may be the
-        same operator under another name, and then it began earlier.
+        The first epoch of an operator makes a snapshot. If the epoch before names an operator that this one does not,
+        it may be the same operator under another name, which then started earlier.
         """
         first, before = self._past.get(number) if number >= 0 else None, self._past.get(number + 1)
         if first is None or not first.is_read or refs[-1].epoch != first.epoch:
@@ -465,7 +466,7 @@ class _Finder:
 
 
 def known_watermarks(flow: Dataflow, checkpoint: Checkpoint | None) -> Watermarks:
-    """The watermarks of a checkpoint under the names that operators have now, of the inputs that they have now."""
+    """Return the watermarks of a checkpoint under the current names of operators and inputs."""
     stored = Watermarks.from_json(checkpoint.watermarks) if checkpoint is not None else Watermarks()
     old = {operator.name: operator.renamed_from or operator.name for operator in flow.stateful}
     inputs = {o.name: {port: old.get(port, port) for port in o.inputs} for o in flow.stateful}
@@ -473,13 +474,13 @@ def known_watermarks(flow: Dataflow, checkpoint: Checkpoint | None) -> Watermark
 
 
 def fed_by(pipeline: OpenPipeline, flow: Dataflow, operator: OperatorOptions) -> list[str]:
-    """The stateful operators that an operator's rows reach."""
+    """Return the stateful operators that an operator's rows reach."""
     reached = {node.name for node in downstream(pipeline.options, operator.name) if node.kind == "operator"}
     return [other.name for other in flow.stateful if other.name in reached]
 
 
 def _check_same(pipeline: OpenPipeline, operator: OperatorOptions, complete: CompleteCheckpoint, known: str) -> None:
-    """State means what it meant when it was written; ConfigError where the spec would read it as something else."""
+    """Raise ConfigError if the spec would give the stored state another meaning."""
     groups, found = complete.plan.key_groups, complete.plan.operators[known]
     if groups != pipeline.options.state.key_groups:
         raise ConfigError(
@@ -495,10 +496,10 @@ def _check_same(pipeline: OpenPipeline, operator: OperatorOptions, complete: Com
 
 
 def check_operators(pipeline: OpenPipeline, flow: Dataflow, held: Head) -> None:
-    """State is never lost in silence: what the checkpoint holds must be in the spec, or be given up by name.
+    """Check that the spec has every operator with state in the checkpoint, or drops it by name.
 
     Raises:
-        ConfigError: operators were added, removed or renamed, and the spec does not say what becomes of their state.
+        ConfigError: operators were added, removed or renamed, and the spec does not say what happens to their state.
     """
     if held.checkpoint is None:
         return

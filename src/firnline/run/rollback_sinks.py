@@ -1,4 +1,4 @@
-"""Whether a sink can follow a rollback or a restore, and what stands in the way."""
+"""Checks whether a sink can apply a rollback or a restore, and names the obstacles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMED = 3  # examples in a message
 def plan_sink(
     sink: Sink, to: int, *, left: bool, accept: Collection[str]
 ) -> tuple[SinkReturn, list[RollbackRefusedError]]:
-    """Find out what going back to an epoch means for one sink, under the version that it is at; writes nothing."""
+    """Plan the rollback of one sink to an epoch, at the sink's current version. Writes nothing."""
     try:
         fence = sink.read_fence()
     except SinkError as error:
@@ -31,7 +31,7 @@ def plan_sink(
 
 
 def check_replaceable(sinks: Iterable[Sink]) -> None:
-    """Refuse to replace rows, before anything is claimed, while a sink cannot take rows back.
+    """Refuse an edit that replaces rows, before anything is claimed, if a sink cannot remove rows.
 
     Raises:
         RollbackRefusedError: it names the sinks.
@@ -46,9 +46,9 @@ def check_replaceable(sinks: Iterable[Sink]) -> None:
 
 
 def check_restored(sink: Sink, entry: LedgerEntry, deciding: str) -> int:
-    """Look whether a further sink can be brought through a restore; returns the version that this was found under.
+    """Check whether a further sink can apply a restore. Returns the sink version that was checked.
 
-    Without a table that is -1: a table that somebody else creates meanwhile is checked first.
+    The version is -1 without a table: if another writer creates the table meanwhile, it is checked first.
 
     Raises:
         RollbackRefusedError: others changed rows since the restore was planned, or files that it needs are gone.
@@ -71,9 +71,9 @@ def check_restored(sink: Sink, entry: LedgerEntry, deciding: str) -> int:
 
 
 def check_unchanged(sink: Sink, entry: LedgerEntry, accept: Collection[str], way_out: str) -> None:
-    """Refuse when others changed rows of a sink since a restore was planned; `way_out` takes `{flags}`.
+    """Refuse if others changed rows of a sink since a restore was planned; `way_out` takes `{flags}`.
 
-    An entry of before plans were dated says nothing of that, and is not looked at.
+    An old entry without the time of its plan is not checked.
     """
     planned_at = entry.jump.get("planned_at", {}).get(sink.name)
     if planned_at is None:
@@ -92,5 +92,5 @@ def check_unchanged(sink: Sink, entry: LedgerEntry, accept: Collection[str], way
 
 
 def find_lacking(sink: Sink, entry: LedgerEntry) -> list[str]:
-    """What a restore brings into a sink and the sink no longer has."""
+    """Return the files that a restore needs in a sink and that are gone."""
     return sink.find_missing(find_effect(sink, entry, entry.epoch))

@@ -1,7 +1,7 @@
-"""Runs a pipeline: feeds events to the decisions and has the actions they ask for performed.
+"""Runs a pipeline: feeds events to the decisions and performs the actions that they return.
 
-The main thread holds the state and never blocks on I/O. Actions run on lanes, one thread each, so that an
-epoch runs on Spark while the one before it commits.
+The main thread holds the state and never blocks on I/O. Actions run on lanes, one thread each, so an epoch runs on
+Spark while the previous one commits.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from firnline.types import Json
 
 logger = logging.getLogger(__name__)
 
-DRAIN_SECONDS = 30.0  # at the end of a run, for state that is on its way to the remote tier
-SWEEP_EVERY = 32  # epochs, between two sweeps of state
-LOG_TIMER = "\0log"  # no sink is called that
-FLUSH_SECONDS = 10.0  # a checkpoint that is asked for waits so long for each tier
+DRAIN_SECONDS = 30.0  # at the end of a run, for state on its way to the remote tier
+SWEEP_EVERY = 32  # epochs between two sweeps of state
+LOG_TIMER = "\0log"  # no sink has this name
+FLUSH_SECONDS = 10.0  # a requested checkpoint waits at most this long for each tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +70,13 @@ class _Totals:
 
 @dataclass(slots=True)
 class _Note:
-    """Something that the main thread does between two events, such as a call of the observer."""
+    """A call that the main thread makes between two events, such as a call of the observer."""
 
     perform: Callable[[], None]
 
 
 class _Timers:
-    """When to fire which timer, by name: a new one takes the place of one that runs. Looked at by the main loop."""
+    """Timers by name, polled by the main loop. A new timer replaces a running one of the same name."""
 
     def __init__(self) -> None:
         self._due: dict[str, float] = {}
@@ -88,7 +88,7 @@ class _Timers:
         self._due.pop(name, None)
 
     def next(self, now: float) -> tuple[str | None, float | None]:
-        """The timer that is due, which is gone then; or how long until there is one."""
+        """Remove and return the timer that is due, or return the seconds until the next one."""
         if not self._due:
             return None, None
         name = min(self._due, key=lambda known: self._due[known])
@@ -114,13 +114,13 @@ class Runner:
         self._pipeline = pipeline
         self._observer = observer or Observer()
         self._once = once
-        # SimpleQueue: a signal handler may put while this very thread is inside get.
+        # SimpleQueue: a signal handler may put while the same thread is inside get.
         self._inbox: queue.SimpleQueue[m.Event | _Note] = queue.SimpleQueue()
         self._state = self._initial()
         self._backpressure = Backpressure(
             pipeline.sinks,
             on_full=self._report_full,
-            on_paused=lambda: self._inbox.put(_Note(lambda: None)),  # checkpoint requests are looked at after a note
+            on_paused=lambda: self._inbox.put(_Note(lambda: None)),  # checkpoint requests are checked after a note
         )
         losses = WorkerLosses(pipeline.clock, lambda facts: self._inbox.put(_Note(lambda: self._report_loss(facts))))
         self._progress = Progress()
@@ -145,7 +145,7 @@ class Runner:
             learn_columns=self._opening.learn_columns,
             on_lost=self._report_trouble,
         )
-        self._resumed: Head | None = None  # what the first look found
+        self._resumed: Head | None = None  # the heads read first
         self._watches: list[CheckpointWatch] = []
         self._lanes = Lanes()
         self._timers = _Timers()
@@ -153,7 +153,7 @@ class Runner:
         self._totals = _Totals()
         self._backlog = BacklogMeter()
         self._error: FirnlineError | None = None
-        self._sinks_failing: dict[str, str] = {}  # why the last try to join or commit failed
+        self._sinks_failing: dict[str, str] = {}  # why the last attempt to join or commit failed
 
     def _initial(self) -> EpochState:
         batch = self._pipeline.options.batch
@@ -171,33 +171,33 @@ class Runner:
         return min(sink.epoch for sink in self._state.sinks)
 
     def stop(self) -> None:
-        """Finish what is in flight and end. May be called from a signal handler."""
+        """Finish the epochs in flight, then end. May be called from a signal handler."""
         self._backpressure.stop()
         self._inbox.put(m.StopRequested())
 
     @property
     def stop_requested(self) -> bool:
-        """Whether somebody asked the run to stop."""
+        """Whether the run was asked to stop."""
         return self._backpressure.stopping
 
     # -- what others may ask for, from any thread -----------------------------------------------------
 
     def pause(self) -> bool:
-        """Plan nothing more until resumed or stopped; what is in flight completes. False when paused already."""
+        """Pause planning until resumed or stopped; epochs in flight complete. Returns False if already paused."""
         changed = self._backpressure.pause()
         if changed:
             self._report_paused(True)
         return changed
 
     def resume(self) -> bool:
-        """Go on planning; False when the run is not paused."""
+        """Resume planning. Returns False if the run is not paused."""
         changed = self._backpressure.resume()
         if changed:
             self._report_paused(False)
         return changed
 
     def checkpoint(self) -> CheckpointWatch:
-        """Look for input at once; the watch is done when what that gives is committed and recorded."""
+        """Poll the sources at once. The returned watch is done once the resulting epoch is committed and recorded."""
         watch = CheckpointWatch()
         if self._states is not None:
             self._states.request_snapshot()
@@ -205,12 +205,12 @@ class Runner:
         return watch
 
     def status(self) -> RunStatus:
-        """What the run does now."""
+        """Return the current status of the run."""
         paused, waiting = self._backpressure.paused, self._backpressure.waiting
         return status_of(self._state, self._progress.head, paused=paused, waiting=waiting)
 
     def fence(self, error: FirnlineError) -> None:
-        """Another run owns the pipeline: end, without waiting for what is in flight."""
+        """End without waiting for epochs in flight, because another run owns the pipeline."""
 
         def keep() -> None:
             self._error = error
@@ -219,9 +219,9 @@ class Runner:
         self._inbox.put(m.Fenced())
 
     def run(self) -> RunResult:
-        """Run until stopped, fenced, failed, or, with `once`, until the input is exhausted."""
+        """Run until stopped, fenced or failed or, with `once`, until the input is exhausted."""
         exit_code = 1
-        self._log.begin()  # it may have stood by for days
+        self._log.begin()  # a standby may have waited for days
         try:
             self._feed(m.Started())
             while self._state.exit_code is None:
@@ -232,7 +232,7 @@ class Runner:
                     self._feed(item)
                 self._answer_checkpoints()
             exit_code = self._state.exit_code
-            if exit_code == 0 and self._once and self._late_files.hole is not None:  # all is read but what may be late
+            if exit_code == 0 and self._once and self._late_files.hole is not None:  # everything else is read
                 self._error = self._late_files.hole
                 exit_code = self._error.exit_code
         finally:
@@ -253,7 +253,7 @@ class Runner:
     # -- the loop -------------------------------------------------------------------------------------
 
     def _next(self) -> m.Event | _Note:
-        """The next event: what a lane answered, or a timer that is due."""
+        """Return the next event: the answer of a lane, or a timer that is due."""
         while True:
             due, wait = self._timers.next(self._pipeline.clock.monotonic())
             if due == LOG_TIMER:
@@ -343,7 +343,7 @@ class Runner:
         return delay * random.uniform(0.8, 1.2)
 
     def _on(self, lane: str, action: m.Action, work: Callable[[], m.Event | None]) -> None:
-        """Perform an action on its lane; its answer, or what its failure means, comes back as an event."""
+        """Perform an action on its lane. Its answer, or the event for its failure, comes back as an event."""
 
         def perform() -> None:
             try:
@@ -354,7 +354,7 @@ class Runner:
                 wrapped = SinkError(f"storage failed: {error}")
                 wrapped.__cause__ = error
                 event = self._failed(wrapped, action)
-            except Exception as error:  # a bug of ours: stop, safely, and show it
+            except Exception as error:  # a bug of ours: stop safely and report it
                 logger.exception("unexpected failure")
                 event = self._failed(_UnexpectedError(f"{type(error).__name__}: {error}"), action)
             if event is not None:
@@ -365,7 +365,7 @@ class Runner:
         self._lanes.submit(lane, perform)
 
     def _aside(self, lane: str, work: Callable[[], None]) -> None:
-        """Perform on a lane what nothing waits for; a failure is logged, and changes nothing."""
+        """Perform a call on a lane that nothing waits for. A failure is logged and changes nothing."""
 
         def perform() -> None:
             try:
@@ -384,7 +384,7 @@ class Runner:
         return event
 
     def _report_trouble(self, error: FirnlineError, epoch: int | None = None) -> None:
-        """Keep an error as what the run may end with, and report it to the observer. Called from any lane."""
+        """Keep an error as the possible result of the run, and report it to the observer. Called from any lane."""
         self._error = error
 
         def report() -> None:
@@ -411,7 +411,7 @@ class Runner:
     def _plan(self, epoch: int, base: str) -> m.Event:
         self._find_late_files(base)
         event, plan = self._steps.plan(epoch, base)
-        if plan is None and self._once and self._find_late_files(base):  # due since a source's last answer was taken
+        if plan is None and self._once and self._find_late_files(base):  # due since a source last answered
             event, plan = self._steps.plan(epoch, base)
         if plan is not None:
             if self._states is not None and self._states.give_back(self._progress.bases[base]):
@@ -423,7 +423,7 @@ class Runner:
         return event
 
     def _find_late_files(self, base: str) -> bool:
-        """Look for late files where that is due; whether it was."""
+        """Start a search for late files if one is due. Returns whether it is."""
         due = self._late_files.due()
         if not due:
             return False
@@ -437,7 +437,7 @@ class Runner:
         return True
 
     def _count_backlog(self, epoch: int, base: str) -> None:
-        """Count what lies after `epoch` when a count is due, on a lane of its own: a listing holds up nobody."""
+        """Count the backlog after `epoch` if due, on a separate lane: a slow listing blocks nothing."""
         clock = self._pipeline.clock
         began = clock.monotonic()
         known = self._progress.bases.get(base)
@@ -469,7 +469,7 @@ class Runner:
             self._observer.backlog(self._backlog.current)
 
     def _report_full(self, full: tuple[int, int] | None) -> None:
-        """Called from the source lane when back-pressure begins and ends; lanes are made by the main thread alone."""
+        """Report the start and end of back-pressure from the source lane; only the main thread creates lanes."""
         reason = f"the committer: {full[0]} units, {full[1]} bytes pending" if full else None
         self._inbox.put(_Note(lambda: self._observer.held_up(full)))
         self._inbox.put(_Note(lambda: self._aside("stage", lambda: self._log.note(now=True, waiting_for=reason))))
@@ -479,7 +479,7 @@ class Runner:
         self._inbox.put(_Note(lambda: self._aside("stage", lambda: self._log.note(now=True, paused=paused))))
 
     def _begin_checkpoint(self, watch: CheckpointWatch) -> None:
-        """Follow a request; a poll timer that runs fires now instead, never a back-off."""
+        """Start a requested checkpoint. A running poll timer fires now; a back-off does not."""
         watch.begin(self._state, waiting=self._backpressure.waiting)
         self._watches.append(watch)
         if self._state.polling and not self._state.resting:
@@ -495,7 +495,7 @@ class Runner:
             self._aside("flush", partial(self._finish_checkpoint, watch, self._progress.head))
 
     def _finish_checkpoint(self, watch: CheckpointWatch, head: Head) -> None:
-        """After the record of the epoch, on a lane of its own: tiers that lag behind it are written out first."""
+        """Finish a checkpoint after the record of its epoch, on a separate lane: write lagging tiers first."""
         try:
             in_sync = self._states is None or self._states.flush(FLUSH_SECONDS)
             if not self._pipeline.recorder.flush(FLUSH_SECONDS) or not in_sync:
@@ -504,9 +504,9 @@ class Runner:
             watch.finish(head)
 
     def _claim(self, *, again: bool) -> m.Event:
-        """Put the run on record once it owns the pipeline, before it stages anything: gc spares what it writes.
+        """Add the run to the history once it owns the pipeline, before it stages anything: gc then spares its files.
 
-        A run that finds nothing to do leaves no trace.
+        A run that finds nothing to do leaves no record.
         """
         event = self._opening.claim(again=again)
         resumed = self._resumed or self._progress.head
@@ -518,12 +518,12 @@ class Runner:
             state_recovery_path=self._states.restored_path if self._states is not None else None,
             sinks_failing=dict(self._sinks_failing),
         )
-        if self._progress.head.exists:  # else another run may create the table under the same generation
+        if self._progress.head.exists:  # otherwise another run may create the table under the same generation
             self._inbox.put(_Note(lambda: self._aside("upkeep", self._outbox.sweep)))
         return event
 
     def _sweep_state(self) -> None:
-        """Delete state that nothing can need any more, with pipeline of its own: sinks serve one thread."""
+        """Delete unneeded state. Opens its own pipeline, because a sink serves one thread."""
         remote = self._states.remote if self._states is not None else None
         replica = remote.replica if remote is not None else None
         swept = sweep_state(open_pipeline(self._pipeline.options), grace_seconds=RUN_GRACE_SECONDS, replica=replica)
@@ -532,7 +532,7 @@ class Runner:
             self._audit_sweep({**facts, "homes": [s.home for s in swept]})
 
     def _audit_sweep(self, facts: dict[str, Json]) -> None:
-        """Put a sweep of this run's own into the audit trail, where the pipeline has a store to keep it."""
+        """Write a sweep of this run to the audit trail, if the pipeline has a store."""
         options = self._pipeline.options.checkpoint.store
         if options is None or options.type == "memory":
             return
@@ -541,7 +541,8 @@ class Runner:
             append_audit(store, record)
 
     def _check_holder(self) -> None:
-        """An idle run commits nothing that would be refused: it looks whether another run, or a rollback, took over."""
+        """Check in an idle run whether another run or a rollback took over, because it commits nothing that could be
+        refused."""
         try:
             self._pipeline.deciding.check_holder(self._progress.head.generation)
         except FencedError as error:
@@ -564,19 +565,20 @@ class Runner:
         self._observer.copies(self._pipeline.recorder.lags())
 
     def _report_loss(self, facts: dict[str, Json]) -> None:
-        """A worker was lost, or, with `took_ms`, the loss is overcome."""
+        """Report a lost worker or, with `took_ms`, the recovery from it."""
         if "took_ms" not in facts:
             self._observer.worker_lost(facts)
         self._aside("stage", lambda: self._log.lost_worker(facts))
 
     def _report_hole(self, hole: LedgerHoleError | None) -> None:
-        """A run that finds a hole is put on record, also when it finds nothing to read: `status` tells it."""
+        """Report a ledger hole. The run is added to the history even if it reads nothing, so that `status` shows the
+        hole."""
         self._observer.ledger_hole(hole)
         note = self._log.open if hole else partial(self._log.note, now=True)
         self._aside("stage", lambda: note(ledger_hole=hole.message if hole else None))
 
     def _record_facts(self) -> dict[str, Json]:
-        """Which sinks fail, and how far the store and the tiers are behind, for the run's history."""
+        """Write failing sinks, and how far store and tiers are behind, to the run's history."""
         lags = self._pipeline.recorder.lags()
         failing: dict[str, Json] = {lag.path: lag.reason for lag in lags if lag.reason}
         facts: dict[str, Json] = {"sinks_failing": dict(self._sinks_failing), "copies_failing": failing}
@@ -599,7 +601,7 @@ class Runner:
                 self._observer.ran(epoch, took_ms / 1000)
 
     def _decided(self, event: m.Committed) -> None:
-        """The deciding sink holds a new epoch."""
+        """React to a new epoch in the deciding sink."""
         inflight, receipt = self._steps.decided(event.epoch, event.attempt)
         if inflight is None or receipt is None:
             return

@@ -1,4 +1,4 @@
-"""Snapshots of operator state: after which epochs one is due, and when it is complete."""
+"""Snapshots of operator state: decides after which epochs one is due, and completes it."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """What happened to one operator's state since its last checkpoint, this epoch included."""
+    """Changes to one operator's state since its last checkpoint, including this epoch."""
 
     epochs: int
     millis: float
     records: int
     watermark_then: int | None  # microseconds, at the last checkpoint
     watermark_now: int | None
-    never: bool = False  # it has none yet: the first epoch makes one, so that every later checkpoint names its state
+    never: bool = False  # no checkpoint yet: the first epoch makes one, so that every later checkpoint names its state
 
 
 def due_operators(
     options: CheckpointOptions, operators: tuple[OperatorOptions, ...], since: Mapping[str, Since], *, asked: bool
 ) -> frozenset[str]:
-    """The operators whose state is checkpointed after this epoch: all of them or none, unless each has its own time."""
+    """Return the operators to checkpoint after this epoch: all or none, unless each has its own schedule."""
     names = [operator.name for operator in operators]
     if asked:
         return frozenset(names)
@@ -71,7 +71,7 @@ def _is_due(options: CheckpointOptions, since: Since) -> bool:
 
 
 def _crossed(step_us: int, since: Since) -> bool:
-    """Whether the watermark has passed a multiple of `step_us`."""
+    """Return whether the watermark passed a multiple of `step_us`."""
     if since.watermark_now is None:
         return False
     return since.watermark_then is None or since.watermark_now // step_us > since.watermark_then // step_us
@@ -80,8 +80,8 @@ def _crossed(step_us: int, since: Since) -> bool:
 class Snapshots:
     """Makes the snapshots of one run's state, one at a time.
 
-    `begin` is called before the last fold of an epoch, `complete` after it: the end of the Spark job is the barrier,
-    its result rows are the reports. Epochs are given up from the main thread.
+    `begin` is called before the last fold of an epoch, `complete` after it. The end of the Spark job is the barrier,
+    and its result rows are the reports. The main thread drops epochs.
     """
 
     def __init__(self, home: StateHome, options: PipelineOptions, clock: Clock) -> None:
@@ -94,11 +94,11 @@ class Snapshots:
         self._lock = threading.Lock()
 
     def begin_after(self, epoch: int) -> None:
-        """Go on after the checkpoint of an epoch."""
+        """Continue after the checkpoint of an epoch."""
         self._state = c.initial(epoch)
 
     def begin(self, epoch: int, attempt: str, ranges: Ranges, result: EpochResult, positions: Positions) -> None:
-        """Write what the checkpoint will hold, before the last shards begin."""
+        """Write the plan of the checkpoint before the last shards start."""
         self._began = self._clock.monotonic()
         options = {operator.name: operator for operator in self._options.operators}
         plan = CheckpointPlan(
@@ -128,13 +128,14 @@ class Snapshots:
         before: Mapping[str, SnapshotRef],
         shards_wanted: int | None = None,
     ) -> tuple[dict[str, Json], float]:
-        """Take the shards' reports; returns what the checkpoint in the sinks refers to, and how long the epoch waited.
+        """Process the shards' reports. Returns the references for the checkpoint in the sinks, and how long the epoch
+        waited.
 
-        `before` has the reference that the epoch before holds for each operator, under its name of today.
-        `shards_wanted` is the number that the next run begins with, where this one has absorbed some.
+        `before` has each operator's reference in the previous epoch, under its current name. `shards_wanted` is the
+        number of shards that the next run starts with, if this run has absorbed some.
 
         Raises:
-            EngineError: a shard did not list what it holds; the epoch is tried again.
+            EngineError: a shard did not list its files; the epoch is retried.
         """
         checkpoint = checkpoint_id(epoch, attempt)
         plan = self._plan
@@ -176,12 +177,12 @@ class Snapshots:
         )
 
     def lose(self, epoch: int, reason: str) -> None:
-        """An epoch failed or was dropped: its checkpoint will never be, nor that of any later one in flight."""
+        """Abort the checkpoints of a failed or dropped epoch and of every later one in flight."""
         logger.debug("checkpoint of state given up", extra={"epoch": epoch, "reason": reason})
         self._feed(c.Dropped(epoch))
 
     def time_out(self, epoch: int, attempt: str) -> None:
-        """The shards of a checkpoint did not report in time."""
+        """Abort a checkpoint whose shards did not report in time."""
         self._feed(c.TimedOut(checkpoint_id(epoch, attempt)))
 
     def _feed(self, event: c.Event) -> list[c.Action]:
@@ -196,7 +197,7 @@ class Snapshots:
         return actions
 
     def _abort(self, checkpoint: str, reason: str) -> None:
-        """Say that it will never be; if that cannot be written, nobody names the checkpoint all the same."""
+        """Write an abort marker. If that fails, still no commit names the checkpoint."""
         logger.warning("checkpoint of state aborted", extra={"checkpoint": checkpoint, "reason": reason})
         with contextlib.suppress(OSError):
             layout.abort(self._home.storage, checkpoint, reason, unnamed=True)
@@ -204,12 +205,12 @@ class Snapshots:
 
 def _info(result: EpochResult, options: OperatorOptions) -> OperatorInfo:
     operator = result.built.get(options.name)
-    if operator is None:  # no input of it has given a row yet
+    if operator is None:  # no input has produced a row yet
         return OperatorInfo(options.type, "", "", shape_of(options))
     key, state = _fingerprint(operator.state_key), _fingerprint(operator.state_schema)
     return OperatorInfo(options.type, key, state, shape_of(options))
 
 
 def _fingerprint(schema: pa.Schema) -> str:
-    """Tells columns apart; a state may have types that no table has."""
+    """Return a fingerprint of columns; state may have types that no table has."""
     return checksum(schema.remove_metadata().to_string().encode())[:32]

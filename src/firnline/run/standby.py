@@ -1,4 +1,4 @@
-"""The lease of a run: taken at once, or stood by for; held and renewed while the run lasts."""
+"""The lease of a run: acquires it at once or stands by for it, and renews it while the run is active."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Say = Callable[[str], None]
 
 
 class Stop(Protocol):
-    """Whether a standby is to stop waiting."""
+    """Asks a standby to stop waiting."""
 
     def wait(self, seconds: float) -> bool: ...
 
 
 def check_standby(options: PipelineOptions) -> None:
-    """Refuse to stand by where no other process could see a lease."""
+    """Refuse to stand by if other processes cannot see the lease."""
     if _lease_store(options) is None:
         raise ConfigError(
             "--standby needs a checkpoint store that other processes see",
@@ -45,10 +45,10 @@ def _lease_store(options: PipelineOptions) -> StoreOptions | None:
 
 @contextlib.contextmanager
 def holding_lease(options: PipelineOptions, runner: Runner, say: Say, *, standby: bool, stop: Stop) -> Iterator[bool]:
-    """Have the lease while the run lasts; a lease that is lost ends the run, fenced.
+    """Hold the lease while the run is active. Losing the lease fences the run.
 
-    Yields whether to run: False when a standby was told to stop before its turn came. A run that does not stand by
-    also runs without a lease: it only spares work, and the sink's fence keeps two runs from both writing.
+    Yields whether to run: False if a standby was stopped while it waited. A run that does not stand by also runs
+    without a lease: the lease only avoids wasted work, and the sink's fence prevents two writers.
     """
     with contextlib.ExitStack() as stack:
         found = _open(options, stop, say, standby=standby)
@@ -74,7 +74,7 @@ def holding_lease(options: PipelineOptions, runner: Runner, say: Say, *, standby
 
 
 def _open(options: PipelineOptions, stop: Stop, say: Say, *, standby: bool) -> CheckpointStore | None:
-    """Open the store; a standby tries until it answers, any other run goes on without it."""
+    """Open the store. A standby retries until the store answers; any other run continues without it."""
     store = _lease_store(options)
     if store is None:
         return None
@@ -98,7 +98,7 @@ def _open(options: PipelineOptions, stop: Stop, say: Say, *, standby: bool) -> C
 
 
 def _close(store: CheckpointStore, lease: Lease) -> None:
-    """Close the store, unless a call to it hangs: the end of the process closes it then."""
+    """Close the store, unless a call to it hangs; then the end of the process closes it."""
     from firnline.stores.lease import EXIT_SECONDS
 
     if not lease.calls.busy:

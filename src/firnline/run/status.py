@@ -1,4 +1,4 @@
-"""What a run does now, and when a requested checkpoint is taken; follows from the decisions' state alone."""
+"""The current status of a run, and when a requested checkpoint is complete; derived from the decisions' state alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from firnline.types import Json
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """What a run does now, as its control channel answers."""
+    """The status of a run, as its control channel reports it."""
 
     state: str  # starting, running, pausing, paused, stopping, ended
     epoch: int
@@ -21,7 +21,7 @@ class RunStatus:
     in_flight: tuple[int, ...]
 
     def to_json(self) -> dict[str, Json]:
-        """The answer of the control channel."""
+        """Return the status as the control channel sends it."""
         return {
             "state": self.state,
             "epoch": self.epoch,
@@ -31,7 +31,7 @@ class RunStatus:
 
 
 def status_of(state: EpochState, head: Head, *, paused: bool, waiting: bool) -> RunStatus:
-    """Put the state in words. `waiting`: the plan under way has not asked its sources yet."""
+    """Return the status for a state. `waiting`: the current plan has not asked its sources yet."""
     if state.phase is Phase.STOPPED:
         word = "ended"
     elif state.stopping:
@@ -44,7 +44,7 @@ def status_of(state: EpochState, head: Head, *, paused: bool, waiting: bool) -> 
 
 
 def is_still(state: EpochState, *, waiting: bool) -> bool:
-    """Whether nothing is in flight: all that was planned is committed and recorded, and no sink is being written."""
+    """Return whether nothing is in flight: every plan is committed and recorded, and no sink is being written."""
     if state.phase in (Phase.READING, Phase.CLAIMING) or state.recording or state.acknowledging:
         return False
     if state.planning is not None and not waiting:
@@ -58,38 +58,38 @@ def _all_recorded(state: EpochState) -> bool:
 
 @dataclass(slots=True)
 class CheckpointWatch:
-    """One request to take a checkpoint now, followed from a look at the source to the record of its epoch.
+    """Tracks one request for a checkpoint, from the poll of the sources to the record of the epoch.
 
-    Only a plan that begins after the request counts: one that was under way may have listed before. When it finds
-    something, its epoch is waited for; when it finds nothing, what is in flight. What is dropped begins anew.
-    Fields are the main thread's; `answer` may be read by others once `done` is set.
+    Only a plan that starts after the request counts, because an earlier one may have listed before it. If the plan has
+    input, the watch waits for its epoch; otherwise it waits for the epochs in flight. A dropped epoch restarts the
+    watch. The fields belong to the main thread; others may read `answer` once `done` is set.
     """
 
     since: int = 0
-    looking: bool = False  # a plan that began after the request is under way
-    attempt: str = ""  # what it planned
+    looking: bool = False  # a plan that started after the request is active
+    attempt: str = ""  # the epoch of that plan
     epoch: int = 0
-    empty: bool = False  # it found nothing
+    empty: bool = False  # that plan had nothing to read
     done: threading.Event = field(default_factory=threading.Event)
     answer: dict[str, Json] = field(default_factory=dict)
 
     def begin(self, state: EpochState, *, waiting: bool) -> None:
-        """The main thread takes the request up. `waiting`: the plan under way has not asked its sources yet."""
+        """Accept the request on the main thread. `waiting`: the current plan has not asked its sources yet."""
         self.since = state.decided
         self.looking = state.planning is not None and waiting
 
     @property
     def wants_look(self) -> bool:
-        """Whether it still waits for a plan to begin."""
+        """Whether it still waits for a plan to start."""
         return not (self.attempt or self.empty or self.looking)
 
     def plan_begins(self) -> None:
-        """A plan begins after the request."""
+        """Note that a plan starts after the request."""
         if not (self.attempt or self.empty):
             self.looking = True
 
     def follow(self, before: EpochState, event: m.Event, after: EpochState) -> None:
-        """Take in one event, with the states before and after it; called before its actions are performed."""
+        """Process one event with the states before and after it; called before its actions are performed."""
         flying = {slot.attempt for slot in after.slots}
         dropped = {slot.attempt for slot in before.slots} - flying - {after.tip}
         if dropped and (self.empty or self.attempt in dropped):
@@ -111,16 +111,16 @@ class CheckpointWatch:
         self.attempt, self.epoch, self.empty = "", 0, False
 
     def is_complete(self, state: EpochState, *, still: bool) -> bool:
-        """Whether it can be answered. `still`: the run is paused, and nothing is in flight."""
+        """Return whether the request can be answered. `still`: the run is paused, and nothing is in flight."""
         if self.attempt:
-            # What waits for a committer is durable, and recorded once it is committed.
+            # Epochs that wait for a committer are durable, and are recorded once committed.
             return state.decided >= self.epoch and state.recorded >= min(self.epoch, state.committed)
         return still or (self.empty and _all_recorded(state))
 
     def finish(self, head: Head) -> None:
-        """Answer with the epoch that was waited for, or with what the deciding sink holds."""
+        """Answer with the epoch that the watch waited for, or with the deciding sink's head."""
         self.answer = {
-            "epoch": self.epoch if self.attempt else head.epoch,  # a later one may be decided and not recorded yet
+            "epoch": self.epoch if self.attempt else head.epoch,  # a later epoch may be decided and not recorded yet
             "id": self.attempt or head.attempt,
             "generation": head.generation,
             "committed": bool(self.attempt) or head.epoch > self.since,

@@ -2,12 +2,12 @@
 
     1 plan -> 2 run -> 3 stage -> 4 commit -> 5 record -> 6 acknowledge
 
-`epoch/decide.py` says when each of them is performed, this file what it does. An epoch becomes true in step 4, by one
+`epoch/decide.py` decides when each step is performed, this file performs it. An epoch becomes true in step 4, by one
 atomic write of the deciding sink; every other step can be repeated. Each docstring says what is durable afterwards, and
 what happens when the process is killed there.
 
-Lanes, one thread each, keep order where it matters: `source` plans, `spark` runs jobs, `stage` writes ledger
-entries and records, and each sink has its own. What one step leaves for another is in `Progress`.
+Lanes, one thread each, keep order where it matters: `source` plans, `spark` runs jobs, `stage` writes ledger entries
+and records, and each sink has its own. Steps exchange values through `Progress`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FOLD_EVERY = 64
 class Steps:
     """The steps of one run's epochs. `states` is None for a pipeline without stateful operators.
 
-    `learn_columns` reads the columns of the tables into a base again. `on_lost` gets the reason when the deciding table
+    `learn_columns` reads the columns of the tables into a base again. `on_lost` gets the reason if the deciding table
     refuses an epoch.
     """
 
@@ -77,15 +77,15 @@ class Steps:
         self._backpressure = backpressure
         self._learn_columns = learn_columns
         self._on_lost = on_lost
-        self._files_per_task = 1  # that the last epoch staged for one table
+        self._files_per_task = 1  # files that the last epoch staged for one table
 
     # -- 1 plan ---------------------------------------------------------------------------------------
 
     def plan(self, epoch: int, base: str) -> tuple[m.Event, EpochPlan | None]:
         """1. Fix the slice of every source that the epoch reads.
 
-        Durable afterwards: nothing. After a kill the next run plans again, from the positions in the newest commit;
-        what it plans may differ.
+        Durable afterwards: nothing. After a kill, the next run plans again from the positions in the newest commit. Its
+        plan may differ.
         """
         fault_point("epoch.plan.before")
         began = self._pipeline.clock.monotonic()
@@ -113,7 +113,8 @@ class Steps:
         return m.Planned(epoch, attempt, base), plan
 
     def _is_answered(self, request: FileRequest, positions: Positions, plan: EpochPlan) -> bool:
-        """Whether the source that set a file aside has answered the request in this plan, be it by refusing it."""
+        """Return whether the source that set a file aside has answered the request in this plan, even by refusing
+        it."""
         described = self._pipeline.sources.describe(positions)
         owners = {name for name, position in described.items() if request.path in position.set_aside}
         return owners <= set(plan.plans) - plan.asked_before
@@ -121,12 +122,13 @@ class Steps:
     # -- 2 run ----------------------------------------------------------------------------------------
 
     def run(self, attempt: str) -> m.Event | None:
-        """2. Run the Spark jobs of the epoch: read, transform, write what the sinks get.
+        """2. Run the Spark jobs of the epoch: read, transform, write the files for the sinks.
 
         Durable afterwards: data files, quarantine files and state files of this attempt, which no commit names. After a
-        kill nobody sees them: the next run plans again, under another attempt, and garbage collection deletes them.
+        kill, nothing refers to them: the next run plans again under another attempt, and garbage collection deletes
+        them.
 
-        None when the epoch was dropped while it waited for its lane.
+        Returns None if the epoch was dropped while it waited for its lane.
         """
         fault_point("epoch.run.before")
         began = self._pipeline.clock.monotonic()
@@ -172,7 +174,8 @@ class Steps:
         return m.Ran(inflight.epoch, attempt)
 
     def _learn_files_per_task(self, inflight: EpochInFlight) -> None:
-        """Learn how many files a task stages, so that the next plan keeps `max_output_files`; warn if this did not."""
+        """Learn how many files a task stages, so that the next plan keeps `max_output_files`. Warns if this epoch did
+        not."""
         if self._pipeline.options.operators or not inflight.plan.splits:
             return
         staged = inflight.produced.staged
@@ -188,12 +191,12 @@ class Steps:
     # -- 3 stage --------------------------------------------------------------------------------------
 
     def stage(self, attempt: str) -> m.Event | None:
-        """3. Write the ledger entry: inputs, staged files, the checkpoint, and the entry before by its checksum.
+        """3. Write the ledger entry: inputs, staged files, the checkpoint, and the checksum of the previous entry.
 
-        Durable afterwards: the entry, which means nothing until a commit names it. After a kill the next run plans the
-        epoch again and writes another entry; the ledger's sweep deletes the one that was left.
+        Durable afterwards: the entry, which has no effect until a commit names it. After a kill, the next run plans the
+        epoch again and writes another entry. The ledger's sweep deletes the old one.
 
-        None when the epoch was dropped while it waited for its lane.
+        Returns None if the epoch was dropped while it waited for its lane.
         """
         fault_point("epoch.stage.before")
         began = self._pipeline.clock.monotonic()
@@ -232,10 +235,10 @@ class Steps:
         """4. Commit to one sink: an epoch in flight to the deciding sink, a decided one to every other sink.
 
         Durable afterwards: the epoch. The deciding sink's commit makes it true, with its checkpoint inside; a further
-        sink gets the same entry. After a kill the next run reads the sinks. If the deciding sink holds the epoch, it
-        stands, and the run commits it to the sinks that lack it. If not, it never was, and is planned again.
+        sink gets the same entry. After a kill, the next run reads the sinks. If the deciding sink holds the epoch, the
+        epoch is valid, and the run commits it to the sinks that lack it. Otherwise the epoch is planned again.
 
-        When the deciding table refuses the columns, the epoch is lost: the run reads the columns and plans again.
+        If the deciding table refuses the columns, the epoch is lost: the run reads the columns and plans again.
         """
         fault_point("epoch.commit.before")
         sink = self._pipeline.sink(name)
@@ -250,7 +253,7 @@ class Steps:
             schema = (
                 inflight.produced.schemas.get(name) if inflight is not None else schema_from_json(entry.schema_of(name))
             )
-            if schema is None:  # nothing is staged here: the columns stay as they are
+            if schema is None:  # nothing is staged here: the columns do not change
                 schema = sink.find_schema() or pa.schema([])
             receipt = sink.commit(entry_commit(self._pipeline, sink, entry, ref, schema), self._jobs.run_tasks)
         except SchemaError as error:
@@ -270,7 +273,7 @@ class Steps:
         return self._committed(name, receipt)
 
     def _decided_entry(self, epoch: int) -> tuple[LedgerEntry, EntryRef]:
-        """The ledger entry of a decided epoch: what every further sink is given, and nothing else."""
+        """Return the ledger entry of a decided epoch, the only input of every further sink."""
         progress, ledger = self._progress, self._pipeline.ledger
         if epoch in progress.recent:
             return progress.recent[epoch]
@@ -284,9 +287,9 @@ class Steps:
         raise LedgerHoleError(f"the ledger entry of epoch {epoch} is needed by a sink that lags", epoch=epoch)
 
     def find_receipt(self, name: str, epoch: int) -> m.Event:
-        """After a commit whose outcome is unknown, ask the sink whether it holds the epoch.
+        """Ask the sink whether it holds the epoch, after a commit with unknown outcome.
 
-        Until the sink answers, nothing else is done with that epoch there.
+        Until the sink answers, nothing else happens to that epoch there.
         """
         receipt = self._pipeline.sink(name).find_receipt(epoch)
         if receipt is None:
@@ -301,11 +304,11 @@ class Steps:
         return m.Committed(name, receipt.epoch, receipt.attempt, committed)
 
     def read_log(self) -> m.Event:
-        """Read how far the committer of the deciding table has come."""
+        """Read the progress of the deciding table's committer."""
         return m.LogRead(self._pipeline.deciding.read_settled() or 0)
 
     def decided(self, epoch: int, attempt: str) -> tuple[EpochInFlight | None, Receipt | None]:
-        """The deciding sink holds an epoch: it is the head now, and the next one may be committed on it."""
+        """Make an epoch that the deciding sink holds the head. The next epoch may be committed on it."""
         inflight, receipt = self._progress.decide(epoch, attempt)
         if inflight is not None:
             self._pipeline.recorder.note_durations(epoch, inflight.durations_ms)
@@ -316,10 +319,10 @@ class Steps:
     # -- 5 record -------------------------------------------------------------------------------------
 
     def record(self, epoch: int, log: RunLog, facts: Callable[[], dict[str, Json]]) -> m.Event:
-        """5. Copy the checkpoint into the store and the tiers, and put the run's progress into its history.
+        """5. Copy the checkpoint into the store and the tiers, and write the run's progress into its history.
 
-        Durable afterwards: the copies; the remote tier may follow later. After a kill the next run compares the copies
-        with the sink, and writes what they lack from the ledger.
+        Durable afterwards: the copies; the remote tier may follow later. After a kill, the next run compares the copies
+        with the sink and writes missing ones from the ledger.
         """
         fault_point("epoch.record.before")
         head = self._progress.head
@@ -331,9 +334,9 @@ class Steps:
     # -- 6 acknowledge --------------------------------------------------------------------------------
 
     def acknowledge(self, action: m.Acknowledge) -> m.Event:
-        """6. Forget what no sink, no copy and no rollback needs: in the sources, in the ledger and in the outbox.
+        """6. Forget what no sink, copy or rollback needs: in the sources, the ledger and the outbox.
 
-        Durable afterwards: what a source forgot; now and then, a fold in place of old ledger entries. After a kill
+        Durable afterwards: what a source forgot and, at intervals, a fold in place of old ledger entries. After a kill,
         nothing is missing: a later epoch forgets what this one did not.
         """
         fault_point("epoch.acknowledge.before")
@@ -356,7 +359,7 @@ class Steps:
     # -- beside the steps -----------------------------------------------------------------------------
 
     def drop(self, attempt: str) -> None:
-        """Forget an epoch in flight, and cancel its job. Its files stay until a sweep deletes what no commit names."""
+        """Forget an epoch in flight and cancel its job. A sweep deletes its files later."""
         self._jobs.engine.cancel(attempt)
         inflight = self._progress.epochs.pop(attempt, None)
         if inflight is None:
@@ -366,12 +369,12 @@ class Steps:
         self._late_files.dropped(inflight.plan)
 
     def finish_requests(self, requests: list[FileRequest]) -> None:
-        """Delete requests; the epoch that answers them is committed."""
+        """Delete requests once the epoch that answers them is committed."""
         self._pipeline.requests.done(requests)
         self._pipeline.sources.forget_requests(request.path for request in requests)
 
     def facts(self, inflight: EpochInFlight, receipt: Receipt) -> EpochFacts:
-        """An epoch that was just committed, for observers."""
+        """Return the facts of a newly committed epoch for observers."""
         assert inflight.entry is not None
         checkpoint, produced, plan = inflight.entry.checkpoint, inflight.produced, inflight.plan
         positions = self._pipeline.sources.describe(checkpoint.positions).values()
@@ -401,7 +404,7 @@ class Steps:
         )
 
     def _lag(self, plan: EpochPlan) -> float:
-        """Seconds since the oldest input of a plan arrived; 0 where the inputs do not say."""
+        """Return the seconds since the oldest input of a plan arrived; 0 if the inputs have no time."""
         arrived = [str(item["create_time"]) for item in plan.inputs if item.get("create_time")]
         if not arrived:
             return 0.0
@@ -416,7 +419,7 @@ def _widen(base: pa.Schema | None, produced: pa.Schema) -> pa.Schema:
 
 
 def failure_event(error: FirnlineError, action: Any) -> m.Event:
-    """What the failure of a step means to the decisions."""
+    """Return the event for the failure of a step."""
     if isinstance(error, FencedError):
         return m.Fenced()
     match action:
@@ -427,7 +430,7 @@ def failure_event(error: FirnlineError, action: Any) -> m.Event:
         case m.Join(sink) | m.Commit(sink) | m.FindReceipt(sink):
             return m.Failed(error.retryable, error.exit_code, sink)
         case m.WatchLog() if error.retryable:
-            return m.LogRead(0)  # read again after a while
+            return m.LogRead(0)  # poll again later
         case m.Record() | m.Acknowledge():
             return m.RecordFailed(error.retryable, error.exit_code)
         case _:

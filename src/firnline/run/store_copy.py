@@ -1,7 +1,7 @@
-"""The checkpoint store of a run: every epoch becomes a version there. A store that fails or hangs stops nobody.
+"""The checkpoint store of a run: every epoch becomes a version there. A store that fails or hangs never stops the run.
 
-The sink holds the truth, so an epoch that cannot be recorded now waits: the ledger tells it later. Only a store that
-contradicts the sink, or that cannot keep what it is trusted with, ends a run.
+The sink holds the truth. An epoch that cannot be recorded now is recorded later from the ledger. Only a store that
+contradicts the sink, or lacks the guarantees that it needs, ends a run.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from firnline.stores.tiers import WAIT_SECONDS, Look, Place
 
 logger = logging.getLogger(__name__)
 
-STORE_SECONDS = 15.0  # for one record; a store that takes longer is left to itself until it answers
-PRUNE_EVERY = 100  # versions, by their numbers: a run may be too short to count so many
+STORE_SECONDS = 15.0  # for one record; a slower store is left alone until it answers
+PRUNE_EVERY = 100  # versions, by number: a run may be too short to count them
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What the store should hold."""
+    """The target contents of the store."""
 
     epoch: int
     held: Head
@@ -35,7 +35,7 @@ class _Wanted:
 
 
 class StoreCopy:
-    """The store of one run. With `strict`, an epoch that cannot be recorded is an error, as one that cannot commit."""
+    """The store of one run. With `strict`, an epoch that cannot be recorded is an error, like a failed commit."""
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class StoreCopy:
         self._calls = TimedCalls(STORE_SECONDS)
         self._calling = threading.Lock()
         self._claimed = False
-        self._recorded: int | None = None  # the newest epoch that the store holds; None: look before the next put
-        self._stored = 0  # the same, as it was last known
+        self._recorded: int | None = None  # the store's newest epoch; None: read it before the next put
+        self._stored = 0  # its last known value
         self._wanted: _Wanted | None = None
-        self._since: float | None = None  # when the oldest epoch that it lacks was to be recorded
+        self._since: float | None = None  # when the oldest missing epoch should have been recorded
         self._failures = 0
         self._due_at = float("-inf")
         self._reason = ""
@@ -74,23 +74,23 @@ class StoreCopy:
         return self._since is not None
 
     def replication(self) -> Replication:
-        """How far the store is behind."""
+        """Return how far the store is behind."""
         behind = max(1, self._wanted.epoch - self._stored) if self.is_behind and self._wanted else 0
         return Replication("store", self._place.place, self._stored, behind, self._since, self._reason)
 
     # -- at the start ---------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Read what the store holds."""
+        """Read the head of the store."""
         self._claimed = False
         self.seen = self._place.look_within(WAIT_SECONDS, prove=True)
 
     def claimed(self) -> None:
-        """The run has claimed: from now on, the check knows what the sink holds under that claim."""
+        """Continue under the claim: the check now has the sink's head under that claim."""
         self._claimed = True
 
     def level(self, held: Head) -> int | None:
-        """Give the store the epochs that it lacks, oldest first; None when that must wait."""
+        """Put the epochs that the store lacks, oldest first. Returns None if that must wait."""
         look, self._recorded = self.seen, None
         if look is None:
             return None
@@ -107,7 +107,7 @@ class StoreCopy:
         return self._recorded
 
     def _catch_up(self, look: Look, held: Head, epoch: int, recent: Entries) -> None:
-        taken_back = look.epoch > held.epoch  # else the check had refused it
+        taken_back = look.epoch > held.epoch  # otherwise the check has refused it
         other = look.record is not None and look.epoch == held.epoch and not fits(look.record, held)
         if look.damaged or taken_back or other:
             records = self._records.between(held, epoch - 1, epoch, recent)
@@ -123,12 +123,12 @@ class StoreCopy:
     # -- after the commit -----------------------------------------------------------------------------
 
     def record(self, epoch: int, held: Head, recent: Entries) -> None:
-        """Record every epoch up to this one now, or when the store can be written again.
+        """Record every epoch up to this one, now or once the store is writable again.
 
         Raises:
-            StoreAheadError: the store turned out to be ahead of the sink.
-            StoreUnsafeError: it turned out not to keep its promises.
-            SinkError: strict, and it cannot be written; repeatable.
+            StoreAheadError: the store is ahead of the sink.
+            StoreUnsafeError: the store broke its guarantees.
+            SinkError: strict, and the store cannot be written; repeatable.
         """
         self._wanted = _Wanted(epoch, held, dict(recent))
         if self._strict or (not self._calls.busy and self._monotonic() >= self._due_at):
@@ -139,12 +139,12 @@ class StoreCopy:
             self._on_change()
 
     def catch_up(self, *, now: bool = False) -> None:
-        """Try again to record what is missing, if that is due.
+        """Retry to record missing epochs, if due.
 
         Raises:
             StoreAheadError, StoreUnsafeError: as in `record`.
         """
-        if self._strict:  # then the run itself repeats what failed
+        if self._strict:  # then the run itself retries
             return
         if self.is_behind and not self._calls.busy and (now or self._monotonic() >= self._due_at):
             self._write()
@@ -192,7 +192,7 @@ class StoreCopy:
             self._catch_up(look, held, epoch, wanted.recent)
             return
         for record in self._records.between(held, self._recorded, epoch, wanted.recent):
-            # Its record names the epoch: a note would only cost one more durable write.
+            # Its record names the epoch: a note would only cost another durable write.
             note = "" if record.kind == "epoch" else f"{record.kind}, epoch {record.epoch}"
             if place.put(record, note, check=self._check.check if self._claimed else None) is not None:
                 logger.warning("store holds a newer record; left as it is", extra={"place": place.place})
@@ -209,7 +209,7 @@ class StoreCopy:
         self._on_change()
 
     def _fail(self, error: OSError | CheckpointError, due_seconds: float | None = None) -> None:
-        """The outcome is not known: the store is read before the next put. That one comes after a back-off."""
+        """Handle a put with unknown outcome: back off, then read the store before the next put."""
         now, is_known = self._monotonic(), self._failures > 0
         self._stored = self._recorded or self._stored
         self._recorded = None
@@ -220,7 +220,7 @@ class StoreCopy:
             due_seconds = min(FIRST_BACKOFF_SECONDS * 2.0 ** min(self._failures - 1, 16), MAX_BACKOFF_SECONDS)
         self._due_at = now + due_seconds
         facts = {"place": self._place.place, "epoch": self._wanted.epoch if self._wanted else 0}
-        log = logger.debug if is_known else logger.warning  # an outage is logged once, not with every try
+        log = logger.debug if is_known else logger.warning  # an outage is logged once, not with every attempt
         log("epoch not recorded in the store; going on, trying again", extra={**facts, "reason": self._reason})
         self._on_change()
 
@@ -231,13 +231,13 @@ class StoreCopy:
             self._prune_due = True
 
     def prune_due(self) -> bool:
-        """Whether so much was put that old versions should go; said once."""
+        """Return, once per interval, whether enough versions were put that old ones should be pruned."""
         due = self._prune_due and not self._prune_reported
         self._prune_reported = self._prune_due
         return due
 
     def prune(self) -> None:
-        """Delete the oldest versions; a store that fails keeps them."""
+        """Delete the oldest versions. A failing store keeps them."""
         self._prune_due = self._prune_reported = False
         try:
             self._call(self._place.prune)
@@ -245,7 +245,7 @@ class StoreCopy:
             logger.warning("old versions not deleted", extra={"place": self._place.place, "reason": str(error)})
 
     def close(self, *, drain: bool) -> None:
-        """End; with `drain`, what is missing is tried once more."""
+        """Close. With `drain`, retry missing epochs once more."""
         if drain:
             self.catch_up(now=True)
             if self.is_behind:
