@@ -20,16 +20,16 @@ from firnline.stores.base import CheckpointStore
 from firnline.stores.transfer import Version, walk_versions
 from firnline.types import Json
 
-COMMITS_BETWEEN = 100  # commits of others, claims and column changes among the newest epochs
-ALL_COMMITS = 10_000  # older commits keep their epoch, but table version and commit time are not looked up
+COMMITS_BETWEEN = 100  # other writers' commits, claims and column changes among the newest epochs
+ALL_COMMITS = 10_000  # for older commits only the epoch is shown, without table version and commit time
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointList:
     """A page of checkpoints.
 
-    `damaged` tells what was met and could not be read: versions, or a hole in the ledger. `lost` is told when the table
-    knows nothing, and all that is listed comes from the store.
+    `damaged` names what could not be read: versions, or a hole in the ledger. `lost` is set when the table holds no
+    epoch and every listed checkpoint comes from the store.
     """
 
     checkpoints: list[dict[str, Json]] = field(default_factory=list)
@@ -46,10 +46,9 @@ def load_checkpoints(
     before: int | None = None,
     undone: bool = False,
 ) -> CheckpointList:
-    """The newest checkpoints; at most `limit`, all before the epoch `before`.
+    """Return the newest checkpoints, at most `limit`, all before the epoch `before`.
 
-    With `undone`, also those that the store still has although a later rollback, fresh start or restore left them
-    behind.
+    With `undone`, also return checkpoints in the store that a later rollback, fresh start or restore superseded.
     """
     damaged: list[dict[str, Json]] = []
     held = pipeline.load()
@@ -69,16 +68,16 @@ def load_checkpoints(
 
 
 def _restores(pipeline: OpenPipeline) -> dict[int, str]:
-    """Epochs that a run resumed after, with where it read the checkpoint; the newest run counts."""
+    """Return the epochs that a run resumed after, with the source of the checkpoint; the newest run counts."""
     runs = load_runs(pipeline.storage, pipeline.options.name)
     return {int(r["resumed_after"]): str(r["recovery_path"]) for r in reversed(runs) if r.get("recovery_path")}
 
 
 def _with_unfinished(pipeline: OpenPipeline, held: Head, rows: Iterator[dict[str, Json]]) -> Iterator[dict[str, Json]]:
-    """The checkpoints together with failed and unfinished attempts, newest epoch first.
+    """Return the checkpoints together with failed and unfinished attempts, newest epoch first.
 
-    What a run staged and no commit names is in progress while that run lives, and failed when it is gone. Attempts that
-    failed in mid-run are told by the history of runs, with the reason.
+    A staged attempt that no commit names is in progress while its run is alive, and failed afterwards. The history of
+    runs has the attempts that failed during a run, with the reason.
     """
     runs = load_runs(pipeline.storage, pipeline.options.name)
     alive = {str(run["run"]) for run in runs if run["status"] == "running" and not has_died(run)}
@@ -104,7 +103,7 @@ def _with_unfinished(pipeline: OpenPipeline, held: Head, rows: Iterator[dict[str
 
 
 def _failed_row(pipeline: OpenPipeline, run: dict[str, Json], failed: dict[str, Json]) -> dict[str, Json]:
-    """An attempt at an epoch that failed and was made again."""
+    """Return the row of a failed attempt that was repeated."""
     return {
         "id": None,
         "epoch": int(failed["epoch"]),
@@ -134,7 +133,7 @@ def _failed_row(pipeline: OpenPipeline, run: dict[str, Json], failed: dict[str, 
 def _lost_rows(
     pipeline: OpenPipeline, store: CheckpointStore, before: int | None, damaged: list[dict[str, Json]]
 ) -> Iterator[dict[str, Json]]:
-    """Rows from the store for a pipeline whose table is gone: no sink holds any of these epochs."""
+    """Return rows from the store for a pipeline whose table is gone: no sink holds any of these epochs."""
     for version in _stored(store, pipeline.options.name, damaged):
         if before is None or _epoch(version) < before:
             yield _stored_row(pipeline, version, f"0/{len(pipeline.sinks)}")
@@ -185,9 +184,9 @@ def _rows(
 def _entries(
     pipeline: OpenPipeline, held: Head, damaged: list[dict[str, Json]], jumps: list[LedgerEntry | Fold], *, go_on: bool
 ) -> Iterator[LedgerEntry]:
-    """The entries that are not folded yet; behind a hole the store goes on, where there is one.
+    """Return the entries that are not folded yet. Behind a hole the store continues, if there is one.
 
-    Links with jumps in them are put into `jumps`, folded or not.
+    Links with history edits are put into `jumps`, folded or not.
     """
     try:
         for link in pipeline.ledger.chain(held.entry):
@@ -205,7 +204,7 @@ def _entries(
 
 
 def _stored(store: CheckpointStore, pipeline: str, damaged: list[dict[str, Json]]) -> Iterator[Version]:
-    """Versions that still count, newest first: of an epoch that was put again, only the newest."""
+    """Return the versions that still count, newest first. For an epoch that was put again, only the newest counts."""
     lowest: int | None = None
     for version in walk_versions(store, pipeline):
         if version.record is None:
@@ -223,7 +222,8 @@ def _epoch(version: Version) -> int:
 def _entry_row(
     pipeline: OpenPipeline, entry: LedgerEntry, commit: tuple[int, str] | None, acknowledged: str, committed: int | None
 ) -> dict[str, Json]:
-    """A checkpoint of the ledger; in a two-stage table it is in progress until the log has `committed` it."""
+    """Return a checkpoint of the ledger. In a two-stage table it is in progress until it is in the log
+    (`committed`)."""
     checkpoint = entry.checkpoint
     staged = entry.staged.get(pipeline.deciding.name, [])
     waits = committed is not None and entry.epoch > committed
@@ -238,7 +238,7 @@ def _entry_row(
         "checkpointed_size_bytes": len(canonical(checkpoint.to_json())),
         "state_size_bytes": state_bytes(checkpoint),
         "acknowledged": acknowledged,
-        "path": None,  # where a restore came from; an epoch that no run resumed after has none
+        "path": None,  # the source of a restore; empty if no run resumed after the epoch
         "table_version": commit[0] if commit else None,
         "kind": entry.kind,
         "generation": checkpoint.generation,

@@ -1,4 +1,4 @@
-"""What moved between two epochs: positions, schema, watermarks, state, and what was read and written on the way."""
+"""Compares two epochs: positions, schema, watermarks, state, and what was read and written between them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from firnline.types import Json
 
 @dataclass(slots=True)
 class Between:
-    """What the epochs after one and up to another did. Unknown values stay unknown."""
+    """The work of the epochs after one and up to another. Unknown values stay unknown."""
 
     epochs: int = 0
     files: dict[str, list[dict[str, Json]]] = field(default_factory=dict)  # source -> what was read, oldest first
@@ -28,15 +28,15 @@ class Between:
     size_bytes: int = 0
     quarantined: int = 0
     jumps: list[dict[str, Json]] = field(default_factory=list)
-    epochs_unknown: int = 0  # whose rows are not told by any copy
+    epochs_unknown: int = 0  # epochs whose rows no copy has
     notes: list[str] = field(default_factory=list)
 
 
 def diff_epochs(pipeline: OpenPipeline, store: CheckpointStore | None, one: int, other: int) -> dict[str, Json]:
-    """What moved from the older of two epochs to the newer one, as plain JSON.
+    """Return the differences from the older of two epochs to the newer one, as plain JSON.
 
     Raises:
-        ConfigError: nobody knows one of them.
+        ConfigError: one of them is unknown.
     """
     older, newer = load_epoch(pipeline, store, min(one, other)), load_epoch(pipeline, store, max(one, other))
     between = load_between(pipeline, store, older, newer)
@@ -70,19 +70,19 @@ def diff_epochs(pipeline: OpenPipeline, store: CheckpointStore | None, one: int,
 
 
 def _watermarks(checkpoint: Checkpoint) -> dict[str, Json]:
-    """The event time that each operator has reached."""
+    """Return the event time of each operator."""
     marks = Watermarks.from_json(checkpoint.watermarks).operators
     return {name: event_time(mark.at) for name, mark in marks.items() if mark.at is not None}
 
 
 def _state(checkpoint: Checkpoint) -> dict[str, Json]:
-    """The snapshot of each operator, without its watermark."""
+    """Return the snapshot of each operator, without its watermark."""
     wanted = ("epoch", "checkpoint", "shards", "size_bytes", "rows")
     return {one.operator: {name: getattr(one, name) for name in wanted} for one in snapshots_of(checkpoint)}
 
 
 def changes(before: dict[str, Json], after: dict[str, Json]) -> dict[str, dict[str, Json]]:
-    """Keys whose values differ, with both; None where there is none."""
+    """Return the keys whose values differ, with both values; None for a missing value."""
     names = sorted({*before, *after})
     return {
         n: {"from": before.get(n), "to": after.get(n)}
@@ -92,7 +92,7 @@ def changes(before: dict[str, Json], after: dict[str, Json]) -> dict[str, dict[s
 
 
 def diff_position(before: PositionView | None, after: PositionView | None) -> dict[str, Json]:
-    """What moved in one source's position; of a source that does not read named inputs, the facts that changed."""
+    """Return the differences in one source's position; for a source without named inputs, the changed facts."""
     none = PositionView({}, by_input=True)
     old, new = before or none, after or none
     if not (old.by_input and new.by_input):
@@ -112,7 +112,7 @@ def _schema(older: EpochView, newer: EpochView) -> dict[str, Json]:
         return {"fingerprint": view.checkpoint.schema_fingerprint, "version": view.checkpoint.schema_version}
 
     found: dict[str, Json] = {"from": told(older), "to": told(newer), "columns": None}
-    if older.ledger_entry and newer.ledger_entry:  # only the ledger knows the columns
+    if older.ledger_entry and newer.ledger_entry:  # only the ledger has the columns
         found["columns"] = changes(_columns(older.ledger_entry), _columns(newer.ledger_entry))
     return found
 
@@ -122,7 +122,7 @@ def _columns(entry: LedgerEntry) -> dict[str, Json]:
 
 
 def load_between(pipeline: OpenPipeline, store: CheckpointStore | None, older: EpochView, newer: EpochView) -> Between:
-    """Add up the epochs after `older` up to `newer`, from the ledger, and from the store where that is folded."""
+    """Add up the epochs after `older` up to `newer`, from the ledger, and from the store where the ledger is folded."""
     found = Between()
     known: set[int] = set()
     folded: set[int] = set()
@@ -151,7 +151,7 @@ def load_between(pipeline: OpenPipeline, store: CheckpointStore | None, older: E
 
 
 def _chain(pipeline: OpenPipeline, newer: EpochView) -> Iterator[LedgerEntry | Fold]:
-    """Down from an epoch; one that is folded is found on the way down from the newest."""
+    """Yield the chain down from an epoch. A folded epoch is found on the way down from the newest."""
     if newer.ledger_entry is not None:
         yield from pipeline.ledger.chain(newer.entry)
         return
@@ -203,7 +203,7 @@ def _read(record: dict[str, Json], epoch: int) -> dict[str, Json]:
 
 
 def _add_stored(pipeline: OpenPipeline, store: CheckpointStore | None, found: Between, folded: set[int]) -> set[int]:
-    """Add folded epochs from the store; returns which of them the store has."""
+    """Add folded epochs from the store. Returns which of them the store has."""
     told: set[int] = set()
     if store is None or not folded:
         return told

@@ -1,4 +1,4 @@
-"""Reads one epoch from every copy (ledger, log, store) and says which copies are intact.
+"""Reads one epoch from every copy (ledger, log, store) and reports which copies are intact.
 
 Writes nothing and starts no JVM. The ledger's chain is the truth; the other copies are compared with it.
 """
@@ -38,7 +38,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class SinkView:
-    """What one sink has of an epoch; None where no record is left."""
+    """A sink's part of an epoch; None where no record is left."""
 
     name: str
     holds: bool
@@ -60,14 +60,14 @@ class SinkView:
 
 @dataclass(frozen=True, slots=True)
 class EpochView:
-    """Everything that is known of one epoch."""
+    """All known facts of one epoch."""
 
     checkpoint: Checkpoint
     kind: str
     entry: EntryRef | None
     ledger_entry: LedgerEntry | None
     record: CheckpointRecord | None
-    undone: bool  # a later rollback, fresh start or restore left it behind
+    undone: bool  # a later rollback, fresh start or restore superseded it
     is_savepoint: bool
     copies: tuple[Copy, ...]
     sinks: tuple[SinkView, ...]
@@ -82,7 +82,7 @@ def load_epoch(pipeline: OpenPipeline, store: CheckpointStore | None, epoch: int
     """Read one epoch.
 
     Raises:
-        ConfigError: nobody knows it; the message names the nearest one that is known.
+        ConfigError: it is unknown; the message names the nearest known one.
     """
     held = pipeline.load()
     walk = _walk_chain(pipeline, held, epoch)
@@ -124,7 +124,7 @@ def _compared(copy: Copy, chosen: Checkpoint) -> Copy:
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """How far a walk down the ledger chain came."""
+    """The result of a walk down the ledger chain."""
 
     entry: LedgerEntry | None = None
     ref: EntryRef | None = None
@@ -154,7 +154,7 @@ def _walk_chain(pipeline: OpenPipeline, held: Head, epoch: int) -> _Walk:
 def _ledger_copy(
     pipeline: OpenPipeline, walk: _Walk, named: list[EntryRef | None]
 ) -> tuple[LedgerEntry | None, EntryRef | None, Copy]:
-    """The entry: on the chain, or superseded and named by another copy."""
+    """Return the copy in the ledger: on the chain, or superseded and named by another copy."""
     if walk.entry is not None and walk.ref is not None:
         return walk.entry, walk.ref, Copy("ledger", "intact", walk.ref.name, checkpoint=walk.entry.checkpoint)
     if walk.ref is not None:
@@ -194,7 +194,7 @@ class Logged:
 
 
 def find_logged(sink: Sink, version: int, epoch: int) -> Logged | None:
-    """The commit that made an epoch true; None when the log does not reach back to it."""
+    """Return the commit that made an epoch true; None if the log does not reach back to it."""
     for commit in sink.read_log(version):
         if commit.epoch is None:
             continue
@@ -213,7 +213,7 @@ def _read_logged(commit: LoggedCommit) -> Logged:
     if commit.problem:
         return Logged(version, time, "epoch", None, None, "damaged", commit.problem)
     try:
-        if info.get("kind") == "claim":  # the one that took over another tool's progress
+        if info.get("kind") == "claim":  # the epoch that took over another tool's progress
             return Logged(version, time, "baseline", None, None, "missing", "a claim carries none")
         return Logged(
             version=version,
@@ -234,7 +234,7 @@ def _read_logged(commit: LoggedCommit) -> Logged:
 
 
 def find_version(store: CheckpointStore, pipeline: str, epoch: int) -> Version | None:
-    """The newest version of the store that records an epoch; or the damaged one that stands where it should be."""
+    """Return the newest store version that records an epoch, or the damaged version in its place."""
     guessed = False
     suspect: Version | None = None
     for version in walk_versions(store, pipeline):
@@ -246,7 +246,7 @@ def find_version(store: CheckpointStore, pipeline: str, epoch: int) -> Version |
         if version.record.epoch < epoch:
             break
         suspect = None
-        if not guessed:  # mostly every epoch made one version
+        if not guessed:  # usually each epoch made one version
             guessed = True
             guess = _find_at(store, pipeline, version.version - (version.record.epoch - epoch), epoch)
             if guess is not None:
@@ -306,9 +306,9 @@ def _sink_views(
 
 
 def known_epochs(pipeline: OpenPipeline, store: CheckpointStore | None, held: Head) -> set[int]:
-    """Every epoch that can be shown, as far as the chain and the store can be read."""
+    """Return every epoch that can be shown, as far as the chain and the store are readable."""
     found: set[int] = set()
-    with contextlib.suppress(LedgerHoleError):  # what lies behind the hole may still be in the store
+    with contextlib.suppress(LedgerHoleError):  # epochs behind the hole may still be in the store
         for entry in pipeline.entries(held.entry):
             found.add(entry.epoch)
     if store is not None:

@@ -1,6 +1,6 @@
-"""Operator state as checkpoints name it: how large it is, whether a run can resume from it, and its rows.
+"""Operator state as checkpoints name it: its size, whether a run can resume from it, and its rows.
 
-Writes nothing and starts no JVM. What loads compiled code is imported where it is used, since `status` needs none.
+Writes nothing and starts no JVM. Modules that load compiled code are imported where used, since `status` needs none.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _1970 = datetime(1970, 1, 1, tzinfo=UTC)
 class OperatorSnapshot:
     """The state of one operator as a checkpoint names it.
 
-    `rows` are those in its files: a key that was changed since its file was written counts again.
+    `rows` counts the rows in its files: a key that changed after its file was written counts again.
     """
 
     operator: str
-    epoch: int  # after which the snapshot was made; the checkpoint may be of a later one
+    epoch: int  # the epoch of the snapshot; the checkpoint may be of a later one
     checkpoint: str  # the checkpoint of state that holds it
     shards: int
     size_bytes: int
@@ -48,7 +48,7 @@ class OperatorSnapshot:
 
 
 def snapshots_of(checkpoint: Checkpoint | None) -> list[OperatorSnapshot]:
-    """The state that a checkpoint names, operator by operator.
+    """Return the state that a checkpoint names, by operator.
 
     Raises:
         DamagedError: a reference cannot be read.
@@ -75,12 +75,12 @@ def snapshots_of(checkpoint: Checkpoint | None) -> list[OperatorSnapshot]:
 
 
 def state_bytes(checkpoint: Checkpoint | None) -> int:
-    """How large the state is that a checkpoint names."""
+    """Return the size of the state that a checkpoint names."""
     return sum(snapshot.size_bytes for snapshot in snapshots_of(checkpoint))
 
 
 def event_time(micros: int | None) -> str | None:
-    """Microseconds since 1970 as a time; the number itself where no calendar reaches."""
+    """Return microseconds since 1970 as a time; the number itself if it is out of range."""
     if micros is None:
         return None
     try:
@@ -90,7 +90,7 @@ def event_time(micros: int | None) -> str | None:
 
 
 def refs_of(checkpoint: Checkpoint) -> dict[str, SnapshotRef]:
-    """The checkpoints of state that a checkpoint names, each once, by id."""
+    """Return the checkpoints of state that a checkpoint names, each once, by id."""
     found = (SnapshotRef.from_json(value) for value in checkpoint.state.values())
     return {ref.checkpoint: ref for ref in found}
 
@@ -98,10 +98,10 @@ def refs_of(checkpoint: Checkpoint) -> dict[str, SnapshotRef]:
 def load_snapshot(
     home: StateHome, ref: SnapshotRef, *, with_files: bool = True
 ) -> tuple[CompleteCheckpoint, StateHome]:
-    """A checkpoint of state that a sink names, and the home that has it: the pipeline's own, or else the remote tier.
+    """Return a checkpoint of state that a sink names, and the home that has it: the pipeline's own, or the remote tier.
 
     Args:
-        with_files: Whether all its files must be there too, or only its metadata.
+        with_files: Whether all its files must exist too, or only its metadata.
 
     Raises:
         CheckpointError: neither has it; the message is about the pipeline's own home.
@@ -133,12 +133,12 @@ def _load_from(home: StateHome, ref: SnapshotRef, *, with_files: bool) -> Comple
 
 @dataclass(frozen=True, slots=True)
 class StateCheck:
-    """What it takes to take up the state of an epoch, and what stands in the way."""
+    """The requirements for resuming from the state of an epoch, and the obstacles."""
 
     snapshots: list[OperatorSnapshot] = field(default_factory=list)
     replayed: list[int] = field(default_factory=list)  # epochs since the snapshots, whose input is folded again
     replayed_files: int = 0
-    used: list[SnapshotRef] = field(default_factory=list)  # that a run goes on from: older ones, where need be
+    used: list[SnapshotRef] = field(default_factory=list)  # the snapshots to resume from, older ones if needed
     problems: list[RollbackRefusedError] = field(default_factory=list)
 
 
@@ -149,19 +149,19 @@ def check_state(
     positions: Mapping[str, Json],
     home: StateHome | None = None,
 ) -> StateCheck:
-    """Look whether a run that goes on from an epoch finds its state.
+    """Check whether a run that resumes from an epoch finds its state.
 
-    Every snapshot that its checkpoint names must be there, with all its files, in the home or in the remote tier.
-    Where snapshots are older than the epoch, the epochs since are folded again: the ledger must still tell them, and
-    the sources must still have their input.
+    Every snapshot that its checkpoint names must exist with all its files, in the home or in the remote tier. If
+    snapshots are older than the epoch, the epochs since are folded again: the ledger must still have them, and the
+    sources must still have their input.
 
     Args:
-        positions: Where the sources stand now, which tells under what names their files lie.
-        home: Where the state lies, if not in the pipeline's own home.
+        positions: The current positions of the sources, which give the names of their files.
+        home: The location of the state, if not the pipeline's own home.
     """
     if not stateful(pipeline.options) and not checkpoint.state:
         return StateCheck()
-    # These load compiled code, which commands that only look need not wait for.
+    # These load compiled code, which read-only commands need not wait for.
     from firnline.jobs.dataflow import dataflow_of
     from firnline.run.restore_state import check_operators, restore_state
 
@@ -205,9 +205,9 @@ def check_state(
 
 @dataclass(frozen=True, slots=True)
 class StateView:
-    """The state of one operator after an epoch, and where it was found.
+    """The state of one operator after an epoch, and its origin.
 
-    `epoch` is the one that was asked for; the snapshot may be of an earlier one, and `note` says so.
+    `epoch` is the requested one; the snapshot may be of an earlier one, and `note` says so.
     """
 
     pipeline: str
@@ -220,7 +220,7 @@ class StateView:
     note: str = ""
 
     def facts(self) -> dict[str, Json]:
-        """What is known without reading the state itself."""
+        """Return the facts that are known without reading the state itself."""
         files = self.reader.files.values()
         return {
             "pipeline": self.pipeline,
@@ -241,19 +241,19 @@ class StateView:
 
 @dataclass(frozen=True, slots=True)
 class Stateful:
-    """An operator that keeps state, by its own name and by the one that a checkpoint knows it under."""
+    """A stateful operator, by its current name and by its name in a checkpoint."""
 
     name: str
     known_as: str
-    deciding: int | None  # how many columns of its key decide the shard; None: the spec no longer has it
+    deciding: int | None  # how many columns of its key select the shard; None: no longer in the spec
     options: OperatorOptions | None = field(default=None, repr=False)
 
 
 def find_stateful(pipeline: OpenPipeline, name: str, checkpoint: Checkpoint | None) -> Stateful:
-    """The operator of this name, in the spec or in a checkpoint.
+    """Return the operator of this name, in the spec or in a checkpoint.
 
     Raises:
-        ConfigError: there is none, or it keeps no state; the hint names the one that was probably meant.
+        ConfigError: it does not exist or keeps no state; the hint names the closest match.
     """
     from firnline.jobs.dataflow import dataflow_of
 
@@ -280,11 +280,11 @@ def _names(pipeline: OpenPipeline, known: dict[str, Json], word: str) -> str:
 
 
 def load_state_view(pipeline: OpenPipeline, operator: str, at: int | None = None) -> StateView:
-    """The state of an operator after the newest epoch, or after epoch `at`.
+    """Return the state of an operator after the newest epoch, or after epoch `at`.
 
     Raises:
-        ConfigError: the operator or the epoch is not known, or has no snapshot.
-        CheckpointError: no tier has the snapshot whole.
+        ConfigError: the operator or the epoch is unknown, or has no snapshot.
+        CheckpointError: no tier has the complete snapshot.
     """
     from firnline.state.export import StateReader
 

@@ -26,7 +26,7 @@ from firnline.types import Json
 
 logger = logging.getLogger(__name__)
 
-COMMITS_READ = 1000  # older commits keep their epoch, but table version and commit time are not looked up
+COMMITS_READ = 1000  # for older commits only the epoch is shown, without table version and commit time
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class PipelineStatus:
     """What `firnline status` shows; the field names are the same in JSON."""
 
     pipeline: str
-    state: str  # new, starting, running, pausing, paused, stopping, done, failed, fenced, died (without a word)
-    epoch: int  # the newest that the deciding sink holds; in a two-stage table it may be staged
+    state: str  # new, starting, running, pausing, paused, stopping, done, failed, fenced, died (without a record)
+    epoch: int  # the deciding sink's newest; in a two-stage table it may be staged
     generation: int
     table: str
     table_version: int | None
@@ -48,24 +48,24 @@ class PipelineStatus:
     checkpoint_bytes: int
     repairs: list[str]
     restarts: int
-    committed_epoch: int = 0  # the newest that readers of the deciding table see
+    committed_epoch: int = 0  # the newest epoch visible to readers of the deciding table
     align_ms: int | None = None  # of the newest run's newest epoch: how long sources waited for each other
     worker_losses: int = 0  # of the newest run
     last_worker_loss: dict[str, Json] | None = None
-    ledger_hole: str | None = None  # why late files are not taken in
+    ledger_hole: str | None = None  # why late files cannot be found
     runs: list[dict[str, Json]] = field(default_factory=list)
     recovery_path: str | None = None  # where the newest run read its checkpoint: local, remote, sink, fresh
-    state_recovery_path: str | None = None  # and its operators' state; None without operators
-    restored_position: dict[str, Json] | None = None  # after which epoch it resumed, and the positions of that one
+    state_recovery_path: str | None = None  # where it read operator state; None without operators
+    restored_position: dict[str, Json] | None = None  # the epoch that it resumed after, and its positions
     operators: list[OperatorSnapshot] = field(default_factory=list)  # the state that the newest checkpoint names
-    shards: int | None = None  # over which that state is spread; None without state
-    copies: list[dict[str, Json]] = field(default_factory=list)  # what the store and the tiers hold
+    shards: int | None = None  # the number of shards of that state; None without state
+    copies: list[dict[str, Json]] = field(default_factory=list)  # the heads of the store and the tiers
     lease: dict[str, Json] | None = None
     control: dict[str, Json] | None = None
 
 
 def load_status(pipeline: OpenPipeline, control: dict[str, Json] | None = None) -> PipelineStatus:
-    """Read everything that `status` shows. `control` is what a run on this machine says of itself."""
+    """Read everything that `status` shows. `control` is the answer of a run on this machine."""
     pipeline.recorder.tiers.look_again()
     held = pipeline.load()
     positions = held.checkpoint.positions if held.checkpoint else {}
@@ -110,7 +110,7 @@ def load_status(pipeline: OpenPipeline, control: dict[str, Json] | None = None) 
 
 
 def _find_hole(pipeline: OpenPipeline, held: Head, runs: list[dict[str, Json]]) -> str | None:
-    """What is wrong with the ledger: this reads it down to the first fold; the newest run has checked the rest."""
+    """Return what is wrong with the ledger. Reads it down to the first fold; the newest run has checked the rest."""
     try:
         for link in pipeline.ledger.chain(held.entry):
             if isinstance(link, Fold):
@@ -124,7 +124,7 @@ def _find_hole(pipeline: OpenPipeline, held: Head, runs: list[dict[str, Json]]) 
 
 
 def _restored(pipeline: OpenPipeline, held: Head, runs: list[dict[str, Json]]) -> dict[str, Json] | None:
-    """Where the newest run resumed; positions are None when the ledger no longer has them."""
+    """Return where the newest run resumed; positions are None if the ledger no longer has them."""
     epoch = runs[0].get("resumed_after") if runs else None
     if not epoch:
         return None
@@ -135,7 +135,7 @@ def _restored(pipeline: OpenPipeline, held: Head, runs: list[dict[str, Json]]) -
                 found["positions"] = entry.checkpoint.positions if entry.epoch == int(epoch) else None
                 break
     except LedgerHoleError:
-        pass  # it is told elsewhere, and the epoch is known
+        pass  # reported elsewhere, and the epoch is known
     return found
 
 
@@ -150,7 +150,7 @@ def _state(runs: list[dict[str, Json]], control: dict[str, Json] | None) -> str:
 
 
 def _find_backlog(pipeline: OpenPipeline, positions: dict[str, Json]) -> Backlog | None:
-    """What is still to be read; None when a source is missing or cannot be listed."""
+    """Return the input still to be read; None if a source is missing or cannot be listed."""
     try:
         for source in pipeline.sources:
             source.check()
@@ -161,7 +161,8 @@ def _find_backlog(pipeline: OpenPipeline, positions: dict[str, Json]) -> Backlog
 
 
 def load_lease(pipeline: OpenPipeline) -> dict[str, Json] | None:
-    """Who holds the lease; None when nobody ever did. A store that does not answer is logged, never raised."""
+    """Return the holder of the lease; None if there was never one. A store that does not answer is logged, never
+    raised."""
     try:
         store = find_store(pipeline)
         if store is None:
@@ -178,7 +179,7 @@ def load_lease(pipeline: OpenPipeline) -> dict[str, Json] | None:
 
 
 def _age_seconds(pipeline: OpenPipeline, moment: str) -> float | None:
-    """Seconds since a recorded time; None when the text is not a time with a zone."""
+    """Return the seconds since a recorded time; None if the text is not a time with a zone."""
     try:
         return round((pipeline.clock.now() - datetime.fromisoformat(moment)).total_seconds(), 1)
     except (ValueError, TypeError, OverflowError):
@@ -186,14 +187,14 @@ def _age_seconds(pipeline: OpenPipeline, moment: str) -> float | None:
 
 
 def _ahead(look: Look, held: Head) -> str:
-    """A copy that knows more than the sink: a run would refuse to start."""
+    """Return whether a copy is ahead of the sink: a run would refuse to start."""
     if look.record is None or look.epoch <= held.epoch:
         return ""
     return f"holds epoch {look.epoch}, but the table holds {f'epoch {held.epoch}' if held.epoch else 'none'}"
 
 
 def load_copies(pipeline: OpenPipeline, held: Head, failing: Mapping[str, Json] | None = None) -> list[dict[str, Json]]:
-    """What the store and the tiers hold, and how far each is behind the sink.
+    """Return the heads of the store and the tiers, and how far each is behind the sink.
 
     `failing` has the reasons why the newest run could not write some of them.
     """
@@ -220,13 +221,13 @@ def load_copies(pipeline: OpenPipeline, held: Head, failing: Mapping[str, Json] 
 
 
 def _unwritten(look: Look, behind: int, failing: Mapping[str, Json] | None) -> str | None:
-    """Why a readable copy is behind: the reason of the last failed write."""
+    """Return why a readable copy is behind: the reason of the last failed write."""
     reason = (failing or {}).get(look.path) if behind else None
     return f"{behind} behind; cannot be written: {reason}" if reason else None
 
 
 def _lag_seconds(pipeline: OpenPipeline, held: Head, epoch: int) -> float | None:
-    """Seconds since the oldest epoch after `epoch` was made; None when the ledger does not know it any more."""
+    """Return the seconds since the oldest epoch after `epoch` was made; None if the ledger no longer has it."""
     made = None
     try:
         for entry in pipeline.entries(held.entry):
@@ -241,7 +242,7 @@ def _lag_seconds(pipeline: OpenPipeline, held: Head, epoch: int) -> float | None
 
 
 def _sink_row(sink: Sink, decided: int, failing: Json) -> dict[str, Json]:
-    """What a sink holds; `failing` is why the newest run could not write there."""
+    """Return the head of a sink; `failing` is the reason why the newest run could not write there."""
     row: dict[str, Json] = {"name": sink.name, "epoch": None, "required": sink.required, "epochs_pending": 0}
     try:
         epoch = sink.load().epoch
@@ -253,12 +254,12 @@ def _sink_row(sink: Sink, decided: int, failing: Json) -> dict[str, Json]:
 
 
 def load_files(pipeline: OpenPipeline) -> Iterator[dict[str, Json]]:
-    """Every file of the pipeline: finished, in progress, set aside, late or waiting."""
+    """Return every file of the pipeline: finished, in progress, set aside, late or waiting."""
     return (row for _, row in load_files_by_source(pipeline))
 
 
 def load_files_by_source(pipeline: OpenPipeline) -> Iterator[tuple[str, dict[str, Json]]]:
-    """Every file with the name of its source: two sources may read one file."""
+    """Return every file with the name of its source: two sources may read the same file."""
     held = pipeline.load()
     positions = held.checkpoint.positions if held.checkpoint else {}
     trackers = {s.name: s.track(positions.get(s.name) or s.start(None)) for s in pipeline.sources}
@@ -289,7 +290,7 @@ def _file_row(found: InputStatus, commit: tuple[int, str] | None) -> dict[str, J
 
 
 def load_quarantine(pipeline: OpenPipeline) -> Iterator[dict[str, Json]]:
-    """Bad records of committed epochs, newest epoch first: only what a commit's ledger entry names."""
+    """Return bad records of committed epochs, newest epoch first: only those in the ledger entry of a commit."""
     for link in pipeline.ledger.chain(pipeline.load().entry):
         for file in link.quarantine:
             data = pipeline.storage.get(f"{quarantine_folder(pipeline.options.name)}/{file['name']}")

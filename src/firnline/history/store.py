@@ -1,4 +1,4 @@
-"""The checkpoint store and an archive, compared with what the deciding sink and the ledger say; exports checkpoints."""
+"""Compares the checkpoint store and archives with the deciding sink and the ledger; exports checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from firnline.types import EntryRef
 
 
 def find_store(pipeline: OpenPipeline) -> CheckpointStore | None:
-    """The checkpoint store, opened read-only; None without one, or while a local one does not exist yet."""
+    """Return the checkpoint store, opened read-only; None without one, or while a local one does not exist yet."""
     options = pipeline.options.checkpoint.store
     if options is None or options.type == "memory" or (options.path and not os.path.exists(options.path)):
         return None
@@ -29,7 +29,7 @@ def find_store(pipeline: OpenPipeline) -> CheckpointStore | None:
 
 
 def check_store(pipeline: OpenPipeline) -> None:
-    """ConfigError when the spec names no store that outlives a process."""
+    """Raise ConfigError if the spec names no store that outlives a process."""
     options = pipeline.options.checkpoint.store
     if options is None or options.type == "memory":
         raise ConfigError(
@@ -39,7 +39,7 @@ def check_store(pipeline: OpenPipeline) -> None:
 
 
 def open_for_writing(pipeline: OpenPipeline) -> CheckpointStore:
-    """The checkpoint store, opened.
+    """Return the checkpoint store, opened for writing.
 
     Raises:
         ConfigError: the spec names none that outlives a process.
@@ -57,29 +57,29 @@ def _open(pipeline: OpenPipeline, *, looking: bool = False) -> CheckpointStore:
 
 
 def savepoint_epochs(pipeline: OpenPipeline) -> frozenset[int]:
-    """The epochs that savepoints hold."""
+    """Return the epochs that savepoints hold."""
     return frozenset(pin.epoch for pin in load_pins(pipeline.storage, pipeline.options.name) if pin.completed)
 
 
 def load_truth(pipeline: OpenPipeline) -> Truth:
-    """What the deciding sink holds, for comparing copies with it."""
+    """Return the deciding sink's head, to compare copies with it."""
     held = pipeline.load()
     entries: dict[int, EntryRef] = {}
     try:
         entries.update((ref.epoch, ref) for _, ref in pipeline.ledger.entries(held.entry))
     except LedgerHoleError:
-        entries.clear()  # nothing is compared with a chain that is broken, but the newest epoch still is
+        entries.clear()  # a broken chain is not compared, but the newest epoch is
     return Truth(
         epoch=held.epoch,
         entry=held.entry,
-        # One that was put together from what is left need not be the same to the last word.
+        # A record rebuilt from remaining data may differ in details.
         checkpoint_checksum=held.checkpoint.checksum if held.checkpoint and not held.repairs else "",
         entries=entries,
     )
 
 
 def records_from_ledger(pipeline: OpenPipeline) -> Iterator[CheckpointRecord]:
-    """The records that a store would have of the entries that are not folded yet, newest first."""
+    """Return the records that a store would have for entries that are not folded yet, newest first."""
     for entry, ref in pipeline.ledger.entries(pipeline.load().entry):
         sinks = {
             name: {
@@ -92,7 +92,7 @@ def records_from_ledger(pipeline: OpenPipeline) -> Iterator[CheckpointRecord]:
 
 
 def find_lost(pipeline: OpenPipeline, held: Head, store: CheckpointStore | None) -> str | None:
-    """The message for a table that lost epochs which the store knows; None when nothing is lost."""
+    """Return the message for a table that lost epochs which the store has; None if nothing is lost."""
     if held.checkpoint is not None or held.epoch or store is None:
         return None
     records = (version.record for version in walk_versions(store, pipeline.options.name))
@@ -107,9 +107,9 @@ def find_lost(pipeline: OpenPipeline, held: Head, store: CheckpointStore | None)
 
 
 def nothing_to_leave(pipeline: OpenPipeline, held: Head) -> RollbackRefusedError:
-    """Why a rollback is impossible: nothing ever ran, or the table is gone."""
+    """Return why a rollback is impossible: no run ever committed, or the table is gone."""
     lost = None
-    with contextlib.suppress(OSError, FirnlineError):  # a store that cannot be read tells nothing
+    with contextlib.suppress(OSError, FirnlineError):  # an unreadable store proves nothing
         store = find_store(pipeline)
         if store is not None:
             with closing(store):
@@ -126,7 +126,7 @@ def export_checkpoints(pipeline: OpenPipeline, path: str, *, replace: bool = Fal
     """Write the archive, atomically.
 
     Raises:
-        ConfigError: the file is there already and is not to be replaced.
+        ConfigError: the file exists and must not be replaced.
         LedgerHoleError: there is no store, and the ledger's chain is broken.
     """
     store = find_store(pipeline)
@@ -162,7 +162,7 @@ def _write(
 
 
 def _from_ledger(pipeline: OpenPipeline) -> Iterator[Stored]:
-    """Versions as a store would have numbered them, had it been there since the oldest entry."""
+    """Return versions numbered as in a store that existed since the oldest entry."""
     for number, record in enumerate(list(records_from_ledger(pipeline))[::-1], 1):
         data = encode(record.to_json(), CheckpointRecord.__name__)
         yield Stored("checkpoints", number, record.checkpoint.created_at, f"epoch {record.epoch}", data)

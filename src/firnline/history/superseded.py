@@ -8,12 +8,12 @@ EDIT_NAMES = {"fresh": "fresh start", "import": "state import", "repair": "ledge
 
 
 def edit_name(kind: str) -> str:
-    """The name of a history edit: rollback, restore, fresh start, rescale, state import, ledger repair."""
+    """Return the name of a history edit: rollback, restore, fresh start, rescale, state import, ledger repair."""
     return EDIT_NAMES.get(kind, kind)
 
 
 def supersedes(link: LedgerEntry | Fold, epoch: int) -> bool:
-    """Whether the history edit in this link of the true history superseded an epoch."""
+    """Return whether the history edit in this link of the true history superseded an epoch."""
     if isinstance(link, Fold):
         return any(int(j["jump"].get("to_epoch", -1)) < epoch < int(j["epoch"]) for j in link.jumps)
     return link.is_jump and (link.previous.epoch if link.previous else -1) < epoch < link.epoch

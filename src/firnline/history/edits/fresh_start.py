@@ -1,8 +1,8 @@
-"""Starts a pipeline over, for one named epoch: the only way to begin again over existing history.
+"""Starts a pipeline over after one named epoch: the only way to start again over existing history.
 
-The fresh start is an epoch of its own whose ledger chain has no predecessor: every input file is unknown again.
-It works only while the table holds exactly the epoch that was named, so that a supervisor's restart with the same
-command line finds it done and goes on.
+The fresh start is a separate epoch whose ledger chain has no predecessor, so every input file is unknown again. It
+works only while the table holds exactly the named epoch. If a supervisor restarts the same command line, the command
+finds the fresh start done and continues.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from firnline.types import EntryRef, Json
 
 @dataclass(frozen=True, slots=True)
 class FreshStart:
-    """What became of it: the epoch that is the fresh start, made now or found done."""
+    """The result: the epoch of the fresh start, made now or found done."""
 
     epoch: int
     after_epoch: int
@@ -32,7 +32,7 @@ class FreshStart:
 
 
 def start_over(pipeline: OpenPipeline, after_epoch: int, run: str, *, truncate: bool = False) -> FreshStart:
-    """Begin again after `after_epoch`; rows stay, or go in the same commit with `truncate`.
+    """Start over after `after_epoch`. The rows stay, or the same commit removes them with `truncate`.
 
     Raises:
         RollbackRefusedError: the table does not hold exactly that epoch, and was not started over after it.
@@ -55,7 +55,7 @@ def start_over(pipeline: OpenPipeline, after_epoch: int, run: str, *, truncate: 
 
 
 def _check(pipeline: OpenPipeline, after_epoch: int) -> Head:
-    """What the table holds, if it is exactly the epoch that was named."""
+    """Return the table's head if it is exactly the named epoch."""
     newest = pipeline.deciding.load()
     if newest.checkpoint is None:
         raise RollbackRefusedError(
@@ -71,7 +71,7 @@ def _check(pipeline: OpenPipeline, after_epoch: int) -> Head:
 
 
 def _find_done(pipeline: OpenPipeline, after_epoch: int) -> FreshStart | None:
-    """The fresh start after that epoch, if the true history has it."""
+    """Return the fresh start after that epoch, if the true history has one."""
     jumps: list[dict[str, Json]] = []
     try:
         for link in pipeline.ledger.chain(pipeline.deciding.load().entry):
@@ -80,7 +80,7 @@ def _find_done(pipeline: OpenPipeline, after_epoch: int) -> FreshStart | None:
             elif link.is_jump:
                 jumps.append({"epoch": link.epoch, "kind": link.kind, "jump": link.jump})
     except LedgerHoleError:
-        pass  # what lies behind a hole is not known
+        pass  # the history behind a hole is unknown
     for found in jumps:
         if found["kind"] == "fresh" and found["jump"]["after_epoch"] == after_epoch:
             return FreshStart(int(found["epoch"]), after_epoch, bool(found["jump"]["truncate"]), already=True)

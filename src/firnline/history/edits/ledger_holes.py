@@ -1,4 +1,4 @@
-"""Finds what is damaged in a ledger, what copies have of it, and where the history goes on behind it."""
+"""Finds damage in a ledger, intact copies of the damaged parts, and where the history continues behind a hole."""
 
 from __future__ import annotations
 
@@ -22,53 +22,53 @@ from firnline.sources.columns import LINEAGE
 from firnline.storage import Storage, open_storage
 from firnline.types import EntryRef, Json
 
-CREATED = -1  # the creation of the table by this pipeline, in place of an epoch: nothing came before it
-GOES_ON = ("epoch", "rescale", "import", "repair")  # kinds whose entry stands on that of the epoch before
+CREATED = -1  # this pipeline created the table, so nothing came before
+GOES_ON = ("epoch", "rescale", "import", "repair")  # kinds whose entry follows that of the previous epoch
 
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """A link of the ledger that does not hold, and what there is instead."""
+    """A broken link of the ledger, and its replacement."""
 
     entry: EntryRef
     problem: str
-    copy: str | None  # where an intact copy lies
-    goes_on_at: int | None  # the newest epoch below that can be proven, 0 where the history begins; None: nothing can
-    files_known: bool  # whether the files that it told are known all the same
+    copy: str | None  # the location of an intact copy
+    goes_on_at: int | None  # the newest provable epoch below, 0 where the history starts; None: nothing is provable
+    files_known: bool  # whether the files of the entry are known anyway
     how: str
 
 
 @dataclass(slots=True)
 class Survey:
-    """What the ledger tells in spite of its holes."""
+    """What the ledger holds in spite of its holes."""
 
-    known: dict[str, set[str]] = field(default_factory=dict)  # by source: files that an intact link tells
-    salvaged: dict[str, list[dict[str, Json]]] = field(default_factory=dict)  # what a damaged entry still tells
-    named: dict[str, dict[str, str]] = field(default_factory=dict)  # files that an intact, unproven file names
+    known: dict[str, set[str]] = field(default_factory=dict)  # by source: files in intact links
+    salvaged: dict[str, list[dict[str, Json]]] = field(default_factory=dict)  # files in damaged entries
+    named: dict[str, dict[str, str]] = field(default_factory=dict)  # files named in an intact, unproven file
     holes: list[Hole] = field(default_factory=list)
     copies: list[LedgerCopy] = field(default_factory=list)
-    bridges: dict[EntryRef, EntryRef | None] = field(default_factory=dict)  # those that no copy closes
+    bridges: dict[EntryRef, EntryRef | None] = field(default_factory=dict)  # holes that no copy closes
 
     @property
     def is_complete(self) -> bool:
-        """Whether every file that was ever processed is known: then all others are late."""
+        """Whether every file that was ever processed is known. Then all others are late."""
         return all(hole.files_known and hole.goes_on_at is not None for hole in self.holes)
 
 
 def survey(pipeline: OpenPipeline, tip: EntryRef, copies: Sequence[str]) -> Survey:
-    """Walk the whole history, over every hole."""
+    """Walk the whole history across every hole."""
     return _Surveyor(pipeline, copies).walk(tip)
 
 
 @dataclass(frozen=True, slots=True)
 class _Logged:
-    """What the log says of an epoch: its kind, and the name of its entry."""
+    """The log's record of an epoch: its kind, and the name of its entry."""
 
     kind: str
     name: str
-    checksum: str  # empty where it was committed together with later ones
+    checksum: str  # empty if it was committed together with later ones
     to_epoch: int
-    previous: EntryRef | None = None  # the entry before it, where the commit names one
+    previous: EntryRef | None = None  # the previous entry, if the commit names one
 
 
 class _Surveyor:
@@ -78,7 +78,7 @@ class _Surveyor:
         self._places = list(_places(pipeline, copies))
         self._found = Survey(known={name: set() for name in pipeline.sources.names})
         self._timeline: dict[int, _Logged] | None = None
-        self._saved: set[EntryRef] = set()  # damaged entries whose list of files is intact
+        self._saved: set[EntryRef] = set()  # damaged entries with an intact list of files
 
     def walk(self, tip: EntryRef) -> Survey:
         ref: EntryRef | None = tip
@@ -101,7 +101,7 @@ class _Surveyor:
             self._found.known.setdefault(source, set()).update(str(record["path"]) for record in records)
 
     def _over(self, ref: EntryRef, problem: str) -> EntryRef | None:
-        """Note a hole; returns the link that the history goes on at."""
+        """Record a hole. Returns the link where the history continues."""
         found = self._found
         for storage, folders in self._places:
             copy = find_copy(ref, storage, folders)
@@ -125,7 +125,7 @@ class _Surveyor:
         return to
 
     def _find_next(self, ref: EntryRef) -> tuple[EntryRef | None, bool, str]:
-        """Where the history goes on behind a damaged link, whether it begins there, and how that is known."""
+        """Find where the history continues behind a damaged link, whether it starts there, and how that is known."""
         previous, begins = self._salvage(ref)
         if begins:
             return None, True, "what is left of the entry says that it is the first"
@@ -141,9 +141,9 @@ class _Surveyor:
         return None, False, "neither the entry nor the table's log tells what came before"
 
     def _salvage(self, ref: EntryRef) -> tuple[EntryRef | None, bool]:
-        """Keep the inputs of a damaged entry, which have a checksum of their own.
+        """Keep the inputs of a damaged entry, which have their own checksum.
 
-        Returns the entry that it names as the one before, and whether it says that there is none.
+        Returns the previous entry that it names, and whether it says that there is none.
         """
         data = self._ledger.read_raw(ref.name)
         if data is None:
@@ -161,7 +161,8 @@ class _Surveyor:
         return previous, previous is None
 
     def _logged_before(self, ref: EntryRef) -> tuple[EntryRef | None, bool]:
-        """The entry before one, as the log tells it; and whether there is none because the history begins."""
+        """Return the previous entry according to the log, and whether there is none because the history starts
+        there."""
         if self._timeline is None:
             self._timeline = dict(_read_timeline(self._pipeline))
         logged = self._timeline.get(ref.epoch)
@@ -183,7 +184,7 @@ class _Surveyor:
 
 
 def _read_timeline(pipeline: OpenPipeline) -> Iterator[tuple[int, _Logged]]:
-    """The epochs that the log of the deciding table tells, newest first, and `CREATED` if it tells that, too."""
+    """Return the epochs in the log of the deciding table, newest first, and `CREATED` if the log has the creation."""
     seen: set[int] = set()
     for commit in pipeline.deciding.read_log():
         info = commit.info
@@ -211,7 +212,8 @@ def _to_epoch(info: dict[str, Json]) -> int:
 
 
 def _places(pipeline: OpenPipeline, copies: Sequence[str]) -> Iterator[tuple[Storage, list[str]]]:
-    """Where copies of the ledger's files may lie: the pipeline's savepoints, and what a person names."""
+    """Return the places that may have copies of the ledger's files: the pipeline's savepoints, and those the user
+    names."""
     name = pipeline.options.name
     roots = [*copies, *(pin.path for pin in reversed(load_pins(pipeline.storage, name)))]
     for root in dict.fromkeys(roots):
@@ -219,7 +221,7 @@ def _places(pipeline: OpenPipeline, copies: Sequence[str]) -> Iterator[tuple[Sto
 
 
 def find_with_rows(pipeline: OpenPipeline, source: str, position: Json) -> frozenset[str]:
-    """The files of a source whose rows a table shows, where rows tell their file (`lineage: true`)."""
+    """Return the files of a source with rows in a table whose rows name their file (`lineage: true`)."""
     found: set[str] = set()
     for sink, options in zip(pipeline.sinks, pipeline.options.ordered_sinks, strict=True):
         if sink_input(pipeline.options, options) == source:

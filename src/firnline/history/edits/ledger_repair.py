@@ -1,9 +1,9 @@
-"""Repairs a ledger of which a file is missing or damaged, so that late files can be told from processed ones again.
+"""Repairs a ledger with a missing or damaged file, so that late files can be distinguished from processed ones again.
 
-What a copy proves is put back byte for byte. For the rest, a repair is an epoch of its own, in a new generation, that
-reads nothing: it names the damaged link, where the history goes on behind it, and which files count as processed. All
-of that is found out under the claim, from what is intact: the ledger, the table's log, the rows' own lineage, and a
-full listing of the sources. What nothing tells, a person decides, by name.
+Files that a copy proves are restored byte for byte. For the rest, a repair is a separate epoch, in a new generation,
+that reads nothing. It names the damaged link, where the history continues behind it, and which files count as
+processed. The repair derives all of that under the claim from intact data: the ledger, the table's log, the lineage of
+rows, and a full listing of the sources. The user decides about the remaining files by name.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ NAMED = 3  # examples in a message
 
 @dataclass(frozen=True, slots=True)
 class RepairFile:
-    """A file at or below the high-water mark that no intact part of the ledger knows, and what is made of it."""
+    """A file at or below the high-water mark that the intact ledger does not have, and how the repair treats it."""
 
     source: str
     path: str
     size_bytes: int
     create_time: str
-    taken_as: str  # processed, new, or unknown: then somebody has to say
-    how: str  # how that is known, or what speaks for it
+    taken_as: str  # processed, new, or unknown: then the user must decide
+    how: str  # how that is known, or the evidence for it
 
 
 @dataclass(frozen=True, slots=True)
 class SinkBehind:
-    """A sink that lacks epochs which nothing tells any more: the repair leaves it as it is, and it stays behind."""
+    """A sink that lacks epochs which no copy has any more. The repair leaves the sink unchanged, and it stays
+    behind."""
 
     sink: str
-    epoch: int  # the newest one that it holds
+    epoch: int  # its newest epoch
     required: bool
     reason: str
     hint: str
@@ -54,13 +55,13 @@ class SinkBehind:
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
-    """What a repair would do, as it was found under one version of the deciding table."""
+    """The plan of a repair, made at one version of the deciding table."""
 
     pipeline: str
     epoch: int
-    new_epoch: int | None  # None when copies suffice, or nothing is damaged
+    new_epoch: int | None  # None if copies suffice, or nothing is damaged
     holes: list[Hole]
-    known: int  # files that the intact part of the ledger tells
+    known: int  # files in the intact part of the ledger
     files: list[RepairFile] = field(default_factory=list)
     sinks_behind: list[SinkBehind] = field(default_factory=list)
 
@@ -68,11 +69,11 @@ class RepairPlan:
         return sum(1 for file in self.files if file.taken_as == taken_as)
 
     def check(self) -> None:
-        """Look whether it can be done.
+        """Check whether the repair is possible.
 
         Raises:
             LedgerHoleError: a required sink would stay behind, and every later run would stop at it.
-            ConfigError: there are files that nobody has decided about.
+            ConfigError: there are undecided files.
         """
         for behind in self.sinks_behind:
             if behind.required:
@@ -95,16 +96,16 @@ class _Look:
     plan: RepairPlan
     held: Head
     found: Survey
-    records: dict[str, list[dict[str, Json]]]  # what the repair's entry says of files, by source
+    records: dict[str, list[dict[str, Json]]]  # the files in the repair's entry, by source
 
 
 class LedgerRepair:
-    """One repair: `plan` looks, `perform` does it.
+    """One repair: `plan` is read-only, `perform` does it.
 
     Args:
         copies: Folders or URIs that may have copies of the ledger's files, beside the pipeline's savepoints.
-        processed: Patterns of files that count as processed although nothing tells.
-        new: Patterns of files that are to be read although nothing tells; where both fit, this one counts.
+        processed: Patterns of files to treat as processed without evidence.
+        new: Patterns of files to read without evidence; this one wins if both match.
     """
 
     def __init__(
@@ -121,16 +122,16 @@ class LedgerRepair:
         self._new = list(new)
 
     def plan(self) -> RepairPlan:
-        """Say what would be done. Read-only: claims and writes nothing."""
+        """Return what the repair would do. Read-only: claims and writes nothing."""
         return self._look().plan
 
     def perform(self, run: str, tell: Callable[[str], None] = lambda _: None) -> tuple[RepairPlan, Receipt | None]:
-        """Do it; returns the plan as it was carried out, and a receipt unless copies sufficed.
+        """Repair the ledger. Returns the performed plan, and a receipt unless copies sufficed.
 
         Raises:
-            ConfigError: there are files that nobody has decided about; nothing was changed.
-            LedgerHoleError: a required sink lacks epochs that nothing tells any more; nothing was changed.
-            CheckpointError: files came or went since the first look; nothing was changed but the generation.
+            ConfigError: there are undecided files; nothing was changed.
+            LedgerHoleError: a required sink lacks epochs that no copy has any more; nothing was changed.
+            CheckpointError: files appeared or disappeared since the plan; only the generation was changed.
             FencedError: another run took over meanwhile.
         """
         first = self._look()
@@ -190,13 +191,13 @@ class LedgerRepair:
         return _Look(plan, held, found, records)
 
     def _find_behind(self, tip: EntryRef, found: Survey) -> list[SinkBehind]:
-        """The further sinks that lack an epoch at or below a hole that no copy closes."""
+        """Return the further sinks that lack an epoch at or below a hole that no copy closes."""
         behind = []
         for sink in self._pipeline.sinks[1:]:
             try:
                 epoch = sink.load().epoch
             except (SinkError, OSError):
-                continue  # whether it can be done without it is found out under the claim
+                continue  # whether the repair is possible without it is checked under the claim
             if not any(over.epoch > epoch for over in found.bridges):
                 continue
             try:
@@ -206,7 +207,7 @@ class LedgerRepair:
         return behind
 
     def _sort_files(self, held: Head, found: Survey) -> tuple[list[RepairFile], dict[str, list[dict[str, Json]]]]:
-        """What is made of every file that could be late, and what the repair's entry says."""
+        """Classify every file that could be late, and return the content of the repair's entry."""
         assert held.checkpoint is not None
         files: list[RepairFile] = []
         records = {name: list(salvaged) for name, salvaged in found.salvaged.items()}
@@ -231,7 +232,7 @@ class LedgerRepair:
     def _judge(
         self, stat: FileStat, source: str, found: Survey, with_rows: frozenset[str], newest: str
     ) -> tuple[str, str]:
-        """What a file counts as, and how that is known."""
+        """Return how to treat a file, and how that is known."""
         if found.is_complete:
             return "new", "the list of processed files is complete without what is damaged"
         if stat.name in with_rows:

@@ -1,11 +1,11 @@
-"""Changes the state of operators while no run is active: another number of shards, or keys from elsewhere.
+"""Changes operator state while no run is active: another number of shards, or imported keys.
 
-Either is an epoch of its own, in a new generation, that reads nothing: it goes on from the newest epoch with the same
-positions, watermarks and columns, and names a new checkpoint of the state. Steps: 1 claim, which fences a run that is
-active; 2 write the files and the checkpoint of the state, which nobody names yet; 3 commit the epoch, which names it.
+Either change is a separate epoch, in a new generation, that reads nothing. It continues from the newest epoch with the
+same positions, watermarks and columns, and names a new checkpoint of the state. Steps: 1 claim, which fences an active
+run; 2 write the files and the checkpoint of the state, which nothing names yet; 3 commit the epoch, which names it.
 
-A rescale needs no state that is up to date: where the newest snapshots lack epochs, its checkpoint goes on naming them
-and says how many shards there shall be; the next run folds those epochs with that many, and ends with a checkpoint.
+A rescale does not need up-to-date state. If the newest snapshots lack epochs, the new checkpoint keeps naming them and
+sets the new number of shards. The next run folds those epochs with that number, and ends with a checkpoint.
 """
 
 from __future__ import annotations
@@ -64,18 +64,18 @@ class StateTip:
 
     @property
     def shards(self) -> int:
-        """How many the next run would have."""
+        """The number of shards that the next run would use."""
         return self.checkpoint.shards or len(self.ranges)
 
     def check_newest(self) -> None:
-        """Refuse state that lacks epochs: only a run can fold them in."""
+        """Refuse state that lacks epochs: only a run can fold them."""
         if self.lacks:
             hint = "Have a run make one: firnline checkpoint, while it runs. Or set checkpoint.trigger.every_epochs: 1."
             raise CheckpointError(self.lacks, hint=hint, epoch=self.epoch)
 
 
 def load_tip(pipeline: OpenPipeline) -> StateTip:
-    """Read the state after the newest epoch; writes nothing.
+    """Read the state after the newest epoch. Writes nothing.
 
     Raises:
         ConfigError: the pipeline keeps no state, or has none yet.
@@ -118,7 +118,7 @@ def load_tip(pipeline: OpenPipeline) -> StateTip:
 
 
 def _find_lacking(pipeline: OpenPipeline, held: Head, refs: dict[str, SnapshotRef]) -> str:
-    """Why the snapshots do not hold every epoch; empty when they do."""
+    """Return why the snapshots lack epochs; empty if they do not."""
     oldest = min(refs, key=lambda name: refs[name].epoch)
     try:
         for entry in pipeline.entries(held.entry):
@@ -140,10 +140,10 @@ def _find_lacking(pipeline: OpenPipeline, held: Head, refs: dict[str, SnapshotRe
 
 @dataclass(frozen=True, slots=True)
 class StateJump:
-    """One change: its kind, what its entry says, and how the new state comes of the old one.
+    """One change of state: its kind, the content of its entry, and how it derives the new state from the old.
 
-    `change` is given the tip and the plan of the new checkpoint; it may write files into that checkpoint's folder, and
-    returns the state of every operator, dealt out to `ranges`.
+    `change` gets the tip and the plan of the new checkpoint. It may write files into that checkpoint's folder, and
+    returns the state of every operator, divided into `ranges`.
     """
 
     kind: str
@@ -152,15 +152,15 @@ class StateJump:
     facts: dict[str, Json]
 
     def perform(self, pipeline: OpenPipeline, run: str, tell: Callable[[str], None] = lambda _: None) -> Receipt:
-        """Do it; raises as `perform_edit` and `load_tip`."""
-        first = load_tip(pipeline)  # what can be told beforehand fences nobody
+        """Perform the change. Raises the errors of `perform_edit` and `load_tip`."""
+        first = load_tip(pipeline)  # errors known beforehand fence no run
         if self.kind != "rescale":
             first.check_newest()
         made: list[CheckpointPlan] = []
 
         def look(generation: int) -> tuple[LedgerEntry, Head]:
             tip = load_tip(pipeline)
-            if made:  # the table moved before the commit: nobody will ever name what was made for it
+            if made:  # the table moved before the commit: nothing will ever name this checkpoint
                 layout.abort(pipeline.state_home.storage, made[-1].checkpoint_id, "the table moved", unnamed=True)
             return self._entry(pipeline, tip, run, generation, made), tip.held
 
@@ -196,7 +196,7 @@ class StateJump:
     def _make_state(
         self, pipeline: OpenPipeline, tip: StateTip, checkpoint: Checkpoint, made: list[CheckpointPlan]
     ) -> dict[str, Json]:
-        """Write a checkpoint of the changed state; returns what the checkpoint of the epoch refers to."""
+        """Write a checkpoint of the changed state. Returns the references for the checkpoint of the epoch."""
         plan = CheckpointPlan(
             pipeline=pipeline.options.name,
             epoch=checkpoint.epoch,
@@ -214,7 +214,7 @@ class StateJump:
         return {name: ref.to_json() for name, ref in self._write(pipeline.state_home, plan, tip).items()}
 
     def _write(self, home: StateHome, plan: CheckpointPlan, tip: StateTip) -> dict[str, SnapshotRef]:
-        """Write the checkpoint of the state, here and in the remote tier."""
+        """Write the checkpoint of the state, locally and in the remote tier."""
         layout.begin(home.storage, plan)
         states = self.change(tip, plan)
         contents, sums = [], {}
@@ -223,7 +223,7 @@ class StateJump:
             content, sums[number] = layout.finish_shard(home.storage, plan.checkpoint_id, number, held)
             contents.append(content)
         digest = layout.commit(home.storage, plan.checkpoint_id, sums)
-        if home.fallback is not None:  # the next run may be on another machine
+        if home.fallback is not None:  # the next run may use another machine
             Replica(home.storage, home.fallback.storage).replicate(plan.checkpoint_id, digest)
         complete = assemble(plan, digest, contents)
         before = {name: SnapshotRef.from_json(value) for name, value in tip.checkpoint.state.items()}
@@ -240,10 +240,10 @@ def _other_columns(pipeline: OpenPipeline) -> dict[str, list[dict[str, Json]]]:
 
 
 def ensure_here(home: StateHome, tip: StateTip) -> None:
-    """Bring what the home lacks of the state from the remote tier: new checkpoints refer to its files.
+    """Copy state that the home lacks from the remote tier: new checkpoints refer to its files.
 
     Raises:
-        CheckpointError: it is nowhere.
+        CheckpointError: no tier has it.
     """
     refs = {ref.checkpoint: ref for value in tip.checkpoint.state.values() for ref in [SnapshotRef.from_json(value)]}
     for ref in refs.values():
@@ -264,9 +264,9 @@ def _load_here(home: StateHome, ref: SnapshotRef) -> CompleteCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class RescalePlan:
-    """What a rescale would do. `already`: the state has so many shards, and nothing is done.
+    """The plan of a rescale. `already`: the state already has this number of shards, and nothing is done.
 
-    `by_next_run`: the snapshots lack epochs, so the next run deals them out while it folds these.
+    `by_next_run`: the snapshots lack epochs, so the next run reassigns the groups while it folds them.
     """
 
     pipeline: str
@@ -281,10 +281,10 @@ class RescalePlan:
 
 
 class Rescale:
-    """Deals the key groups out to another number of shards; no file of state is rewritten.
+    """Reassigns the key groups to another number of shards; no state file is rewritten.
 
     Raises:
-        ConfigError: the spec sets another number, or there are not so many key groups.
+        ConfigError: the spec sets another number, or there are too few key groups.
     """
 
     def __init__(self, pipeline: OpenPipeline, shards: int) -> None:
@@ -298,7 +298,7 @@ class Rescale:
         self._shards = shards
 
     def plan(self) -> RescalePlan:
-        """Look and say what would be done; raises as `load_tip`."""
+        """Return what the rescale would do. Raises the errors of `load_tip`."""
         tip = load_tip(self._pipeline)
         ranges, shards = self._ranges(tip), tip.shards
         files = {name: {f.path: f for _, _, shard in s.shards for f in shard.files} for name, s in tip.states.items()}
@@ -319,7 +319,7 @@ class Rescale:
         )
 
     def perform(self, run: str, tell: Callable[[str], None] = lambda _: None) -> tuple[RescalePlan, Receipt | None]:
-        """Do it; returns the plan and the deciding sink's receipt, None when there was nothing to do.
+        """Rescale. Returns the plan and the deciding sink's receipt; None if there was nothing to do.
 
         Raises:
             FencedError: another run took over meanwhile.

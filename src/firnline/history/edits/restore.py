@@ -1,14 +1,14 @@
 """Restores a savepoint, into the tables that it was made of or into others: one epoch, decided like any other.
 
 In this order:
-1. Check the savepoint and look at every sink; refuse while nothing has changed.
-2. Put operators' state where the pipeline looks for it. Nobody is told of it yet.
+1. Check the savepoint and every sink; refuse while nothing has changed.
+2. Put operator state into the pipeline's home. Nothing names it yet.
 3. Claim a generation in the deciding sink: from here on no other run commits.
 4. Make the files available: a version that the log still has, or copies under names of their own.
 5. Copy the ledger chain beside the table's own.
-6. Stage one ledger entry, which says all of it, and commit it in the deciding sink.
-7. Bring every other sink through it. After a kill the next run does that when it joins the sink.
-A repeat finds its entry in the true history and does nothing.
+6. Stage one ledger entry with all of this, and commit it in the deciding sink.
+7. Apply it to every other sink. After a kill, the next run does that when it joins the sink.
+A repeated restore finds its entry in the true history and does nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CREDENTIALS = re.compile(r"(?<=://)[^/@]+@")
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a restore did. `epoch` is the one that the pipeline stands at now, `to_epoch` the savepoint's."""
+    """The result of a restore. `epoch` is the pipeline's epoch now, `to_epoch` the savepoint's."""
 
     savepoint: str
     path: str
@@ -53,7 +53,7 @@ class Restored:
     files: int = 0
     rows: int = 0
     copied_bytes: int = 0
-    state_bytes: int = 0  # of operators' state; how much of it was copied
+    state_bytes: int = 0  # size of operator state; bytes of it copied
     state_copied_bytes: int = 0
     warnings: list[str] = field(default_factory=list)
 
@@ -69,20 +69,21 @@ def restore_savepoint(
     progress: Progress | None = None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Restored:
-    """Take the pipeline to where a savepoint stands; the savepoint itself is only read.
+    """Take the pipeline to the epoch of a savepoint. The savepoint is only read.
 
     Args:
         path: The savepoint's folder or URI.
         accept: Other pipelines and programs whose rows in the tables may be lost.
-        tell: Hears what is done, for people.
-        stopping: Asked before each file is copied; then KeyboardInterrupt is raised, with nothing decided.
+        tell: Called with each step, for display.
+        stopping: Called before each file is copied. If it returns True, KeyboardInterrupt is raised, with nothing
+            decided.
 
     Raises:
         ConfigError: there is no savepoint.
-        DamagedError: the savepoint, or a file of it, is not what was saved.
+        DamagedError: the savepoint, or a file of it, differs from what was saved.
         RollbackRefusedError: it does not fit this pipeline, files are gone, or rows of others would be lost; nothing
             changed.
-        SourceMovedError: it was made on another source root, and nobody said that the files moved.
+        SourceMovedError: it was made on another source root, and the options do not say that the files moved.
         FencedError: another run took over meanwhile.
     """
     making = _Restore(pipeline, path, run, storage_options, frozenset(accept), tell)
@@ -91,10 +92,10 @@ def restore_savepoint(
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What the sinks hold at one moment."""
+    """The heads of the sinks at one moment."""
 
     newest: Head  # of the deciding sink, with pending units
-    committed: Head  # by its log
+    committed: Head  # according to its log
     epochs: list[int]  # of the other sinks
     generations: list[int]
 
@@ -157,7 +158,7 @@ class _Restore:
         with copies.pinned(plans):
             brought = self._state.bring_back()
             receipt = perform_edit(self._pipeline, self._run, look, self._tell, generation=generation, replaces=True)
-            # Once more: a sweep that did not know the new history yet may have run meanwhile.
+            # Again: a sweep without the new history may have run meanwhile.
             copy_ledger(self._pipeline, self._storage, saved)
         files = [file for plan in plans for file in plan.saved.files]
         return Restored(
@@ -194,7 +195,7 @@ class _Restore:
             )
 
     def _check_source(self) -> None:
-        """The run that goes on from there would refuse another root: better told while nothing is changed."""
+        """Refuse another source root before anything changes, because the next run would refuse it."""
         try:
             self._pipeline.sources.start(self._saved.checkpoint.positions)
         except SourceMovedError as error:
@@ -203,7 +204,7 @@ class _Restore:
             ) from error
 
     def _check_again(self, look: _Look, plans: Sequence[SinkRestore], entry: LedgerEntry) -> None:
-        """What was planned still holds, for the deciding sink under the very version that the commit is made onto."""
+        """Check that the plan is still valid, for the deciding sink at exactly the version of the commit."""
         deciding = self._pipeline.deciding
         if look.committed.exists:
             for operation in check_others(as_delta(deciding), self._saved, self._accept, plans[0].planned_at):
@@ -228,7 +229,7 @@ class _Restore:
         return _Look(newest, committed, [fence.epoch for fence in others], [fence.generation for fence in others])
 
     def _find_done(self, look: _Look) -> int | None:
-        """The epoch as which this very savepoint was restored, if the true history has it and every sink can follow."""
+        """Return the epoch that restored this savepoint, if the true history has it and every sink can apply it."""
         done: int | None = None
         newest: LedgerEntry | None = None  # the restore, if nothing came after it
         try:
@@ -249,7 +250,7 @@ class _Restore:
         return None if newest is not None and self._must_repeat(newest) else done
 
     def _must_repeat(self, done: LedgerEntry) -> bool:
-        """Whether a sink lacks a restore and cannot follow it, so that only another restore brings it in sync.
+        """Return whether a sink lacks a restore and cannot apply it, so that only another restore brings it in sync.
 
         Raises:
             RollbackRefusedError: others wrote to that sink since, and may not lose their rows.
@@ -268,14 +269,14 @@ class _Restore:
         return False
 
     def _check_ledger(self) -> None:
-        """Every file of the chain and of its quarantine, before anything is changed."""
+        """Check every file of the chain and of its quarantine before anything changes."""
         for key, saved in kept_bytes(self._saved):
             if not is_inside(self._storage, key):
                 raise DamagedError(f"{key} of the savepoint is a link")
             read_saved(self._storage, key, saved)
 
     def _check_state(self) -> None:
-        """Operators' state, with every file of it, and the input of the epochs since its snapshots."""
+        """Check every file of the operator state, and the input of the epochs since its snapshots."""
         found = self._state.look()
         if found.problems:
             raise RollbackRefusedError(
@@ -286,7 +287,7 @@ class _Restore:
             self._tell(f"{len(found.replayed)} epoch(s) since the snapshots of the state are folded again")
 
     def _check_generations(self, look: _Look) -> None:
-        """A sink that knows a newer generation than the deciding one would refuse to follow it."""
+        """Refuse a sink with a newer generation than the deciding one: it would reject the commit."""
         newest = max(look.generations, default=0)
         if look.committed.exists and newest > look.committed.generation + 1:
             raise RollbackRefusedError(
@@ -310,7 +311,7 @@ class _Restore:
         self._tell(f"warning: {warning}")
 
     def _find_lost(self, look: _Look) -> list[str]:
-        """Input that was read after the savepoint and is gone from the source, where the history tells."""
+        """Return input that was read after the savepoint and is gone from the source, as far as the history knows."""
         inputs: list[dict[str, list[dict[str, Json]]]] = []
         try:
             for entry, ref in self._pipeline.ledger.entries(look.newest.entry):
@@ -324,7 +325,7 @@ class _Restore:
     # -- doing ----------------------------------------------------------------------------------------
 
     def _new_generation(self, look: _Look) -> int | None:
-        """For a table that is new: newer than any generation that a copy or another sink knows of this pipeline."""
+        """Return a generation for a new table: newer than any that a copy or another sink has for this pipeline."""
         if look.committed.exists:
             return None
         known = [self._saved.checkpoint.generation, *look.generations]

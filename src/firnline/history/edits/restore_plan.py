@@ -1,4 +1,4 @@
-"""What a restore of a savepoint means for one sink: a version that its log still has, or copies of files."""
+"""Plans the restore of a savepoint for one sink: from a version that its log still has, or from copies of files."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ _READERS = 16
 
 @dataclass(frozen=True, slots=True)
 class SinkRestore:
-    """One sink's part. With a version, the log still has it and nothing is copied."""
+    """The plan for one sink. With a version, the log still has it and nothing is copied."""
 
     sink: DeltaSink
     saved: SavedSink
-    planned_at: int  # the table's version then; -1: there is no table
+    planned_at: int  # the table's version at that time; -1: there is no table
     version: int | None
-    source: Storage | None = None  # where files are copied from
-    undone: list[str] = field(default_factory=list)  # what others did since, and is taken back
+    source: Storage | None = None  # the source of the copies
+    undone: list[str] = field(default_factory=list)  # later changes by others, which the restore undoes
 
     def key_of(self, file: SavedFile, *, copied: bool) -> str:
-        """Where a file lies in `source`."""
+        """Return the path of a file in `source`."""
         return saved_data_key(self.sink.name, file.path) if copied else file.path
 
 
 def plan_sink(sink: DeltaSink, savepoint: Savepoint, storage: Storage, accept: Collection[str]) -> SinkRestore:
-    """Look at one sink and at the files that it would need; writes nothing.
+    """Check one sink and the files that it needs. Writes nothing.
 
     Args:
         storage: The savepoint's folder.
@@ -91,7 +91,7 @@ def plan_sink(sink: DeltaSink, savepoint: Savepoint, storage: Storage, accept: C
 
 
 def schema_of(saved: SavedSink) -> pa.Schema:
-    """The columns that a sink had."""
+    """Return the saved columns of a sink."""
     return schema_from_json(saved.schema)
 
 
@@ -105,7 +105,7 @@ def _check_plain(sink: DeltaSink) -> None:
 
 
 def _find_version(sink: DeltaSink, saved: SavedSink) -> int | None:
-    """The saved version, if this is the very table, its log still has it, and every file is still there."""
+    """Return the saved version, if this is the same table, its log still has the version, and every file exists."""
     table = sink.table
     if str(table.delta.metadata().id) != saved.table_id or saved.version > table.version:
         return None
@@ -121,7 +121,7 @@ def _find_version(sink: DeltaSink, saved: SavedSink) -> int | None:
 
 
 def _find_bad(storage: Storage, wanted: list[tuple[str, int]]) -> list[str]:
-    """Which files are missing, have another size, or are reached over a link."""
+    """Return the files that are missing, have another size, or are behind a link."""
 
     def is_bad(one: tuple[str, int]) -> bool:
         key, size_bytes = one
@@ -152,11 +152,11 @@ def _check_source(plan: SinkRestore, *, copied: bool) -> None:
 
 
 def check_others(sink: DeltaSink, savepoint: Savepoint, accept: Collection[str], since: int = -1) -> list[str]:
-    """Refuse to lose rows of others, who would not know; returns operations that are taken back all the same.
+    """Refuse to lose rows of other programs. Returns the operations that the restore undoes anyway.
 
-    In the table that was saved, what people did since (DELETE, a write by hand) is what a restore takes back. Other
-    pipelines and programs that keep their progress in the table would never write their rows again. Versions up to
-    `since` were looked at before.
+    In the table that was saved, a restore undoes what people did since (DELETE, a manual write). Other pipelines and
+    programs that keep their progress in the table would never write their rows again. Versions up to `since` were
+    checked before.
     """
     table, saved = sink.table, savepoint.sinks[sink.name]
     same = str(table.delta.metadata().id) == saved.table_id
@@ -187,21 +187,21 @@ def check_others(sink: DeltaSink, savepoint: Savepoint, accept: Collection[str],
 
 
 def _author(commit: LogCommit, pipeline: str) -> tuple[set[str], str]:
-    """Other pipelines and programs that changed rows in a commit, and its operation; nothing for our own."""
+    """Return the other pipelines and programs that changed rows in a commit, and its operation; empty for our own."""
     if not changes_rows(commit) or commit.find_info(pipeline) is not None:
         return set(), ""
     return set(find_owners((str(txn["appId"]) for txn in commit.txns()), pipeline)), operation_of(commit)
 
 
 def _all_owners(sink: DeltaSink, pipeline: str) -> set[str]:
-    """Everybody who keeps progress in the table: part of the log is gone, so any of them may have written since."""
+    """Return every owner of progress in the table: part of the log is gone, so any of them may have written since."""
     options = dict(sink.stage_target()["storage_options"])
     tail = LogNames(sink.storage, sink.table, options).tail(storage_now(sink.storage), timedelta(0))
     return set(find_owners(tail.app_ids, pipeline))
 
 
 class Copies:
-    """Copies of data files. Their names bear `attempt`, so that a sweep knows what a killed restore left behind."""
+    """Copies of data files. Their names contain `attempt`, so that a sweep recognizes the files of a killed restore."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class Copies:
 
     @contextlib.contextmanager
     def pinned(self, plans: Sequence[SinkRestore]) -> Iterator[Copies]:
-        """Keep sweeps from the copies, and from operators' state, until a commit or the ledger names them."""
+        """Protect the copies and operator state from sweeps until a commit or the ledger names them."""
         state = pinned_refs(self._saved)
         storages = [plan.sink.storage for n, plan in enumerate(plans) if plan.version is None or (n == 0 and state)]
         facts: dict[str, Json] = {"savepoint": self._saved.id, "pipeline": self._saved.pipeline}
@@ -227,13 +227,13 @@ class Copies:
             for storage in storages:
                 put_restore_pin(storage, self._attempt, **facts, **({"state": state} if state else {}))
             yield self
-        finally:  # after a failure, too: copies that a commit may name are named by a staged entry by then
+        finally:  # also after a failure: by then a staged entry names the copies that a commit may name
             for storage in storages:
-                with contextlib.suppress(OSError):  # one that is left is let go of a day after this process
+                with contextlib.suppress(OSError):  # a pin left behind expires a day after this process
                     delete_restore_pin(storage, self._attempt)
 
     def copy_data(self, plans: Sequence[SinkRestore]) -> dict[str, list[dict[str, Json]]]:
-        """What each sink's commit adds; nothing where the table's own log still has the version."""
+        """Return the files that each sink's commit adds; none if the table's log still has the version."""
         return {plan.sink.name: self._copy(plan) for plan in plans}
 
     def _copy(self, plan: SinkRestore) -> list[dict[str, Json]]:
@@ -247,7 +247,7 @@ class Copies:
         return each(what, files, copy, lambda f: f.size_bytes, self._progress, self._stopping)
 
     def _copy_one(self, plan: SinkRestore, file: SavedFile) -> dict[str, Json]:
-        """Copy a file and prove that it is what was saved: size, checksum if there is one, footer and rows."""
+        """Copy a file and verify it: size, checksum if there is one, footer and rows."""
         assert plan.source is not None
         folders = [partition_folder(name, file.partition_values[name]) for name in plan.saved.partition_by]
         key = "/".join([*folders, data_name(self._attempt, uuid.uuid4().hex)])
@@ -280,12 +280,12 @@ class Copies:
 
 
 def copy_ledger(pipeline: OpenPipeline, storage: Storage, saved: Savepoint) -> None:
-    """Put what the table's own ledger and quarantine lack of a savepoint's; the same name must be the same bytes.
+    """Copy ledger and quarantine files of a savepoint that the table lacks. Files of the same name must be identical.
 
     Raises:
-        DamagedError: it is not, or the savepoint's file is not what was saved.
+        DamagedError: they differ, or the savepoint's file is not what was saved.
     """
-    target, home = pipeline.storage, pipeline_folder(pipeline.options.name)  # whose folders have the same names
+    target, home = pipeline.storage, pipeline_folder(pipeline.options.name)  # their folders have the same names
     present = {
         stat.name.removeprefix(f"{target.root}/{home}/")
         for folder in (LEDGER, QUARANTINE)

@@ -1,8 +1,8 @@
 """Takes a pipeline back to an earlier epoch: table, columns, state and checkpoint together, in one Delta commit.
 
-A rollback is an epoch of its own, in a new generation: it restores the table version of epoch k and carries epoch
-k's positions, watermarks, references to operators' state, and ledger chain. Files of state are never changed, so none
-is copied. What was read after k counts no more, so the next run reads it again.
+A rollback is a separate epoch, in a new generation. It restores the table version of epoch k, and has epoch k's
+positions, watermarks, state references and ledger chain. State files never change, so none is copied. Input read after
+k no longer counts, so the next run reads it again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NAMED = 3  # examples in a message
 
 @dataclass(frozen=True, slots=True)
 class RollbackPlan:
-    """What a rollback would do, read under one version of the deciding table."""
+    """The plan of a rollback, made at one version of the deciding table."""
 
     pipeline: str
     from_epoch: int
@@ -50,7 +50,7 @@ class RollbackPlan:
     pending_units: int = 0  # of a staged table, dropped
     state_now: list[OperatorSnapshot] = field(default_factory=list)
     state_then: list[OperatorSnapshot] = field(default_factory=list)
-    state_replayed: list[int] = field(default_factory=list)  # epochs after the snapshots then, folded again
+    state_replayed: list[int] = field(default_factory=list)  # epochs after the snapshots of that time, folded again
     not_undone: list[str] = field(default_factory=list)
     refusals: list[RollbackRefusedError] = field(default_factory=list)
 
@@ -59,7 +59,7 @@ class RollbackPlan:
         return {sink.table: sink.restored for sink in self.sinks}
 
     def check(self) -> None:
-        """Raise what stands in the way, all of it in one message."""
+        """Raise an error with every obstacle in one message."""
         if not self.refusals:
             return
         reasons = "; ".join(error.message for error in self.refusals)
@@ -73,23 +73,23 @@ class RollbackPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The plan, and the entries that carrying it out needs."""
+    """The plan, and the entries that it needs."""
 
     plan: RollbackPlan
     target: LedgerEntry
     target_ref: EntryRef
-    committed: Head  # what the deciding table's log holds
-    newest: Head  # with pending units
-    retried: list[str]  # files set aside then that were read since
+    committed: Head  # the head of the deciding table's log
+    newest: Head  # including pending units
+    retried: list[str]  # files set aside at that time and read since
 
 
 class Rollback:
     """One rollback: `plan` only reads, `perform` does it.
 
     Args:
-        to_epoch: Where to go back to.
+        to_epoch: The epoch to go back to.
         accept: Names of others whose rows may be lost: pipelines, applications, operations.
-        leave: Sinks that keep their rows although they cannot go back, and will get them again.
+        leave: Sinks that keep their rows although they cannot go back, and get them again.
     """
 
     def __init__(
@@ -109,25 +109,25 @@ class Rollback:
             )
 
     def plan(self) -> RollbackPlan:
-        """Say what would be done. Read-only: claims and writes nothing."""
+        """Return what the rollback would do. Read-only: claims and writes nothing."""
         return self._look().plan
 
     def perform(self, run: str, tell: Callable[[str], None] = lambda _: None) -> tuple[RollbackPlan, Receipt]:
-        """Do it; returns the plan as it was carried out and the deciding sink's receipt.
+        """Roll back. Returns the performed plan and the deciding sink's receipt.
 
         Raises:
-            RollbackRefusedError: it cannot be done; nothing changed but, where the reason came up late, the
-                generation, so that a run that was active has been fenced.
+            RollbackRefusedError: it is not possible. Nothing changed, or only the generation if the reason appeared
+                late; an active run is fenced then.
             FencedError: another run or rollback took over meanwhile.
         """
         first = self._look()
-        first.plan.check()  # what can be told beforehand fences nobody
+        first.plan.check()  # errors known beforehand fence no run
         plans: list[RollbackPlan] = []
 
         def look(generation: int) -> tuple[LedgerEntry, Head]:
             found = self._look()
             found.plan.check()
-            if pins.keep(found.plan.restored()):  # more than the first look found: looked for once more under the pin
+            if pins.keep(found.plan.restored()):  # more files than in the first plan: check again under the pin
                 found = self._look()
                 found.plan.check()
             if not plans:
@@ -140,12 +140,12 @@ class Rollback:
             on_record(self._pipeline, "rollback", run, from_epoch=first.plan.from_epoch, to_epoch=self._to, **names),
             RestorePins(self._pipeline) as pins,
         ):
-            pins.keep(first.plan.restored())  # from sweeps; whether the files are there is looked at under the pin
+            pins.keep(first.plan.restored())  # pin against sweeps; the files are checked under the pin
             receipt = perform_edit(self._pipeline, run, look, tell, goes_on_from=first.target_ref, leave=self._leave)
         return plans[-1], receipt
 
     def _ask_again(self, look: _Look) -> None:
-        """A file that was set aside then, and taken up since on demand: its retry is asked for again."""
+        """Request a retry again for a file that was set aside at that time and retried since."""
         for path in look.retried:
             self._pipeline.requests.ask_retry(path, changed=True, ids=self._pipeline.ids)
 
@@ -194,7 +194,7 @@ class Rollback:
                 )
             )
         now, then = newest.checkpoint.positions, target.checkpoint.positions
-        inputs = [entry.inputs for entry in undone if not entry.is_jump]  # a repair names files that others have read
+        inputs = [entry.inputs for entry in undone if not entry.is_jump]  # a repair names files of other epochs
         records = [record for one in inputs for files in one.values() for record in files]
         refusals += self._check_sources(now, then, inputs)
         state = check_state(pipeline, target.checkpoint, target_ref, now)
@@ -235,7 +235,7 @@ class Rollback:
         return _Look(plan, target, target_ref, committed, newest, retried)
 
     def _find_target(self, newest: Head, committed: Head) -> tuple[list[LedgerEntry], LedgerEntry, EntryRef]:
-        """The entries after the target, newest first, and the target itself."""
+        """Return the entries after the target, newest first, and the target itself."""
         if self._to > committed.epoch or (self._to == committed.epoch and newest.epoch > committed.epoch):
             hint = "See `firnline checkpoints`."
             if newest.epoch > committed.epoch:
@@ -267,7 +267,7 @@ class Rollback:
         else:
             why = f"epoch {self._to} is older than the ledger's entries, or never existed"
         below = max((e for e in known if e < self._to), default=None)
-        above = min((e for e in known[1:] if e > self._to), default=None)  # not the newest: it stands there already
+        above = min((e for e in known[1:] if e > self._to), default=None)  # not the newest: it is already there
         near = [e for e in (below, above) if e is not None]
         return RollbackRefusedError(why, hint=f"Nearest possible: --to {' or '.join(map(str, near))}" if near else None)
 
@@ -321,10 +321,10 @@ class Rollback:
 
 
 def find_epoch_at(pipeline: OpenPipeline, moment: datetime) -> int:
-    """The newest epoch of the true history that was committed at or before a moment.
+    """Return the newest epoch of the true history that was committed at or before a time.
 
     Raises:
-        RollbackRefusedError: there is none that is still known.
+        RollbackRefusedError: no such epoch is known any more.
     """
     held = pipeline.deciding.load_committed()
     if held.checkpoint is None:
@@ -335,7 +335,7 @@ def find_epoch_at(pipeline: OpenPipeline, moment: datetime) -> int:
     for entry in reversed(entries):
         committed = times.get(entry.epoch, (0, ""))[1] or entry.checkpoint.created_at
         oldest = oldest or committed
-        # A clock that went back does not make an epoch older than the one before it.
+        # If a clock went back, an epoch still counts as no older than the one before it.
         reached = max(reached, datetime.fromisoformat(committed)) if reached else datetime.fromisoformat(committed)
         if reached <= moment:
             found = entry.epoch

@@ -1,6 +1,6 @@
-"""Imports rows of state into an operator while no run is active: some keys, or a whole snapshot.
+"""Imports state rows into an operator while no run is active: some keys, or a whole snapshot.
 
-Only the state changes. Tables keep their rows: what an operator emits for a key is emitted when rows for it come.
+Only the state changes. Tables keep their rows: an operator emits a key's rows only when input for that key arrives.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ def import_state(
     *,
     replace_all: bool = False,
 ) -> Receipt | None:
-    """Set the state of keys from rows; returns None when there was nothing to do.
+    """Set the state of keys from rows. Returns None if there was nothing to do.
 
     Args:
         pipeline: The pipeline.
         operator: Its operator.
-        table: The rows, as an export gives them: the columns of key and state, and `_timer`; every key once.
+        table: The rows in the form of an export: the columns of key and state, and `_timer`; every key once.
         run: The id to claim with.
-        tell: Is told the steps.
-        replace_all: Keys that the rows do not have lose their state; else they keep it.
+        tell: Called with each step, for display.
+        replace_all: Delete the state of keys without a row; otherwise they keep it.
 
     Raises:
-        ConfigError: the operator is not known, or the rows have other columns or a key twice; nobody was fenced.
+        ConfigError: the operator is unknown, or the rows have other columns or a duplicate key; no run was fenced.
         CheckpointError: the newest snapshot is older than the newest epoch, or damaged.
         FencedError: another run took over meanwhile.
     """
@@ -73,7 +73,8 @@ def import_state(
 
 
 def _layout(pipeline: OpenPipeline, tip: StateTip, found: Stateful) -> Layout:
-    """The columns of an operator's state: those of its newest segment, or else those that follow from its inputs."""
+    """Return the columns of an operator's state: those of its newest segment, otherwise those derived from its
+    inputs."""
     state = tip.states[found.known_as]
     if any(shard.segments for _, _, shard in state.shards):
         return StateReader([pipeline.state_home], state, tip.key_groups, found.deciding).layout

@@ -1,7 +1,7 @@
-"""Lists savepoints and disposes of them.
+"""Lists and disposes of savepoints.
 
-Disposing goes the other way round than making: the manifest first, the pins last, so that whatever a kill leaves is
-still listed and can be disposed of again.
+Disposing reverses the order of creation: the manifest first, the pins last. After a kill, the rest is still listed and
+can be disposed of again.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from firnline.types import Json
 
 @dataclass(frozen=True, slots=True)
 class SavepointInfo:
-    """One savepoint as a list shows it. `state`: complete, incomplete, missing or damaged.
+    """One savepoint in a list. `state`: complete, incomplete, missing or damaged.
 
-    Of a pin that cannot be read, only the id is known: `epoch` is 0, `created_at` and `path` are empty.
+    For an unreadable pin only the id is known: `epoch` is 0, `created_at` and `path` are empty.
     """
 
     id: str
@@ -38,7 +38,7 @@ class SavepointInfo:
     copied: bool
     size_bytes: int
     state: str
-    state_size_bytes: int = 0  # of operators' state
+    state_size_bytes: int = 0  # of operator state
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Disposed:
     path: str
     files: int
     pins: int
-    pins_kept: bool  # since the savepoint itself lies elsewhere and needs them
+    pins_kept: bool  # the savepoint itself is elsewhere and needs them
     dry_run: bool
 
 
@@ -57,7 +57,7 @@ def load_savepoint(storage: Storage) -> Savepoint:
     """Read and check a manifest.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no savepoint.
         DamagedError: it is damaged, too large, or a link.
         NewerFormatError: a newer Firnline wrote it.
     """
@@ -73,9 +73,9 @@ def load_savepoint(storage: Storage) -> Savepoint:
 
 
 def list_savepoints(pipeline: OpenPipeline, storage_options: dict[str, str] | None = None) -> list[SavepointInfo]:
-    """The savepoints of a pipeline, by the pins of the deciding table, oldest first.
+    """Return the savepoints of a pipeline, from the pins of the deciding table, oldest first.
 
-    Pins that cannot be read come last, as `damaged`, whosever they are: sweeps stop at them.
+    Unreadable pins of any owner come last, as `damaged`: sweeps stop at them.
     """
     pins = load_pins(pipeline.storage, pipeline.options.name)
     found = [
@@ -108,11 +108,11 @@ def dispose_savepoint(
     run: str = "",
     storage_options: dict[str, str] | None = None,
 ) -> Disposed:
-    """Delete a savepoint, named by its id or its path: what its manifest names, and its pins; nothing else.
+    """Delete a savepoint by its id or path: the files that its manifest names, and its pins; nothing else.
 
     Raises:
         ConfigError: it is no savepoint of this pipeline.
-        DamagedError: a name in it leads elsewhere.
+        DamagedError: a name in it leads outside its folder.
     """
     pin = _find_pin(pipeline, target)
     place = pin.path if pin is not None and target in (pin.id, pin.id[:SHORT_ID]) else normalise(target)
@@ -130,14 +130,14 @@ def dispose_savepoint(
     with on_record(pipeline, "savepoint-dispose", run, from_epoch=None, to_epoch=None, **facts):
         for name in doomed:
             _delete(storage, name)
-        _drop_folders(storage, names)  # also of a file that a killed copy had only made the folder for
+        _drop_folders(storage, names)  # also for a file whose killed copy only created the folder
         for found in pinned:
             _delete(found, savepoint_pin(identity))
     return result
 
 
 def _find_pin(pipeline: OpenPipeline, target: str) -> Pin | None:
-    """The pin of an id, of the short form of one that is unique, or of a path."""
+    """Return the pin for an id, a unique short id, or a path."""
     pins = load_pins(pipeline.storage, pipeline.options.name)
     found = [p for p in pins if target in (p.id, p.id[:SHORT_ID])]
     if not found and (is_remote(target) or os.sep in target or os.path.exists(target)):
@@ -146,13 +146,13 @@ def _find_pin(pipeline: OpenPipeline, target: str) -> Pin | None:
 
 
 def _contents(pipeline: OpenPipeline, storage: Storage, pin: Pin | None) -> tuple[str, list[str]]:
-    """The id, and every name to delete, the manifest's first."""
+    """Return the id, and every name to delete, the manifest's first."""
     try:
         manifest = load_savepoint(storage)
     except (ConfigError, DamagedError, FileNotFoundError):
         if pin is None:
             raise
-        names = pin.writes  # never completed, half disposed of, or damaged: what was meant to be written
+        names = pin.writes  # never completed, partly disposed of, or damaged: the names in its plan
         identity = pin.id
     else:
         if manifest.pipeline != pipeline.options.name or (pin is not None and manifest.id != pin.id):
@@ -182,7 +182,7 @@ def _delete(storage: Storage, name: str) -> None:
 
 
 def _drop_folders(storage: Storage, names: list[str]) -> None:
-    """Folders that are empty now; one that holds anything else stays."""
+    """Delete folders that are empty now."""
     if is_remote(storage.root):
         return
     for folder in sorted({above for name in names for above in _above(name)}, reverse=True):

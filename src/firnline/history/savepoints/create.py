@@ -1,11 +1,11 @@
-"""Makes savepoints: folders of the user that a pipeline can be restored from.
+"""Creates savepoints: user-owned folders that a pipeline can be restored from.
 
 In this order, so that a kill at any point leaves either a savepoint or something that `dispose` removes:
-1. Read what every sink holds; all must stand at the same epoch.
-2. Pin its files in every table, and operators' state. The pin names whatever will be written.
-3. Look that every file is still there.
-4. Copy the data files and the state, if asked to; copy the ledger chain.
-5. Put the manifest: only now there is a savepoint.
+1. Read the head of every sink; all must hold the same epoch.
+2. Pin its files in every table, and operator state. The pin names every file that will be written.
+3. Check that every file still exists.
+4. Copy the data files and the state, if requested; copy the ledger chain.
+5. Put the manifest. Only now the savepoint exists.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ from firnline.state.home import StateHome
 from firnline.storage import Storage, normalise, open_storage
 from firnline.types import Json
 
-LOOKS = 50  # at sinks that do not stand at the same epoch, before one gives up on those that lag
+LOOKS = 50  # how long to wait for lagging sinks
 LOOK_SECONDS = 0.2
-FOLDS = 5  # that may come between while the ledger is copied
+FOLDS = 5  # epochs that may be committed while the ledger is copied
 NAMED = 3
 _READERS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """One sink under the version that is saved. `paths` are as the log spells them."""
+    """One sink at the saved version. `paths` are spelled as in the log."""
 
     sink: DeltaSink
     saved: SavedSink
@@ -79,19 +79,19 @@ def create_savepoint(
     progress: Progress | None = None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> tuple[Savepoint, str]:
-    """Save what the sinks hold now; returns the manifest and where it lies.
+    """Save the current heads of the sinks. Returns the manifest and its location.
 
     Args:
         path: A folder or URI that does not exist yet, or is empty; chosen beside the checkpoint store if omitted.
-        copy: Copy data files and state, too: the savepoint then outlives the tables and anybody's vacuum.
-        stopping: Asked before each file is copied; then KeyboardInterrupt is raised, and `dispose` removes the rest.
+        copy: Copy data files and state, too: the savepoint then survives the loss of the tables and any vacuum.
+        stopping: Called before each file is copied. If it returns True, KeyboardInterrupt is raised, and `dispose`
+            removes the rest.
 
     Raises:
-        ConfigError: the path holds something, cannot be written or is used otherwise, or a table has features under
-            which files are not all there is.
-        CheckpointError: there is no epoch yet; or the state of its operators is not whole, or is older than the
-            epoch and cannot be made again from the input since.
-        SinkError: a sink lags, or a file is gone.
+        ConfigError: the path is not empty, not writable or in other use, or a table has features beyond plain files.
+        CheckpointError: there is no epoch yet; or the operator state is incomplete, or older than the epoch and cannot
+            be rebuilt from the input since.
+        SinkError: a sink lags, or a file is missing.
     """
     held = _stand_together(pipeline)
     identity = pipeline.ids.new()
@@ -110,7 +110,7 @@ def create_savepoint(
 
 
 def _stand_together(pipeline: OpenPipeline) -> Head:
-    """What the deciding sink holds, once every other sink holds the same; table handles stand at what was read."""
+    """Return the deciding sink's head once every other sink has the same; table handles are at the versions read."""
     behind: list[str] = []
     for _ in range(LOOKS):
         held = pipeline.deciding.load_committed()
@@ -134,7 +134,7 @@ def _stand_together(pipeline: OpenPipeline) -> Head:
 
 
 class _Making:
-    """One savepoint on its way."""
+    """A savepoint in the making."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class _Making:
         assert self._held.checkpoint is not None
         taken = [self._take(as_delta(sink)) for sink in self._pipeline.sinks]
         names = self._pipeline.ledger.chain_names(self._held.entry)
-        for one in taken:  # the deciding table's first: it is where `list` looks
+        for one in taken:  # the deciding table's pin first: `list` reads it
             put_pin(one.sink.storage, self._pin(one, taken, names))
         for one in taken:
             self._check_there(one)
@@ -202,7 +202,7 @@ class _Making:
         return made
 
     def _take(self, sink: DeltaSink) -> _Taken:
-        """The files of the version that the sink's handle is at, with the keys under which they are stored."""
+        """Return the files at the version of the sink's handle, with their storage keys."""
         delta = sink.table.delta
         special = special_features(delta)
         if special:
@@ -256,7 +256,8 @@ class _Making:
         )
 
     def _check_there(self, one: _Taken) -> None:
-        """A sweep may have run, or have declared what it deletes, between the look at the log and the pin."""
+        """Check the files again: a sweep may have run, or announced deletions, between the read of the log and the
+        pin."""
         names = {name for file in one.saved.files for name in (file.path, unquote(file.path))}
         sweep = SweepLog(one.sink.storage, one.sink.table).find_after_pin(names)
         if sweep is not None:
@@ -287,7 +288,7 @@ class _Making:
         return each(what, files, copy, lambda f: f.size_bytes, progress, stopping)
 
     def _save_ledger(self, taken: list[_Taken], names: list[str]) -> list[SavedBytes]:
-        """Copy the chain; entries that are folded meanwhile are copied as their fold."""
+        """Copy the chain. Entries folded meanwhile are copied as their fold."""
         assert self._held.entry is not None
         folder = self._pipeline.ledger.folder
         done: dict[str, SavedBytes] = {}
@@ -311,7 +312,7 @@ class _Making:
         raise SinkError("the ledger changed during every attempt to copy it; try again")
 
     def _save_quarantine(self) -> list[SavedBytes]:
-        """Copy what the chain names; what an earlier restore did not bring along cannot be."""
+        """Copy the quarantine files that the chain names, except those that an earlier restore did not bring along."""
         done = []
         for name in self._quarantine:
             try:

@@ -14,13 +14,13 @@ from firnline.storage import Storage
 CHUNK_BYTES = 4 * 1024 * 1024
 COPIERS = 4
 
-Progress: TypeAlias = Callable[[str, int, int], None]  # what is being done, how much is done, of how much
+Progress: TypeAlias = Callable[[str, int, int], None]  # the activity, the bytes done, the total bytes
 J = TypeVar("J")
 R = TypeVar("R")
 
 
 def copy_file(source: Storage, key: str, target: Storage, to: str) -> tuple[int, str]:
-    """Copy one file to a name that nobody uses; returns its size and SHA-256. What fails leaves nothing behind."""
+    """Copy one file to an unused name. Returns its size and SHA-256. A failure leaves nothing behind."""
     digest, size = hashlib.sha256(), 0
     reader = source.open_read(key)
     try:
@@ -50,12 +50,12 @@ def each(
     progress: Progress | None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> list[R]:
-    """Run every job, a few at a time, and report the bytes that are done; the first failure ends it.
+    """Run every job, a few at a time, and report the finished bytes. The first failure ends it.
 
-    An interrupt ends it too: what was begun is finished, nothing else is begun.
+    An interrupt also ends it: started jobs finish, no other starts.
 
     Raises:
-        KeyboardInterrupt: also when `stopping` says so before a job is begun.
+        KeyboardInterrupt: also if `stopping` returns True before a job starts.
     """
     total = sum(size_of(job) for job in jobs)
     done = 0

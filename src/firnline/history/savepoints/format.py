@@ -1,4 +1,4 @@
-"""The manifest of a savepoint: what it holds, and how that is written down.
+"""The manifest of a savepoint: its contents and its format.
 
 A savepoint is a folder that belongs to the user. Every name in it is relative, so that it can be moved:
 
@@ -40,7 +40,7 @@ class SavedFile:
 
     path: str
     size_bytes: int
-    rows: int | None  # None: the log does not say
+    rows: int | None  # None: not in the log
     partition_values: dict[str, str | None]
     modification_time: int
     sha256: str = ""
@@ -48,7 +48,8 @@ class SavedFile:
 
 @dataclass(frozen=True, slots=True)
 class SavedSink:
-    """One table as it stood. `table_id` is Delta's own, which tells a table from another one at the same place."""
+    """One table at the saved version. `table_id` is Delta's id, which distinguishes it from another table at the same
+    path."""
 
     table: str
     table_id: str
@@ -69,7 +70,7 @@ class SavedBytes:
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """One checkpoint of operators' state. `digest` stands for all of its files."""
+    """One checkpoint of operator state. `digest` covers all of its files."""
 
     checkpoint: str
     digest: str
@@ -90,23 +91,23 @@ class Savepoint:
     sinks: dict[str, SavedSink]
     ledger: list[SavedBytes] = field(default_factory=list)
     quarantine: list[SavedBytes] = field(default_factory=list)
-    state: list[SavedState] = field(default_factory=list)  # what the checkpoint names, and a restore goes on from
-    state_files: list[SavedBytes] = field(default_factory=list)  # by their names below a home of state
-    state_home: str = ""  # where the state lay
+    state: list[SavedState] = field(default_factory=list)  # references in the checkpoint, used by a restore
+    state_files: list[SavedBytes] = field(default_factory=list)  # by name below a home of state
+    state_home: str = ""  # the location of the state
     state_replayed: list[int] = field(default_factory=list)  # epochs since the snapshots: their input is read again
 
     @property
     def state_size_bytes(self) -> int:
-        """Of operators' state, wherever it lies; as the checkpoint tells it, without metadata."""
+        """The size of operator state, wherever it is, according to the checkpoint, without metadata."""
         return sum(int(ref["size_bytes"]) for ref in self.checkpoint.state.values())
 
     @property
     def size_bytes(self) -> int:
-        """Of the data files, wherever they lie."""
+        """The size of the data files, wherever they are."""
         return sum(file.size_bytes for sink in self.sinks.values() for file in sink.files)
 
     def names(self) -> Iterator[str]:
-        """Everything that the savepoint's folder holds, but for the manifest."""
+        """Return the names of everything in the savepoint's folder except the manifest."""
         for key, _ in kept_bytes(self):
             yield key
         if self.copied:
@@ -117,7 +118,7 @@ class Savepoint:
                 yield saved_state_key(kept.name)
 
     def to_bytes(self) -> bytes:
-        """The durable text."""
+        """Return the durable form."""
         body = {
             "id": self.id,
             "pipeline": self.pipeline,
@@ -144,10 +145,10 @@ class Savepoint:
 
     @classmethod
     def from_bytes(cls, data: bytes, what: str = "the savepoint") -> Savepoint:
-        """Read the durable text; every name in it is checked.
+        """Parse the durable form and check every name in it.
 
         Raises:
-            DamagedError: not what was written, or a name that leads out of the folder.
+            DamagedError: the content differs from what was written, or a name leads out of the folder.
             NewerFormatError: a newer Firnline wrote it.
         """
         try:
@@ -196,7 +197,7 @@ class Savepoint:
 
 
 def _bad_names(savepoint: Savepoint) -> Iterator[str]:
-    """What is wrong with names and numbers; every one of them becomes a part of a path."""
+    """Return what is wrong with names and numbers; each of them becomes part of a path."""
     for pattern, kept in ((_LEDGER_NAME, savepoint.ledger), (_QUARANTINE_NAME, savepoint.quarantine)):
         for saved in kept:
             if not pattern.fullmatch(saved.name) or not _SHA256.fullmatch(saved.sha256) or saved.size_bytes < 0:
@@ -250,13 +251,13 @@ def _bytes(value: Json) -> SavedBytes:
 
 
 def is_relative(key: str) -> bool:
-    """Whether a key names something below its folder, and nothing else."""
+    """Return whether a key names something below its folder."""
     parts = key.split("/")
     return not ("\0" in key or "\\" in key or "://" in key or any(part in ("", ".", "..") for part in parts))
 
 
 def kept_bytes(savepoint: Savepoint) -> Iterator[tuple[str, SavedBytes]]:
-    """Every file that is kept byte for byte, with where it lies in the savepoint."""
+    """Return every file that is kept byte for byte, with its path in the savepoint."""
     for saved in savepoint.ledger:
         yield saved_ledger_key(saved.name), saved
     for saved in savepoint.quarantine:
@@ -264,10 +265,10 @@ def kept_bytes(savepoint: Savepoint) -> Iterator[tuple[str, SavedBytes]]:
 
 
 def read_saved(storage: Storage, key: str, saved: SavedBytes) -> bytes:
-    """The bytes of a file in a savepoint, proven to be those that were saved.
+    """Return the bytes of a file in a savepoint, verified by checksum.
 
     Raises:
-        DamagedError: it is missing, or is something else.
+        DamagedError: it is missing or differs.
     """
     what = f"{key} of the savepoint"
     try:

@@ -1,4 +1,4 @@
-"""Where a savepoint may lie: apart from everything that a pipeline reads, writes or sweeps."""
+"""Checks the location of a savepoint: separate from everything that a pipeline reads, writes or sweeps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from firnline.storage import Storage, is_remote, normalise
 
 
 def default_place(pipeline: OpenPipeline, epoch: int, identity: str) -> str:
-    """Beside the checkpoint store where that is a folder, else beside the deciding sink's table."""
+    """Return the default folder: beside a store in a folder, otherwise beside the deciding sink's table."""
     store = pipeline.options.checkpoint.store
     beside = store.path if store is not None and store.type == "file" and store.path else pipeline.storage.root
     above = posixpath.dirname(beside.rstrip("/"))
@@ -23,7 +23,7 @@ def default_place(pipeline: OpenPipeline, epoch: int, identity: str) -> str:
 
 
 def check_apart(pipeline: OpenPipeline, place: str) -> None:
-    """A savepoint is no input, and nothing that a sweep or a store may take for its own."""
+    """Refuse a location that a source could read as input, or that a sweep or store could treat as its own."""
     mine = _real(place)
     for what, root in _used_places(pipeline):
         used = _real(root)
@@ -54,7 +54,7 @@ def _real(place: str) -> str:
 
 
 def check_writable(storage: Storage, identity: str) -> None:
-    """Refuse a folder that cannot be written, before anything is pinned."""
+    """Refuse a folder that is not writable, before anything is pinned."""
     probe = f".{identity}.tmp"
     try:
         storage.put(probe, b"")
@@ -66,6 +66,6 @@ def check_writable(storage: Storage, identity: str) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a name is what a killed write leaves behind."""
+    """Return whether a killed write leaves files of this name behind."""
     last = name.rsplit("/", 1)[-1]
     return last.startswith(".") and last.endswith(".tmp")

@@ -1,4 +1,4 @@
-"""The pin of a savepoint in every table that it holds: protects its files from sweeps, names its folder."""
+"""The pin of a savepoint in each of its tables: protects its files from sweeps, names its folder."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from firnline.run.open_pipeline import OpenPipeline
 from firnline.storage import Storage
 from firnline.types import Json
 
-SHORT_ID = 8  # digits that people are shown
+SHORT_ID = 8  # digits shown to people
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """What one table keeps of a savepoint. `writes`, in the deciding table alone: every name that it writes."""
+    """One table's record of a savepoint. `writes`, only in the deciding table: every name that the savepoint writes."""
 
     id: str
     pipeline: str
@@ -33,10 +33,10 @@ class Pin:
     files: list[str]
     writes: list[str] = field(default_factory=list)
     completed: bool = False
-    state_size_bytes: int = 0  # as the checkpoint tells it
+    state_size_bytes: int = 0  # according to the checkpoint
     state: dict[str, Json] = field(
         default_factory=dict
-    )  # in the deciding table alone: checkpoints of state that stay, by id
+    )  # only in the deciding table: protected checkpoints of state, by id
 
     def to_bytes(self) -> bytes:
         return canonical(seal({"kind": "savepoint", **asdict(self)}))
@@ -65,14 +65,14 @@ class Pin:
 
 
 def put_pin(storage: Storage, pin: Pin) -> None:
-    """Write a pin, or replace it."""
+    """Write or replace a pin."""
     fault_point("savepoint.pin.before")
     storage.put(savepoint_pin(pin.id), pin.to_bytes())
     fault_point("savepoint.pin.after")
 
 
 def load_pins(storage: Storage, pipeline: str) -> list[Pin]:
-    """The savepoints of a pipeline that a table keeps, oldest first; what cannot be read is left out."""
+    """Return the savepoints of a pipeline that a table pins, oldest first. Unreadable pins are left out."""
     found = []
     for key in _keys(storage):
         try:
@@ -85,7 +85,7 @@ def load_pins(storage: Storage, pipeline: str) -> list[Pin]:
 
 
 def find_unreadable_pins(storage: Storage) -> list[str]:
-    """The ids of savepoints whose pin is damaged, or of a newer Firnline: their owner is unknown."""
+    """Return the ids of savepoints with a damaged pin or one of a newer Firnline: their owner is unknown."""
     found = []
     for key in _keys(storage):
         try:
@@ -105,7 +105,7 @@ def _keys(storage: Storage) -> Iterator[str]:
 
 
 def put_restore_pin(storage: Storage, attempt: str, **facts: Json) -> None:
-    """Keep the files that a restore is writing from sweeps; a pin that is left behind expires after a day."""
+    """Protect the files that a restore is writing from sweeps. A pin left behind expires after a day."""
     fault_point("restore.pin.before")
     pin = {"kind": "restore", "attempts": [attempt], **this_process().address, **facts}
     storage.put(restore_pin(attempt), canonical(seal(pin)))
@@ -113,12 +113,12 @@ def put_restore_pin(storage: Storage, attempt: str, **facts: Json) -> None:
 
 
 def delete_restore_pin(storage: Storage, attempt: str) -> None:
-    """The files are named by a commit or a ledger entry now, or gone."""
+    """Delete the pin: a commit or ledger entry names the files now, or they are gone."""
     storage.delete(restore_pin(attempt))
 
 
 class RestorePins:
-    """Pins of a rollback: files that come back are kept from sweeps until a commit names them again."""
+    """The pins of a rollback: protect returning files from sweeps until a commit names them again."""
 
     def __init__(self, pipeline: OpenPipeline) -> None:
         self._storages = {sink.uri: sink.storage for sink in pipeline.sinks if sink.storage is not None}
@@ -126,7 +126,8 @@ class RestorePins:
         self._kept: dict[str, set[str]] = {}
 
     def keep(self, files: Mapping[str, Sequence[str]]) -> bool:
-        """Pin files, per table; says whether some were not pinned yet. A table that gets none back needs no pin."""
+        """Pin files, per table. Returns whether some were not pinned yet. A table without returning files needs no
+        pin."""
         more = False
         for table, paths in files.items():
             kept = self._kept.get(table, set())
@@ -141,5 +142,5 @@ class RestorePins:
 
     def __exit__(self, *_: object) -> None:
         for table in self._kept:
-            with contextlib.suppress(OSError):  # one that is left is let go of a day after this process
+            with contextlib.suppress(OSError):  # a pin left behind expires a day after this process
                 delete_restore_pin(self._storages[table], self._attempt)

@@ -1,7 +1,7 @@
-"""Operators' state in a savepoint: what it consists of, its copies, and how it comes to where a pipeline looks for it.
+"""Operator state in a savepoint: its files, their copies, and how a restore puts them into the pipeline's home.
 
-The folder `state/` of a savepoint with copies is laid out as a home of state, with the same names. Files of state are
-never changed and their names are never used again, so bringing them back overwrites nothing.
+The folder `state/` of a savepoint with copies has the layout and names of a home of state. State files never change and
+their names are never reused, so restoring them overwrites nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FINISH = "A sweep that died is finished by: firnline gc SPEC --yes"
 
 @dataclass(frozen=True, slots=True)
 class TakenState:
-    """The checkpoints of state that a savepoint holds, and where each of their files lies now."""
+    """The checkpoints of state in a savepoint, and the current location of each of their files."""
 
     refs: dict[str, Json] = field(default_factory=dict)  # by the id of the checkpoint of state
     states: list[SavedState] = field(default_factory=list)
@@ -45,12 +45,12 @@ class TakenState:
 
     @property
     def saved(self) -> list[SavedBytes]:
-        """The files, as a manifest without copies has them."""
+        """Return the files as a manifest without copies lists them."""
         return [SavedBytes(name, size, "") for name, (_, size) in self.files.items()]
 
 
 def is_behind(pipeline: OpenPipeline) -> bool:
-    """Whether epochs came after the newest snapshots of the state, so that a restore would fold them again."""
+    """Return whether epochs came after the newest snapshots, so that a restore folds them again."""
     held = pipeline.deciding.load_committed()
     if held.checkpoint is None or held.entry is None:
         return False
@@ -58,10 +58,10 @@ def is_behind(pipeline: OpenPipeline) -> bool:
 
 
 def take_state(pipeline: OpenPipeline, held: Head) -> TakenState:
-    """Find out which files the state of an epoch consists of.
+    """Return the files that the state of an epoch consists of.
 
     Raises:
-        CheckpointError: it is not whole, or the epochs since its snapshots cannot be folded again.
+        CheckpointError: it is incomplete, or the epochs since its snapshots cannot be folded again.
     """
     assert held.checkpoint is not None
     assert held.entry is not None
@@ -81,7 +81,7 @@ def take_state(pipeline: OpenPipeline, held: Head) -> TakenState:
 
 
 def pinned_refs(saved: Savepoint) -> dict[str, Json]:
-    """What a pin says of a savepoint's state: enough to know it, by the id of the checkpoint of state."""
+    """Return the pin's facts about a savepoint's state, by the id of the checkpoint of state."""
     known = refs_of(saved.checkpoint)
     found = {}
     for one in saved.state:
@@ -91,7 +91,8 @@ def pinned_refs(saved: Savepoint) -> dict[str, Json]:
 
 
 def check_still_there(pipeline: OpenPipeline, taken: TakenState) -> None:
-    """A sweep may have run, or have declared what it deletes, before the state was pinned; raises as `take_state`."""
+    """Check the state again: a sweep may have run, or announced deletions, before the pin. Raises the errors of
+    `take_state`."""
     refs = [SnapshotRef.from_json(value) for value in taken.refs.values()]
     sweep = find_doomed_state(pipeline, refs)
     if sweep is not None:
@@ -103,10 +104,10 @@ def check_still_there(pipeline: OpenPipeline, taken: TakenState) -> None:
 def copy_state(
     taken: TakenState, target: Storage, home: StateHome, progress: Progress | None, stopping: Callable[[], bool]
 ) -> list[SavedBytes]:
-    """Copy every file into the savepoint `target`, whose state lies in `home`, and prove the copies.
+    """Copy every file into the savepoint `target`, whose state is in `home`, and verify the copies.
 
     Raises:
-        CheckpointError: a file was damaged where it came from.
+        CheckpointError: a file was damaged at its origin.
     """
 
     def copy(name: str) -> SavedBytes:
@@ -123,7 +124,7 @@ def copy_state(
 
 
 class SavedStateSource:
-    """The state of a savepoint that is restored: checked while nothing has changed, then put into the home."""
+    """The state of a savepoint being restored: checked before any change, then copied into the home."""
 
     def __init__(
         self, pipeline: OpenPipeline, saved: Savepoint, storage: Storage, storage_options: dict[str, str]
@@ -135,7 +136,8 @@ class SavedStateSource:
         self._source = self._find_source(storage_options)
 
     def _find_source(self, storage_options: dict[str, str]) -> StateHome:
-        """Where the state is taken from: the copies; else the pipeline's home, or the one that it was saved in."""
+        """Return the origin of the state: the copies, otherwise the pipeline's home, or the one that it was saved
+        in."""
         if self._saved.copied:
             return StateHome(f"{self._storage.root}/{STATE}", storage_options)
         then = StateHome(self._saved.state_home, dict(self._pipeline.options.deciding.storage_options))
@@ -150,15 +152,15 @@ class SavedStateSource:
         return True
 
     def look(self) -> StateCheck:
-        """Whether a run finds the state afterwards.
+        """Check whether a run will find the state afterwards.
 
         Raises:
-            DamagedError: a copy is not what was saved.
+            DamagedError: a copy differs from what was saved.
         """
         if self._saved.copied:
             self._check_copies()
         ledger = Ledger(self._storage, self._pipeline.options.name)
-        ledger.folder = LEDGER  # of the savepoint: the table's own need not have the chain yet
+        ledger.folder = LEDGER  # of the savepoint: the table may not have the chain yet
         checkpoint = self._saved.checkpoint
         pipeline = replace(self._pipeline, ledger=ledger)
         return check_state(pipeline, checkpoint, self._saved.entry, checkpoint.positions, self._source)
@@ -178,7 +180,7 @@ class SavedStateSource:
                 raise DamagedError(f"{what} is missing", what=what) from error
 
     def check_spared(self) -> None:
-        """Refuse, under the version that the deciding table is at, state that a sweep deletes or has deleted.
+        """Refuse state that a sweep deletes or has deleted, at the current version of the deciding table.
 
         Raises:
             RollbackRefusedError: it names the sweep, or what is missing.
@@ -210,14 +212,14 @@ class SavedStateSource:
         return SweepLog(self._pipeline.storage, table, self._pipeline.options.name)
 
     def bring_back(self) -> int:
-        """Put what the home lacks of the state there; returns the bytes that were copied. Repeatable.
+        """Copy the state that the home lacks. Returns the bytes copied. Repeatable.
 
         Raises:
-            CheckpointError: a file is not what was saved.
+            CheckpointError: a file differs from what was saved.
             RollbackRefusedError: a sweep may still delete files of these names.
         """
         if self._source is self._home:
-            return 0  # there, or in the remote tier, from where a run takes it
+            return 0  # in the home, or in the remote tier, which a run also reads
         log = self._sweeps()
         signed = log.find_signed(self._names()) if log.table.refresh() else None
         if signed is not None:
