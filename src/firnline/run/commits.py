@@ -1,4 +1,4 @@
-"""What one commit makes true in a sink, and that everything it names is there."""
+"""Builds the commit of a ledger entry for a sink, and checks that the staged files that it names exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from firnline.types import EntryRef, Json
 def entry_commit(
     pipeline: OpenPipeline, sink: Sink, entry: LedgerEntry, ref: EntryRef, schema: pa.Schema
 ) -> EpochCommit:
-    """Everything that the commit of a ledger entry makes true in one sink: of an epoch, or of a history edit.
+    """Return the commit of a ledger entry for one sink, for an ordinary epoch or a history edit.
 
     Raises:
         ConfigError: the epoch was made before the sink was added.
@@ -31,7 +31,7 @@ def entry_commit(
         files = without_outbox(entry.staged.get(sink.name, []))
     before, source, interchange = entry.previous, pipeline.sources.only, None
     if before is not None and before.epoch == 0 and sink is not pipeline.deciding:
-        before = None  # a baseline stands in the deciding sink alone
+        before = None  # only the deciding sink holds a baseline
     if source is not None and not pipeline.options.operators:
         interchange = source.interchange(entry.checkpoint.positions[source.name])
     return EpochCommit(
@@ -48,7 +48,7 @@ def entry_commit(
 
 
 def new_sink_error(name: str) -> ConfigError:
-    """A sink that has none of the epochs that were made before it was added."""
+    """Return the error for a sink that lacks the epochs from before it was added."""
     return ConfigError(
         f"sink {name!r} was added to a pipeline that has history, which this version cannot replay",
         hint="Give the pipeline a new name, or take the sink out of the spec.",
@@ -56,10 +56,10 @@ def new_sink_error(name: str) -> ConfigError:
 
 
 def bring_staged(pipeline: OpenPipeline, sink: Sink, entry: LedgerEntry) -> None:
-    """Bring what was staged for a sink into it, and check that all of it is there: delta-rs does not.
+    """Move the files staged for a sink into it and check that all exist, because delta-rs does not.
 
     Raises:
-        CheckpointError: a file is gone or damaged.
+        CheckpointError: a file is missing or damaged.
         OSError: the sink's storage cannot be reached.
     """
     sink.fetch_staged(pipeline.storage, entry.staged.get(sink.name, []))
@@ -67,10 +67,10 @@ def bring_staged(pipeline: OpenPipeline, sink: Sink, entry: LedgerEntry) -> None
 
 
 def check_staged(sink: Sink, entry: LedgerEntry, outbox: Storage | None = None) -> None:
-    """Check that everything that was staged for a sink is there: in the sink, or in the outbox if one is given.
+    """Check that every file staged for a sink exists, in the sink or in the given outbox.
 
     Raises:
-        CheckpointError: a file is gone.
+        CheckpointError: a file is missing.
     """
     missing = sink.find_missing_staged(entry.staged.get(sink.name, []), outbox)
     if missing:
