@@ -14,7 +14,7 @@ __all__ = ["CheckpointRecord", "CheckpointStore", "StoreOptions", "VersionInfo",
 
 logger = logging.getLogger(__name__)
 
-_READ_AS_THEY_ARE = ("file", "object")  # opening only makes folders and proves what writers rely on
+_READ_AS_THEY_ARE = ("file", "object")  # opening only creates folders and checks what writers rely on
 _warned: set[str] = set()
 
 
@@ -22,15 +22,15 @@ def open_store(options: StoreOptions, *, held_by: str = "", looking: bool = Fals
     """Open the store that the options name.
 
     Args:
-        held_by: The sink that holds the checkpoints themselves, if one does.
-        looking: It is only read: nothing is made or tried out there, and a place that no writer has prepared yet
-            holds nothing.
+        held_by: The sink that holds the checkpoints themselves, if any.
+        looking: Open it read-only: nothing is created or tested there, and a location without a writer's setup is
+            empty.
 
     Raises:
-        ConfigError: the options do not say where it lies.
+        ConfigError: the options have no location.
         MissingExtraError: its library is not installed.
-        StoreUnsafeError: it cannot create something only if it is absent.
-        DamagedError: what is there cannot be read.
+        StoreUnsafeError: it lacks put-if-absent.
+        DamagedError: its content cannot be read.
         OSError: it cannot be reached.
     """
     store = _construct(options, held_by, looking)

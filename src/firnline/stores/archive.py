@@ -1,4 +1,4 @@
-"""Checkpoints as one file: writes an archive, and reads one without trusting anything in it."""
+"""Checkpoints as one file: writes an archive, and reads one without trusting its content."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Part = Literal["checkpoints", "audit"]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One version as a store has it, on its way into an archive."""
+    """One version of a store, to be put into an archive."""
 
     part: Part
     version: int
@@ -50,7 +50,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One version as the manifest lists it."""
+    """One version in the manifest's list."""
 
     name: str
     size_bytes: int
@@ -76,7 +76,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What an archive holds. `left_out` names versions that were damaged in the store."""
+    """The contents of an archive. `left_out` names versions that were damaged in the store."""
 
     pipeline: str
     created_at: str
@@ -97,7 +97,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """Read and check a manifest. DamagedError or NewerFormatError when it cannot be used."""
+        """Parse and check a manifest. Raises DamagedError or NewerFormatError if it is not usable."""
         try:
             body = unseal(parse(data, MANIFEST), MANIFEST)
         except NewerFormatError:
@@ -145,7 +145,7 @@ def _check_members(members: tuple[Member, ...]) -> None:
 
 
 def refused(why: str) -> DamagedError:
-    """Why an archive is not taken."""
+    """Return the error for an archive that is refused."""
     return DamagedError(
         f"the archive is refused: {why}",
         hint="Nothing was put. Take another copy of the file, or export again with `firnline checkpoints export`.",
@@ -157,7 +157,7 @@ def refused(why: str) -> DamagedError:
 
 @dataclass(slots=True)
 class ArchiveWriter:
-    """Collects versions in an unnamed file, then writes the archive in one go."""
+    """Collects versions in an unnamed file, then writes the archive in one pass."""
 
     pipeline: str
     created_at: str
@@ -184,7 +184,7 @@ class ArchiveWriter:
         return Manifest(self.pipeline, self.created_at, self.origin, members, tuple(self.left_out))
 
     def write(self, stream: IO[bytes]) -> Manifest:
-        """Write the archive; the same versions and the same time give the same bytes."""
+        """Write the archive. The same versions and time give the same bytes."""
         found = self.manifest()
         offsets = {member.name: offset for member, offset in self._members}
         with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as tar:
@@ -215,10 +215,10 @@ def write_archive(
 ) -> Manifest:
     """Write an archive to `path`, atomically; durable on return.
 
-    `left_out` is read after `versions`, so that it may name what was found damaged among them.
+    `left_out` is read after `versions`, so it may name versions that turned out damaged.
 
     Raises:
-        ConfigError: the file is there already and is not to be replaced, or its folder is missing.
+        ConfigError: the file exists and must not be replaced, or its folder is missing.
     """
     path = os.path.abspath(path)
     folder = os.path.dirname(path)
@@ -262,7 +262,7 @@ def _exists(path: str) -> ConfigError:
     return ConfigError(f"{path} is there already", hint="Name another file, or use --yes to replace this one.")
 
 
-MAX_UNPACKED_BYTES = 1024 * 1024 * 1024  # of one payload: a small frame must not fill the memory
+MAX_UNPACKED_BYTES = 1024 * 1024 * 1024  # limit of one payload: a small frame must not fill the memory
 
 _BLOCK = 512
 _CHUNK = 1024 * 1024
@@ -277,7 +277,7 @@ _TYPES = {
 
 
 class Archive:
-    """An archive that was opened for reading. Every walk goes over the same open file and checks it again."""
+    """An archive opened for reading. Every walk reads the same open file and checks it again."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -287,10 +287,10 @@ class Archive:
         self.manifest = Manifest.from_bytes(data)
 
     def members(self) -> Iterator[tuple[Member, bytes]]:
-        """Every version with its bytes, in the order of the archive, one at a time.
+        """Yield every version with its bytes, in the order of the archive, one at a time.
 
         Raises:
-            DamagedError: anything in it is not what the manifest says, or nothing that belongs here.
+            DamagedError: something differs from the manifest or does not belong there.
         """
         listed = {member.name: member for member in self.manifest.members}
         walk = self._walk(listed)
@@ -310,7 +310,7 @@ class Archive:
             raise refused(f"{missing[0]} is missing")
 
     def _walk(self, listed: dict[str, Member] | None) -> Iterator[tuple[str, bytes]]:
-        """Names and bytes, checked before they are read; only the manifest while nothing is listed yet."""
+        """Yield names and bytes, checked before they are read; only the manifest until it is parsed."""
         self._stream.seek(0)
         total = 0
         while True:
@@ -335,10 +335,10 @@ class Archive:
 
 @contextlib.contextmanager
 def open_archive(path: str) -> Iterator[Archive]:
-    """An archive for reading.
+    """Open an archive for reading.
 
     Raises:
-        ConfigError: it is no regular file, or is not there.
+        ConfigError: it is missing or no regular file.
         DamagedError: it is no archive of checkpoints.
         NewerFormatError: a newer Firnline wrote it.
     """
@@ -353,7 +353,7 @@ def open_archive(path: str) -> Iterator[Archive]:
 
 
 def _next_header(stream: IO[bytes]) -> tuple[str | None, int]:
-    """Name and size of the next member; no name at the end. Extended headers are not followed but refused."""
+    """Return name and size of the next member; no name at the end. Extended headers are refused."""
     block = stream.read(_BLOCK)
     try:
         info = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
@@ -385,7 +385,7 @@ def _check_end(stream: IO[bytes]) -> None:
 
 
 def _read_member(stream: IO[bytes], name: str, size: int) -> bytes:
-    """The bytes of a member, and past its padding."""
+    """Read the bytes of a member, and skip its padding."""
     buffer = io.BytesIO()
     left = size
     while left:
@@ -401,7 +401,7 @@ def _read_member(stream: IO[bytes], name: str, size: int) -> bytes:
 
 
 def _check_unpacked(name: str, data: bytes) -> None:
-    """Refuse a frame that unpacks to more than is allowed, before anybody unpacks it whole."""
+    """Refuse a frame that unpacks to more than the limit, before it is unpacked."""
     if not is_compressed(data):
         return
     size = 0

@@ -1,7 +1,7 @@
-"""The audit trail: who took a pipeline's checkpoints back, restored, imported or deleted them, and when.
+"""The audit trail: who rolled back, restored, imported or deleted a pipeline's checkpoints, and when.
 
 Every record is one version of the key `<pipeline>/audit`, appended with compare-and-set. Records are never pruned and
-outlive the checkpoints that they tell of. One that is damaged is shown as damaged and hides no other.
+outlive the checkpoints that they describe. A damaged record is shown as damaged and hides no other.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ WHATS = (
     "rollback", "savepoint-create", "savepoint-dispose", "restore", "import", "delete", "fresh-start", "rescale",
     "import-state", "ledger-repair", "gc", "compact", "discard", "state-sweep", "files-drop",
 )  # fmt: skip
-TRIES = 1000  # each is another record that landed first
-_FAILURES = 3  # of the machine, in a row; the same put again is safe
+TRIES = 1000  # each is another record that was appended first
+_FAILURES = 3  # storage errors in a row; repeating the same put is safe
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+@")  # user and password in a URI
 
 
 def audit_key(pipeline: str) -> str:
-    """Where the trail of a pipeline lies."""
+    """Return the key of a pipeline's trail."""
     return f"{pipeline}/audit"
 
 
 @dataclass(frozen=True, slots=True)
 class AuditRecord:
-    """One thing that somebody did, or began to do.
+    """One action, or its start.
 
-    `outcome` is `begun`, `done` or `failed`; records of one deed have the same `run`. `details` hold no secrets.
+    `outcome` is `begun`, `done` or `failed`; records of one action have the same `run`. `details` hold no secrets.
     """
 
-    id: str  # records that say the same are still two
+    id: str  # makes records with equal content distinct
     at: str  # RFC 3339, UTC
     user: str
     host: str
@@ -74,7 +74,7 @@ class AuditRecord:
 
     @classmethod
     def from_json(cls, value: Json, what: str = "audit record") -> AuditRecord:
-        """Read what `to_json` wrote. DamagedError when it is something else."""
+        """Parse the output of `to_json`. Raises DamagedError if it is invalid."""
         try:
             return cls(
                 id=str(value["id"]),
@@ -96,7 +96,7 @@ class AuditRecord:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """One place in the trail: the record, or why it cannot be read."""
+    """One position in the trail: the record, or why it cannot be read."""
 
     version: int
     record: AuditRecord | None
@@ -114,7 +114,7 @@ def make_record(
     outcome: str = "done",
     clock: Clock | None = None,
 ) -> AuditRecord:
-    """A record of what this process does now; without a `run`, one of its own is made up."""
+    """Return a record of what this process does now. Without `run`, it gets a new id."""
     if what not in WHATS:
         raise ValueError(f"{what!r} is nothing that is audited")
     me = this_process()
@@ -136,11 +136,11 @@ def make_record(
 
 
 def append_audit(store: CheckpointStore, record: AuditRecord, clock: Clock | None = None) -> int:
-    """Add a record to the end of the trail, durable on return; returns its version.
+    """Append a record to the trail, durable on return. Returns its version.
 
     Raises:
         OSError: the store failed several times in a row; the record may or may not be there.
-        VersionConflictError: others append all the time.
+        VersionConflictError: gave up after conflicts with other writers.
     """
     masked = replace(record, details=_masked(record.details))
     data = encode(masked.to_json(), AuditRecord.__name__, store.compress_above_bytes)
@@ -148,7 +148,7 @@ def append_audit(store: CheckpointStore, record: AuditRecord, clock: Clock | Non
 
 
 def append_raw(store: CheckpointStore, pipeline: str, data: bytes, note: str = "", clock: Clock | None = None) -> int:
-    """The same with the bytes of a record as another store had them."""
+    """Append the bytes of a record from another store, like `append_audit`."""
     clock = clock or SystemClock()
     key = audit_key(pipeline)
     expected = store.latest_version(key)
@@ -160,7 +160,8 @@ def append_raw(store: CheckpointStore, pipeline: str, data: bytes, note: str = "
             clock.sleep(random.uniform(0.0005, 0.01))
             expected = store.latest_version(key)
         except OSError:
-            # Perhaps it landed. The same bytes onto the same version tell: success, or a conflict if it did not.
+            # The put may have succeeded. Repeating it onto the same version tells: success, or a conflict if it did
+            # not.
             failures += 1
             if failures >= _FAILURES:
                 raise
@@ -169,10 +170,10 @@ def append_raw(store: CheckpointStore, pipeline: str, data: bytes, note: str = "
 
 @contextlib.contextmanager
 def audited(store: CheckpointStore, begun: AuditRecord, clock: Clock | None = None) -> Iterator[dict[str, Json]]:
-    """Put `begun` into the trail, do the work, and put how it ended; a kill in between leaves `begun` alone.
+    """Append `begun`, run the body, and append the outcome. A kill in between leaves only `begun`.
 
-    Yields details of what was done, to be filled: the record of the end tells them besides those of `begun`.
-    A failure to put how it ended is logged and changes nothing: the work is done, or its own error is the one to tell.
+    Yields a mapping for details of the action; the final record has them in addition to those of `begun`. A failure to
+    append the outcome is logged and changes nothing: the action is done, or its own error is the one to report.
     """
     clock = clock or SystemClock()
     append_audit(store, replace(begun, outcome="begun"), clock)
@@ -197,7 +198,7 @@ def audited(store: CheckpointStore, begun: AuditRecord, clock: Clock | None = No
 def load_audit(
     store: CheckpointStore, pipeline: str, limit: int | None = None, before: int | None = None
 ) -> list[AuditEntry]:
-    """The trail, newest first: versions below `before`, at most `limit` of them."""
+    """Return the trail, newest first: versions below `before`, at most `limit`."""
     found: list[AuditEntry] = []
     for entry in walk_audit(store, pipeline, before):
         if limit is not None and len(found) >= limit:
@@ -207,7 +208,7 @@ def load_audit(
 
 
 def walk_audit(store: CheckpointStore, pipeline: str, before: int | None = None) -> Iterator[AuditEntry]:
-    """The trail, newest first, read page by page."""
+    """Yield the trail, newest first, read page by page."""
     key = audit_key(pipeline)
     while page := store.list_versions(key, before=before):
         for info in page:
@@ -226,7 +227,7 @@ def _read(store: CheckpointStore, key: str, version: int) -> AuditEntry:
 
 
 def parse_audit(data: bytes, what: str) -> AuditRecord:
-    """Read the stored bytes of a record. DamagedError or NewerFormatError when they cannot be used."""
+    """Parse the stored bytes of a record. Raises DamagedError or NewerFormatError if they are not usable."""
     return AuditRecord.from_json(decode(data, AuditRecord.__name__, what), what)
 
 
@@ -235,7 +236,7 @@ def _number(value: Json) -> int | None:
 
 
 def _masked(value: Json) -> Json:
-    """The same value; user and password in URIs are left out."""
+    """Return the value without user and password in URIs."""
     if isinstance(value, str):
         return _CREDENTIALS.sub("***@", value)
     if isinstance(value, dict):

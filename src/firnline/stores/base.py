@@ -28,12 +28,12 @@ from firnline.types import Json
 
 KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,127})?")
 PAGE = 100
-MAX_VALUE_BYTES = 256 * 1024 * 1024  # of one version as it is stored: every backend can take that much in one piece
+MAX_VALUE_BYTES = 256 * 1024 * 1024  # limit of one stored version, which every backend accepts in one piece
 MAX_NOTE = 500  # characters
 
 
 class Model(Protocol):
-    """Anything that knows its own JSON: a checkpoint, a binlog position, an LSN."""
+    """A value with a JSON form: a checkpoint, a binlog position, an LSN."""
 
     def to_json(self) -> Json: ...
 
@@ -49,19 +49,19 @@ class VersionInfo:
     """One version, without its bytes."""
 
     version: int
-    created_at: str  # RFC 3339, UTC; for people: order is told by the number alone
+    created_at: str  # RFC 3339, UTC; for people: only the number gives the order
     size_bytes: int
     note: str = ""
 
 
 class CheckpointStore(ABC):
-    """Where checkpoints are kept for people and for recovery.
+    """Keeps checkpoints for people and for recovery.
 
-    Safe for several threads and, where `shared` is True, for several processes. Every put is durable when it
-    returns (but in memory). Errors of the machine are OSError (a server's too), and mean that the outcome is not
-    known: read back before trying again.
+    Safe for several threads and, if `shared` is True, for several processes. Every put is durable when it returns
+    (except in memory). Errors of machine and server are OSError, and mean that the outcome is unknown: read back before
+    a retry.
 
-    `held_by` names the sink that holds the checkpoints themselves, if one does: then the store is a copy.
+    `held_by` names the sink that holds the checkpoints themselves, if any. Then the store is a copy.
     """
 
     kind: ClassVar[str]
@@ -77,82 +77,81 @@ class CheckpointStore(ABC):
     @property
     @abstractmethod
     def place(self) -> str:
-        """Where it lies, for messages; without secrets."""
+        """The location, for messages; without secrets."""
 
     @abstractmethod
     def open(self) -> None:
-        """Make ready, and find out that the store keeps its promises; called once, before anything else.
+        """Set up the store and check its guarantees. Called once, before anything else.
 
         Raises:
-            StoreUnsafeError: it cannot create something only if it is absent.
+            StoreUnsafeError: it lacks put-if-absent.
             OSError: it cannot be reached.
         """
 
     def close(self) -> None:  # noqa: B027  # most have nothing to let go of
-        """Let go of connections; the object is not used any more."""
+        """Close connections. The object is not used afterwards."""
 
     def supports_versioning(self) -> bool:
-        """Whether `put_raw_versioned`, `get_version_raw`, `list_versions` and `rollback` work."""
+        """Return whether `put_raw_versioned`, `get_version_raw`, `list_versions` and `rollback` work."""
         return True
 
     @abstractmethod
     def get_raw(self, key: str) -> bytes | None:
-        """The newest version's bytes; None when the key was never put, or was deleted."""
+        """Return the newest version's bytes; None if the key was never put, or was deleted."""
 
     @abstractmethod
     def put_raw(self, key: str, data: bytes, note: str = "") -> int:
-        """Make `data` the newest version, whatever was there before; returns its number."""
+        """Make `data` the newest version, whatever is there. Returns its number."""
 
     @abstractmethod
     def delete(self, key: str) -> bool:
-        """Delete a key with all its versions; says whether there was something.
+        """Delete a key with all its versions. Returns whether there was a value.
 
         The deletion takes the next version number, so that numbers never start again.
         """
 
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[str]:
-        """Keys that begin with `prefix` and have a value, in byte order."""
+        """Return the keys that start with `prefix` and have a value, in byte order."""
 
     # -- versions -------------------------------------------------------------------------------------
 
     @abstractmethod
     def latest_version(self, key: str) -> int:
-        """The number that `put_raw_versioned` must expect: 0 when the key was never put.
+        """Return the number that `put_raw_versioned` must expect: 0 if the key was never put.
 
-        After a delete it is the deletion's own number, although there is no value. Constant time, however
-        many versions there are.
+        After a delete it is the deletion's own number, although there is no value. Takes constant time, whatever the
+        number of versions.
         """
 
     @abstractmethod
     def put_raw_versioned(self, key: str, data: bytes, expected: int, note: str = "") -> int:
-        """Make `data` version `expected + 1`, if `expected` is the latest number; returns the new number.
+        """Make `data` version `expected + 1`, if `expected` is the latest number. Returns the new number.
 
-        When the version exists already with exactly these bytes, it was this very put, whose answer was lost:
-        that is success, also when newer versions stand on it by now. Payloads of rivals must therefore differ
-        (name the writer in them).
+        If the version already exists with exactly these bytes, it is this put, whose answer was lost. That is success,
+        even if newer versions follow it. Payloads of rivals must therefore differ (name the writer in them).
 
         Raises:
-            VersionConflictError: somebody else put a version since; nothing was written.
+            VersionConflictError: another writer put a version since; nothing was written.
         """
 
     @abstractmethod
     def get_version_raw(self, key: str, version: int) -> bytes | None:
-        """One version's bytes; None when it is not there (never put, pruned, deleted)."""
+        """Return one version's bytes; None if it does not exist (never put, pruned, deleted)."""
 
     @abstractmethod
     def list_versions(self, key: str, *, before: int | None = None, limit: int = PAGE) -> Sequence[VersionInfo]:
-        """Versions, newest first, those below `before`, at most `limit`: a page."""
+        """Return a page of at most `limit` versions below `before`, newest first."""
 
     @abstractmethod
     def prune(self, key: str, keep: int) -> int:
-        """Delete all but the newest `keep` versions (at least 1); returns how many went.
+        """Delete all but the newest `keep` versions (at least 1). Returns how many were deleted.
 
-        The kept ones are always the newest without a gap; a kill in between leaves more of them, never fewer.
+        The kept ones are always the newest without a gap. A kill in between leaves more of them, never fewer.
         """
 
     def rollback(self, key: str, version: int, note: str = "") -> int:
-        """Put a new version that equals an old one; returns its number.
+        """Put a new version equal to an old one. Returns its number.
 
         Raises:
             StoreReadOnlyError: a sink holds this checkpoint; only `firnline rollback` takes data and progress back.
@@ -179,10 +178,10 @@ class CheckpointStore(ABC):
         return self.put_raw_versioned(key, data, expected, note)
 
     def get(self, key: str, model: type[M], *, version: int | None = None) -> M | None:
-        """The newest model, or that of one version; None when there is none.
+        """Return the newest model, or that of one version; None if there is none.
 
         Raises:
-            DamagedError: it is damaged; the message names the newest version that is intact.
+            DamagedError: it is damaged; the message names the newest intact version.
             NewerFormatError: a newer Firnline wrote it.
         """
         what = f"{key} in {self.place}" if version is None else f"version {version} of {key} in {self.place}"
@@ -202,14 +201,14 @@ class CheckpointStore(ABC):
             raise DamagedError(f"{what} is no {model.__name__}: {error}", what=what) from error
 
     def _newest_intact(self, key: str, model: type[Model], before: int | None) -> int | None:
-        """The newest version below `before` that can be read."""
+        """Return the newest readable version below `before`."""
         try:
             while page := self.list_versions(key, before=before):
                 for info in page:
                     if self._is_intact(key, model, info.version):
                         return info.version
                 before = page[-1].version
-        except DamagedError:  # the list itself: nothing can be said of the rest
+        except DamagedError:  # the list itself is damaged: the rest is unknown
             pass
         return None
 
@@ -235,14 +234,14 @@ class CheckpointStore(ABC):
 
 
 def check_key(key: str) -> str:
-    """Refuse what is not a key before it becomes part of a path or a query."""
+    """Refuse an invalid key before it becomes part of a path or a query."""
     if not KEY.fullmatch(key):
         raise ConfigError(f"{key!r} is no key of a checkpoint store: <pipeline> or <pipeline>/<part>")
     return key
 
 
 def check_put(key: str, data: bytes, note: str) -> None:
-    """Refuse what not every backend can keep."""
+    """Refuse a value that some backend cannot keep."""
     check_key(key)
     if len(data) > MAX_VALUE_BYTES:
         raise ConfigError(
@@ -254,7 +253,7 @@ def check_put(key: str, data: bytes, note: str) -> None:
 
 
 def check_keep(keep: int) -> None:
-    """The newest version is never pruned."""
+    """Check that the newest version is never pruned."""
     if keep < 1:
         raise ConfigError(f"cannot keep {keep} versions: the newest always stays")
 
@@ -265,11 +264,11 @@ class Connected(Protocol):
     def after_fork(self) -> None: ...
 
 
-_connected: weakref.WeakSet[Connected] = weakref.WeakSet()  # the system's own list of hooks only grows
+_connected: weakref.WeakSet[Connected] = weakref.WeakSet()  # the system's list of hooks only grows
 
 
 def reset_after_fork(store: Connected) -> None:
-    """Have `after_fork` called in forked children, for as long as the store lives."""
+    """Call `after_fork` in forked children for the lifetime of the store."""
     _connected.add(store)
 
 
@@ -282,16 +281,16 @@ os.register_at_fork(after_in_child=_reset_all)
 
 
 def timestamp(at: float | None = None) -> str:
-    """RFC 3339, UTC: of a file's time, or now."""
+    """Return a file's time, or the current time, as RFC 3339 in UTC."""
     moment = SystemClock().now() if at is None else datetime.fromtimestamp(at, UTC)
     return moment.isoformat(timespec="milliseconds")
 
 
 def prove_put_if_absent(storage: Storage, folder: str = "") -> None:
-    """Try on the real storage that `put_new` refuses what exists; leaves nothing behind.
+    """Test on the real storage that `put_new` refuses an existing name. Leaves nothing behind.
 
     Raises:
-        StoreUnsafeError: it replaced what was there.
+        StoreUnsafeError: it replaced an existing object.
         OSError: the storage cannot be reached or written.
     """
     key = f"{folder}/probe-{uuid.uuid4().hex}".removeprefix("/")

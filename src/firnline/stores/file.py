@@ -6,13 +6,13 @@
         00000000000000000007.note            its note, if it has one
         00000000000000000009.deleted         a deletion: number 9, no value
         HEAD                                 the newest number: a hint, checked at every use
-        .lock                                held while something is put, deleted or pruned; names who had it last
+        .lock                                held during put, delete and prune; names its last owner
     <root>/.tmp/                             files that are still being written
 
 A version is written to a temporary file, fsynced, linked to its name (a link refuses to replace), and its folder is
 fsynced. The lock (flock, which the system lets go of when a process dies) makes a number belong to one file, whatever
-its suffix, and keeps a writer that stood still from bringing back a number that was pruned. Use a disk of this
-machine; for a share, use the object store with a folder.
+its suffix, and keeps a writer that stood still from bringing back a number that was pruned. Use a disk of this machine;
+for a share, use the object store with a folder.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from firnline.stores.base import (
 )
 from firnline.stores.payload import COMPRESS_ABOVE_BYTES, is_compressed
 
-LOCK_SECONDS = 10.0  # a put takes milliseconds; whoever holds the lock for longer was stopped
+LOCK_SECONDS = 10.0  # a put takes milliseconds; a process that holds the lock for longer was stopped
 SWEEP_AFTER_SECONDS = 3600.0
 _PLAIN, _PACKED, _DELETED, _NOTE = ".json", ".json.zst", ".deleted", ".note"
 _SUFFIXES = (_PLAIN, _PACKED, _DELETED)
 _VERSION = re.compile(r"(\d{20})(\.json|\.json\.zst|\.deleted)")
 _HINT = re.compile(rb"\d{1,18}\n")
-_PROBES = 64  # forward from the hint; a hint further behind than this is older than one killed writer leaves
+_PROBES = 64  # forward from the hint; one killed writer leaves no hint older than this
 
 
 class FileStore(CheckpointStore):
@@ -85,7 +85,7 @@ class FileStore(CheckpointStore):
             with contextlib.suppress(FileNotFoundError):
                 if found is not None:
                     return Path(found).read_bytes()
-            # Pruned since it was looked for: a newer one is there. Without one, the folder was emptied by hand.
+            # Pruned since it was found: a newer one exists. Without one, the folder was emptied by hand.
             if self._latest(folder) == latest:
                 return None
         return None
@@ -104,7 +104,7 @@ class FileStore(CheckpointStore):
             latest = self._latest(folder)
             found = self._find(folder, latest)
             if found is None or found.endswith(_DELETED):
-                self._remove(folder, self._numbers(folder), below=latest)  # what a killed deletion left
+                self._remove(folder, self._numbers(folder), below=latest)  # left by a killed deletion
                 return False
             path = os.path.join(folder, f"{latest + 1:020d}{_DELETED}")
             fault_point("store.delete.before")
@@ -141,7 +141,7 @@ class FileStore(CheckpointStore):
                 return self._publish(folder, latest, data, note)
             if self._is_deleted(folder, latest) or self._read(folder, expected + 1) != data:
                 raise self._conflict(key, expected, latest)
-            fsync_path(folder)  # the lost answer may be that of a writer that was killed before it came to this
+            fsync_path(folder)  # a writer killed before this point may have caused the lost answer
             return expected + 1
 
     def get_version_raw(self, key: str, version: int) -> bytes | None:
@@ -159,7 +159,7 @@ class FileStore(CheckpointStore):
         missing = 0
         while top > 0 and len(infos) < limit and missing <= _PROBES:
             path = self._find(folder, top)
-            missing = 0 if path else missing + 1  # a few may have been taken away by hand
+            missing = 0 if path else missing + 1  # some files may have been removed by hand
             if path and not path.endswith(_DELETED):
                 with contextlib.suppress(FileNotFoundError):
                     stat = os.stat(path)
@@ -171,7 +171,7 @@ class FileStore(CheckpointStore):
         check_keep(keep)
         folder = self._folder(key)
         if not self._find(folder, max(self._latest(folder) - keep, 0)):
-            return 0  # without a gap, nothing older is there either
+            return 0  # without a gap, nothing older exists
         with self._locked(folder):
             numbers = self._numbers(folder)
             values = sorted(n for n, suffixes in numbers.items() if suffixes != {_DELETED})
@@ -186,7 +186,7 @@ class FileStore(CheckpointStore):
         return os.path.join(self._root, pipeline, *(("parts", part) if part else ("checkpoint",)))
 
     def _find(self, folder: str, version: int) -> str | None:
-        """The file that a number belongs to."""
+        """Return the file of a version number."""
         for suffix in _SUFFIXES:
             path = os.path.join(folder, f"{version:020d}{suffix}")
             if os.path.exists(path):
@@ -194,7 +194,7 @@ class FileStore(CheckpointStore):
         return None
 
     def _is_deleted(self, folder: str, latest: int) -> bool:
-        """Whether the newest number is a deletion: then nothing below counts, even if it still lies there."""
+        """Return whether the newest number is a deletion. Then nothing below counts, even if the files still exist."""
         return os.path.exists(os.path.join(folder, f"{latest:020d}{_DELETED}"))
 
     def _read(self, folder: str, version: int) -> bytes | None:
@@ -212,7 +212,7 @@ class FileStore(CheckpointStore):
         return ""
 
     def _numbers(self, folder: str) -> dict[int, set[str]]:
-        """Every number that the folder holds, by listing it."""
+        """Return every version number in the folder, by listing it."""
         found: dict[int, set[str]] = {}
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(folder):
@@ -221,7 +221,7 @@ class FileStore(CheckpointStore):
         return found
 
     def _latest(self, folder: str) -> int:
-        """The newest number: from the hint on where it leads to a file, else by listing."""
+        """Return the newest number: from the hint if it leads to a file, otherwise by listing."""
         try:
             text = Path(folder, "HEAD").read_bytes()
         except FileNotFoundError:
@@ -231,19 +231,19 @@ class FileStore(CheckpointStore):
             for ahead in range(number + 1, number + _PROBES):
                 if not self._find(folder, ahead):
                     if self._find(folder, ahead + 1):
-                        break  # a hole, made by hand
+                        break  # a gap, made by hand
                     return ahead - 1
         return max(self._numbers(folder), default=0)
 
     def _publish(self, folder: str, latest: int, data: bytes, note: str) -> int:
-        """Under the lock: make the next number's file and its note."""
+        """Create the next number's file and its note. Called under the lock."""
         if self._is_deleted(folder, latest):
-            self._remove(folder, self._numbers(folder), below=latest)  # what a killed deletion left must not come back
+            self._remove(folder, self._numbers(folder), below=latest)  # the rest of a killed deletion must not return
         version = latest + 1
         beside = os.path.join(folder, f"{version:020d}{_NOTE}")
         path = os.path.join(folder, f"{version:020d}{_PACKED if is_compressed(data) else _PLAIN}")
         fault_point("store.put.before")
-        # The note goes first: it means nothing until there is a version. One of a killed writer is replaced.
+        # The note goes first: it has no effect without a version. The note of a killed writer is replaced.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(beside)
         if note:
@@ -255,7 +255,7 @@ class FileStore(CheckpointStore):
         return version
 
     def _link_new(self, path: str, data: bytes) -> None:
-        """Give data a name that is not taken yet; the name is durable once its folder is fsynced."""
+        """Link data to an unused name. The name is durable once its folder is fsynced."""
         temporary = self._write_temporary(data)
         try:
             fault_point("store.publish.before")
@@ -273,15 +273,15 @@ class FileStore(CheckpointStore):
                 stream.flush()
                 os.fsync(stream.fileno())
         except OSError:
-            with contextlib.suppress(OSError):  # a full disk must not fill up with what failed
+            with contextlib.suppress(OSError):  # failed writes must not fill a full disk
                 os.unlink(path)
             raise
         return path
 
     def _hint(self, folder: str, version: int) -> None:
-        """Leave the hint; the version stands without it, so a failure here is none.
+        """Write the hint. The version is valid without it, so errors are ignored.
 
-        Written in place: a new file would be waited for by the next fsync. Whoever reads half of it finds out.
+        The hint is written in place: the next fsync would wait for a new file. A reader detects a partial write.
         """
         text = b"%d\n" % version
         with contextlib.suppress(OSError):
@@ -294,8 +294,8 @@ class FileStore(CheckpointStore):
                 os.close(descriptor)
 
     def _remove(self, folder: str, numbers: dict[int, set[str]], below: int) -> int:
-        """Under the lock: delete numbers below one, the oldest first; returns how many of them had a value."""
-        fsync_path(folder)  # the newer version may be that of a writer that was killed before it came to this
+        """Delete numbers below one, oldest first, under the lock. Returns how many of them had a value."""
+        fsync_path(folder)  # a writer killed before this point may have put the newer version
         fault_point("store.prune.before")
         gone = 0
         for number in sorted(n for n in numbers if n < below):
@@ -315,7 +315,8 @@ class FileStore(CheckpointStore):
 
     @contextlib.contextmanager
     def _lock_file(self, path: str, seconds: float | None = None) -> Iterator[None]:
-        """Hold a lock: against other threads too, since every call opens the file anew. OSError when it is not had."""
+        """Hold a lock, also against other threads, since every call opens the file again. Raises OSError if it stays
+        locked."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             pause = 0.0005
@@ -350,7 +351,7 @@ class FileStore(CheckpointStore):
                 os.unlink(path)
 
     def _sweep(self) -> None:
-        """Delete temporary files that killed writers left."""
+        """Delete temporary files of killed writers."""
         oldest = self._clock.now().timestamp() - SWEEP_AFTER_SECONDS
         with os.scandir(self._temporary) as entries:
             for entry in entries:
@@ -360,7 +361,7 @@ class FileStore(CheckpointStore):
 
 
 def _sign(descriptor: int) -> None:
-    """Leave a word in the lock on who has it. It only helps people, so a disk that is full is no failure."""
+    """Write the owner's name into the lock file, for people. A full disk is no failure."""
     me = this_process()
     text = f"{me.pid} {me.host}\n".encode()
     with contextlib.suppress(OSError):
@@ -370,7 +371,7 @@ def _sign(descriptor: int) -> None:
 
 
 def _locked_by(path: str, descriptor: int) -> str:
-    """Why a lock was not had, and what to do about it."""
+    """Return the error for a lock that stays taken, with advice."""
     words = b""
     with contextlib.suppress(OSError):
         words = os.pread(descriptor, 512, 0)

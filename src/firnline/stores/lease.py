@@ -1,9 +1,9 @@
-"""The lease of a pipeline: which of several runs is the active one, and when another may take over.
+"""The lease of a pipeline: decides which of several runs is active, and when another may take over.
 
-The lease only spares work: what keeps two runs from both writing is the generation that the sink checks with every
-commit. It is the key `<pipeline>/lease` of a checkpoint store, taken, renewed and released by compare and set, so
-that of two who try, one succeeds. The version that took it is its fencing token: it only grows. When it is dead, due
-or lost is decided in `lease_rules`.
+The lease only avoids wasted work. The generation that the sink checks with every commit prevents two writers. The lease
+is the key `<pipeline>/lease` of a checkpoint store. Runs take, renew and release it by compare and set, so only one of
+two candidates succeeds. The version that took it is its fencing token, which only grows. `lease_rules` decides when a
+lease is dead, due or lost.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ logger = logging.getLogger(__name__)
 
 KEPT_VERSIONS = 4
 PRUNE_EVERY = 16  # versions, whichever run wrote them: many short runs prune too
-TAKE_TRIES = 20  # against others who take it at the same time
+TAKE_TRIES = 20  # conflicts with others that take it at the same time
 UNANSWERED_TRIES = 3
-LOOKS = 8  # of a standby within one lease
+LOOKS = 8  # polls of a standby within one lease
 LONGEST_LOOK_SECONDS = 1.0
-LEAST_PATIENCE_SECONDS, MOST_PATIENCE_SECONDS = 5.0, 30.0  # with a call to the store that the main thread waits for
-EXIT_SECONDS = 4.0  # for letting go at the end
+LEAST_PATIENCE_SECONDS, MOST_PATIENCE_SECONDS = 5.0, 30.0  # for a call to the store that the main thread waits for
+EXIT_SECONDS = 4.0  # for the release at the end
 
 
 class Lease:
-    """One run's side of the lease. Not safe for several threads: the keeper's alone, once it runs.
+    """One run's side of the lease. Not thread-safe: only the keeper uses it, once it runs.
 
-    The main thread makes its calls through `calls`, so that a store that hangs does not hold up a signal.
+    The main thread makes its calls through `calls`, so that a store that hangs does not block a signal.
     """
 
     def __init__(self, store: CheckpointStore, pipeline: str, run: str, seconds: float, clock: Clock) -> None:
@@ -50,7 +50,7 @@ class Lease:
         self._tried_at: float | None = None
         self.calls = TimedCalls(patience(seconds))
         self.tenure: Tenure | None = None
-        self.rival: LeaseRecord | None = None  # who has it, when that was found out
+        self.rival: LeaseRecord | None = None  # the last known holder
 
     @property
     def seconds(self) -> float:
@@ -61,7 +61,7 @@ class Lease:
         return self._run
 
     def look(self) -> Sight:
-        """Read who holds the lease. OSError or CheckpointError when the store does not tell."""
+        """Read the holder of the lease. Raises OSError or CheckpointError if the store cannot be read."""
         began = self._clock.monotonic()
         record, readable = None, True
         while True:
@@ -71,14 +71,15 @@ class Lease:
             except (DamagedError, NewerFormatError) as error:
                 logger.warning("the lease cannot be read", extra={"reason": error.message})
                 readable = False
-            # Gone between the two reads means replaced; gone and still the newest means deleted.
+            # Missing between the two reads means replaced; missing and still the newest means deleted.
             if record is not None or not readable or self._store.latest_version(self._key) == version:
                 return Sight(version, record, began, self._clock.monotonic(), readable)
 
     def take(self, sight: Sight) -> bool:
-        """Take the lease as it was seen; False when another was quicker. Any error: not known, look again."""
+        """Take the lease as last read. Returns False if another run was faster. After any error the outcome is unknown:
+        read again."""
         if sight.record is not None and sight.record.holder == self._run and not sight.record.released:
-            return self._confirm(sight, sight.record)  # an earlier try whose answer was lost
+            return self._confirm(sight, sight.record)  # an earlier attempt whose answer was lost
         now = self._clock.now().isoformat()
         token = sight.version + 1
         me = this_process()
@@ -114,7 +115,7 @@ class Lease:
         return not self.tenure.taken_over
 
     def renew(self) -> None:
-        """Renew; what became of it stands in `tenure`. What the store raises counts as unanswered."""
+        """Renew the lease; `tenure` has the result. An error of the store counts as unanswered."""
         assert self.tenure is not None
         assert self._record is not None
         record = replace(self._record, renewed_at=self._clock.now().isoformat(), writes=self._next_write())
@@ -133,7 +134,7 @@ class Lease:
             self._prune(version)
 
     def _find_out(self) -> None:
-        """The version is not what we wrote last: another's, or our own write whose answer was lost."""
+        """Handle a version that is not our last one: another run's, or our own write whose answer was lost."""
         assert self.tenure is not None
         try:
             sight = self.look()
@@ -141,7 +142,7 @@ class Lease:
             self._go_unanswered("lease not read", error)
             return
         record = sight.record
-        deleted = record is None and sight.readable  # by hand: nobody else holds it
+        deleted = record is None and sight.readable  # deleted by hand: no other run holds it
         if deleted or (record is not None and (record.holder, record.token) == (self._run, self.tenure.token)):
             self.tenure = self.tenure.found_own(sight.version)
         else:
@@ -150,7 +151,7 @@ class Lease:
 
     def _go_unanswered(self, what: str, error: Exception) -> None:
         assert self.tenure is not None
-        log = logger.debug if self.tenure.failing else logger.warning  # an outage is told once, not with every try
+        log = logger.debug if self.tenure.failing else logger.warning  # an outage is logged once, not every time
         log(what, extra={"reason": str(error)})
         self.tenure = self.tenure.unanswered()
 
@@ -167,7 +168,8 @@ class Lease:
             logger.warning("old versions of the lease not deleted", extra={"reason": str(error)})
 
     def release(self) -> None:
-        """Let go, so that a standby takes over at once; if that fails it waits for the end of the lease."""
+        """Release the lease, so that a standby takes over at once. If that fails, the standby waits for the end of the
+        lease."""
         if self.tenure is None or self._record is None or self.tenure.taken_over:
             return
         record = replace(self._record, released=True, renewed_at=self._clock.now().isoformat())
@@ -191,16 +193,16 @@ class Lease:
 
 
 def patience(seconds: float) -> float:
-    """How long the main thread waits for one answer about a lease of so many seconds."""
+    """Return how long the main thread waits for one answer, for a lease of `seconds`."""
     return min(max(LEAST_PATIENCE_SECONDS, seconds), MOST_PATIENCE_SECONDS)
 
 
 def take_now(lease: Lease) -> LeaseRecord | None:
-    """Take the lease, from a living holder too; the holder that it was taken from, if it had not released it.
+    """Take the lease, even from a live holder. Returns the previous holder, unless it had released the lease.
 
     Raises:
         OSError: the store does not answer, or hangs.
-        CheckpointError: what it holds is damaged, or others take the lease all the time.
+        CheckpointError: its content is damaged, or others keep taking the lease.
     """
     return lease.calls.call(lambda: _take_now(lease))
 
@@ -214,7 +216,7 @@ def _take_now(lease: Lease) -> LeaseRecord | None:
                 former = None if sight.record.released else sight.record
             if lease.take(sight):
                 return former
-        except (OSError, CheckpointError):  # taken or not: the next look tells
+        except (OSError, CheckpointError):  # the next read shows whether it was taken
             unanswered += 1
             if unanswered == UNANSWERED_TRIES:
                 raise
@@ -222,10 +224,10 @@ def _take_now(lease: Lease) -> LeaseRecord | None:
 
 
 def wait_for_lease(lease: Lease, rest: Callable[[float], bool], told: Callable[[Sight | None], None]) -> bool:
-    """Stand by until the lease is free or its holder dead, and take it; False when told to stop.
+    """Stand by until the lease is free or its holder dead, and take it. Returns False if asked to stop.
 
-    `rest` waits for so many seconds and says whether to stop. `told` hears once of every holder that is waited for;
-    of None when the store does not answer.
+    `rest` waits for the given seconds and returns whether to stop. `told` is called once for every holder that the
+    standby waits for, and with None if the store does not answer.
     """
     watch = Watch(lease.run, lease.seconds)
     pause = min(lease.seconds / LOOKS, LONGEST_LOOK_SECONDS)
@@ -241,7 +243,7 @@ def wait_for_lease(lease: Lease, rest: Callable[[float], bool], told: Callable[[
             try:
                 if lease.calls.call(partial(lease.take, sight)):
                     return True
-            except (OSError, CheckpointError) as error:  # taken or not: the next look tells
+            except (OSError, CheckpointError) as error:  # the next read shows whether it was taken
                 logger.warning("the answer to taking the lease was lost", extra={"reason": str(error)})
         seen = (sight.record.holder, sight.record.token) if sight and sight.record else sight is None
         if seen != last and verdict is Verdict.WAIT:
@@ -252,9 +254,9 @@ def wait_for_lease(lease: Lease, rest: Callable[[float], bool], told: Callable[[
 
 
 class LeaseKeeper:
-    """Renews a lease that is held, on a thread of its own, and calls `lost` once if another took it.
+    """Renews a held lease on its own thread, and calls `lost` once if another run took it.
 
-    A store that does not answer ends no run: the table decides whose commits count, and the store is tried on.
+    A store that does not answer never ends a run: the table decides whose commits count, and the keeper retries.
     """
 
     def __init__(self, lease: Lease, clock: Clock, lost: Callable[[FencedError], None]) -> None:
@@ -270,7 +272,7 @@ class LeaseKeeper:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop renewing, and let go of the lease if it is still ours; a store that hangs is left to itself."""
+        """Stop renewing, and release the lease if it is still ours. A store that hangs is abandoned."""
         self._stop.set()
         try:
             self._lease.calls.call(self._let_go, EXIT_SECONDS)
@@ -290,8 +292,8 @@ class LeaseKeeper:
                 if lease.tenure.judge(self._clock.monotonic()) is Verdict.LOST:
                     self._lost(lost_error(lease))
                     return
-            except Exception:  # a bug of ours must not leave a lease that nobody renews, without a word
-                log = logger.debug if lease.tenure.failing else logger.error  # once, not with every try
+            except Exception:  # a bug of ours must not stop renewal silently
+                log = logger.debug if lease.tenure.failing else logger.error  # once, not with every attempt
                 log("renewing the lease failed; trying again", exc_info=True)
                 lease.tenure = lease.tenure.unanswered()
             self._tell(lease.tenure)
@@ -306,7 +308,7 @@ class LeaseKeeper:
 
 
 def lost_error(lease: Lease) -> FencedError:
-    """Why the run must end."""
+    """Return the error that ends the run."""
     rival = lease.rival
     if rival is None:
         return FencedError("the lease was overwritten")

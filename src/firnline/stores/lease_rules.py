@@ -1,9 +1,9 @@
-"""When a lease is dead, due or lost: decided from what was seen and from monotonic time, without I/O.
+"""Decides when a lease is dead, due or lost, from what was read and from monotonic time, without I/O.
 
-No clock of another machine is compared with ours. A watcher takes the lease for dead when it saw the same version
-for as long as the holder promised to renew in, by its own monotonic clock; the holder counts from the moment before
-its own last write. So a holder that runs knows that its lease may be over before anybody takes it. That alone ends
-no run: only another's version does.
+Clocks of different machines are never compared. A watcher considers the lease dead if it saw the same version for the
+holder's full lease time, on its own monotonic clock. The holder counts from the moment before its last write, so it
+knows that its lease may have ended before any other run takes it. That alone ends no run: only another run's version
+does.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from enum import Enum
 from firnline.errors import DamagedError
 from firnline.types import Json
 
-RENEWALS = 3  # tries within one lease: two may fail before it is over
+RENEWALS = 3  # attempts within one lease: two may fail before it ends
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """Who holds the lease. The times are for people: nothing is decided from them."""
+    """The holder of the lease. The times are for people: no decision depends on them."""
 
     holder: str  # the run's id
     host: str
@@ -29,7 +29,7 @@ class LeaseRecord:
     taken_at: str
     renewed_at: str
     lease_seconds: float
-    writes: int = 1  # tries of the holder: no two have the same bytes, so a repeat is not taken for the first one
+    writes: int = 1  # attempts of the holder: no two records have the same bytes, so a repeat is recognized
     released: bool = False
 
     def to_json(self) -> dict[str, Json]:
@@ -37,10 +37,10 @@ class LeaseRecord:
 
     @classmethod
     def from_json(cls, value: Json, what: str = "lease") -> LeaseRecord:
-        """Read what `to_json` wrote.
+        """Parse the output of `to_json`.
 
         Raises:
-            DamagedError: it is something else.
+            DamagedError: it is invalid.
         """
         try:
             return cls(
@@ -68,7 +68,7 @@ class LeaseRecord:
 
 
 class Verdict(Enum):
-    """What to do about the lease now."""
+    """What to do with the lease now."""
 
     WAIT = "wait"
     TAKE = "take"
@@ -78,10 +78,10 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """One look at the lease, with the monotonic times before and after it."""
+    """One read of the lease, with the monotonic times before and after it."""
 
-    version: int  # what the next put must expect
-    record: LeaseRecord | None  # None: there is none, or it cannot be read
+    version: int  # the version that the next put expects
+    record: LeaseRecord | None  # None: missing or unreadable
     began: float
     ended: float
     readable: bool = True
@@ -89,7 +89,7 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """A standby: since when the newest version has been the same. `patience` is for a record that tells none."""
+    """A standby's view: since when the newest version is unchanged. `patience` is for a record without a lease time."""
 
     run: str
     patience: float
@@ -97,12 +97,12 @@ class Watch:
     since: float = 0.0
 
     def look(self, sight: Sight | None) -> tuple[Watch, Verdict]:
-        """Judge a look; None when the store did not answer, which says nothing about the holder."""
+        """Judge one read. Returns None if the store did not answer, which proves nothing about the holder."""
         if sight is None:
             return self, Verdict.WAIT
         record = sight.record
         if sight.readable and (record is None or record.released or record.holder == self.run):
-            return self, Verdict.TAKE  # our own: an earlier try whose answer was lost
+            return self, Verdict.TAKE  # our own: an earlier attempt whose answer was lost
         if sight.version != self.version:
             return replace(self, version=sight.version, since=sight.ended), Verdict.WAIT
         seconds = record.lease_seconds if record else self.patience
@@ -111,32 +111,33 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Tenure:
-    """A holder: when it last wrote, and whether the store failed to answer since.
+    """A holder's view: its last write, and whether the store failed to answer since.
 
-    Past its end, because the holder slept or the store did not answer, a lease has lapsed: anybody may take it, but
-    perhaps nobody did. Compare and set tells, so the holder tries on. It is lost when another's version is found.
+    If the holder slept or the store did not answer until the end of the lease, the lease has lapsed: any run may take
+    it, but perhaps none did. Compare and set decides, so the holder keeps trying. The lease is lost once another run's
+    version is read.
     """
 
     version: int
     token: int
     seconds: float
-    since: float  # before the last write that succeeded
+    since: float  # before the last successful write
     failing: bool = False
     taken_over: bool = False
 
     def judge(self, now: float) -> Verdict:
-        """What is due at `now`."""
+        """Return what is due at `now`."""
         if self.taken_over:
             return Verdict.LOST
         due = self.failing or now - self.since >= self.seconds / RENEWALS
         return Verdict.RENEW if due else Verdict.WAIT
 
     def has_lapsed(self, now: float) -> bool:
-        """Whether it was tried in vain until the end of the lease."""
+        """Return whether every attempt failed until the end of the lease."""
         return self.failing and now - self.since >= self.seconds
 
     def wait(self, now: float) -> float:
-        """Seconds until something is due; after a failure it is tried more often."""
+        """Return the seconds until something is due; after a failure, attempts are more frequent."""
         step = self.seconds / RENEWALS
         return step / 4 if self.failing else max(0.0, self.since + step - now)
 
@@ -144,7 +145,7 @@ class Tenure:
         return replace(self, version=version, since=began, failing=False)
 
     def found_own(self, version: int) -> Tenure:
-        """A write of ours stands whose answer was lost: go on from it, and from no later time than known."""
+        """Continue from a write of ours whose answer was lost, and from no later time than known."""
         return replace(self, version=version)
 
     def unanswered(self) -> Tenure:

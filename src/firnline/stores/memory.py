@@ -1,4 +1,4 @@
-"""A checkpoint store in this process's memory: for tests, and for runs whose checkpoints need not outlive them."""
+"""A checkpoint store in this process's memory, for tests and for runs whose checkpoints need not outlive them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Kept:
 
 
 class MemoryStore(CheckpointStore):
-    """Gone when this process ends."""
+    """A store that ends with this process."""
 
     kind: ClassVar[str] = "memory"
     shared: ClassVar[bool] = False
@@ -33,7 +33,7 @@ class MemoryStore(CheckpointStore):
         return "memory"
 
     def open(self) -> None:
-        """There is nothing to make ready."""
+        """Do nothing: a store in memory needs no setup."""
 
     def get_raw(self, key: str) -> bytes | None:
         check_key(key)

@@ -1,16 +1,16 @@
 """A checkpoint store on any storage with put-if-absent: S3, GCS, Azure, or a folder on a share.
 
     <pipeline>/checkpoint/...  or  <pipeline>/parts/<part>/...
-        floor/<inverted>-<n>                 numbers below n are pruned, whatever may still lie there
+        floor/<inverted>-<n>                 numbers below n are pruned, even if objects still exist
         version/<inverted, two parts>-<n>    the bytes of version n; a deletion is a version of fixed content
         version/<inverted, two parts>-<n>.note
 
 The inverted number (10^20 - 1 - n) makes every listing begin with the newest, so the newest is found by one request,
-however many there are; the two parts keep the folders of a local disk short. A number belongs to whoever creates its
-object first. A writer that stood still while its number was taken and pruned could create it anew: so the floor is
-raised before anything is pruned, and read again after every put; what lies below it is not there.
+however many there are; the two parts keep the folders of a local disk short. A number belongs to the writer that
+creates its object first. A stalled writer could create a number again that was taken and pruned meanwhile. The floor is
+therefore raised before anything is pruned, and read again after every put; versions below it do not count.
 
-The time of a version is its object's; its note is written after it, and a kill in between costs the note alone.
+The time of a version is its object's. Its note is written after it, and a kill in between loses only the note.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from firnline.stores.payload import COMPRESS_ABOVE_BYTES
 DELETED = b'{"deleted":true,"format":1,"type":"firnline-deletion"}\n'
 _TOP = 10**20 - 1
 _NAME = re.compile(r"(\d{17}/)?\d{3,20}-(\d{1,20})(\.note)?")
-_ATTEMPTS = 1000  # for one put among rivals: every attempt that fails is another writer's success
+_ATTEMPTS = 1000  # for one put among rivals: each failed attempt is another writer's success
 _READERS = 8
 _Names: TypeAlias = list[str]  # inside the class, `list` is its method
 
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    floor: int  # what lies below is not there: it was pruned, or deleted
+    floor: int  # versions below do not count: pruned or deleted
     latest: int
     deleted: bool
 
@@ -79,7 +79,7 @@ class ObjectStore(CheckpointStore):
         folder = _folder(key)
         while latest := self._head(folder).latest:
             data = self._find(folder, latest)
-            if data is not None or self._head(folder).latest == latest:  # else it was pruned just now, for a newer one
+            if data is not None or self._head(folder).latest == latest:  # otherwise it was just pruned for a newer one
                 return None if data == DELETED else data
         return None
 
@@ -117,7 +117,7 @@ class ObjectStore(CheckpointStore):
         yield from sorted(found)
 
     def _next_key(self, after: str, prefix: str, found: _Names) -> str | None:
-        """Add the next key; returns where to go on. A key's folder is left at once: versions are not walked through."""
+        """Add the next key. Returns where to continue: after a key's folder, without walking its versions."""
         for stat in self._storage.list("", after):
             folder, key = _key_of(stat.name.removeprefix(self._storage.root + "/"))
             if key is None:
@@ -184,7 +184,7 @@ class ObjectStore(CheckpointStore):
         folder = _folder(key)
         head = self._head(folder)
         if head.latest <= keep or not self._exists(folder, head.latest - keep):
-            return 0  # without a gap, nothing older is there either
+            return 0  # without a gap, nothing older exists
         kept = 0
         for name, version, stat in self._objects(folder):
             if version < head.floor:
@@ -202,13 +202,13 @@ class ObjectStore(CheckpointStore):
             raise ConfigError(f"a value for {key!r} is what marks a deletion")
 
     def _create(self, folder: str, version: int, data: bytes) -> bool:
-        """Create a version; False when the number is another writer's."""
+        """Create a version. Returns False if the number is another writer's."""
         name = _name(folder, version)
         fault_point("store.put.before")
         try:
             self._storage.put_new(name, data)
         except FileExistsError:
-            # A put that was sent twice meets its own first try.
+            # A put that was sent twice meets its own first attempt.
             return self._find(folder, version) == data
         fault_point("store.put.after")
         return True
@@ -238,7 +238,7 @@ class ObjectStore(CheckpointStore):
         return stat.size_bytes == len(DELETED) and self._find(folder, version) in (DELETED, None)
 
     def _head(self, folder: str) -> _Head:
-        """Where a key stands, from one listing."""
+        """Return the head of a key, from one listing."""
         floor = 0
         for stat in self._storage.list(folder):
             kind, number = self._parse(stat, folder)
@@ -250,14 +250,14 @@ class ObjectStore(CheckpointStore):
         return _Head(floor, floor, floor > 0)
 
     def _ready(self, folder: str) -> _Head:
-        """The same, for a writer: what a killed deletion left must not come back with a new value."""
+        """Return the head for a writer: the rest of a killed deletion must not come back with a new value."""
         head = self._head(folder)
         if head.deleted:
             self._sweep(folder, head.latest)
         return head
 
     def _objects(self, folder: str, before: int | None = None) -> Iterator[tuple[str, int, FileStat]]:
-        """Versions and notes, newest first, below a number: a version, then its note."""
+        """Yield versions and notes below a number, newest first: a version, then its note."""
         after = f"{self._storage.root}/{_name(folder, before)}.~" if before is not None else ""
         for stat in self._storage.list(f"{folder}/version", after):
             number = self._parse(stat, folder)[1]
@@ -270,7 +270,7 @@ class ObjectStore(CheckpointStore):
         return (kind, int(match[2])) if match else ("", 0)
 
     def _sweep(self, folder: str, below: int) -> int:
-        """Raise the floor, then delete what lies below; returns how many versions went."""
+        """Raise the floor, then delete everything below. Returns how many versions were deleted."""
         floors = [(stat, self._parse(stat, folder)[1]) for stat in self._storage.list(f"{folder}/floor")]
         old = [*self._objects(folder, below)] if below > 1 else []
         if not old and not floors:
@@ -296,7 +296,7 @@ def _folder(key: str) -> str:
 
 
 def _key_of(name: str) -> tuple[str, str | None]:
-    """The folder and the key that an object belongs to; None for a stranger's."""
+    """Return the folder and the key of an object; None for a foreign one."""
     parts = name.split("/")
     if len(parts) > 2 and parts[1] == "checkpoint" and KEY.fullmatch(parts[0]):
         return "/".join(parts[:2]), parts[0]

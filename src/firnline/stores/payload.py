@@ -1,6 +1,6 @@
-"""The durable form of a value in a store: JSON with format number, type and checksum; zstd when it is large.
+"""The durable form of a value in a store: JSON with format number, type and checksum; zstd if it is large.
 
-Small ones are read with a plain editor, large ones with `zstd -d`. The envelope:
+A plain editor reads small ones, `zstd -d` unpacks large ones. The envelope:
 
     {"checksum": "<sha-256 of the rest>", "format": 1, "type": "Checkpoint", "value": {...}}
 """
@@ -14,21 +14,21 @@ from firnline.errors import DamagedError
 from firnline.types import Json
 
 COMPRESS_ABOVE_BYTES = 16 * 1024
-MAX_BYTES = 1 << 31  # of one value, unpacked: a damaged length must not fill the memory
+MAX_BYTES = 1 << 31  # limit of one unpacked value: a damaged length must not fill the memory
 _MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 def encode(value: Json, kind: str, compress_above_bytes: int = COMPRESS_ABOVE_BYTES) -> bytes:
-    """The bytes of a value; the same value always gives the same bytes."""
+    """Return the bytes of a value. The same value always gives the same bytes."""
     text = canonical(seal({"type": kind, "value": value})) + b"\n"
     return zstandard.compress(text) if len(text) > compress_above_bytes else text
 
 
 def decode(data: bytes, kind: str, what: str) -> Json:
-    """The value.
+    """Return the value.
 
     Raises:
-        DamagedError: not what was encoded, or a value of another type.
+        DamagedError: the content differs from what was encoded, or is a value of another type.
         NewerFormatError: a newer Firnline wrote it.
     """
     if is_compressed(data):
@@ -44,7 +44,7 @@ def decode(data: bytes, kind: str, what: str) -> Json:
 
 
 def is_compressed(data: bytes) -> bool:
-    """Whether these bytes are a zstd frame."""
+    """Return whether these bytes are a zstd frame."""
     return data.startswith(_MAGIC)
 
 

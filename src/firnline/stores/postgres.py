@@ -3,8 +3,8 @@
     firnline.heads     key, latest, deleted, updated_at
     firnline.versions  key, version, created_at, note, data
 
-Every write locks the one row of its key in `heads`, so writers of a key take turns and cannot deadlock. The database is
-asked for the lock for a limited time, and lets go of what a process that stands still holds.
+Every write locks the row of its key in `heads`, so writers of a key take turns and cannot deadlock. Waiting for the
+lock has a timeout, and the database releases the locks of a stalled process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from firnline.stores.base import PAGE, CheckpointStore, VersionInfo, check_keep,
 from firnline.stores.payload import COMPRESS_ABOVE_BYTES
 
 FORMAT = 1
-# How long a dead network, a lock and a process that stands still may hold others up; the dsn may say otherwise.
+# Timeouts for a dead network, a lock and a stalled process; the dsn may override them.
 _DEFAULTS = {
     "connect_timeout": "10",
     "tcp_user_timeout": "30000",
@@ -43,15 +43,15 @@ _CREATE = (
     " PRIMARY KEY (key, version))",
     "COMMENT ON SCHEMA firnline IS 'firnline checkpoint store, format 1'",
 )
-_LOCK = 0x4649524E  # the advisory lock under which the tables are made
+_LOCK = 0x4649524E  # the advisory lock under which the tables are created
 _T = TypeVar("_T")
 _abandoned: list[Any] = []  # a parent's connections, after a fork: never used and never closed by the child
 
 
 class PostgresStore(CheckpointStore):
-    """Versions in the database that `dsn` names; the dsn's password is never shown.
+    """Versions in the database that `dsn` names. The dsn's password is never shown.
 
-    With `looking` it is only read, and nothing is made: a database without the tables holds nothing.
+    With `looking` it is opened read-only and creates nothing: a database without the tables is empty.
     """
 
     kind: ClassVar[str] = "postgres"
@@ -73,7 +73,7 @@ class PostgresStore(CheckpointStore):
         try:
             self._given: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(dsn)
         except psycopg.Error:
-            # What the library says quotes the dsn.
+            # The library's message quotes the dsn.
             raise ConfigError(
                 "the dsn of the checkpoint store cannot be read",
                 hint="Write postgresql://user:password@host:5432/database, special signs in the password as %XX.",
@@ -194,14 +194,14 @@ class PostgresStore(CheckpointStore):
     # -- connection -----------------------------------------------------------------------------------
 
     def _read(self, work: Callable[[Any], _T], nothing: _T) -> _T:
-        """Do `work`, or find `nothing` when somebody looks at what no writer has prepared yet."""
+        """Do `work`. Read-only, return `nothing` if no writer has created the tables yet."""
         return self._run(lambda db: nothing if self._looking and not _is_ready(db) else work(db))
 
     def _run(self, work: Callable[[Any], _T], call: str = "") -> _T:
         """Do `work` in one transaction; a `call` writes, and has its fault points.
 
-        A connection that was lost before the commit was sent is opened again, once: nothing was written. After that
-        the outcome is unknown, and OSError says so.
+        If the connection is lost before the commit was sent, it is opened again once: nothing was written. Later the
+        outcome is unknown, which raises OSError.
         """
         with self._lock:
             for attempt in (1, 2):
@@ -236,7 +236,7 @@ class PostgresStore(CheckpointStore):
             raise
 
     def _let_go(self, db: Any, lost: bool) -> None:
-        """End a transaction that failed, and the connection with it if that is in doubt."""
+        """End a failed transaction, and close the connection if its state is in doubt."""
         if not lost:
             with contextlib.suppress(self._psycopg.Error):
                 db.rollback()
@@ -261,7 +261,7 @@ class PostgresStore(CheckpointStore):
         return self._connection
 
     def _translated(self, error: Exception) -> Exception:
-        """The library's error as one of the contract, without the password."""
+        """Return the library's error as one of the contract, without the password."""
         text = " ".join(str(error).split()) or type(error).__name__
         for secret in (self._given.get("password"), self._given.get("sslpassword")):
             text = text.replace(str(secret), "***") if secret else text
@@ -273,7 +273,7 @@ class PostgresStore(CheckpointStore):
         return OSError(f"{self.place}: {text}")
 
     def after_fork(self) -> None:
-        """In a forked child: the parent's connection is not ours to use or to close."""
+        """Drop the parent's connection in a forked child, without using or closing it."""
         if self._connection is not None:
             _abandoned.append(self._connection)
         self._connection = None
@@ -298,13 +298,13 @@ def _is_ready(db: Any) -> bool:
 
 
 def _create(db: Any) -> None:
-    db.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))  # two that create at once would trip over each other
+    db.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))  # two concurrent creators would conflict
     for statement in _CREATE:
         db.execute(statement)
 
 
 def _locked(db: Any, key: str) -> tuple[int, bool]:
-    """The latest number and whether there is no value; the key is ours until the transaction ends."""
+    """Return the latest number and whether there is no value. Locks the key until the transaction ends."""
     db.execute("INSERT INTO firnline.heads (key, latest, deleted) VALUES (%s, 0, true) ON CONFLICT DO NOTHING", (key,))
     row = _row(db, "SELECT latest, deleted FROM firnline.heads WHERE key = %s FOR UPDATE", key)
     return int(row[0]), bool(row[1])
@@ -317,7 +317,7 @@ def _set_head(db: Any, key: str, latest: int, deleted: bool) -> None:
 
 
 def _add_onto(db: Any, key: str, expected: int, data: bytes, note: str) -> bool:
-    """Add a version if `expected` is the latest, in one round trip; False when it is not, or the key is new."""
+    """Add a version if `expected` is the latest, in one round trip. Returns False if it is not, or the key is new."""
     done = db.execute(
         "WITH head AS (UPDATE firnline.heads SET latest = %s, deleted = false, updated_at = now()"
         " WHERE key = %s AND latest = %s RETURNING key, latest)"

@@ -1,4 +1,4 @@
-"""What a store and the tiers keep of an epoch: the checkpoint, the ledger entry it came with, and how it went."""
+"""The record of an epoch in a store or tier: the checkpoint, its ledger entry, and how the epoch went."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from firnline.types import EntryRef, Json
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """One epoch as it was recorded after its commit.
+    """One epoch, as recorded after its commit.
 
-    `entry` is what the deciding sink's commit names: with it, a copy proves that it is the sink's own epoch.
+    `entry` is the one that the deciding sink's commit names. It proves that a copy is of the sink's own epoch.
     """
 
     checkpoint: Checkpoint
     entry: EntryRef
     kind: str = "epoch"  # or rollback, fresh, restore
-    sinks: dict[str, dict[str, Json]] = field(default_factory=dict)  # what each sink's receipt said
+    sinks: dict[str, dict[str, Json]] = field(default_factory=dict)  # the receipt of each sink
     durations_ms: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -37,10 +37,10 @@ class CheckpointRecord:
 
     @classmethod
     def from_json(cls, value: Json, what: str = "checkpoint record") -> CheckpointRecord:
-        """Read what `to_json` wrote.
+        """Parse the output of `to_json`.
 
         Raises:
-            DamagedError: it is something else, or the checkpoint in it is damaged.
+            DamagedError: it is invalid, or the checkpoint in it is damaged.
             NewerFormatError: a newer Firnline wrote the checkpoint.
         """
         try:

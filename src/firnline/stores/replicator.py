@@ -1,8 +1,8 @@
 """Copies checkpoints to a tier in the background, at the tier's own pace.
 
-A replicator is given every checkpoint and copies the newest one once per interval; those in between are skipped, since
-each checkpoint is complete in itself. After a failure it tries again with a back-off for as long as the run lasts. Only
-a clean stop waits for it, and not for ever.
+A replicator gets every checkpoint and copies the newest one once per interval. It skips those in between, since each
+checkpoint is complete in itself. After a failure it retries with a back-off until the run ends. Only a clean stop waits
+for it, for a limited time.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ logger = logging.getLogger(__name__)
 
 FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 30.0
-PRUNE_EVERY = 16  # versions, by their numbers: a run may be too short to count so many
-LOG_EVERY = 10  # failures; the first of so many is logged
+PRUNE_EVERY = 16  # versions, by number: a run may be too short to count them
+LOG_EVERY = 10  # failures; the first of each group is logged
 
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """How far a tier is behind. `since`: when the oldest checkpoint that it lacks was made, on the monotonic clock."""
+    """How far a tier is behind. `since`: when its oldest missing checkpoint was made, on the monotonic clock."""
 
     path: str
     place: str
-    epoch: int  # the newest that the tier is known to hold; 0 while that is not known
-    epochs_behind: int = 0  # at most: offered, and not known to be there
+    epoch: int  # the newest epoch known to be in the tier; 0 while unknown
+    epochs_behind: int = 0  # at most: offered, and not known to be in the tier
     since: float | None = None
-    reason: str = ""  # why the last try failed
+    reason: str = ""  # why the last attempt failed
 
     def lag_seconds(self, now: float) -> float:
-        """For how long the tier has lacked a record; 0 when it is in sync."""
+        """Return how long the tier has lacked a record; 0 if it is in sync."""
         return 0.0 if self.since is None else max(0.0, now - self.since)
 
 
 class HasEpoch(Protocol):
-    """What a replicator copies: a checkpoint of an epoch."""
+    """An item that a replicator copies: a checkpoint of an epoch."""
 
     @property
     def epoch(self) -> int: ...
@@ -55,7 +55,7 @@ Item = TypeVar("Item", bound=HasEpoch)
 
 @dataclass(frozen=True, slots=True)
 class _Waiting(Generic[Item]):
-    """The newest item to copy, and the oldest one that it stands for: its epoch, and when it was offered."""
+    """The newest item to copy, and the oldest one that it replaces: its epoch, and when it was offered."""
 
     item: Item
     first: int
@@ -63,10 +63,10 @@ class _Waiting(Generic[Item]):
 
 
 class Replicator(ABC, Generic[Item]):
-    """Copies the newest item once per interval until it is there. `offer` is called from one thread, the rest from any.
+    """Copies the newest item once per interval until the tier has it. One thread calls `offer`, any thread the rest.
 
-    A subclass copies one item in `copy`. A newer item replaces one that waits; one copy runs at a time, so the order
-    is kept.
+    A subclass copies one item in `copy`. A newer item replaces a waiting one. One copy runs at a time, so the order is
+    kept.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Replicator(ABC, Generic[Item]):
         monotonic: Callable[[], float],
         report: Callable[[Replication], None] = lambda _: None,
     ) -> None:
-        """Take the tier's name and where it is; `report` is called after every try."""
+        """Take the tier's name and location; `report` is called after every attempt."""
         self._tier = tier
         self._where = place
         self._interval = interval_seconds
@@ -93,12 +93,12 @@ class Replicator(ABC, Generic[Item]):
         self._hurried = False
         self._closed = False
         self._refused = False  # the tier cannot be used at all: nothing more is copied
-        self._held = 0  # the newest epoch that the tier is known to hold
+        self._held = 0  # the newest epoch known to be in the tier
         self._thread: threading.Thread | None = None
 
     @abstractmethod
     def copy(self, item: Item) -> str:
-        """Copy an item; returns why it is not there, empty when it is. Whatever it raises counts as a failure."""
+        """Copy an item. Returns why the tier lacks it, empty on success. Any exception counts as a failure."""
 
     # -- what is known --------------------------------------------------------------------------------
 
@@ -109,11 +109,11 @@ class Replicator(ABC, Generic[Item]):
 
     @property
     def epoch(self) -> int:
-        """The newest epoch that the tier is known to hold; an item that is being copied does not count."""
+        """The newest epoch known to be in the tier, without an item being copied."""
         return self._held
 
     def replication(self) -> Replication:
-        """How far the tier is behind now, and why the last try failed, if it did."""
+        """Return how far the tier is behind now, and why the last attempt failed, if it did."""
         with self._changed:
             oldest, newest = self._taken or self._waiting, self._waiting or self._taken
             return Replication(
@@ -128,7 +128,7 @@ class Replicator(ABC, Generic[Item]):
     # -- copying --------------------------------------------------------------------------------------
 
     def offer(self, item: Item, *, here: bool = False) -> None:
-        """Take an item, to be copied once the interval has passed; `here`: if it has, before this returns."""
+        """Take an item to copy once the interval has passed. With `here`, copy it before returning if it has."""
         with self._changed:
             before = self._waiting
             first, since = (before.first, before.since) if before else (item.epoch, self._monotonic())
@@ -143,7 +143,7 @@ class Replicator(ABC, Generic[Item]):
                 self._copying.release()
 
     def turn(self) -> float | None:
-        """Copy if that is due; returns the seconds until the next turn, None when nothing waits."""
+        """Copy if due. Returns the seconds until the next turn; None if nothing waits."""
         wait = self._wait_seconds()
         if wait == 0:
             with self._copying:
@@ -158,7 +158,7 @@ class Replicator(ABC, Generic[Item]):
             return 0 if self._hurried else max(0.0, self._due_at - self._monotonic())
 
     def _copy_newest(self) -> None:
-        """Copy the item that waits. Called under `_copying`."""
+        """Copy the waiting item. Called under `_copying`."""
         with self._changed:
             taken, self._waiting = self._waiting, None
             self._taken, self._hurried = taken, False
@@ -172,7 +172,7 @@ class Replicator(ABC, Generic[Item]):
                 newest = self._waiting or taken
                 self._waiting = _Waiting(newest.item, taken.first, taken.since)
                 self._failures += 1
-                # The exponent is bounded too: an outage of days must not make a number that overflows.
+                # The exponent is bounded too: an outage of days must not overflow the number.
                 backoff = FIRST_BACKOFF_SECONDS * 2.0 ** min(self._failures - 1, 16)
                 self._due_at = now + min(backoff, MAX_BACKOFF_SECONDS)
             else:
@@ -187,10 +187,10 @@ class Replicator(ABC, Generic[Item]):
         self._report(self.replication())
 
     def _try(self, item: Item) -> str:
-        """Copy an item; returns what went wrong."""
+        """Copy an item. Returns the error."""
         try:
             reason, unexpected = self.copy(item), False
-        except Exception as error:  # whatever it is, the next try may succeed, and nobody else would make one
+        except Exception as error:  # whatever it is, the next attempt may succeed, and only this thread makes it
             reason = str(error) or type(error).__name__
             unexpected = not isinstance(error, OSError | FirnlineError)
         if reason and not self._refused and self._failures % LOG_EVERY == 0:
@@ -216,7 +216,7 @@ class Replicator(ABC, Generic[Item]):
     # -- the background -------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Copy in the background from now on; repeatable. A closed replicator stays closed."""
+        """Start copying in the background; repeatable. A closed replicator stays closed."""
         with self._changed:
             if self._thread is None and not self._closed:
                 name = f"firnline {type(self).__name__} {self._tier}"
@@ -230,13 +230,13 @@ class Replicator(ABC, Generic[Item]):
                 if self._closed or self._thread is not threading.current_thread():
                     return
                 wait = self._wait_seconds()
-                if wait != 0:  # nothing came in the meantime
+                if wait != 0:  # nothing was offered meanwhile
                     self._changed.wait(wait)
 
     def flush(self, seconds: float) -> bool:
-        """Copy what waits now, whatever interval and back-off say; returns whether the tier is in sync.
+        """Copy the waiting item now, despite interval and back-off. Returns whether the tier is in sync.
 
-        Waits until it is, until a try from now on has failed, or for `seconds` at most.
+        Waits until it is, until a new attempt has failed, or for at most `seconds`.
         """
         with self._changed:
             if self._is_in_sync():
@@ -260,9 +260,10 @@ class Replicator(ABC, Generic[Item]):
         return self._waiting is None and self._taken is None
 
     def close(self, *, drain_seconds: float = 0.0) -> bool:
-        """Stop; with `drain_seconds`, copy what waits first, for that long at most. Returns whether it is in sync.
+        """Stop. With `drain_seconds`, copy the waiting item first, for at most that long. Returns whether it is in
+        sync.
 
-        Does not wait for a copy that is running beyond that: it ends with the process, and the next run repeats it.
+        Does not wait longer for a running copy: it ends with the process, and the next run repeats it.
         """
         in_sync = self.flush(drain_seconds) if drain_seconds > 0 else self._is_in_sync()
         with self._changed:
@@ -275,8 +276,8 @@ class Replicator(ABC, Generic[Item]):
 class TierWriter(Replicator[CheckpointRecord]):
     """Writes checkpoint records to one tier.
 
-    `check` gets what is in the tier before a record replaces it, and raises to keep it. `refuse` gets the error of a
-    tier that cannot be used at all: then nothing more is written.
+    `check` gets the tier's content before a record replaces it, and raises to keep it. `refuse` gets the error of a
+    tier that cannot be used at all; then nothing more is written.
     """
 
     def __init__(
@@ -295,7 +296,7 @@ class TierWriter(Replicator[CheckpointRecord]):
         self._refuse = refuse
 
     def start(self) -> None:
-        """Write in the background from now on, also after `close`."""
+        """Start writing in the background, also after `close`."""
         with self._changed:
             self._closed = False
         super().start()

@@ -6,8 +6,8 @@ threads may use it, on a disk of this machine. Two tables:
     heads     key, oldest, latest, deleted, checksum     what the versions must agree with
     versions  key, version, created_at, note, data, checksum
 
-All numbers from `oldest` to `latest` are there; a deletion is an empty row below `oldest`. So each table bears witness
-to the other: a row that is missing or does not match its checksum is damage, and is told, never skipped.
+All numbers from `oldest` to `latest` exist; a deletion is an empty row below `oldest`. Each table therefore verifies
+the other: a row that is missing or does not match its checksum is damage, and is reported, never skipped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from firnline.stores.base import (
 from firnline.stores.payload import COMPRESS_ABOVE_BYTES
 
 FORMAT = 1
-APPLICATION_ID = 0x4649524E  # "FIRN": `file` and a person can tell what this is
+APPLICATION_ID = 0x4649524E  # "FIRN": identifies the file, for `file` and for people
 BUSY_SECONDS = 10.0
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 _MACHINE = (
@@ -59,9 +59,9 @@ _abandoned: list[sqlite3.Connection] = []  # a parent's, after a fork: never use
 
 
 class SqliteStore(CheckpointStore):
-    """Versions in the SQLite file `path`, which is made when it is first opened.
+    """Versions in the SQLite file `path`, which is created on the first open.
 
-    With `looking` it is only read, and nothing is made: a file that is missing or empty holds nothing.
+    With `looking` it is opened read-only and creates nothing: a missing or empty file is an empty store.
     """
 
     kind: ClassVar[str] = "sqlite"
@@ -211,7 +211,7 @@ class SqliteStore(CheckpointStore):
     # -- rows -----------------------------------------------------------------------------------------
 
     def _head(self, db: sqlite3.Connection, key: str) -> tuple[int, int, int]:
-        """Oldest and latest number, and whether the key is deleted; (1, 0, 1) for one that was never put."""
+        """Return oldest and latest number, and whether the key is deleted; (1, 0, 1) for one that was never put."""
         if self._is_bare(db):
             return 1, 0, 1
         row = db.execute("SELECT oldest, latest, deleted, checksum FROM heads WHERE key = ?", (key,)).fetchone()
@@ -228,7 +228,7 @@ class SqliteStore(CheckpointStore):
         db.execute("INSERT OR REPLACE INTO heads VALUES (?, ?, ?, ?, ?)", (*row, _sum(*row)))
 
     def _version(self, db: sqlite3.Connection, key: str, version: int) -> bytes:
-        """A version that the head says is there."""
+        """Return a version that exists according to the head."""
         row = db.execute("SELECT data, checksum FROM versions WHERE key = ? AND version = ?", (key, version)).fetchone()
         if row is None:
             raise self._damaged(f"version {version} of {key} is missing")
@@ -249,7 +249,7 @@ class SqliteStore(CheckpointStore):
     # -- connection -----------------------------------------------------------------------------------
 
     def _is_ready(self, db: sqlite3.Connection) -> bool:
-        """Whether the tables are there; False for a new file, an error for a file that is something else."""
+        """Return whether the tables exist; False for a new file. Raises an error for a file of another kind."""
         found = int(db.execute("PRAGMA user_version").fetchone()[0])
         owner = int(db.execute("PRAGMA application_id").fetchone()[0])
         tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -264,19 +264,19 @@ class SqliteStore(CheckpointStore):
         return True
 
     def _is_bare(self, db: sqlite3.Connection) -> bool:
-        """Whether somebody looks at what no writer has prepared yet."""
+        """Return whether the store is read-only and no writer has created the tables yet."""
         return self._looking and not self._is_ready(db)
 
     def _prepare(self, db: sqlite3.Connection) -> None:
         if self._is_ready(db):
-            return  # another process was first
+            return  # another process was faster
         for statement in _SCHEMA:
             db.execute(statement)
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         db.execute(f"PRAGMA user_version = {FORMAT}")
 
     def _run(self, work: Callable[[sqlite3.Connection], _T], call: str = "") -> _T:
-        """Do `work` in one transaction, again while the file is busy; a `call` writes, and has its fault points."""
+        """Do `work` in one transaction, and retry while the file is busy; a `call` writes, and has its fault points."""
         deadline = self._clock.monotonic() + 2 * BUSY_SECONDS
         while True:
             with self._lock:
@@ -285,12 +285,12 @@ class SqliteStore(CheckpointStore):
                 except sqlite3.Error as error:
                     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
                     if code not in _BUSY:
-                        self.close()  # after an error of the disk nothing is known of the connection
+                        self.close()  # after a disk error the state of the connection is unknown
                     if code not in _MACHINE:
                         raise self._damaged(str(error)) from error
                     if code not in _BUSY or self._clock.monotonic() > deadline:
                         raise OSError(f"{self._path}: {error}") from error
-                except (UnicodeError, OverflowError, MemoryError) as error:  # of damaged names, numbers and lengths
+                except (UnicodeError, OverflowError, MemoryError) as error:  # from damaged names, numbers and lengths
                     self.close()
                     raise self._damaged(str(error)) from error
             self._clock.sleep(random.uniform(0, 0.05))
@@ -327,8 +327,8 @@ class SqliteStore(CheckpointStore):
     def _connect_to_look(self) -> sqlite3.Connection:
         if self._connection is None:
             if not os.path.exists(self._path):
-                return sqlite3.connect(":memory:", isolation_level=None)  # not kept: the file may come to be
-            # Never made, but written where need be: what a killed writer left in the WAL has to be put in order.
+                return sqlite3.connect(":memory:", isolation_level=None)  # not kept: the file may appear later
+            # Opened for writing but never created: the WAL of a killed writer must be recovered.
             place = f"file:{urllib.parse.quote(self._path)}?mode=rw"
             self._connection = sqlite3.connect(
                 place, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
@@ -336,7 +336,7 @@ class SqliteStore(CheckpointStore):
         return self._connection
 
     def after_fork(self) -> None:
-        """In a forked child: a connection must not be carried over, nor closed."""
+        """Drop the connection in a forked child, without using or closing it."""
         if self._connection is not None:
             _abandoned.append(self._connection)
         self._connection = None

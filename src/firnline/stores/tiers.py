@@ -1,10 +1,10 @@
-"""Copies of the newest checkpoint outside the sinks: a store and two tiers, what they hold, and which may be trusted.
+"""Copies of the newest checkpoint outside the sinks, in a store and two tiers: reads them and decides which to trust.
 
-The sink's own commit is the truth. A copy counts only when it is intact, of this pipeline, and names the very
-epoch and ledger entry that the sink's snapshot names; every other one is passed over, and it is said why.
+The sink's own commit is the truth. A copy counts only if it is intact, belongs to this pipeline, and names exactly the
+epoch and ledger entry of the sink's snapshot. Every other copy is skipped, and the reason is logged.
 
-Puts are in order: a place takes a record only if it is newer, by generation and then by epoch, than what it holds, and
-only onto the version that was looked at. So a run that was left behind never overwrites its successor's record.
+Puts are ordered: a store or tier accepts a record only if it is newer, by generation and then by epoch, than its head,
+and only onto the version that was read. A superseded run therefore never overwrites its successor's record.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from firnline.types import EntryRef
 logger = logging.getLogger(__name__)
 
 PUT_TRIES = 20
-WAIT_SECONDS = 15.0  # a store or a remote tier that answers later counts as unreachable
+WAIT_SECONDS = 15.0  # a store or a remote tier that takes longer counts as unreachable
 UNKNOWN_VERSION = -1
 SEARCHED_VERSIONS = 128
 CLOSE_SECONDS = 1.0
@@ -37,13 +37,13 @@ Path: TypeAlias = Literal["store", "local", "remote"]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a place holds of a pipeline: a record, or why there is none."""
+    """The content of a store or tier for a pipeline: a record, or why there is none."""
 
     path: Path
     place: str
-    version: int = 0  # the number that the next put must expect; UNKNOWN_VERSION when damage hides it
+    version: int = 0  # the version that the next put expects; UNKNOWN_VERSION if damage hides it
     record: CheckpointRecord | None = None
-    damaged: str = ""  # something is there, but it cannot be used
+    damaged: str = ""  # there is content, but it is not usable
     unreachable: str = ""
 
     @property
@@ -52,7 +52,7 @@ class Look:
 
 
 def same_entry(one: EntryRef, digest: int | None) -> bool:
-    """Whether a reference names the entry whose checksum begins with these 63 bits."""
+    """Return whether a reference names the entry whose checksum starts with these 63 bits."""
     try:
         return digest is not None and short_number(one.checksum) == digest
     except ValueError:
@@ -60,14 +60,14 @@ def same_entry(one: EntryRef, digest: int | None) -> bool:
 
 
 def entry_digest(ref: EntryRef) -> int:
-    """The first 63 bits of an entry's checksum: what a snapshot keeps of it."""
+    """Return the first 63 bits of an entry's checksum, which a snapshot keeps."""
     return short_number(ref.checksum)
 
 
 class Place:
-    """One store that keeps the records of one pipeline; opened when it is first used. Safe for several threads.
+    """One store that keeps the records of one pipeline; opened on first use. Thread-safe.
 
-    `make_store` gives the same store unopened, where that is enough to read: opening one may try a write.
+    `make_store` returns the same store unopened, which is enough to read: opening one may test a write.
     """
 
     def __init__(
@@ -92,29 +92,29 @@ class Place:
 
     @property
     def known(self) -> Look | None:
-        """What it held when it was last read or written; None when that is not known."""
+        """Its content when it was last read or written; None if unknown."""
         return self._known
 
     def look(self, *, prove: bool = False) -> Look:
-        """Read the newest record; what is wrong with it or with the place is told in the answer.
+        """Read the newest record. Problems with it or with the store are part of the answer.
 
-        With `prove` the place is opened for writing too, and has to show that it keeps its promises.
+        With `prove` the store is also opened for writing, which checks its guarantees.
 
         Raises:
-            StoreUnsafeError: it cannot keep what it is trusted with.
+            StoreUnsafeError: it lacks the guarantees that it needs.
         """
         try:
             return self._read(prove=prove)
         except OSError as error:
             if prove:
-                with contextlib.suppress(OSError):  # what cannot be written may still be read
+                with contextlib.suppress(OSError):  # a store that is not writable may still be readable
                     return self._read()
             return Look(self.path, self.place, unreachable=str(error) or type(error).__name__)
 
     def look_within(self, seconds: float, *, prove: bool = False) -> Look:
-        """Look, but wait so long at most: somebody's network must not hold up a start."""
+        """Read the newest record within a time limit: a slow network must not delay a start."""
         answer = self._answer
-        if answer is None or answer.done():  # else one that was given up is still under way
+        if answer is None or answer.done():  # otherwise an abandoned call is still running
             answer = self._answer = self._ask(prove=prove)
         try:
             return answer.result(timeout=seconds)
@@ -135,7 +135,7 @@ class Place:
 
     def _read(self, *, prove: bool = False) -> Look:
         with self._lock:
-            if self._store is None and not prove and self._is_absent():  # opening it would make it
+            if self._store is None and not prove and self._is_absent():  # opening it would create it
                 return Look(self.path, self.place)
             try:
                 store = self._opened() if prove else self._reader()
@@ -174,14 +174,14 @@ class Place:
         replace: bool = False,
         check: Callable[[Look], None] | None = None,
     ) -> CheckpointRecord | None:
-        """Make `record` the newest, unless a newer one is there: that one is returned, and None when it was put.
+        """Make `record` the newest. Returns None, or the newer record that is there instead.
 
-        `replace` puts it over a newer one too: what that one tells was taken back in the sink. `check` is shown what is
-        there before anything is put over it, and raises to keep it.
+        `replace` also replaces a newer record, whose epochs the sink has rolled back. `check` gets the current content
+        before it is replaced, and raises to keep it.
 
         Raises:
-            OSError: the outcome is not known; the next call reads first.
-            DamagedError: the place is too damaged to take a record.
+            OSError: the outcome is unknown; the next call reads first.
+            DamagedError: the store is too damaged to accept a record.
         """
         with self._lock:
             for _ in range(PUT_TRIES):
@@ -208,7 +208,7 @@ class Place:
             raise OSError(f"cannot put into {self.place}: others put all the time")
 
     def search(self, epoch: int, digest: int | None) -> CheckpointRecord | None:
-        """The record of an epoch and entry among the newest versions; None when none is intact."""
+        """Return the record of an epoch and entry among the newest versions; None if none is intact."""
         before: int | None = None
         seen = 0
         with self._lock:
@@ -222,7 +222,7 @@ class Place:
         return None
 
     def load_since(self, epoch: int) -> list[CheckpointRecord]:
-        """The records of an epoch and of newer ones, newest first; those that cannot be read are left out.
+        """Return the records of an epoch and of newer ones, newest first. Unreadable ones are left out.
 
         Raises:
             OSError: it cannot be read.
@@ -255,12 +255,12 @@ class Place:
         return None if self._foreign(found) else found
 
     def prune(self) -> int:
-        """Delete old versions; returns how many went."""
+        """Delete old versions. Returns how many were deleted."""
         with self._lock:
             return self._opened().prune(self._pipeline, self._keep)
 
     def close(self) -> None:
-        """Let go of the store; one that is stuck in a call is left to the end of the process."""
+        """Close the store. A store that hangs in a call is left to the end of the process."""
         if self._store is not None and self._lock.acquire(timeout=CLOSE_SECONDS):
             try:
                 self._store.close()
@@ -274,9 +274,9 @@ def _order(record: CheckpointRecord) -> tuple[int, int]:
 
 
 class Tiers:
-    """The local and the remote tier of one pipeline, asked in this order when a run starts.
+    """The local and the remote tier of one pipeline, read in this order when a run starts.
 
-    What was read once is kept: a copy that is out of date matches nothing, so that costs no safety.
+    Each tier is read once: an outdated copy matches nothing, so caching is safe.
     """
 
     def __init__(self, local: Place | None = None, remote: Place | None = None) -> None:
@@ -293,7 +293,7 @@ class Tiers:
     def look_again(self, *, prove: bool = False) -> None:
         """Forget what was read, and read the local tier.
 
-        With `prove`, from now on a tier that is read has to show that it keeps its promises: a run writes to it.
+        With `prove`, every tier read from now on must show its guarantees, because a run writes to it.
         """
         self._prove = prove or self._prove
         self._looks.clear()
@@ -301,18 +301,18 @@ class Tiers:
             self.look(self.local)
 
     def look(self, place: Place) -> Look:
-        """What a tier holds, as it was first read."""
+        """Return the content of a tier, as first read."""
         if place.path not in self._looks:
             self._looks[place.path] = place.look_within(WAIT_SECONDS, prove=self._prove)
         return self._looks[place.path]
 
     def looks(self) -> Iterator[Look]:
-        """What the tiers hold, local first; the remote one is only asked when the caller goes on."""
+        """Yield the contents of the tiers, local first. The remote tier is read only if the caller continues."""
         for place in self.places:
             yield self.look(place)
 
     def find(self, epoch: int, digest: int | None) -> tuple[Path, CheckpointRecord] | None:
-        """A copy of the very epoch and entry that a sink holds, local first."""
+        """Return a copy of exactly the epoch and entry of a sink's head, local first."""
         for look in self.looks():
             record = look.record
             if record is not None and record.epoch == epoch and same_entry(record.entry, digest):
@@ -321,7 +321,7 @@ class Tiers:
         return None
 
     def search(self, epoch: int, digest: int | None) -> tuple[Path, CheckpointRecord] | None:
-        """As `find`, among older versions too: the last resort when the sink's own copies are damaged."""
+        """Like `find`, also among older versions: the last resort if the sink's own copies are damaged."""
         for place in self.places:
             with contextlib.suppress(OSError, CheckpointError):
                 found = place.search(epoch, digest)
@@ -330,7 +330,7 @@ class Tiers:
         return None
 
     def _pass_over(self, look: Look, epoch: int) -> None:
-        """Say once why a copy does not count. One that is ahead is judged by whoever starts the run."""
+        """Log once why a copy does not count. A copy that is ahead is judged at the start of the run."""
         reason = look.unreachable or look.damaged
         if look.record is not None and look.epoch < epoch:
             reason = f"it is out of date: epoch {look.epoch}, the sink holds {epoch}"

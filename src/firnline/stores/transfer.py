@@ -1,10 +1,10 @@
 """Moves a pipeline's checkpoints and audit trail between a store and an archive.
 
-An archive goes in where it continues what is there: history is never rewritten. Everything is checked before the first
-put, and a put that is repeated is the same put: an import that was killed is run again.
+An import only continues the history of the store and never rewrites it. Everything is checked before the first put, and
+puts are repeatable, so a killed import is simply run again.
 
-Epochs grow in a store, but for staged units that were taken back: then an earlier epoch is put again, and what lies
-between the two counts no more.
+Epochs rise in a store, except after staged units were taken back: then an earlier epoch is put again, and the versions
+between the two no longer count.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def parse_record(data: bytes, what: str) -> CheckpointRecord:
-    """Read the stored bytes of a checkpoint. DamagedError or NewerFormatError when they cannot be used."""
+    """Parse the stored bytes of a checkpoint. Raises DamagedError or NewerFormatError if they are not usable."""
     return CheckpointRecord.from_json(decode(data, CheckpointRecord.__name__, what), what)
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One version of a pipeline's checkpoint: what it records, or why that cannot be read."""
+    """One version of a pipeline's checkpoint: its record, or why it cannot be read."""
 
     version: int
     created_at: str
@@ -47,7 +47,7 @@ class Version:
 
 
 def walk_versions(store: CheckpointStore, pipeline: str, before: int | None = None) -> Iterator[Version]:
-    """The versions of a pipeline's checkpoint, newest first, read one at a time; damaged ones are told as such."""
+    """Yield the versions of a pipeline's checkpoint, newest first, one at a time; damaged ones are marked."""
     while page := store.list_versions(pipeline, before=before):
         for info in page:
             data = store.get_version_raw(pipeline, info.version)
@@ -65,15 +65,15 @@ def walk_versions(store: CheckpointStore, pipeline: str, before: int | None = No
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much a store has of a pipeline's checkpoint."""
+    """How much of a pipeline's checkpoint a store has."""
 
     versions: int = 0
     size_bytes: int = 0
-    epoch: int | None = None  # of the newest version that can be read
+    epoch: int | None = None  # of the newest readable version
 
 
 def count_versions(store: CheckpointStore, pipeline: str) -> Extent:
-    """Count what a store has; only as many payloads are read as it takes to find the newest intact one."""
+    """Count the versions of a store. Reads only as many payloads as needed to find the newest intact one."""
     count = size = 0
     before = None
     while page := store.list_versions(pipeline, before=before):
@@ -85,7 +85,7 @@ def count_versions(store: CheckpointStore, pipeline: str) -> Extent:
 
 
 def stored_versions(store: CheckpointStore, pipeline: str, left_out: list[str]) -> Iterator[Stored]:
-    """Everything of a pipeline that goes into an archive; what is damaged is named in `left_out` instead."""
+    """Yield everything of a pipeline that goes into an archive; damaged versions are named in `left_out` instead."""
     parts: tuple[tuple[Part, str], ...] = (("checkpoints", pipeline), ("audit", audit_key(pipeline)))
     for part, key in parts:
         before = None
@@ -105,7 +105,7 @@ def stored_versions(store: CheckpointStore, pipeline: str, left_out: list[str]) 
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What the deciding sink holds, and the ledger entries that lead there."""
+    """The head of the deciding sink, and the ledger entries that lead to it."""
 
     epoch: int = 0
     entry: EntryRef | None = None
@@ -121,11 +121,11 @@ class ImportPlan:
     versions: int  # in the archive
     put: tuple[Member, ...]
     already_there: int
-    older: int  # before all that the store has: history is only ever continued
+    older: int  # before everything in the store: history is only ever continued
     audit: tuple[Member, ...]
     store_epoch: int | None  # newest in the store before
     archive_epoch: int | None  # newest in the archive
-    expected: int  # the store's version number that all this was found under
+    expected: int  # the store's version number at the time of the plan
 
     @property
     def is_needed(self) -> bool:
@@ -134,7 +134,7 @@ class ImportPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Identity:
-    """What makes two records the same epoch, whoever wrote them down."""
+    """What makes two records the same epoch, whoever wrote them."""
 
     epoch: int
     entry: str
@@ -146,13 +146,13 @@ def _identity(record: CheckpointRecord) -> _Identity:
 
 
 def plan_import(store: CheckpointStore, archive: Archive, pipeline: str, truth: Truth) -> ImportPlan:
-    """Check all of an archive against its manifest, the store and the sink; puts nothing.
+    """Check an entire archive against its manifest, the store and the sink. Puts nothing.
 
     Raises:
-        ConfigError: it is another pipeline's, or does not continue what the store has.
-        DamagedError: it is not whole.
-        StoreAheadError: it knows more than the deciding sink.
-        CheckpointError: it tells another history than the store or the sink.
+        ConfigError: it is another pipeline's, or does not continue the store's history.
+        DamagedError: it is incomplete.
+        StoreAheadError: it is ahead of the deciding sink.
+        CheckpointError: its history differs from that of the store or the sink.
     """
     if archive.manifest.pipeline != pipeline:
         raise ConfigError(
@@ -162,7 +162,7 @@ def plan_import(store: CheckpointStore, archive: Archive, pipeline: str, truth: 
     found, audit = _read_all(archive, pipeline)
     told = [identity for _, identity in found]
     _check_truth(told, truth)
-    expected = store.latest_version(pipeline)  # before the look: what is put meanwhile is a conflict
+    expected = store.latest_version(pipeline)  # before the check: a put meanwhile is a conflict
     there = _held_by(store, pipeline)
     start = _continues_at(told, there)
     known = {e.record.id for e in walk_audit(store, pipeline) if e.record is not None}
@@ -181,10 +181,10 @@ def plan_import(store: CheckpointStore, archive: Archive, pipeline: str, truth: 
 
 
 def _continues_at(told: list[_Identity], there: list[_Identity]) -> int:
-    """From which place in the archive on the store lacks it.
+    """Return the position in the archive from which the store lacks it.
 
     Raises:
-        CheckpointError: both tell the same epoch differently.
+        CheckpointError: the two have the same epoch with different content.
         ConfigError: epochs between the two are missing.
     """
     if not there or not told:
@@ -192,7 +192,7 @@ def _continues_at(told: list[_Identity], there: list[_Identity]) -> int:
     places = [n for n, identity in enumerate(told) if identity == there[-1]]
     start = max(places, key=lambda n: (_common_end(told, n, there), n)) + 1 if places else 0
     if start == 0 and told[-1] in there:
-        start, there = len(told), there[: there.index(told[-1]) + 1]  # the store went on since
+        start, there = len(told), there[: there.index(told[-1]) + 1]  # the store continued since
     ours, theirs = _counting(there), _counting(told[:start] if start else told)
     for epoch in sorted(set(ours) & set(theirs)):
         if ours[epoch] != theirs[epoch]:
@@ -210,7 +210,7 @@ def _continues_at(told: list[_Identity], there: list[_Identity]) -> int:
 
 
 def _common_end(told: list[_Identity], at: int, there: list[_Identity]) -> int:
-    """How many items up to and with `at` are the last ones of `there`."""
+    """Return how many items up to and including `at` are the last ones of `there`."""
     count = 0
     while count <= at and count < len(there) and told[at - count] == there[-1 - count]:
         count += 1
@@ -218,7 +218,7 @@ def _common_end(told: list[_Identity], at: int, there: list[_Identity]) -> int:
 
 
 def _counting(told: list[_Identity]) -> dict[int, _Identity]:
-    """The epochs that still count: one that was put again takes back those after it."""
+    """Return the epochs that still count: an epoch that was put again supersedes those after it."""
     kept: list[_Identity] = []
     for identity in told:
         while kept and kept[-1].epoch >= identity.epoch:
@@ -228,7 +228,7 @@ def _counting(told: list[_Identity]) -> dict[int, _Identity]:
 
 
 def _held_by(store: CheckpointStore, pipeline: str) -> list[_Identity]:
-    """What the store has, oldest first. Damaged versions tell nothing, and an import may put them again."""
+    """Return the store's records, oldest first. Damaged versions are left out, and an import may put them again."""
     found: list[_Identity] = []
     for version in walk_versions(store, pipeline):
         if isinstance(version.error, NewerFormatError):
@@ -239,7 +239,7 @@ def _held_by(store: CheckpointStore, pipeline: str) -> list[_Identity]:
 
 
 def _read_all(archive: Archive, pipeline: str) -> tuple[list[tuple[Member, _Identity]], list[tuple[Member, str]]]:
-    """Read every member once: versions in order with what they are, audit records with their ids."""
+    """Read every member once: versions in order with their identity, audit records with their ids."""
     found: list[tuple[Member, _Identity]] = []
     audit: list[tuple[Member, str]] = []
     for member, data in archive.members():
@@ -272,7 +272,7 @@ def _check_truth(found: list[_Identity], truth: Truth) -> None:
         )
     for identity in _counting(found).values():
         entry = truth.entry if identity.epoch == truth.epoch else truth.entries.get(identity.epoch)
-        # Of the checksum of an entry that was lost, the table keeps 63 bits.
+        # The table keeps only 63 bits of the checksum of a lost entry.
         same = entry is None or short_number(entry.checksum) == short_number(identity.entry)
         if identity.epoch == truth.epoch and truth.checkpoint_checksum:
             same = same and truth.checkpoint_checksum == identity.checkpoint
@@ -287,7 +287,7 @@ def perform_import(store: CheckpointStore, archive: Archive, plan: ImportPlan, b
     """Put what the plan says, oldest first; audited.
 
     Raises:
-        VersionConflictError: somebody else put a version meanwhile; what was put stays and does no harm.
+        VersionConflictError: another writer put a version meanwhile; the versions already put stay and are harmless.
     """
     wanted = {member.name for member in plan.put}
     trail = {member.name for member in plan.audit}
