@@ -12,12 +12,12 @@ FORMAT = 1
 
 
 def canonical(value: Json) -> bytes:
-    """The one text of a value: sorted keys, no spaces, UTF-8."""
+    """Return the canonical text of a value: sorted keys, no spaces, UTF-8."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def checksum(data: bytes) -> str:
-    """SHA-256, in hex."""
+    """Return the SHA-256 in hex."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -28,11 +28,11 @@ def seal(value: dict[str, Json]) -> dict[str, Json]:
 
 
 def unseal(value: Json, what: str) -> dict[str, Json]:
-    """Check format number and checksum.
+    """Check format number and checksum, and return the value without them.
 
     Raises:
         NewerFormatError: a newer Firnline wrote it.
-        DamagedError: it is not what was sealed.
+        DamagedError: it differs from what was sealed.
     """
     if not isinstance(value, dict) or "checksum" not in value:
         raise DamagedError(f"{what} has no checksum", what=what)
@@ -44,7 +44,7 @@ def unseal(value: Json, what: str) -> dict[str, Json]:
 
 
 def check_format(value: dict[str, Json], what: str, key: str = "format") -> None:
-    """Refuse what a newer Firnline wrote, by name."""
+    """Raise NewerFormatError, with `what` in the message, if a newer Firnline wrote it."""
     found = value.get(key)
     if not isinstance(found, int) or isinstance(found, bool):
         raise DamagedError(f"{what} has no {key} number", what=what)
@@ -53,7 +53,7 @@ def check_format(value: dict[str, Json], what: str, key: str = "format") -> None
 
 
 def parse(data: bytes, what: str) -> Json:
-    """Read JSON text; DamagedError when it is none."""
+    """Parse JSON text. Raises DamagedError if it is invalid."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -61,5 +61,5 @@ def parse(data: bytes, what: str) -> Json:
 
 
 def short_number(hex_checksum: str) -> int:
-    """The first 63 bits of a checksum, as a number that fits a Delta transaction version."""
+    """Return the first 63 bits of a checksum, as a number that fits a Delta transaction version."""
     return int(hex_checksum[:16], 16) >> 1

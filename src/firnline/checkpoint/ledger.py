@@ -1,8 +1,8 @@
-"""The ledger: one entry per epoch, staged before the commit and true only when a commit names it.
+"""The ledger: one entry per epoch, staged before the commit and true only once a commit names it.
 
-Entries form a chain, each naming the one before by name and checksum, so the true history is what can be
-walked back from the entry that the newest commit names; an entry of an attempt that never committed is
-reached by nobody. Old entries are folded into larger ones, which keep the files and drop the rest.
+Entries form a chain: each names the previous one by name and checksum. The true history is the chain back from the
+entry that the newest commit names; it never reaches an entry of an attempt that was not committed. Old entries are
+folded into larger files, which keep the list of input files and drop the rest.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from firnline.types import EntryRef, Json
 
 FOLD_ENTRIES = 128  # entries per fold: a fold stays a few MB, and a year of minutes a few thousand files
 JUMPS = ("rollback", "fresh", "restore", "rescale", "import", "repair")
-FOLD_FILES = 20_000  # after so many a fold is complete, so that whoever reads it needs some tens of MB
+FOLD_FILES = 20_000  # then a fold is complete, so that a reader needs some tens of MB
 _READERS = 8
 _AHEAD = 16
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """Everything about one epoch: what was read, what was staged, and the checkpoint that results.
+    """One epoch: what was read, what was staged, and the resulting checkpoint.
 
-    `inputs` lists, per source, every file with its record range, size and etag. `staged` lists, per sink,
-    what a commit adds; a sink that lags is given exactly that. `kind` is `epoch`; `baseline` for what another
-    tool's log had read before Firnline took over; or one of `JUMPS`, an epoch that reads nothing and takes the
-    pipeline elsewhere, changes its operators' state, or tells what a damaged entry told: then `previous` is the entry
-    that the history goes on from, `onto` the one that the deciding sink held, and `jump` says what was done. The inputs
-    of a repair are files that epochs before it have read.
+    `inputs` lists, per source, every file with its record range, size and etag. `staged` lists, per sink, the files
+    that a commit adds; a lagging sink gets exactly those. `kind` is `epoch`; `baseline` for input that another tool
+    read before Firnline took over; or one of `JUMPS`, a history edit. A history edit reads nothing. It moves the
+    pipeline to another epoch, changes operator state, or repairs a damaged ledger. Then `previous` is the entry that
+    the history continues from, `onto` the head of the deciding sink, and `jump` describes the edit. The inputs of a
+    repair are files that earlier epochs have read.
     """
 
     checkpoint: Checkpoint
@@ -47,11 +47,11 @@ class LedgerEntry:
     inputs: dict[str, list[dict[str, Json]]]
     staged: dict[str, list[dict[str, Json]]] = field(default_factory=dict)
     quarantine: list[dict[str, Json]] = field(default_factory=list)
-    schema: list[dict[str, Json]] = field(default_factory=list)  # of the staged files of every sink, but for `schemas`
+    schema: list[dict[str, Json]] = field(default_factory=list)  # of the staged files of every sink, except those in `schemas`
     schemas: dict[str, list[dict[str, Json]]] = field(default_factory=dict)  # of sinks whose rows have other columns
-    epoch_time: str = ""  # what operators were told of the time, and are told again
+    epoch_time: str = ""  # the time given to operators, also on a replay
     durations_ms: dict[str, int] = field(default_factory=dict)
-    previous_checkpoint: str = ""  # checksum of the checkpoint before
+    previous_checkpoint: str = ""  # checksum of the previous checkpoint
     kind: str = "epoch"
     onto: EntryRef | None = None
     jump: dict[str, Json] = field(default_factory=dict)
@@ -65,11 +65,11 @@ class LedgerEntry:
         return self.kind in JUMPS
 
     def schema_of(self, sink: str) -> list[dict[str, Json]]:
-        """The columns of what is staged for a sink."""
+        """Return the columns of the rows staged for a sink."""
         return self.schemas.get(sink, self.schema)
 
     def to_bytes(self) -> bytes:
-        """The durable text. The inputs have a checksum of their own, so that they outlive a damaged checkpoint."""
+        """Return the durable form. The inputs have their own checksum, so that they survive a damaged checkpoint."""
         elsewhere = {"onto": self.onto.to_json() if self.onto else None, "jump": self.jump} if self.is_jump else {}
         return canonical(
             {
@@ -117,19 +117,19 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Many old entries as one: the files they read, their quarantine and jumps. `last` is the newest of them."""
+    """Many old entries as one: their input files, quarantine and history edits. `last` is the newest of them."""
 
     first_epoch: int
     last: EntryRef
     previous: EntryRef | None
     inputs: dict[str, list[dict[str, Json]]]
     quarantine: list[dict[str, Json]] = field(default_factory=list)
-    jumps: list[dict[str, Json]] = field(default_factory=list)  # epoch, kind and what was done, newest first
-    is_part: bool = False  # without its newest entries, which somebody has seen before they were folded
-    is_bridge: bool = False  # no fold: `last` is missing or damaged, and a repair tells what it told
+    jumps: list[dict[str, Json]] = field(default_factory=list)  # epoch, kind and description, newest first
+    is_part: bool = False  # without its newest entries, which the reader saw before they were folded
+    is_bridge: bool = False  # no fold: `last` is missing or damaged, and a repair replaces it
 
     def down_from(self, last: EntryRef) -> Fold:
-        """The same without the entries after `last`, which is one of them."""
+        """Return the fold without the entries after `last`, which is one of them."""
 
         def upto(found: list[dict[str, Json]]) -> list[dict[str, Json]]:
             return [one for one in found if int(one["epoch"]) <= last.epoch]
@@ -144,11 +144,11 @@ class Fold:
         )
 
 
-Bridges: TypeAlias = Mapping[EntryRef, EntryRef | None]  # a damaged link, and the one that the history goes on at
+Bridges: TypeAlias = Mapping[EntryRef, EntryRef | None]  # a damaged link, and the link where the history continues
 
 
 def bridges_of(link: LedgerEntry | Fold) -> dict[EntryRef, EntryRef | None]:
-    """The damaged links that a repair in this one leads over."""
+    """Return the damaged links that a repair in this entry bridges."""
     jumps = (
         [(jump["kind"], jump["jump"]) for jump in link.jumps] if isinstance(link, Fold) else [(link.kind, link.jump)]
     )
@@ -161,7 +161,7 @@ def bridges_of(link: LedgerEntry | Fold) -> dict[EntryRef, EntryRef | None]:
 
 
 def _fold_ranges(entries: list[LedgerEntry]) -> list[tuple[int, int]]:
-    """Which of these entries, newest first, make one fold each; the oldest range first."""
+    """Return the ranges of these entries, newest first, that make one fold each; the oldest range first."""
     found, end, files = [], len(entries), 0
     for number in range(len(entries) - 1, -1, -1):
         files += sum(len(records) for records in entries[number].inputs.values())
@@ -172,13 +172,13 @@ def _fold_ranges(entries: list[LedgerEntry]) -> list[tuple[int, int]]:
 
 
 def _is_below(name: str, floor: int) -> bool:
-    """Whether a file is an entry of an epoch below the floor."""
+    """Return whether a file is an entry of an epoch below the floor."""
     epoch = entry_epoch(name)
     return epoch is not None and epoch < floor
 
 
 def _decode(ref: EntryRef, data: bytes) -> LedgerEntry:
-    """The entry that `ref` names. LedgerHoleError when it is another one, or damaged."""
+    """Return the entry that `ref` names. Raises LedgerHoleError if it is another one, or damaged."""
     if checksum(data) != ref.checksum:
         raise LedgerHoleError(f"ledger entry {ref.name} is damaged", epoch=ref.epoch)
     return LedgerEntry.from_bytes(data, f"ledger entry {ref.name}")
@@ -186,7 +186,7 @@ def _decode(ref: EntryRef, data: bytes) -> LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class LedgerCopy:
-    """What another place has of a file of the ledger, proven by its checksum."""
+    """A copy of a ledger file from elsewhere, proven by its checksum."""
 
     name: str
     place: str
@@ -195,7 +195,7 @@ class LedgerCopy:
 
 
 def find_copy(ref: EntryRef, storage: Storage, folders: Collection[str]) -> LedgerCopy | None:
-    """A copy of the entry that `ref` names, or of the fold that ends at it, in one of these folders."""
+    """Return a copy of the entry that `ref` names, or of the fold that ends at it, from one of these folders."""
     for folder in folders:
         for name in (fold_name(ref), ref.name):
             key = f"{folder}/{name}" if folder else name
@@ -218,7 +218,7 @@ def _read_entry(data: bytes) -> LedgerEntry | None:
 
 
 def _read_fold(name: str, data: bytes) -> Fold | None:
-    """A fold; None when it is damaged."""
+    """Return a fold; None if it is damaged."""
     what = f"ledger fold {name}"
     try:
         body = unseal(parse(zstandard.decompress(data, max_output_size=1 << 31), what), what)
@@ -243,7 +243,7 @@ def _hole(ref: EntryRef, error: FileNotFoundError | LedgerHoleError) -> LedgerHo
 
 
 class _ReadAhead:
-    """Reads entries: the first one alone, then, the longer one walks, more and more of those before ahead of time."""
+    """Reads entries: the first one alone, then more and more earlier ones ahead of time as the walk goes on."""
 
     def __init__(self, storage: Storage, folder: str, names: Collection[str]) -> None:
         self._storage = storage
@@ -254,8 +254,8 @@ class _ReadAhead:
         self._readers: ThreadPoolExecutor | None = None
 
     def get(self, name: str) -> bytes:
-        """The bytes of an entry. FileNotFoundError when it is gone."""
-        for passed in [other for other in self._wanted if other > name]:  # attempts in vain, epochs that were undone
+        """Return the bytes of an entry. Raises FileNotFoundError if it is missing."""
+        for passed in [other for other in self._wanted if other > name]:  # failed attempts, epochs that were rolled back
             del self._wanted[passed]
         end = bisect_right(self._names, name)
         for other in reversed(self._names[max(0, end - self._ahead) : end]):
@@ -279,18 +279,18 @@ class Ledger:
         self.folder = ledger_folder(pipeline)
 
     def stage(self, entry: LedgerEntry) -> EntryRef:
-        """Write an entry, durable on return. It means nothing until a commit names it."""
+        """Write an entry, durable on return. It has no effect until a commit names it."""
         data = entry.to_bytes()
         name = entry_name(entry.epoch, entry.checkpoint.attempt)
         self._storage.put(f"{self.folder}/{name}", data)
         return EntryRef(entry.epoch, name, checksum(data))
 
     def newest_epoch(self) -> int:
-        """The newest epoch that was ever staged, true or not; 0 when there is none."""
+        """Return the newest epoch that was ever staged, true or not; 0 if there is none."""
         return max((ledger_epoch(name) or 0 for name in self._names()), default=0)
 
     def staged_after(self, epoch: int) -> Iterator[LedgerEntry]:
-        """Entries of later epochs, true or not: what runs have staged; those that cannot be read are left out."""
+        """Return staged entries of later epochs, true or not. Unreadable ones are left out."""
         for name in sorted(self._names()):
             number = entry_epoch(name)
             if number is None or number <= epoch:
@@ -302,7 +302,7 @@ class Ledger:
         """Read the entry that a commit or a later entry names.
 
         Raises:
-            LedgerHoleError: it is missing, or is not what was named.
+            LedgerHoleError: it is missing, or differs from what was named.
         """
         try:
             return _decode(ref, self._storage.get(f"{self.folder}/{ref.name}"))
@@ -310,25 +310,25 @@ class Ledger:
             raise _hole(ref, error) from error
 
     def find(self, ref: EntryRef) -> LedgerEntry | Fold | None:
-        """The entry that `ref` names, or the fold that ends at it; None when neither is there and intact."""
+        """Return the entry that `ref` names, or the fold that ends at it; None if neither exists intact."""
         try:
             return self._find_fold({fold_name(ref)}, ref) or self.load(ref)
         except LedgerHoleError:
             return None
 
     def put_back(self, copy: LedgerCopy) -> None:
-        """Write a file of the ledger anew, as a copy has it; durable on return."""
+        """Write a ledger file again from a copy; durable on return."""
         self._storage.put(f"{self.folder}/{copy.name}", copy.data)
 
     def read_raw(self, name: str) -> bytes | None:
-        """A file of the ledger as it is stored, damaged or not; None when it is missing."""
+        """Return the stored bytes of a ledger file, damaged or not; None if it is missing."""
         try:
             return self._storage.get(f"{self.folder}/{name}")
         except FileNotFoundError:
             return None
 
     def readable_before(self, epoch: int) -> Iterator[tuple[str, LedgerEntry | Fold]]:
-        """Every file of epochs before `epoch` that is intact in itself, newest first, whether true or not."""
+        """Yield every intact file of epochs before `epoch`, newest first, true or not."""
         for name in sorted(self._names(), key=ledger_order, reverse=True):
             number = ledger_epoch(name)
             data = self.read_raw(name) if number is not None and number < epoch else None
@@ -337,7 +337,7 @@ class Ledger:
                 yield name, link
 
     def candidates(self, epoch: int) -> list[tuple[EntryRef, bytes]]:
-        """All entries that were ever staged for an epoch, true or not, with their bytes."""
+        """Return all entries that were ever staged for an epoch, true or not, with their bytes."""
         found = []
         for name in self._names():
             if entry_epoch(name) == epoch:
@@ -346,11 +346,10 @@ class Ledger:
         return found
 
     def chain(self, tip: EntryRef | None, bridges: Bridges | None = None) -> Iterator[LedgerEntry | Fold]:
-        """The true history, newest first. LedgerHoleError at the first link that does not hold.
+        """Yield the true history, newest first. Raises LedgerHoleError at the first broken link.
 
-        Entries may be folded while somebody walks: one that is missing is looked for in the folds that there are then.
-        What a repair has bridged is told as a fold without files: they are in the repair's own entry. `bridges`: those
-        that lie above `tip`.
+        Entries may be folded during the walk: a missing one is looked up in the current folds. A link that a repair has
+        bridged appears as a fold without files, which are in the repair's own entry. `bridges`: those above `tip`.
         """
         if tip is None:
             return
@@ -376,7 +375,8 @@ class Ledger:
                 ref = link.previous
 
     def _find_cover(self, names: Collection[str], passed: list[EntryRef], ref: EntryRef) -> Fold | None:
-        """What a fold says of `ref` and what came before: one that ends there, or at an entry that was passed."""
+        """Return the fold that covers `ref` and its predecessors: one that ends there, or at an entry already
+        passed."""
         for newest in reversed(passed):
             fold = self._find_fold(names, newest)
             if fold is not None and fold.first_epoch <= ref.epoch:
@@ -384,7 +384,7 @@ class Ledger:
         return None
 
     def entries(self, tip: EntryRef | None) -> Iterator[tuple[LedgerEntry, EntryRef]]:
-        """The entries that are not folded yet, with what names them, newest first. LedgerHoleError as in `chain`."""
+        """Yield the entries that are not folded yet, with their references, newest first. Raises like `chain`."""
         ref = tip
         for link in self.chain(tip):
             if isinstance(link, Fold) or ref is None:
@@ -393,12 +393,12 @@ class Ledger:
             ref = link.previous
 
     def chain_names(self, tip: EntryRef) -> list[str]:
-        """The names of the files that the true history consists of, newest first. LedgerHoleError as in `chain`."""
+        """Return the names of the files of the true history, newest first. Raises like `chain`."""
         found: list[str] = []
         ref: EntryRef | None = tip
         for link in self.chain(tip):
             assert ref is not None
-            if isinstance(link, Fold) and link.is_part:  # some of the names found so far are folded, too
+            if isinstance(link, Fold) and link.is_part:  # some of these names are folded by now
                 return self.chain_names(tip)
             if not (isinstance(link, Fold) and link.is_bridge):
                 found.append(fold_name(link.last) if isinstance(link, Fold) else ref.name)
@@ -406,9 +406,9 @@ class Ledger:
         return found
 
     def fold(self, tip: EntryRef, floor: int) -> int:
-        """Fold entries below the floor once there are enough of them; returns how many.
+        """Fold entries below the floor once there are enough. Returns how many.
 
-        The fold is written before the entries go, and a reader prefers it, so a kill in between costs nothing.
+        The fold is written before the entries are deleted, and readers prefer it, so a kill in between loses nothing.
         """
         names = self._names()
         old = sum(1 for n in names if _is_below(n, floor))
@@ -419,7 +419,7 @@ class Ledger:
         ref: EntryRef | None = tip
         for link in self.chain(tip):
             if isinstance(link, Fold) and link.is_part:
-                return 0  # another process folds them right now
+                return 0  # another process is folding them
             if isinstance(link, Fold) or ref is None:
                 break
             if link.epoch < floor:
@@ -428,14 +428,14 @@ class Ledger:
             ref = link.previous
         if len(entries) < FOLD_ENTRIES:
             return 0
-        for first, end in _fold_ranges(entries):  # oldest first: what a fold names as the one before is there
+        for first, end in _fold_ranges(entries):  # oldest first: the predecessor that a fold names exists
             self._put_fold(entries[first:end], refs[first])
             for done in refs[first:end]:
                 self._storage.delete(f"{self.folder}/{done.name}")
         return len(refs)
 
     def _put_fold(self, entries: list[LedgerEntry], last: EntryRef) -> None:
-        """Write entries, newest first, as one; `last` names the newest."""
+        """Write entries, newest first, as one fold; `last` names the newest."""
         inputs: dict[str, list[dict[str, Json]]] = {}
         for entry in reversed(entries):
             for source, files in entry.inputs.items():
@@ -453,7 +453,7 @@ class Ledger:
         self._storage.put(f"{self.folder}/{fold_name(last)}", zstandard.compress(canonical(seal(body))))
 
     def sweep(self, floor: int, tip: EntryRef) -> int:
-        """Delete entries below the floor that the true chain does not reach: attempts that never committed."""
+        """Delete entries below the floor that the true chain does not reach: attempts that were not committed."""
         true_names = {tip.name}
         for link in self.chain(tip):
             if link.previous is not None:
@@ -468,7 +468,7 @@ class Ledger:
         return [name for name in found if not name.startswith(".")]
 
     def _find_fold(self, names: Collection[str], last: EntryRef) -> Fold | None:
-        """The fold whose newest entry is `last`; a damaged one counts as missing."""
+        """Return the fold whose newest entry is `last`. A damaged one counts as missing."""
         name = fold_name(last)
         if name not in names:
             return None

@@ -1,4 +1,4 @@
-"""The checkpoint: State + Position after an epoch, and how it is written down."""
+"""The checkpoint: State + Position after an epoch, and its durable form."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from firnline.types import Json
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where a pipeline stands after an epoch. Either half alone, positions or state, is refused.
+    """The state of a pipeline after an epoch. A checkpoint with only positions or only state is refused.
 
-    `floor` is an epoch no newer than any sink's: the oldest one that a pipeline may still go back to. `shards` is how
-    many the next run deals the state out to, where a rescale went on from snapshots that lack epochs; 0: as they have.
-    `deciding` names the sink that decides (`sink`) and the id of its Delta table (`table`, left out before it exists).
+    `floor` is the oldest epoch that a rollback may still reach, no newer than any sink's head. `shards` is the number
+    of shards for the next run, if a rescale continued from snapshots that lack epochs; 0: as in the snapshots.
+    `deciding` names the deciding sink (`sink`) and the id of its Delta table (`table`, omitted before it exists).
     """
 
     pipeline: str
@@ -27,7 +27,7 @@ class Checkpoint:
     positions: dict[str, Json]
     state: dict[str, Json] = field(default_factory=dict)  # operator -> snapshot references
     watermarks: dict[str, Json] = field(default_factory=dict)
-    columns: dict[str, Json] = field(default_factory=dict)  # of sources whose rows go through operators
+    columns: dict[str, Json] = field(default_factory=dict)  # of sources whose rows pass through operators
     schema_fingerprint: str = ""
     schema_version: int = 0
     floor: int = 0
@@ -35,7 +35,7 @@ class Checkpoint:
     deciding: dict[str, Json] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Json]:
-        """The sealed form: with format number and checksum."""
+        """Return the sealed form, with format number and checksum."""
         return seal(
             {
                 "pipeline": self.pipeline,
@@ -61,7 +61,7 @@ class Checkpoint:
 
     @classmethod
     def from_json(cls, value: Json, what: str = "checkpoint") -> Checkpoint:
-        """Read the sealed form.
+        """Parse the sealed form.
 
         Raises:
             DamagedError: the checksum is wrong, or a half is missing.
