@@ -47,7 +47,7 @@ class LedgerEntry:
     inputs: dict[str, list[dict[str, Json]]]
     staged: dict[str, list[dict[str, Json]]] = field(default_factory=dict)
     quarantine: list[dict[str, Json]] = field(default_factory=list)
-    schema: list[dict[str, Json]] = field(default_factory=list)  # of the staged files of every sink, except those in `schemas`
+    schema: list[dict[str, Json]] = field(default_factory=list)  # of staged files, except those in `schemas`
     schemas: dict[str, list[dict[str, Json]]] = field(default_factory=dict)  # of sinks whose rows have other columns
     epoch_time: str = ""  # the time given to operators, also on a replay
     durations_ms: dict[str, int] = field(default_factory=dict)
@@ -255,7 +255,7 @@ class _ReadAhead:
 
     def get(self, name: str) -> bytes:
         """Return the bytes of an entry. Raises FileNotFoundError if it is missing."""
-        for passed in [other for other in self._wanted if other > name]:  # failed attempts, epochs that were rolled back
+        for passed in [other for other in self._wanted if other > name]:  # failed attempts, rolled-back epochs
             del self._wanted[passed]
         end = bisect_right(self._names, name)
         for other in reversed(self._names[max(0, end - self._ahead) : end]):
