@@ -1,4 +1,4 @@
-"""Where rows go: which sinks and operators take what comes out of each source and operator. Pure."""
+"""The routing of rows: which sinks and operators take the output of each source and operator. Pure."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from firnline.types import Json
 
 @dataclass(frozen=True, slots=True)
 class Dataflow:
-    """The pipeline's graph as its jobs see it. A port is a source's or an operator's name, or `<operator>.<port>`."""
+    """The pipeline's graph for its jobs. A port is a source's or an operator's name, or `<operator>.<port>`."""
 
-    operators: tuple[OperatorOptions, ...]  # each after those it reads
+    operators: tuple[OperatorOptions, ...]  # in topological order
     sinks: Mapping[str, tuple[str, ...]]  # port -> names of sinks
     readers: Mapping[str, tuple[OperatorOptions, ...]]  # port -> operators
     key_groups: int
 
     @property
     def stateful(self) -> tuple[OperatorOptions, ...]:
-        """The operators that have state, each after those it reads."""
+        """The stateful operators, in topological order."""
         return tuple(o for o in self.operators if not o.is_sql)
 
     def sinks_of(self, port: str) -> tuple[str, ...]:
-        """The names of the sinks that take the rows of a port."""
+        """Return the names of the sinks that take the rows of a port."""
         return self.sinks.get(port, ())
 
     def edges_of(self, port: str, ranges: Ranges) -> list[Edge]:
-        """What a job that fills a port hands on: once to all SQL operators, to each stateful one by its own key."""
+        """Return the edges that a job for a port writes: one for all SQL operators, one per stateful operator by its
+        own key."""
         readers = self.readers.get(port, ())
         found = [Edge(sql_edge(port))] if any(o.is_sql for o in readers) else []
         for operator in (o for o in readers if not o.is_sql):
@@ -48,7 +49,7 @@ class Dataflow:
         return found
 
     def inputs_of_query(self, operator: OperatorOptions) -> list[str]:
-        """The sources and ports that a query reads, directly or through other queries."""
+        """Return the sources and ports that a query reads, directly or through other queries."""
         found: dict[str, None] = {}
         for port in operator.inputs:
             above = self._find_query(port)
@@ -56,7 +57,7 @@ class Dataflow:
         return list(found)
 
     def queries_above(self, operator: OperatorOptions) -> set[str]:
-        """The queries that a query reads, directly or through others."""
+        """Return the queries that a query reads, directly or through others."""
         above = [found for port in operator.inputs if (found := self._find_query(port)) is not None]
         return {name for query in above for name in (query.name, *self.queries_above(query))}
 
@@ -64,31 +65,31 @@ class Dataflow:
         return next((o for o in self.operators if o.name == port and o.is_sql), None)
 
     def ports_of(self, operator: OperatorOptions) -> list[str]:
-        """The ports of an operator that somebody reads, its main one first."""
+        """Return the ports of an operator that have readers, its main one first."""
         known = [p for p in {**self.sinks, **self.readers} if p == operator.name or p.startswith(f"{operator.name}.")]
         return sorted(known, key=lambda port: (port != operator.name, port))
 
 
 def sql_edge(port: str) -> str:
-    """The name of the edge from a port to all queries that read it."""
+    """Return the name of the edge from a port to all queries that read it."""
     return f"sql<{port}"
 
 
 def keyed_edge(operator: str, port: str) -> str:
-    """The name of the edge from a port to one stateful operator."""
+    """Return the name of the edge from a port to one stateful operator."""
     return f"{operator}<{port}"
 
 
 def shape_of(operator: OperatorOptions) -> str:
-    """What of an operator's settings its state cannot be read without; kept in its checkpoints."""
+    """Return a fingerprint of the operator settings that its state depends on; checkpoints keep it."""
     settings: dict[str, Json] = {"keys": list(operator.keys), "window": operator.settings.get("window")}
     if operator.type == "correlate":
-        settings["inputs"] = list(operator.inputs)  # the state knows them by their place
+        settings["inputs"] = list(operator.inputs)  # the state refers to them by position
     return checksum(canonical(settings))[:32]
 
 
 def dataflow_of(options: PipelineOptions) -> Dataflow:
-    """Work out where rows go."""
+    """Derive the routing of rows from the options."""
     operators = tuple(topological(options))
     sinks: dict[str, list[str]] = {}
     for sink in options.sinks:

@@ -1,4 +1,4 @@
-"""What runs the tasks of an epoch: Spark in the product, something lighter in tests."""
+"""The engine that runs the tasks of an epoch: Spark in the product, something lighter in tests."""
 
 from __future__ import annotations
 
@@ -14,68 +14,68 @@ from firnline.types import Json
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where the rows of one port go."""
+    """The destinations of one port's rows."""
 
     targets: tuple[dict[str, Json], ...] = ()  # one per sink, from `Sink.stage_target`
     edges: tuple[Edge, ...] = ()  # to the jobs of other operators
 
     def to_json(self) -> dict[str, Json]:
-        """Plain JSON, since it travels to workers."""
+        """Return plain JSON for the workers."""
         return {"targets": list(self.targets), "edges": [edge.to_json() for edge in self.edges]}
 
     @classmethod
     def from_json(cls, value: Json) -> Output:
-        """Read what `to_json` wrote."""
+        """Parse the output of `to_json`."""
         return cls(tuple(value["targets"]), tuple(Edge.from_json(edge) for edge in value["edges"]))
 
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Where and how often a task shows that it is alive."""
+    """Where and how often a task sends its heartbeat."""
 
     folder: dict[str, Json]  # root, storage options and folder
     name: str  # of the task, for people
     seconds: float
 
     def to_json(self) -> dict[str, Json]:
-        """Plain JSON, since it travels to workers."""
+        """Return plain JSON for the workers."""
         return {"folder": self.folder, "name": self.name, "seconds": self.seconds}
 
     @classmethod
     def from_json(cls, value: Json) -> Ping:
-        """Read what `to_json` wrote."""
+        """Parse the output of `to_json`."""
         return cls(dict(value["folder"]), str(value["name"]), float(value["seconds"]))
 
 
 @dataclass(frozen=True, slots=True)
 class SqlTable:
-    """Rows that an earlier job exchanged, as a query finds them."""
+    """Rows that an earlier job exchanged, as input of a query."""
 
     schema: pa.Schema
     exchange: dict[str, Json] = field(default_factory=dict)  # the folder of exchanged rows
     files: tuple[dict[str, Json], ...] = ()
 
     def to_json(self) -> dict[str, Json]:
-        """Plain JSON, since it travels to workers."""
+        """Return plain JSON for the workers."""
         return {"schema": schema_to_json(self.schema), "exchange": self.exchange, "files": list(self.files)}
 
     @classmethod
     def from_json(cls, value: Json) -> SqlTable:
-        """Read what `to_json` wrote."""
+        """Parse the output of `to_json`."""
         return cls(schema_from_json(value["schema"]), dict(value["exchange"]), tuple(value["files"]))
 
 
 @dataclass(frozen=True, slots=True)
 class SqlTask:
-    """What the tasks that write the rows of a query need to know; all of them get the same."""
+    """The input of the tasks that write the rows of a query; the same for all of them."""
 
     attempt: str
     output: Output
     exchange: dict[str, Json]  # the folder of exchanged rows
-    ping: Ping  # each task adds its number to the name
+    ping: Ping  # each task appends its number
 
     def to_json(self) -> dict[str, Json]:
-        """Plain JSON, since it travels to workers."""
+        """Return plain JSON for the workers."""
         return {
             "attempt": self.attempt,
             "output": self.output.to_json(),
@@ -85,7 +85,7 @@ class SqlTask:
 
     @classmethod
     def from_json(cls, value: Json) -> SqlTask:
-        """Read what `to_json` wrote."""
+        """Parse the output of `to_json`."""
         output, ping = Output.from_json(value["output"]), Ping.from_json(value["ping"])
         return cls(str(value["attempt"]), output, dict(value["exchange"]), ping)
 
@@ -105,12 +105,12 @@ class Engine(Protocol):
 
     @property
     def parallelism(self) -> int:
-        """Tasks that run at once."""
+        """The number of tasks that run at once."""
         ...
 
     @property
     def workers(self) -> int:
-        """Tasks that could run at once now: fewer than `parallelism` while workers are lost."""
+        """Return how many tasks could run at once now: fewer than `parallelism` while workers are lost."""
         ...
 
     def run(
@@ -120,14 +120,14 @@ class Engine(Protocol):
 
         Raises:
             EngineError: the engine failed, or did not end in time; repeating is safe.
-            FirnlineError: what a task itself raised.
+            FirnlineError: an error that a task raised.
         """
         ...
 
     def run_sql(
         self, tag: str, job: SqlJob, timeout_seconds: float | None = None
     ) -> tuple[pa.Schema, list[dict[str, Json]]]:
-        """Run a query, put its rows where they go, and return their columns and what every task reports.
+        """Run a query, write its rows to their destinations, and return their columns and the tasks' reports.
 
         Raises:
             EngineError: the engine failed; repeating is safe.
@@ -136,9 +136,9 @@ class Engine(Protocol):
         ...
 
     def cancel(self, tag: str) -> None:
-        """Stop a job that is no longer wanted."""
+        """Cancel a job."""
         ...
 
     def stop(self) -> None:
-        """Let go of everything."""
+        """Stop the engine and free its resources."""
         ...

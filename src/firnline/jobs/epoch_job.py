@@ -1,7 +1,7 @@
-"""The jobs of one epoch: read every source, run SQL, fold rows into state; in the order of the graph.
+"""The jobs of one epoch: read every source, run SQL, fold rows into state, in the order of the graph.
 
-Each job hands its rows to the next by exchange files. Nothing here is true yet: what comes out are staged files and
-state files that no commit names.
+Each job passes its rows to the next in exchange files. Nothing is committed here: the jobs write staged files and state
+files that no commit names yet.
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ _1970 = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpochJob:
-    """An epoch to be run: as it was planned or, to catch up on state, as the ledger recorded it."""
+    """An epoch to run: as planned or, to catch up on state, as recorded in the ledger."""
 
     epoch: int
     attempt: str
     epoch_time: str
     plan: EpochPlan
-    columns: Mapping[str, pa.Schema]  # of each source before this epoch, as far as they are known
+    columns: Mapping[str, pa.Schema]  # of each source before this epoch, as far as known
     state: Mapping[str, OperatorState] = field(default_factory=dict)  # of each operator before this epoch
     watermarks: Watermarks = field(default_factory=Watermarks)  # before this epoch
     ranges: Ranges = ()  # the key groups of each shard; none without stateful operators
-    before_last_fold: Callable[[EpochResult], None] | None = None  # sets which operators are snapshotted
-    skip: frozenset[str] = frozenset()  # operators whose state contains this epoch already
-    recorded: Watermarks | None = None  # of a replay: those after this epoch; a replay stages nothing for sinks
-    initial: Mapping[str, str] = field(default_factory=dict)  # of a replay: the exported states operators began with
+    before_last_fold: Callable[[EpochResult], None] | None = None  # selects the operators to snapshot
+    skip: frozenset[str] = frozenset()  # operators whose state already includes this epoch
+    recorded: Watermarks | None = None  # in a replay: those after this epoch; a replay stages nothing for sinks
+    initial: Mapping[str, str] = field(default_factory=dict)  # in a replay: exported states that operators started with
     is_wanted: Callable[[], bool] = lambda: True
-    on_worker_lost: React | None = None  # says what is done about a lost worker; None: the epoch runs again
-    run_began: datetime | None = None  # the silence of inputs counts from here on; None: no input is silent
+    on_worker_lost: React | None = None  # decides about a lost worker; None: the epoch runs again
+    run_began: datetime | None = None  # the idle time of inputs counts from here on; None: no input is idle
 
     @property
     def replay(self) -> bool:
-        """Whether the epoch is committed already and only its state is made again."""
+        """Whether the epoch is already committed and only its state is rebuilt."""
         return self.recorded is not None
 
 
@@ -78,14 +78,14 @@ class EpochResult:
     state: dict[str, OperatorState]
     watermarks: Watermarks
     operators: dict[str, Folded] = field(default_factory=dict)  # what each stateful operator did
-    due: frozenset[str] = frozenset()  # operators whose state is snapshotted after this epoch
+    due: frozenset[str] = frozenset()  # operators to snapshot after this epoch
     snapshots: dict[str, Json] = field(default_factory=dict)  # references, once a snapshot of the state is complete
-    built: dict[str, Operator] = field(default_factory=dict)  # those whose columns are known
-    initial: dict[str, str] = field(default_factory=dict)  # digests of exported states that operators began with
+    built: dict[str, Operator] = field(default_factory=dict)  # operators with known columns
+    initial: dict[str, str] = field(default_factory=dict)  # digests of exported states that operators started with
 
 
 class EpochJobs:
-    """Runs epoch jobs, one at a time. `sinks` says where rows are staged; nothing is committed here."""
+    """Runs epoch jobs, one at a time. `sinks` gives the staging targets; nothing is committed here."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class EpochJobs:
 
         Raises:
             EngineError: Spark failed; repeating is safe.
-            FirnlineError: what a task itself raised.
+            FirnlineError: an error that a task raised.
         """
         folder = self.folder(epoch_exchange_folder(self.options.name, job.attempt))
         state = {name: rescale(before, job.ranges) for name, before in job.state.items()}
@@ -124,12 +124,12 @@ class EpochJobs:
             self._sweep(folder)
 
     def _replace_worker(self, _: WorkerLostError) -> dict[str, Json]:
-        """A pipeline without state runs the epoch again, on whatever workers there are."""
+        """Rerun the epoch on the remaining workers, for a pipeline without state."""
         shards = self.options.state.shards or min(self.engine.parallelism, self.flow.key_groups)
         return {"choice": "replace", "shards": shards, "shards_before": shards}
 
     def run_tasks(self, attempt: str, tasks: list[dict[str, Json]]) -> list[dict[str, Json]]:
-        """Run the tasks that a sink needs while it commits an epoch; raises as `run` does."""
+        """Run the tasks that a sink needs during a commit. Raises the errors of `run`."""
         folder = self.folder(commit_exchange_folder(self.options.name, attempt))
         try:
             watch = self._watch(attempt, folder)
@@ -141,7 +141,7 @@ class EpochJobs:
         return Watch(attempt, folder, self.options.state.worker_ping_secs, self.options.batch.job_timeout_secs)
 
     def folder(self, key: str) -> dict[str, Json]:
-        """A folder of the pipeline in the deciding table, which every worker reaches; plain JSON for tasks."""
+        """Return a folder of the pipeline in the deciding table, which every worker reaches, as plain JSON."""
         deciding = self.options.deciding
         return {
             "root": normalise(deciding.table),
@@ -150,16 +150,16 @@ class EpochJobs:
         }
 
     def sweep_all(self) -> None:
-        """Delete exchanged rows and pings that a kill left behind; a run that still writes them has been fenced."""
+        """Delete exchanged rows and heartbeats of killed runs. A run that still writes them is fenced."""
         self._sweep(self.folder(exchange_folder(self.options.name)))
 
     def _sweep(self, folder: dict[str, Json]) -> None:
-        """Delete an attempt's exchanged rows and its pings. A kill leaves them until the next run begins."""
+        """Delete an attempt's exchanged rows and heartbeats. After a kill, the next run deletes them."""
         storage = open_storage(folder["root"], folder["storage_options"])
         if isinstance(storage, LocalStorage):
             shutil.rmtree(storage.path_of(folder["folder"]), ignore_errors=True)
             return
-        if not self.flow.operators:  # nothing was handed on, and an object store has no pings
+        if not self.flow.operators:  # nothing was exchanged, and an object store has no heartbeats
             return
         for stat in list(storage.list(folder["folder"])):
             storage.delete(stat.name.removeprefix(f"{storage.root}/"))
@@ -173,13 +173,13 @@ class _Running:
     job: EpochJob
     watch: Watch
     state: dict[str, OperatorState]
-    edges: dict[str, Exchanged] = field(default_factory=dict)  # what was handed on, by the name of the edge
-    columns: dict[str, pa.Schema] = field(default_factory=dict)  # of what comes out of each port
-    views: dict[str, str] = field(default_factory=dict)  # SQL operators whose rows are only needed by SQL
+    edges: dict[str, Exchanged] = field(default_factory=dict)  # exchanged rows, by edge
+    columns: dict[str, pa.Schema] = field(default_factory=dict)  # the columns of each port
+    views: dict[str, str] = field(default_factory=dict)  # SQL operators that only SQL reads
 
     @property
     def exchange(self) -> dict[str, Json]:
-        """The folder by which one job hands rows to the next."""
+        """The folder for rows between jobs."""
         return dict(self.watch.folder)
 
     def run(self) -> EpochResult:
@@ -192,7 +192,7 @@ class _Running:
             found = produced.columns.get(name) or known_columns(context)
             if found is not None:
                 self.columns[name] = found
-                for target in context.targets:  # one whose source gave nothing gets its columns all the same
+                for target in context.targets:  # a query whose source gave no rows still gets its columns
                     produced.schemas.setdefault(target["sink"], found)
         result = EpochResult(produced, self.state, self.job.watermarks)
         last = flow.stateful[-1].name if flow.stateful else ""
@@ -230,7 +230,7 @@ class _Running:
         return [sink.stage_target() for sink in self._sinks_of(port)]
 
     def _sinks_of(self, port: str) -> list[Sink]:
-        """The sinks that take the rows of a port; none in a replay, which stages nothing."""
+        """Return the sinks that take the rows of a port; none in a replay, which stages nothing."""
         if self.job.replay:
             return []
         sinks = {sink.name: sink for sink in self.jobs.sinks}
@@ -239,8 +239,8 @@ class _Running:
     # -- SQL ------------------------------------------------------------------------------------------
 
     def _run_sql(self, operator: OperatorOptions, produced: Produced) -> None:
-        """Run a query whose rows a sink or a stateful operator needs; one that only SQL reads becomes a view there."""
-        from firnline.sql import bind_epoch_time, bind_tables  # loads a parser that most pipelines do not need
+        """Run a query for a sink or a stateful operator. A query that only SQL reads becomes a view there."""
+        from firnline.sql import bind_epoch_time, bind_tables  # imports a parser that most pipelines do not need
 
         flow = self.jobs.flow
         named = {port: view_name(port, self.job.attempt) for port in operator.inputs}
@@ -269,7 +269,8 @@ class _Running:
         self._take_output(operator.name, schema, reports, produced)
 
     def _can_query(self, operator: OperatorOptions, inputs: Sequence[str]) -> bool:
-        """Whether the columns of all inputs are known; without them no row may have come, or it would be lost."""
+        """Return whether the columns of all inputs are known. Otherwise no input may have rows, or they would be
+        lost."""
         unknown = [port for port in inputs if port not in self.columns]
         if unknown and any(self.edges.get(sql_edge(port), Exchanged()).rows for port in inputs):
             raise ConfigError(
@@ -279,14 +280,14 @@ class _Running:
         return not unknown
 
     def _table(self, port: str) -> SqlTable:
-        """The rows of a port as a query finds them."""
+        """Return the rows of a port as input of a query."""
         files = self.edges.get(sql_edge(port), Exchanged()).files
         return SqlTable(self.columns[port], self.exchange, tuple(files))
 
     # -- state ----------------------------------------------------------------------------------------
 
     def _fold(self, options: OperatorOptions, result: EpochResult, *, finish: bool) -> None:
-        """Fold what came for one operator into its state, one task per shard."""
+        """Fold the rows for one operator into its state, one task per shard."""
         if options.name in self.job.skip:
             return
         job, pipeline = self.job, self.jobs.options
@@ -370,7 +371,7 @@ class _Running:
         latest: Mapping[str, int],
         quiet: frozenset[str],
     ) -> Watermark:
-        """The watermark after this epoch's rows; on a replay, the one that was."""
+        """Return the watermark after this epoch's rows; on a replay, the recorded one."""
         if self.job.recorded is not None:
             return self.job.recorded.of(options.name)
         if operator is None:
@@ -381,7 +382,7 @@ class _Running:
         return noted.advance(latest, operator.delay_us, hold=bool(unheard) and new)
 
     def _is_left_out(self, port: str) -> bool:
-        """Whether a source that a port's rows come from had not answered when the epoch was planned."""
+        """Return whether a source of a port's rows did not answer when the epoch was planned."""
         left_out = self.job.plan.left_out
         if not left_out:
             return False
@@ -391,7 +392,7 @@ class _Running:
     def _note_silence(
         self, options: OperatorOptions, before: Watermark, quiet: frozenset[str], unheard: frozenset[str]
     ) -> Watermark:
-        """Which inputs are idle now. Told by the epoch's own time, and recorded with the watermark."""
+        """Update which inputs are idle, by the epoch's own time; recorded with the watermark."""
         if options.idle_after is None or self.job.run_began is None:
             return replace(before, silent={}, idle=frozenset())
         now = datetime.fromisoformat(self.job.epoch_time)
@@ -404,9 +405,9 @@ class _Running:
         return after
 
     def _first_state(self, options: OperatorOptions, operator: Operator | None, result: EpochResult) -> OperatorState:
-        """What an operator begins with that has no state yet: nothing, or what the spec names.
+        """Return the first state of an operator without one: empty, or the one that the spec names.
 
-        A replay begins as the operator did, whatever the spec says by now.
+        A replay starts as the operator did, whatever the spec says now.
         """
         path, job = options.initial_state, self.job
         if operator is None or path in ("", EMPTY) or (job.replay and options.name not in job.initial):
@@ -418,20 +419,20 @@ class _Running:
         )
 
     def _build(self, options: OperatorOptions) -> Operator | None:
-        """The operator for the columns that its inputs have now; None while no input has any."""
+        """Build the operator for the current columns of its inputs; None while no input has any."""
         known = {port: self.columns[port] for port in options.inputs if port in self.columns}
         if not known:
             return None
         first = next(iter(known.values()))
         wanted = [*options.keys, options.settings.get("time")]
-        alike = pa.schema([field for field in first if field.name in wanted])  # an input that never gave a row
+        alike = pa.schema([field for field in first if field.name in wanted])  # an input that never had a row
         inputs = {port: known.get(port, alike) for port in options.inputs}
         operator = build_operator(options, inputs, self.jobs.options.operator_paths)
         _check_settings(options, operator)
         return operator
 
     def _take_output(self, port: str, schema: pa.Schema, reports: list[dict[str, Json]], produced: Produced) -> None:
-        """Take in what the tasks of a query or of an operator put out at a port."""
+        """Collect the output of a query's or an operator's tasks at a port."""
         self.columns[port] = schema
         for edge in self.jobs.flow.edges_of(port, self.job.ranges):
             self.edges[edge.name] = Exchanged.collect(reports, edge.name)
@@ -445,7 +446,7 @@ def _micros(time: datetime) -> int:
 
 
 def _check_settings(options: OperatorOptions, operator: Operator) -> None:
-    """Rows are dealt out before an operator is built: what it says of keys and times must be what the spec says."""
+    """Check that an operator's keys and times match the spec, because rows are partitioned before it is built."""
     time = options.settings.get("time")
     times = dict.fromkeys(options.inputs, time) if time else {}
     if operator.keys != options.keys:
@@ -459,5 +460,5 @@ def _check_settings(options: OperatorOptions, operator: Operator) -> None:
 
 
 def view_name(port: str, attempt: str) -> str:
-    """What a query finds the rows of a port under: its own, in names that Spark takes for views."""
+    """Return the view name for the rows of a port, in a form that Spark accepts."""
     return f"firnline_{attempt}_{port.encode().hex()}"

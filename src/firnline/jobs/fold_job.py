@@ -1,4 +1,4 @@
-"""What driver and worker say to each other about folding rows into state: a task per shard, and its report. Pure."""
+"""The messages between driver and worker for folding rows into state: a task per shard, and its report. Pure."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from firnline.types import Json
 
 @dataclass(frozen=True, slots=True)
 class FoldTask:
-    """One shard of one operator in one epoch: the rows that came, and the state before them."""
+    """One shard of one operator in one epoch: the new rows, and the state before them."""
 
     pipeline: str
     epoch: int
     attempt: str
     epoch_time: str
-    operator: OperatorOptions  # name, type, inputs and settings; nothing else travels
+    operator: OperatorOptions  # name, type, inputs and settings; nothing else is sent
     code: OwnCode | None  # of a user's own operator
     files: Mapping[str, Sequence[dict[str, Json]]]  # exchanged rows, by input
     schemas: Mapping[str, pa.Schema] | None  # by input; None: no input ever had a row, so there is nothing to fold
-    unordered: tuple[str, ...]  # inputs that come out of queries, whose rows have no order of their own
+    unordered: tuple[str, ...]  # inputs from queries, whose rows have no order
     exchange: dict[str, Json]  # the folder of exchanged rows
     home: StateHome
     folder: str  # of the epoch's attempt, below the home
     key_groups: int
     late_before: int | None
     watermark: int | None
-    ports: Mapping[str, Output]  # the ports that somebody reads
+    ports: Mapping[str, Output]  # the ports that have readers
     shard: int
     groups: tuple[int, int]  # the first and the last key group of the shard
     state: ShardState
-    is_listed: bool = False  # the snapshot of this epoch contains this operator
-    others: Mapping[str, ShardState] | None = None  # what else the snapshot contains; None: no snapshot is made here
+    is_listed: bool = False  # whether the snapshot of this epoch includes this operator
+    others: Mapping[str, ShardState] | None = None  # the rest of the snapshot; None: no snapshot is made here
 
     def to_json(self) -> dict[str, Json]:
-        """Plain JSON, since it travels to workers."""
+        """Return plain JSON for the workers."""
         return {
             "kind": "fold",
             "pipeline": self.pipeline,
@@ -79,7 +79,7 @@ class FoldTask:
 
     @classmethod
     def from_json(cls, value: Json) -> FoldTask:
-        """Read what `to_json` wrote."""
+        """Parse the output of `to_json`."""
         operator, schemas, others = value["operator"], value["schemas"], value["others"]
         return cls(
             pipeline=str(value["pipeline"]),
@@ -110,7 +110,7 @@ class FoldTask:
 
 @dataclass(frozen=True, slots=True)
 class FoldReport:
-    """What the task of one shard did. A snapshot keeps it: a task that runs twice answers as it did first."""
+    """The report of one shard's task. A snapshot keeps it: a repeated task returns its first report."""
 
     shard: int
     state: ShardState
@@ -124,10 +124,10 @@ class FoldReport:
     bytes_written: int
     out: Mapping[str, int]  # rows by port
     seconds: Mapping[str, float]  # by phase
-    checksum: str = ""  # of the shard's listing, where a snapshot was made
+    checksum: str = ""  # of the shard's listing, if a snapshot was made
 
     def to_json(self) -> dict[str, Json]:
-        """The form that travels and that a snapshot keeps; without a checksum, which is of that form."""
+        """Return the form that is sent and that a snapshot keeps, without its checksum."""
         return {
             "shard": self.shard,
             "state": self.state.to_json(),
@@ -146,7 +146,7 @@ class FoldReport:
 
     @classmethod
     def from_json(cls, value: Json) -> FoldReport:
-        """Read what `to_json` wrote."""
+        """Parse the output of `to_json`."""
         return cls(
             shard=int(value["shard"]),
             state=ShardState.from_json(value["state"]),
@@ -166,21 +166,21 @@ class FoldReport:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What one operator did in an epoch."""
+    """The work of one operator in an epoch."""
 
     state: OperatorState
-    rows: int = 0  # that came in, once for every key they belong to
+    rows: int = 0  # input rows, once for every key that they belong to
     late: int = 0
-    keys: int = 0  # that occurred or were due
+    keys: int = 0  # keys with rows or due timers
     changed: int = 0
     removed: int = 0
     bytes_written: int = 0
     out: dict[str, int] = field(default_factory=dict)  # rows by port
     seconds: dict[str, float] = field(default_factory=dict)  # of the slowest shard, by phase
-    checksums: dict[int, str] = field(default_factory=dict)  # of each shard's metadata, where a checkpoint was made
+    checksums: dict[int, str] = field(default_factory=dict)  # of each shard's metadata, if a checkpoint was made
 
     def facts(self) -> dict[str, Json]:
-        """For observers and logs."""
+        """Return the facts for observers and logs."""
         return {
             "rows": self.rows,
             "late": self.late,

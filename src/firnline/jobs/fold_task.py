@@ -1,14 +1,14 @@
-"""The stateful task: folds the rows of one shard into its state, in one vectorised call, and writes what changed.
+"""The stateful task: folds the rows of one shard into its state in one vectorised call, and writes the changes.
 
 Runs inside Spark's workers. The steps:
 
-1. gather the rows of the shard, and the keys that they belong to;
+1. gather the rows of the shard, and their keys;
 2. look up the state of those keys, and of the keys whose timers are due;
 3. fold;
-4. write one segment of what changed, and the timers;
-5. merge segments when there are many;
-6. stage what comes out;
-7. where a checkpoint is made, list what the shard holds now.
+4. write one segment with the changes, and the timers;
+5. merge segments if there are many;
+6. stage the output;
+7. for a checkpoint, list the files of the shard.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from firnline.types import Json
 
 @dataclass(slots=True)
 class _Tally:
-    """What the task counts while it works."""
+    """The counters of the task."""
 
     rows: int = 0
     late: int = 0
@@ -156,7 +156,7 @@ class _Shard:
     # -- 2 look up ------------------------------------------------------------------------------------
 
     def _look_up(self, operator: Operator, gathered: _Gathered, layout: Layout) -> tuple[Batch, Located]:
-        """The state of every key that occurs, and of those that are due, each key once."""
+        """Return the state of every key with rows or a due timer, each key once."""
         groups, deciding = self._task.key_groups, len(operator.keys)
         found = locate(gathered.keys, deciding, groups, gathered.keys.num_rows)
         once = distinct(found.slots, found.keys)
@@ -185,7 +185,7 @@ class _Shard:
     def _write_state(self, layout: Layout, batch: Batch, at: Located, result: Result) -> ShardState:
         _check(self._name, batch, result)
         tally, task = self._tally, self._task
-        # A key that was never there need not be remembered as gone.
+        # A key that never existed needs no removal.
         removed = result.removed[batch.exists[result.removed]]
         tally.changed, tally.removed = int(result.changed.size), int(removed.size)
         segments, timers = (
@@ -243,7 +243,7 @@ class _Shard:
             self._tally.out[port] = sum(b.num_rows for b in batches)
 
     def _list(self, after: ShardState, report: FoldReport, others: Mapping[str, ShardState]) -> FoldReport:
-        """List what the shard holds. The first list counts: a task that runs twice answers as it did first."""
+        """List the files of the shard. The first list counts: a repeated task returns its first report."""
         task = self._task
         held = {**others, **({self._name: after} if task.is_listed else {})}
         with self._tally.timed("list"):
@@ -253,7 +253,7 @@ class _Shard:
 
 @dataclass(frozen=True, slots=True)
 class _Gathered:
-    """The rows of a shard, the key of each (all inputs one after the other), and what came too late."""
+    """The rows of a shard, the key of each (all inputs concatenated), and the late rows."""
 
     rows: Mapping[str, pa.Table]
     keys: pa.Table
@@ -263,7 +263,7 @@ class _Gathered:
 
 @contextmanager
 def _own_code(operator: str, what: str) -> Iterator[None]:
-    """Report an exception of the operator's own code as an OperatorError, not as the loss of a worker."""
+    """Report an exception of the operator's own code as an OperatorError, not as a lost worker."""
     try:
         yield
     except (FirnlineError, MemoryError):
@@ -278,14 +278,14 @@ def _own_code(operator: str, what: str) -> Iterator[None]:
 
 
 def _in_order(table: pa.Table, time: str | None) -> pa.Table:
-    """Rows out of a query in an order that is the same on every replay: by time, then by what they hold."""
+    """Return rows of a query in an order that is the same on every replay: by time, then by content."""
     plain = [name for name in table.column_names if key_family(table.schema.field(name).type) is not None]
     hashes = encode_keys(table.select(plain), table.num_rows).hash64()
     times = micros(table.column(time))[0] if time else np.zeros(table.num_rows, np.int64)
     return table.take(pa.array(np.lexsort((hashes, times))))
 
 
-# Arrow forgets how many rows a table without columns has; the state of an operator without keys has such keys.
+# Arrow loses the row count of a table without columns; an operator without keys has such keys.
 
 
 def _concat(tables: Sequence[pa.Table]) -> pa.Table:
@@ -307,7 +307,7 @@ def _without_columns(rows: int) -> pa.Table:
 
 
 def _check(name: str, batch: Batch, result: Result) -> None:
-    """An operator that breaks its contract must not break the state."""
+    """Check the operator's result: an operator that breaks its contract must not damage the state."""
     keys = batch.keys.num_rows
     named = np.concatenate([result.changed, result.removed])
     if named.size and (named.min() < 0 or named.max() >= keys):

@@ -1,4 +1,5 @@
-"""Stages bad records: raw bytes, file, line and reason, true only when a commit's ledger entry names the file."""
+"""Stages bad records: raw bytes, file, line and reason. They become true once a commit's ledger entry names the
+file."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ SCHEMA = pa.schema(
 
 
 class QuarantineWriter:
-    """Gathers the bad records of one task. `target` is `{root, storage_options, folder}`."""
+    """Collects the bad records of one task. `target` is `{root, storage_options, folder}`."""
 
     def __init__(self, target: dict[str, Json], epoch: int, attempt: str) -> None:
         self._storage = open_storage(target["root"], target["storage_options"])
@@ -57,7 +58,7 @@ class QuarantineWriter:
             self._flush()
 
     def close(self) -> list[dict[str, Json]]:
-        """Make everything durable and name the files."""
+        """Make everything durable and return the files."""
         self._flush()
         return self._files
 

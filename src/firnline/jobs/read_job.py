@@ -13,13 +13,13 @@ from firnline.jobs.worker import Watch, run_watched
 from firnline.sources.columns import Columns, agree
 from firnline.sources.group import EpochPlan
 
-JUDGED_RECORDS = 100  # below this, a ratio of bad records says little
-SCHEMA_ROUNDS = 8  # types only widen, so this is never reached; it keeps a bug from looping
+JUDGED_RECORDS = 100  # with fewer records, a ratio of bad ones says little
+SCHEMA_ROUNDS = 8  # types only widen, so this is never reached; it stops an endless loop after a bug
 
 
 @dataclass(slots=True)
 class _Reading:
-    """One source while its tasks come to an agreement."""
+    """One source while its tasks agree on types."""
 
     context: Context
     columns: Columns
@@ -36,12 +36,12 @@ class _Reading:
 def read_sources(
     engine: Engine, plan: EpochPlan, contexts: Mapping[str, Context], watch: Watch
 ) -> tuple[Produced, list[ReadReport]]:
-    """Read what is planned; returns what was produced and the reports of all tasks, in the order of the rows.
+    """Read the plan. Returns the output and the reports of all tasks, in the order of the rows.
 
     Raises:
-        WorkerLostError: a task fell silent, or the job took too long.
+        WorkerLostError: a task stopped its heartbeat, or the job took too long.
         SchemaError: tasks do not agree on the types of their columns.
-        BadRecordsError: a source gave mostly bad records.
+        BadRecordsError: most records of a source are bad.
     """
     readings = {
         name: _Reading(contexts[name], columns_of(contexts[name], part), set(range(len(part.splits))))
@@ -77,13 +77,13 @@ def read_sources(
 
 
 def exchanged(reports: Sequence[ReadReport], contexts: Mapping[str, Context]) -> dict[str, Exchanged]:
-    """What the sources handed on to operators, by edge."""
+    """Return the rows that the sources passed on to operators, by edge."""
     names = {edge.name for context in contexts.values() for edge in context.edges}
     return {name: Exchanged.collect(({"exchanged": report.exchanged} for report in reports), name) for name in names}
 
 
 def _judge(produced: Produced, context: Context) -> None:
-    """Refuse a slice that is mostly bad records: more likely the wrong format than bad luck."""
+    """Refuse a slice of mostly bad records: the format is probably wrong."""
     limit = context.options.max_bad_ratio
     bad = produced.bad.total()
     if produced.records >= JUDGED_RECORDS and bad > limit * produced.records:

@@ -1,4 +1,4 @@
-"""The orders and reports between the driver and the tasks that read, and what an epoch makes of them. Pure."""
+"""The orders and reports between the driver and the read tasks, and their sum over an epoch. Pure."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from firnline.types import Json
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the orders that read one source in one epoch have in common."""
+    """The common part of all orders that read one source in one epoch."""
 
     epoch: int
     attempt: str
     options: SourceOptions
     settings: dict[str, Json]  # of the source's reader
-    targets: list[dict[str, Json]]  # one per sink that takes the rows as they are, from `Sink.stage_target`
+    targets: list[dict[str, Json]]  # one per sink that takes the rows unchanged, from `Sink.stage_target`
     quarantine: dict[str, Json]
-    base: pa.Schema | None  # the columns that are known, None before there are any
+    base: pa.Schema | None  # the known columns; None before there are any
     edges: list[Edge] = field(default_factory=list)  # to operators
-    exchange: dict[str, Json] = field(default_factory=dict)  # where rows for operators are put
-    replay: bool = False  # only state is made anew: bad records are in quarantine already
+    exchange: dict[str, Json] = field(default_factory=dict)  # the folder of rows for operators
+    replay: bool = False  # only state is rebuilt: bad records are already in quarantine
 
     @property
     def is_inferring(self) -> bool:
-        """Whether no record and no declaration has told the columns yet; what every table begins with tells nothing."""
+        """Whether no record and no declaration has given the columns yet; the columns that every table starts with do
+        not count."""
         if self.options.schema.fields:
             return False
         partitions = {name for target in self.targets for name in target["partition_by"]}
@@ -43,13 +44,13 @@ class Context:
 
     @property
     def evolution(self) -> Literal["add", "rescue", "fail"]:
-        """What an unknown field becomes. While the columns are still to be inferred, every field is a column."""
+        """How to treat an unknown field. While columns are inferred, every field becomes a column."""
         return "add" if self.is_inferring else self.options.schema.evolution
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOrder:
-    """What one task is to read, and where it puts the rows."""
+    """The input of one task, and the destination of its rows."""
 
     source_kind: str
     settings: dict[str, Json]  # of the source's reader
@@ -65,7 +66,7 @@ class ReadOrder:
     replay: bool
 
     def to_json(self) -> dict[str, Json]:
-        """Plain JSON, since it travels to workers."""
+        """Return plain JSON for the workers."""
         return {
             "kind": "read",
             "source_kind": self.source_kind,
@@ -102,7 +103,7 @@ class ReadOrder:
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:
-    """What one task has read, and where its rows lie. Rows never travel back."""
+    """The work of one task, and the location of its rows. Rows are never sent back."""
 
     end: SplitEnd
     staged: dict[str, list[dict[str, Json]]]  # by sink
@@ -115,7 +116,7 @@ class ReadReport:
     raw_bytes: int
 
     def to_json(self) -> dict[str, Json]:
-        """Plain JSON, since it travels from workers."""
+        """Return plain JSON for the driver."""
         return {
             "outcomes": self.end.outcomes,
             "schema": schema_to_json(self.end.schema),
@@ -147,7 +148,7 @@ class ReadReport:
 
 @dataclass(slots=True)
 class Produced:
-    """What the tasks of an epoch staged, added up."""
+    """The staged output of an epoch's tasks, added up."""
 
     outcomes: dict[str, list[Json]] = field(default_factory=dict)  # by source
     staged: dict[str, list[dict[str, Json]]] = field(default_factory=dict)
@@ -161,7 +162,7 @@ class Produced:
     read: dict[str, int] = field(default_factory=dict)  # by source: records
 
     def add(self, other: Produced) -> None:
-        """Take in what another source gave."""
+        """Add the output of another source."""
         self.outcomes |= other.outcomes
         self.quarantine += other.quarantine
         self.records += other.records
@@ -173,7 +174,7 @@ class Produced:
         self.stage(other.staged, other.schemas)
 
     def stage(self, staged: dict[str, list[dict[str, Json]]], schemas: dict[str, pa.Schema]) -> None:
-        """Take in files that were staged for sinks."""
+        """Add files staged for sinks."""
         for sink, files in staged.items():
             self.staged.setdefault(sink, []).extend(files)
         self.schemas |= schemas
@@ -200,7 +201,7 @@ def columns_of(context: Context, plan: SourcePlan) -> Columns:
 
 
 def known_columns(context: Context) -> pa.Schema | None:
-    """The columns of a source's rows before it has given any in this epoch; None while nothing tells them."""
+    """Return the columns of a source's rows before it gave any in this epoch; None while unknown."""
     if context.is_inferring:
         return None
     if context.base is not None:
@@ -217,7 +218,7 @@ def _is_supported(field: pa.Field) -> bool:
 
 
 def make_orders(context: Context, plan: SourcePlan, columns: Columns, only: Collection[int]) -> list[ReadOrder]:
-    """One order per split, for the splits whose numbers are in `only`."""
+    """Return one order per split, for the splits whose numbers are in `only`."""
     return [
         ReadOrder(
             source_kind=context.options.type,
@@ -239,7 +240,7 @@ def make_orders(context: Context, plan: SourcePlan, columns: Columns, only: Coll
 
 
 def collect(context: Context, columns: Columns, reports: Sequence[ReadReport]) -> Produced:
-    """Add the reports up."""
+    """Add up the reports."""
     out = Produced()
     source = context.options.name
     out.outcomes[source] = [outcome for report in reports for outcome in report.end.outcomes]
@@ -256,7 +257,7 @@ def collect(context: Context, columns: Columns, reports: Sequence[ReadReport]) -
     schema = staged_schema(context, columns)
     if any(report.rescues for report in reports) and RESCUED_COLUMN not in schema.names:
         schema = schema.append(pa.field(RESCUED_COLUMN, pa.string()))
-    if out.records > out.bad.total() or not context.is_inferring:  # else nothing has told any column yet
+    if out.records > out.bad.total() or not context.is_inferring:  # otherwise no column is known yet
         out.columns[source] = schema
     for target in context.targets:
         out.staged.setdefault(target["sink"], [])
@@ -269,7 +270,7 @@ def collect(context: Context, columns: Columns, reports: Sequence[ReadReport]) -
 
 
 def staged_schema(context: Context, columns: Columns) -> pa.Schema:
-    """Every column that the staged files may have: what the table must have when they are committed."""
+    """Return every column that the staged files may have, and the table must have when they are committed."""
     fields = list(columns.decoded)
     added = [{"name": n, "type": t, "nullable": True} for n, t in columns.constants.items()]
     fields += list(schema_from_json(added))

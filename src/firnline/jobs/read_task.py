@@ -1,9 +1,9 @@
 """The fused task: from a split of a source to staged Parquet in one Python worker, on Arrow buffers.
 
-Runs inside Spark's workers, in bounded memory. What comes back is a report; rows never do.
+Runs inside Spark's workers, in bounded memory. It returns a report, never rows.
 
-A column whose type widens after rows were written makes the task discard its own output and begin again with the wider
-type; so does a reader that asks for it.
+If a column widens after rows were written, the task discards its own output and starts again with the wider type. A
+reader may also request this.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def run_task(order: dict[str, Json]) -> dict[str, Json]:
 
 
 def read_split(order: ReadOrder) -> ReadReport:
-    """Read a split, stage its rows and hand them on to operators.
+    """Read a split, stage its rows and pass them on to operators.
 
     Raises:
         SourceError: the source does not answer; repeating is safe.
-        SchemaError, BadRecordsError: a record does not fit, and the settings say that this stops the run.
+        SchemaError, BadRecordsError: a record does not fit, and the settings make this an error.
     """
     reader = open_reader(order.source_kind, order.settings, order.split, order.columns)
     schema = order.columns.decoded
@@ -55,7 +55,7 @@ def read_split(order: ReadOrder) -> ReadReport:
 
 
 class _Attempt:
-    """One pass over a split. `schema` is what is known of the records' columns."""
+    """One pass over a split. `schema` has the known columns of the records."""
 
     def __init__(self, order: ReadOrder, schema: pa.Schema) -> None:
         self.schema = schema
@@ -66,8 +66,8 @@ class _Attempt:
         self._budget = Budget(order.split, self._has_output_left)
         self._written: pa.Schema | None = None
         self._bad = 0
-        self._first_files: dict[str, int] = {}  # by sink: files that the first rows were written to
-        self._rescues = False  # rows have `_rescued_data` though no record made the reader add it
+        self._first_files: dict[str, int] = {}  # by sink: files of the first rows
+        self._rescues = False  # rows have `_rescued_data` though the reader did not add it for a record
 
     def run(self, reader: SplitReader) -> ReadReport:
         for rows in reader.read(self.schema, self._budget):
@@ -86,7 +86,7 @@ class _Attempt:
         )
 
     def _close_quarantine(self) -> list[dict[str, Json]]:
-        if self._order.replay:  # what is bad was put there when the epoch was first read
+        if self._order.replay:  # the first read of the epoch quarantined the bad records
             self._quarantine.discard()
             return []
         return self._quarantine.close()
@@ -100,10 +100,10 @@ class _Attempt:
         return not any(self._has_its_files(name, stager) for name, stager in self._stagers.items())
 
     def _has_its_files(self, sink: str, stager: Stager) -> bool:
-        """Whether a sink has the files that the task may stage for it.
+        """Return whether a sink has reached the limit of files that the task may stage for it.
 
-        Where the first rows alone fall into more partitions than that, the limit cannot be kept: an epoch that closed
-        for it would only make more small files.
+        If the first rows alone have more partitions than that, the limit cannot be kept: closing the epoch early would
+        only make more small files.
         """
         most = self._order.split.max_output_files
         if self._first_files.get(sink, 0) > most:
@@ -131,7 +131,7 @@ class _Attempt:
                 self._first_files.setdefault(sink, stager.files)
 
     def _check_types(self, schema: pa.Schema) -> None:
-        """Files of one task must agree on types: begin again when a column widened after rows were written."""
+        """Check that the files of one task agree on types: start again if a column widened after rows were written."""
         if self._written is not None:
             if self._written.equals(schema, check_metadata=True):
                 return
@@ -141,7 +141,7 @@ class _Attempt:
         self._written = schema
 
     def _complete(self, rows: Rows) -> pa.RecordBatch:
-        """Add what does not come from the record: constants, partitions that no record has, lineage."""
+        """Add the columns that do not come from the record: constants, missing partitions, lineage."""
         order, batch, count = self._order, rows.batch, rows.batch.num_rows
         columns, fields = list(batch.columns), list(batch.schema)
         misfits: dict[str, str | None] = {}
@@ -172,7 +172,7 @@ class _Attempt:
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
     def _constant(self, rows: Rows, name: str, kind: pa.DataType) -> pa.Array:
-        """The value of a constant column; null when it does not fit, so that it is rescued."""
+        """Return the value of a constant column; null if it does not fit, so that it is rescued."""
         text = rows.constants.get(name)
         try:
             return pa.array([text], pa.string()).cast(kind)
@@ -183,7 +183,7 @@ class _Attempt:
 
 
 def _check_spelling(path: str, fields: list[pa.Field]) -> None:
-    """Delta cannot hold two columns whose names differ in case alone."""
+    """Refuse columns whose names differ only in case, which Delta cannot hold."""
     seen: dict[str, str] = {}
     for name in (f.name for f in fields):
         other = seen.setdefault(name.lower(), name)
@@ -201,7 +201,7 @@ def _check_partitions(path: str, fields: list[pa.Field], partitions: list[str]) 
 
 
 def _rescue(columns: list[Any], fields: list[pa.Field], misfits: Mapping[str, str | None], rows: int) -> None:
-    """Add what does not fit its constant column to `_rescued_data`, which is made when it is not there."""
+    """Add values that do not fit their constant column to `_rescued_data`, which is created if needed."""
     index = next((i for i, f in enumerate(fields) if f.name == RESCUED_COLUMN), None)
     if index is None:
         columns.append(pa.nulls(rows, pa.string()))

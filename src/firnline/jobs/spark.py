@@ -1,4 +1,4 @@
-"""Spark: one session that works at once, and jobs whose tasks run in Python workers."""
+"""Spark: one session that is ready at once, and jobs whose tasks run in Python workers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEFAULTS = {
     "spark.log.level": "OFF",
     "spark.driver.memory": "1g",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
-    "spark.sql.shuffle.partitions": "8",  # a cluster that sorts much sets more
+    "spark.sql.shuffle.partitions": "8",  # a cluster with large sorts sets more
     "spark.sql.session.timeZone": "UTC",
     "spark.python.worker.reuse": "true",
 }
@@ -44,7 +44,7 @@ LOCAL_DEFAULTS = {
 }
 
 
-# How Spark tells of a worker or an executor that died; anything else is a failure of the work itself.
+# How Spark reports a dead worker or executor; any other error is a failure of the task itself.
 _LOSS = re.compile(
     r"exited unexpectedly|worker crashed|ExecutorLost|[Ee]xecutor (?:\S+ )?(?:lost|exited|heartbeat)|Lost executor"
     r"|Connection reset|Broken pipe|EOFException|SIGKILL|exit code 137"
@@ -52,10 +52,10 @@ _LOSS = re.compile(
 
 
 def open_session(name: str, settings: Mapping[str, str]) -> SparkSession:
-    """Start Spark, or join the session that the caller has already.
+    """Start Spark, or join the caller's existing session.
 
     Raises:
-        ConfigError: there is no Java, or the environment asks for Spark Connect.
+        ConfigError: there is no Java, or the environment requests Spark Connect.
         EngineError: Spark does not start.
     """
     if os.environ.get("SPARK_REMOTE") or os.environ.get("SPARK_CONNECT_MODE_ENABLED"):
@@ -91,7 +91,7 @@ def open_session(name: str, settings: Mapping[str, str]) -> SparkSession:
 
 
 def find_java() -> str | None:
-    """The Java that Spark would start, or None."""
+    """Return the Java that Spark would start, or None."""
     home = os.environ.get("JAVA_HOME")
     if home:
         found = os.path.join(home, "bin", "java")
@@ -101,7 +101,7 @@ def find_java() -> str | None:
 
 @contextlib.contextmanager
 def _quiet_stderr() -> Iterator[None]:
-    """Keep the JVM's greeting off the terminal; its own log level takes over once it is up."""
+    """Keep the JVM's startup messages off the terminal; its log level applies once it is up."""
     saved = os.dup(2)
     null = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -116,7 +116,7 @@ def _quiet_stderr() -> Iterator[None]:
 class SparkEngine:
     """Runs tasks on Spark. The session starts with the first job.
 
-    `prepare` runs once, while the session starts, and has ended before the first job.
+    `prepare` runs once during the start of the session, and ends before the first job.
     """
 
     def __init__(self, name: str, settings: Mapping[str, str], prepare: Callable[[], None] | None = None) -> None:
@@ -147,7 +147,7 @@ class SparkEngine:
 
     @property
     def parallelism(self) -> int:
-        """Tasks that run at once, without starting Spark."""
+        """The number of tasks that run at once, without starting Spark."""
         master = self._settings.get("spark.master", DEFAULTS["spark.master"])
         if master.startswith("local["):
             cores = master[6:].split(",")[0].rstrip("]")
@@ -160,7 +160,7 @@ class SparkEngine:
 
     @property
     def _executors(self) -> int:
-        """How many executors there should be."""
+        """Return the expected number of executors."""
         master = self._settings.get("spark.master", DEFAULTS["spark.master"])
         if master.startswith("local-cluster["):
             return int(master[14:].split(",")[0])
@@ -168,7 +168,7 @@ class SparkEngine:
 
     @property
     def workers(self) -> int:
-        """Tasks that could run at once now: fewer than `parallelism` while executors are lost."""
+        """Return how many tasks could run at once now: fewer than `parallelism` while executors are lost."""
         context = self._session.sparkContext if self._session is not None else None
         if context is None or re.fullmatch(r"local(\[.*\])?", context.master or ""):
             return self.parallelism
@@ -183,7 +183,7 @@ class SparkEngine:
 
         Raises:
             EngineError: Spark failed, or a task did not end in time; repeating is safe.
-            FirnlineError: what a task itself raised.
+            FirnlineError: an error that a task raised.
         """
         if not tasks:
             return []
@@ -198,7 +198,7 @@ class SparkEngine:
     def run_sql(
         self, tag: str, job: SqlJob, timeout_seconds: float | None = None
     ) -> tuple[pa.Schema, list[dict[str, Json]]]:
-        """Run a query, put its rows where they go, and return their columns and what every task reports."""
+        """Run a query, write its rows to their destinations, and return their columns and the tasks' reports."""
         from firnline.jobs.spark_sql import run_sql
 
         with self._job(tag, timeout_seconds) as session:
@@ -206,7 +206,7 @@ class SparkEngine:
 
     @contextlib.contextmanager
     def _job(self, tag: str, timeout_seconds: float | None) -> Iterator[SparkSession]:
-        """A job that can be stopped by its tag, and is when it takes too long; its failure is an EngineError."""
+        """Run a job that is cancelled by its tag if it takes too long. Its failure becomes an EngineError."""
         session = self.session
         late = threading.Event()
 
@@ -241,7 +241,7 @@ class SparkEngine:
                 session.sparkContext.removeJobTag(tag)
 
     def cancel(self, tag: str) -> None:
-        """Stop a job that is no longer wanted."""
+        """Cancel a job."""
         session = self._session
         if session is not None:
             with contextlib.suppress(Exception):
@@ -251,11 +251,11 @@ class SparkEngine:
         try:
             assert self._session is not None
             return bool(self._session.version)
-        except Exception:  # any answer but a version means that the JVM is gone
+        except Exception:  # any answer except a version means that the JVM is dead
             return False
 
     def abandon(self) -> None:
-        """Forget a session whose JVM has died, so that the next job starts a new one."""
+        """Drop a session whose JVM has died, so that the next job starts a new one."""
         from pyspark import SparkContext
         from pyspark.sql import SparkSession
 
@@ -267,7 +267,7 @@ class SparkEngine:
         SparkContext._jvm = None
 
     def stop(self) -> None:
-        """Stop Spark, if it was started. A JVM that is dead already is no error."""
+        """Stop Spark, if it was started. A dead JVM is no error."""
         if self._session is not None:
             with contextlib.suppress(Exception):
                 self._session.stop()
@@ -275,9 +275,9 @@ class SparkEngine:
 
 
 def freeze_imports() -> None:
-    """In a worker: spare what is loaded from the collection that PySpark makes after every task.
+    """Exclude loaded modules, in a worker, from the garbage collection that PySpark runs after every task.
 
-    Measured: a task costs a worker 65 ms beside its own work without this, 12 ms with it.
+    Measured: the overhead of a task is 65 ms without this, 12 ms with it.
     """
     if not gc.get_freeze_count():
         gc.collect()
@@ -285,7 +285,7 @@ def freeze_imports() -> None:
 
 
 def _runner_of(tasks: list[dict[str, Json]]) -> Any:
-    """What a worker calls: it picks its task by the number of its partition."""
+    """Return the worker's function, which picks its task by the number of its partition."""
     texts = [json.dumps(task) for task in tasks]
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -308,7 +308,7 @@ def _runner_of(tasks: list[dict[str, Json]]) -> Any:
 
 
 def _rebuild_error(value: dict[str, Json]) -> FirnlineError:
-    """The error that a task reported, as the class that has its code."""
+    """Return the error that a task reported, as the class with its code."""
     found = {cls.code: cls for cls in _all_errors(FirnlineError)}
     return found.get(value["code"], EngineError)(value["message"], hint=value["hint"])
 
@@ -320,7 +320,7 @@ def _all_errors(root: type[FirnlineError]) -> Iterator[type[FirnlineError]]:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says in a line; of one that a Python worker raised, what that one said."""
+    """Return an error as one line; for an error of a Python worker, the worker's message."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     traces = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
     for line in lines[traces[-1] + 1 :] if traces else []:

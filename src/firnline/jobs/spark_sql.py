@@ -1,4 +1,5 @@
-"""Runs a query of an epoch on Spark: Catalyst works on rows that earlier jobs handed on, the same writers put out."""
+"""Runs a query of an epoch on Spark: Catalyst reads the rows of earlier jobs, and the usual writers write the
+result."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def run_sql(session: SparkSession, job: SqlJob) -> tuple[pa.Schema, list[dict[str, Json]]]:
-    """Run a query; returns the columns of its rows and the reports of the tasks that wrote them, in their order."""
+    """Run a query. Returns the columns of its rows and the reports of the tasks that wrote them, in order."""
     with _views(session, job.tables, job.views):
         frame = _analyse(session, job.query)
         schema = plain_schema(frame)
@@ -32,14 +33,14 @@ def run_sql(session: SparkSession, job: SqlJob) -> tuple[pa.Schema, list[dict[st
 
 
 def query_schema(session: SparkSession, inputs: dict[str, pa.Schema], views: dict[str, str], query: str) -> pa.Schema:
-    """The columns that a query gives over inputs with these columns; nothing is run."""
+    """Return the columns of a query's result for inputs with these columns, without running it."""
     with _views(session, {name: SqlTable(schema) for name, schema in inputs.items()}, views):
         return plain_schema(_analyse(session, query))
 
 
 @contextlib.contextmanager
 def _views(session: SparkSession, tables: Mapping[str, SqlTable], views: Mapping[str, str]) -> Iterator[None]:
-    """The inputs of a query under their names, while it runs."""
+    """Register the inputs of a query under their names while it runs."""
     named: list[str] = []
     try:
         for name, table in tables.items():
@@ -75,11 +76,11 @@ def _analyse(session: SparkSession, query: str) -> DataFrame:
 
 
 def _collect(frame: DataFrame) -> list[Any]:
-    """Run a frame. A row that the query fails on becomes a SchemaError: a retry would not help."""
+    """Run a frame. If the query fails on a row, raises SchemaError: a retry would not help."""
     try:
         return frame.collect()
     except Exception as error:
-        if "SQLSTATE: 22" in str(error):  # data exceptions: a cast that fails, a division by zero, an overflow
+        if "SQLSTATE: 22" in str(error):  # data exceptions: a failed cast, a division by zero, an overflow
             raise SchemaError(
                 f"a query failed on a row: {first_line(error)}",
                 hint="Let the query cope with it: try_cast, try_divide, or a where clause that leaves such rows out.",
@@ -88,7 +89,7 @@ def _collect(frame: DataFrame) -> list[Any]:
 
 
 def _silence_traces() -> None:
-    """Keep PySpark from writing the JVM's trace of a wrong query to stderr; the error itself says what is wrong."""
+    """Keep PySpark from writing the JVM's stack trace of a wrong query to stderr; the error has the message."""
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
@@ -96,7 +97,7 @@ def _silence_traces() -> None:
 
 
 def _reader_of(table: SqlTable) -> Any:
-    """What a worker calls: it reads the file with its number."""
+    """Return the worker's function, which reads the file with its number."""
     text = json.dumps(table.to_json())
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -112,7 +113,7 @@ def _reader_of(table: SqlTable) -> Any:
 
 
 def _writer_of(task: SqlTask, schema: pa.Schema) -> Any:
-    """What a worker calls: it stages the rows of its partition and reports."""
+    """Return the worker's function, which stages the rows of its partition and reports."""
     text, columns = json.dumps(task.to_json()), json.dumps(schema_to_json(schema))
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -157,7 +158,7 @@ _WIDER = {pa.int8(): pa.int32(), pa.int16(): pa.int32(), pa.large_string(): pa.s
 
 
 def plain_schema(frame: DataFrame) -> pa.Schema:
-    """The columns of a frame as tables have them: small integers widened, times in UTC.
+    """Return the columns of a frame as tables have them: small integers widened, times in UTC.
 
     Raises:
         SchemaError: a column has a type that no table can hold.

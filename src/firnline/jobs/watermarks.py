@@ -1,4 +1,4 @@
-"""Watermarks: how far event time has come in each operator. Pure; part of the checkpoint, and never going back."""
+"""Watermarks: the progress of event time in each operator. Pure; part of the checkpoint, and never decreasing."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from firnline.types import Json
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """Of one operator: the latest event time of every input that gave rows, and what follows from it (microseconds).
+    """The watermark of one operator: the latest event time of every input with rows, and the result (microseconds).
 
-    `silent` says since when inputs have given no rows, by the time of epochs; `idle` are those that no longer count.
+    `silent` has the time since when inputs gave no rows, by the time of epochs; `idle` has those that no longer count.
     Both are only kept for an operator with `idle_after`.
     """
 
@@ -24,9 +24,10 @@ class Watermark:
     def note_silence(
         self, quiet: Collection[str], unknown: Collection[str], now_us: int, run_began_us: int, idle_after_us: int
     ) -> Watermark:
-        """After an epoch in which the inputs `quiet` gave no rows. Of those in `unknown` nothing is known by then.
+        """Return the watermark after an epoch in which the inputs `quiet` gave no rows. Inputs in `unknown` did not
+        answer.
 
-        Only silence while a run was there to hear counts. An input that is idle stays so until it speaks.
+        Only silence during a run counts. An idle input stays idle until it gives rows.
         """
         known = {name: since for name, since in self.silent.items() if name in quiet}
         silent = {**{name: now_us for name in quiet if name not in unknown}, **known}
@@ -34,9 +35,10 @@ class Watermark:
         return replace(self, silent=silent, idle=frozenset(idle - set(unknown)) | (self.idle & silent.keys()))
 
     def advance(self, latest: Mapping[str, int], delay_us: int, *, hold: bool = False) -> Watermark:
-        """After rows whose latest times are these. The slowest input that gave rows and is not idle holds it back.
+        """Return the watermark after rows with these latest times. The slowest input that gave rows and is not idle
+        limits it.
 
-        With `hold`, it stays where it is: an input that never gave rows may be about to.
+        With `hold` it does not move: an input that never gave rows may be about to.
         """
         inputs = dict(self.inputs)
         for name, time in latest.items():
@@ -50,22 +52,23 @@ class Watermark:
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:
-    """Of all operators, by name."""
+    """The watermarks of all operators, by name."""
 
     operators: Mapping[str, Watermark] = field(default_factory=dict)
 
     def of(self, operator: str) -> Watermark:
-        """The watermark of an operator; an empty one before its first row."""
+        """Return the watermark of an operator; an empty one before its first row."""
         return self.operators.get(operator, Watermark())
 
     def set(self, operator: str, watermark: Watermark) -> Watermarks:
-        """The same watermarks, with another one for an operator."""
+        """Return the watermarks with another one for an operator."""
         return replace(self, operators={**self.operators, operator: watermark})
 
     def renamed(self, names: Mapping[str, str], inputs: Mapping[str, Mapping[str, str]]) -> Watermarks:
-        """Under today's names: `names` has the old name of every operator, `inputs` those of its inputs.
+        """Return the watermarks under current names: `names` has the old name of every operator, `inputs` those of its
+        inputs.
 
-        What is no input any more holds nothing back.
+        A removed input no longer limits the watermark.
         """
         found = {}
         for name, old in names.items():
@@ -76,7 +79,7 @@ class Watermarks:
         return Watermarks(found)
 
     def to_json(self) -> dict[str, Json]:
-        """The durable form; silence is left out where nobody is silent."""
+        """Return the durable form; silence is omitted if no input is silent."""
         return {
             name: {
                 "at": w.at,
@@ -89,7 +92,7 @@ class Watermarks:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Json]) -> Watermarks:
-        """Read what a checkpoint holds."""
+        """Parse the durable form in a checkpoint."""
         found = {}
         for name, one in value.items():
             at = one["at"]
@@ -101,5 +104,5 @@ class Watermarks:
 
 
 def _kept(times: Mapping[str, int], ports: Iterable[tuple[str, str]]) -> dict[str, int]:
-    """What is known of inputs, under the names that they have today."""
+    """Return the known values of inputs under their current names."""
     return {port: times.get(port, times.get(was, 0)) for port, was in ports if port in times or was in times}

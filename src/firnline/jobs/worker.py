@@ -1,4 +1,4 @@
-"""What a worker does with a task, by its kind; a heartbeat tells a task that works from one that hangs."""
+"""Performs a task in a worker, by its kind. A heartbeat distinguishes a working task from one that hangs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS: dict[str, Callable[[dict[str, Json]], dict[str, Json]]] = {
 
 
 def perform(task: dict[str, Json]) -> dict[str, Json]:
-    """Perform a task and report; plain JSON both ways. The values behind it belong to the task's kind."""
+    """Perform a task and return its report; plain JSON both ways. The content depends on the task's kind."""
     try:
         run = KINDS[task["kind"]]
     except KeyError as error:
@@ -35,29 +35,29 @@ def perform(task: dict[str, Json]) -> dict[str, Json]:
         return run(task)
 
 
-MISSED = 4  # pings in a row, before a worker counts as lost
+MISSED = 4  # missed heartbeats before a worker counts as lost
 _PREFIX = "ping-"
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """How the jobs of one epoch's attempt are watched."""
+    """How the jobs of one attempt at an epoch are watched."""
 
-    tag: str  # that the engine knows the jobs by
+    tag: str  # the engine's name for the jobs
     folder: Mapping[str, Json]  # of the attempt: root, storage options and folder
     ping_seconds: float
-    timeout_seconds: float  # that one job may take
+    timeout_seconds: float  # limit of one job
 
     def ping(self, name: str) -> Ping:
-        """What a task needs to ping under a name."""
+        """Return the heartbeat settings for a task with this name."""
         return Ping(dict(self.folder), name, self.ping_seconds)
 
     @contextlib.contextmanager
     def job(self, cancel: Callable[[str], None]) -> Iterator[None]:
-        """While the block runs a job, cancel the job when one of its tasks falls silent.
+        """Cancel the job in the block if one of its tasks stops its heartbeat.
 
         Raises:
-            WorkerLostError: that happened.
+            WorkerLostError: a task stopped its heartbeat.
         """
         silent: list[str] = []
 
@@ -77,12 +77,12 @@ class Watch:
 def run_watched(
     engine: Engine, watch: Watch, tasks: list[dict[str, Json]], name: Callable[[int], str]
 ) -> list[dict[str, Json]]:
-    """Run tasks, each of which pings under its name. When a task hangs, its whole job is given up.
+    """Run tasks, each with a heartbeat under its name. If a task hangs, its whole job is cancelled.
 
     Raises:
-        WorkerLostError: a task fell silent, or the job took too long.
+        WorkerLostError: a task stopped its heartbeat, or the job took too long.
         EngineError: the engine failed; repeating is safe.
-        FirnlineError: what a task itself raised.
+        FirnlineError: an error that a task raised.
     """
     pinged = [{**task, "ping": watch.ping(name(number)).to_json()} for number, task in enumerate(tasks)]
     with watch.job(engine.cancel):
@@ -90,14 +90,14 @@ def run_watched(
 
 
 def _ping_folder(folder: Mapping[str, Json]) -> str | None:
-    """Where tasks ping; None where workers share no file system."""
+    """Return the folder for heartbeats; None if workers share no file system."""
     storage = open_storage(str(folder["root"]), folder["storage_options"])
     return storage.path_of(str(folder["folder"])) if isinstance(storage, LocalStorage) else None
 
 
 @contextlib.contextmanager
 def pinging(ping: Ping | None) -> Iterator[None]:
-    """In a task: ping while the block runs."""
+    """Send heartbeats while the block runs, in a task."""
     folder = _ping_folder(ping.folder) if ping else None
     if ping is None or folder is None:
         yield
@@ -126,12 +126,12 @@ def pinging(ping: Ping | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def watching(folder: str | None, every_seconds: float, lost: Callable[[str, float], None]) -> Iterator[None]:
-    """While the block runs, call `lost` with a task's name, and for how long it was silent, when its pings stop."""
+    """Call `lost` with a task's name and its silent time, if its heartbeat stops while the block runs."""
     if folder is None:
         yield
         return
     done = threading.Event()
-    seen: dict[str, tuple[int, float]] = {}  # by task: its last ping, and when this clock noticed it
+    seen: dict[str, tuple[int, float]] = {}  # by task: its last heartbeat, and when this clock noticed it
 
     def watch() -> None:
         while not done.wait(every_seconds):
@@ -150,7 +150,7 @@ def watching(folder: str | None, every_seconds: float, lost: Callable[[str, floa
 
 
 def _silent(folder: str, seen: dict[str, tuple[int, float]]) -> list[tuple[str, float]]:
-    """For how long each task gave no new ping; none before its first and after its last. Clocks need not agree."""
+    """Return the silent time of each task between its first and last heartbeat. Clocks need not agree."""
     pings: dict[str, int] = {}
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:

@@ -1,4 +1,4 @@
-"""Reports lost workers, and how long it took until an epoch ran to its end again."""
+"""Reports lost workers, and how long it took until an epoch completed again."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class WorkerLosses:
     def __init__(self, clock: Clock, on_loss: Callable[[dict[str, Json]], None] = lambda _: None) -> None:
         self._clock = clock
         self._on_loss = on_loss
-        self._lost_at: float | None = None  # when the first worker was lost since an epoch ran to its end
+        self._lost_at: float | None = None  # when the first worker was lost since an epoch completed
 
     @contextlib.contextmanager
     def watching(self, epoch: int, is_wanted: Callable[[], bool], react: React) -> Iterator[None]:
-        """While the block runs the jobs of an epoch, report a lost worker, and the recovery from it.
+        """Report a lost worker, and the recovery from it, while the block runs the jobs of an epoch.
 
-        `react` says what is done about the loss. An epoch that is no longer wanted was cancelled: no worker is lost.
+        `react` decides about the loss. A cancelled epoch is no lost worker.
         """
         began = self._clock.monotonic()
         try:
