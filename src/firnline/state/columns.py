@@ -1,8 +1,8 @@
-"""The columns of a segment of state, and how an older segment's columns are read as today's.
+"""The columns of a state segment, and how older columns are read as the current ones.
 
     _slot: uint64, _removed: bool, the key's columns, [_timer: int64 microseconds,] the state's columns
 
-Columns are found by place, not by name, so a key and a state may have a column of the same name.
+Columns are found by position, not by name, so key and state may have a column of the same name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PREFIX = "firnline."
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The columns of an operator's state: of its key, of the state itself, and whether it has timers."""
+    """The columns of an operator's state: its key, the state itself, and whether it has timers."""
 
     key: pa.Schema
     state: pa.Schema
@@ -58,25 +58,25 @@ class Layout:
     # -- parts of a table of this layout --------------------------------------------------------------
 
     def slots_of(self, table: pa.Table) -> Slots:
-        """The slots, as numbers."""
+        """Return the slots as numbers."""
         return to_numpy(table.column(0))
 
     def removed_of(self, table: pa.Table) -> Mask:
-        """Which rows say that a key is gone."""
+        """Return which rows remove a key."""
         return to_numpy(table.column(1))
 
     def keys_of(self, table: pa.Table) -> pa.Table:
-        """The key's columns."""
+        """Return the columns of the key."""
         return table.select(list(self.key_places))
 
     def timers_of(self, table: pa.Table) -> pa.Array:
-        """When each key is due, null for never."""
+        """Return when each key is due, null for never."""
         if not self.timers:
             return pa.nulls(table.num_rows, pa.int64())
         return one_chunk(table.column(self.timer_place))
 
     def state_of(self, table: pa.Table) -> pa.Table:
-        """The state's columns."""
+        """Return the columns of the state."""
         return table.select(list(self.state_places))
 
     # -- making one -----------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ class Layout:
     def table(
         self, slots: Slots, keys: pa.Table, state: pa.Table, removed: Mask | None = None, timers: pa.Array | None = None
     ) -> pa.Table:
-        """Rows of a segment; columns must have the layout's types. Without `removed`, no key is removed."""
+        """Return the rows of a segment; columns must have the layout's types. Without `removed`, no key is removed."""
         gone = pa.array(np.zeros(slots.size, np.bool_) if removed is None else removed)
         due = [pa.nulls(slots.size, pa.int64()) if timers is None else timers] if self.timers else []
         columns = [pa.array(slots), gone, *keys.columns, *due, *state.columns]
@@ -99,7 +99,7 @@ class Layout:
         removed: Numbers,
         timers: pa.Array | None = None,
     ) -> pa.Table:
-        """Rows of a segment that holds what one fold changed; `changed` and `removed` are numbers of rows of `keys`.
+        """Return the rows of a segment with the changes of one fold; `changed` and `removed` are row numbers in `keys`.
 
         `state` and `timers` are as long as `changed`.
         """
@@ -112,17 +112,17 @@ class Layout:
         return self.table(slots[rows], keys.take(pa.array(rows)), full, gone, due)
 
     def metadata(self, operator: str, epoch: int) -> dict[str, str]:
-        """What a file says about itself."""
+        """Return the metadata of a file."""
         about = {"format": FORMAT, "operator": operator, "epoch": epoch, "keys": len(self.key)}
         return {_PREFIX + name: str(value) for name, value in {**about, "timers": int(self.timers)}.items()}
 
 
 def layout_of(schema: pa.Schema, what: str) -> Layout:
-    """The layout of a file, from its schema.
+    """Return the layout of a file, from its schema.
 
     Raises:
         NewerFormatError: a newer Firnline wrote it.
-        DamagedError: it is no segment of state.
+        DamagedError: it is no state segment.
     """
     try:
         about = {k.decode(): v.decode() for k, v in (schema.metadata or {}).items()}
@@ -140,7 +140,7 @@ def layout_of(schema: pa.Schema, what: str) -> Layout:
 
 
 def check_key(found: Layout, wanted: Layout, what: str) -> None:
-    """Keys must be encoded alike, or state would be lost without a word; SchemaError when they are not."""
+    """Raise SchemaError if keys are encoded differently, because their state would be lost silently."""
     if found.key.equals(wanted.key):
         return
     pairs = zip(found.key, wanted.key, strict=False)
@@ -157,10 +157,10 @@ def _same_key(found: pa.Field, wanted: pa.Field) -> bool:
 
 
 def adapt_state(table: pa.Table, wanted: pa.Schema, what: str) -> pa.Table:
-    """State columns as wanted: a column that is not there is null, a narrower number is widened.
+    """Return the state with the wanted columns: a missing column is null, a narrower number is widened.
 
     Raises:
-        SchemaError: a column has a type that cannot be read as the wanted one.
+        SchemaError: a column cannot be read as the wanted type.
     """
     names = set(table.column_names)
     columns = [
@@ -170,7 +170,7 @@ def adapt_state(table: pa.Table, wanted: pa.Schema, what: str) -> pa.Table:
 
 
 def adapt(table: pa.Table, found: Layout, wanted: Layout, what: str) -> pa.Table:
-    """Rows of one layout as rows of another."""
+    """Return rows of one layout as rows of another."""
     if found.schema.equals(wanted.schema):
         return table
     check_key(found, wanted, what)
@@ -182,7 +182,8 @@ def adapt(table: pa.Table, found: Layout, wanted: Layout, what: str) -> pa.Table
 
 
 def can_widen(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether every value of one type has an equal one in the other, or, for float64, fails loudly when it has none."""
+    """Return whether every value of one type has an equal one in the other or, for float64, fails with an error if
+    not."""
     t = pa.types
     if found == wanted or t.is_null(found):
         return True
@@ -217,7 +218,7 @@ def _unfit(wanted: pa.Field, found: pa.DataType, what: str) -> SchemaError:
 
 
 def _plain(schema: pa.Schema, nullable: bool | None = None) -> pa.Schema:
-    """Without metadata of its own and without dictionaries, which a file cannot change on the way."""
+    """Return a type without metadata and without dictionaries, which a file could change."""
     fields = []
     for one in schema:
         kind = one.type.value_type if pa.types.is_dictionary(one.type) else one.type
@@ -253,14 +254,14 @@ def nulls(schema: pa.Schema, rows: int) -> pa.Table:
 
 
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    """A column as one array; without a copy when it is one already."""
+    """Return a column as one array, without a copy if it is one already."""
     if column.num_chunks == 1:
         return column.chunk(0)
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
 def to_numpy(column: Any) -> npt.NDArray[Any]:
-    """A column without nulls as numbers."""
+    """Return a column without nulls as numbers."""
     array = one_chunk(column) if isinstance(column, pa.ChunkedArray) else column
     out: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
     return out

@@ -26,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-REMEMBERED = 64  # ids; more than can be in flight by far
+REMEMBERED = 64  # ids; far more than can be in flight
 
 
 # -- events -------------------------------------------------------------------------------------------
@@ -150,15 +150,15 @@ class InProgress:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorState:
-    """Everything a coordinator knows. `committed` is the barrier of the newest committed checkpoint."""
+    """The whole state of a coordinator. `committed` is the barrier of the newest committed checkpoint."""
 
     current: InProgress | None = None
-    known: tuple[str, ...] = ()  # ids that were begun, oldest first
+    known: tuple[str, ...] = ()  # started ids, oldest first
     committed: int = 0
 
 
 def initial(committed: int = 0) -> CoordinatorState:
-    """The state of a run that resumes from the checkpoint of epoch `committed`."""
+    """Return the state of a run that resumes from the checkpoint of epoch `committed`."""
     return CoordinatorState(committed=committed)
 
 

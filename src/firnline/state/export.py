@@ -33,7 +33,7 @@ _EMPTY = Layout(pa.schema([]), pa.schema([]))
 
 
 class Counted(NamedTuple):
-    """How many keys live, and how many of them have a timer."""
+    """The number of live keys, and how many of them have a timer."""
 
     keys: int
     timers: int
@@ -43,7 +43,7 @@ class Counted(NamedTuple):
 
 
 def flat_schema(layout: Layout) -> pa.Schema:
-    """The columns of plain rows."""
+    """Return the columns of plain rows."""
     fields = [*layout.key, pa.field(TIMER, pa.int64())]
     taken = {field.name for field in fields}
     fields += [f.with_name(f"state.{f.name}") if f.name in taken else f for f in layout.state]
@@ -55,7 +55,7 @@ def _flat(layout: Layout, keys: pa.Table, timers: Any, state: pa.Table) -> pa.Ta
 
 
 def fit_column(column: pa.ChunkedArray, wanted: pa.Field, what: str) -> pa.ChunkedArray:
-    """A column in the wanted type, where every value has an equal one in it.
+    """Return a column in the wanted type, if every value has an equal one in it.
 
     Raises:
         ConfigError: it is of another kind, or a value does not fit.
@@ -80,15 +80,15 @@ def fit_column(column: pa.ChunkedArray, wanted: pa.Field, what: str) -> pa.Chunk
 
 
 class StateReader:
-    """The state of one operator, open for reading. Files are opened, and verified, when they are first needed.
+    """The state of one operator, open for reading. Files are opened and verified on first use.
 
     Writes nothing: a file that one home lacks is read from the next one.
 
     Args:
-        homes: Where its files lie, the first choice first.
+        homes: The homes of its files, the first choice first.
         state: The files.
-        key_groups: How many key groups the pipeline has.
-        deciding: How many columns of the key decide the shard; None where nobody knows any more.
+        key_groups: The number of key groups of the pipeline.
+        deciding: How many columns of the key select the shard; None if unknown.
     """
 
     def __init__(self, homes: Sequence[StateHome], state: OperatorState, key_groups: int, deciding: int | None) -> None:
@@ -104,12 +104,12 @@ class StateReader:
 
     @property
     def files(self) -> dict[str, SegmentRef]:
-        """Every file by path."""
+        """Return every file by path."""
         return {file.path: file for _, _, shard in self._state.shards for file in shard.files}
 
     @cached_property
     def layout(self) -> Layout:
-        """The columns of the newest segment; none at all while nothing was ever written."""
+        """The columns of the newest segment; none before the first write."""
         refs = [ref for _, _, shard in self._state.shards for ref in shard.segments]
         return self._open(max(refs, key=lambda ref: ref.epoch)).layout if refs else _EMPTY
 
@@ -140,7 +140,7 @@ class StateReader:
     # -- all of it ------------------------------------------------------------------------------------
 
     def scan(self, rows: int = SCAN_ROWS) -> Iterator[pa.Table]:
-        """All that lives, at most about `rows` at a time; shard by shard, in the order of key groups."""
+        """Yield all live rows, about `rows` at a time; shard by shard, in the order of key groups."""
         for number, groups in enumerate(self._ranges):
             yield from self._scan_groups(number, groups, rows)
 
@@ -150,7 +150,7 @@ class StateReader:
             yield _flat(layout, layout.keys_of(table), layout.timers_of(table), layout.state_of(table))
 
     def first(self, rows: int) -> pa.Table:
-        """The first rows that a scan finds."""
+        """Return the first rows of a scan."""
         parts, left = [self.schema.empty_table()], rows
         for table in self.scan(max(rows, 1)):
             parts.append(table.slice(0, left))
@@ -160,7 +160,7 @@ class StateReader:
         return pa.concat_tables(parts).combine_chunks()
 
     def count(self) -> Counted:
-        """Count what lives; the columns of the state are not read."""
+        """Count the live keys, without reading the columns of the state."""
         small = Layout(self.layout.key, pa.schema([]), self.layout.timers)
         keys = timers = 0
         for number, groups in enumerate(self._ranges):
@@ -172,13 +172,13 @@ class StateReader:
     # -- some keys ------------------------------------------------------------------------------------
 
     def find(self, keys: pa.Table) -> pa.Table:
-        """The rows of some keys, those that have state; keys are found by their slots.
+        """Return the rows of those of the given keys that have state; keys are found by their slots.
 
-        `keys` has all columns of the key, or those alone that decide the shard: then every key that begins with them
-        is meant (all windows of a key), and the key group that they lie in is read.
+        `keys` has all columns of the key, or only those that select the shard. In the second case every key that starts
+        with them matches (all windows of a key), and their key group is read.
 
         Raises:
-            ConfigError: it has other columns, or a value that cannot be of that column's type.
+            ConfigError: it has other columns, or a value that does not fit the column's type.
         """
         names = self.layout.key.names
         if not names:
@@ -233,7 +233,7 @@ class StateReader:
 
 
 def _among(keys: EncodedKeys, wanted: EncodedKeys) -> Any:
-    """Which keys are among the wanted ones."""
+    """Return which keys are among the wanted ones."""
     known = {wanted[n] for n in range(len(wanted))}
     hit = np.isin(keys.hash64(), wanted.hash64())
     hit[hit] = [keys[int(n)] in known for n in np.flatnonzero(hit)]
@@ -244,10 +244,10 @@ def _among(keys: EncodedKeys, wanted: EncodedKeys) -> Any:
 
 
 def write_export(path: str, schema: pa.Schema, tables: Iterable[pa.Table], about: Mapping[str, Json]) -> int:
-    """Write rows to a new Parquet file, durable and whole or not there at all; returns how many.
+    """Write rows to a new Parquet file, durably and atomically. Returns how many.
 
     Raises:
-        ConfigError: the file is there already.
+        ConfigError: the file already exists.
     """
     folder = os.path.dirname(os.path.abspath(path))
     if os.path.lexists(path) or not os.path.isdir(folder):
@@ -280,7 +280,7 @@ def write_export(path: str, schema: pa.Schema, tables: Iterable[pa.Table], about
 
 
 VIEW = "state"
-# A query sees the view and nothing else: no files, no network, no variables of this process, and cannot ask for more.
+# A query sees only the view: no files, no network, no variables of this process, and it cannot enable more.
 _SETTINGS = (
     "SET TimeZone = 'UTC'",
     "SET python_enable_replacements = false",
@@ -291,7 +291,7 @@ _LOCK = "SET lock_configuration = true"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The first rows of a query's result; no two columns have one name. `more`: there are others."""
+    """The first rows of a query's result, with unique column names. `more`: there are others."""
 
     columns: list[str]
     rows: list[tuple[Any, ...]]
@@ -299,7 +299,7 @@ class Answer:
 
 
 class _Stream:
-    """The state as Arrow streams, a new one whenever DuckDB asks: a query may read the view several times."""
+    """The state as Arrow streams, a new one for each request: a query may read the view several times."""
 
     def __init__(self, reader: StateReader) -> None:
         self._reader = reader
@@ -313,13 +313,13 @@ class _Stream:
         try:
             for table in self._reader.scan():
                 yield from table.to_batches()
-        except (FirnlineError, OSError) as error:  # DuckDB would tell it in words of its own
+        except (FirnlineError, OSError) as error:  # DuckDB would hide it in an error of its own
             self.error = error
             raise
 
 
 def query_state(reader: StateReader, sql: str, limit: int) -> Answer:
-    """The first `limit` rows that a query gives over the view `state`.
+    """Return the first `limit` rows of a query over the view `state`.
 
     Raises:
         ConfigError: it is no single SELECT, or DuckDB refuses it.
@@ -350,7 +350,7 @@ def query_state(reader: StateReader, sql: str, limit: int) -> Answer:
 
 
 def _distinct(names: Iterable[str]) -> list[str]:
-    """Give names that come again a number: `n`, `n_1`."""
+    """Number repeated names: `n`, `n_1`."""
     taken: list[str] = []
     for name in names:
         free = (f"{name}_{number}" for number in count(1))

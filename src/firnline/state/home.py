@@ -1,8 +1,8 @@
-"""Where the files of state lie, and how one of them comes to be a verified file on this machine's disk.
+"""The location of state files, and how they become verified files on this machine's disk.
 
-A file in a local home is used in place. A file of a remote home is fetched once into a cache folder. Size and
-checksum are compared with the reference on the first use in a process. What is missing or damaged is fetched from
-the fallback home (the remote tier), verified, and put back under its own name; without one, it is an error.
+A file in a local home is used in place. A file of a remote home is fetched once into a cache folder. Size and checksum
+are compared with the reference on the first use in a process. A missing or damaged file is fetched from the fallback
+home (the remote tier), verified, and put back under its own name. Without a fallback, it is an error.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from firnline.types import Json
 
 logger = logging.getLogger(__name__)
 
-CACHE_BYTES = 16 * 1024**3  # of files of remote homes on this machine; the least recently used go first
+CACHE_BYTES = 16 * 1024**3  # limit of cached files of remote homes; the least recently used are deleted first
 _PIECE = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class StateHome:
-    """The folder that references to state are relative to; travels to workers as JSON.
+    """The folder that state references are relative to; sent to workers as JSON.
 
-    `fallback` is another home that holds copies under the same names. `cache` is where files of a remote home are
-    kept on this machine; empty: a folder of this user among the temporary files.
+    `fallback` is another home with copies under the same names. `cache` is the local folder for files of a remote home;
+    empty: a folder of this user among the temporary files.
     """
 
     root: str
@@ -60,14 +60,14 @@ class StateHome:
         return is_remote(self.root)
 
     def to_json(self) -> dict[str, Json]:
-        """For workers, not for anything durable: the options may hold secrets."""
+        """Return the form for workers. It is never durable, because the options may hold secrets."""
         fallback = None if self.fallback is None else self.fallback.to_json()
         options = dict(self.storage_options)
         return {"root": self.root, "storage_options": options, "fallback": fallback, "cache": self.cache}
 
     @classmethod
     def from_json(cls, value: Json) -> StateHome:
-        """Read what `to_json` wrote."""
+        """Parse the output of `to_json`."""
         fallback = None if value["fallback"] is None else cls.from_json(value["fallback"])
         return cls(str(value["root"]), dict(value["storage_options"]), fallback, str(value["cache"]))
 
@@ -81,8 +81,8 @@ def _open_storage(root: str, options: tuple[tuple[str, str], ...]) -> Storage:
 class LocalFile:
     """A verified file. Another file under the same name is another value, and so is the same file after a write.
 
-    Two files that are made within one tick of the clock have the same times, but not the same inode; a write that sets
-    the modification time back does not set the change time back.
+    Two files created within one clock tick have the same times, but not the same inode. A write that resets the
+    modification time does not reset the change time.
     """
 
     path: str
@@ -94,16 +94,16 @@ class LocalFile:
 
     @classmethod
     def of(cls, path: str, descriptor: int) -> LocalFile:
-        """The file that is open under a descriptor."""
+        """Return the identity of the file open under a descriptor."""
         found = os.fstat(descriptor)
         return cls(path, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev)
 
 
 def load_file(home: StateHome, ref: SegmentRef) -> LocalFile:
-    """A file of state on this machine's disk, verified; fetched or repaired when need be.
+    """Return a state file on this machine's disk, verified; fetched or repaired if needed.
 
     Raises:
-        StateDamagedError: it is missing or not what was written, and no fallback has it.
+        StateDamagedError: it is missing or damaged, and no fallback has it.
         OSError: the home could not be read.
     """
     _check_name(ref)
@@ -116,7 +116,7 @@ def load_file(home: StateHome, ref: SegmentRef) -> LocalFile:
 
 
 def _check_name(ref: SegmentRef) -> None:
-    """A name from a checkpoint never leads out of the home."""
+    """Refuse a name from a checkpoint that leads out of the home."""
     parts = ref.path.split("/")
     if os.path.isabs(ref.path) or not all(parts) or ".." in parts or "." in parts or "\0" in ref.path:
         raise DamagedError(f"{ref.path!r} cannot be the name of a file of state", path=ref.path)
@@ -129,7 +129,7 @@ def _path_in(home: StateHome, ref: SegmentRef) -> str:
 # --- verifying -------------------------------------------------------------------------------------------
 
 _MOST_CHECKSUMS = 4096
-_checksums: OrderedDict[LocalFile, int] = OrderedDict()  # of files that this process has read
+_checksums: OrderedDict[LocalFile, int] = OrderedDict()  # of files that this process has verified
 _checksums_lock = threading.Lock()
 
 
@@ -138,9 +138,9 @@ def _damaged(ref: SegmentRef, problem: str) -> StateDamagedError:
 
 
 def _verify(path: str, ref: SegmentRef, *, touch: bool = False) -> LocalFile:
-    """Compare a file with its reference; read it only when this process has not read this very file before.
+    """Compare a file with its reference. The content is read only once per file and process.
 
-    With `touch` it is noted on the file that it was used now.
+    With `touch` the time of use is set on the file.
     """
     try:
         with open(path, "rb") as stream:
@@ -176,7 +176,7 @@ def _checksum(descriptor: int, size: int) -> int:
 
 
 def _fetch(home: StateHome, ref: SegmentRef, path: str) -> None:
-    """Copy a file of a home to a new local file, which is removed again when it is not what the reference says."""
+    """Copy a file of a home to a new local file, and delete it again if it does not match the reference."""
     checksum = size = 0
     try:
         source = home.storage.open_read(ref.path)
@@ -201,7 +201,7 @@ def _fetch(home: StateHome, ref: SegmentRef, path: str) -> None:
 
 
 def _load_cached(home: StateHome, ref: SegmentRef) -> LocalFile:
-    """The cached copy of a remote file; what a cache holds is only ever a copy, so a damaged one is replaced."""
+    """Return the cached copy of a remote file. A damaged one is fetched again."""
     path = _cache_path(home, ref)
     with contextlib.suppress(StateDamagedError, OSError):
         return _verify(path, ref, touch=True)
@@ -223,7 +223,7 @@ def _cache_path(home: StateHome, ref: SegmentRef) -> str:
 
 
 def _shrink_cache(folder: str, keep: str) -> None:
-    """Delete what was used longest ago until the rest fits; a file that is mapped somewhere lives on there."""
+    """Delete the least recently used files until the rest fits; a mapped file stays readable."""
     entries = []
     with os.scandir(folder) as found:
         for entry in found:

@@ -97,14 +97,14 @@ class Located:
 
 
 def encode_keys(table: pa.Table, rows: int | None = None) -> EncodedKeys:
-    """The canonical bytes of each row's key; every column of the table is a part of it.
+    """Return the canonical bytes of each row's key; every column of the table is part of it.
 
     Args:
         table: The key columns.
-        rows: How many keys there are, for a table without columns, which may have forgotten it.
+        rows: The number of keys, for a table without columns, which may have lost it.
 
     Raises:
-        ConfigError: a column is of a type that cannot be a key, or a time is finer than microseconds.
+        ConfigError: a column has a type that cannot be a key, or a time is finer than microseconds.
     """
     count = table.num_rows if rows is None else rows
     columns = [_prepare(name, column) for name, column in zip(table.column_names, table.columns, strict=True)]
@@ -128,7 +128,7 @@ def encode_keys(table: pa.Table, rows: int | None = None) -> EncodedKeys:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """A part of one column: how many bytes each row takes, and how they are written at each row's cursor."""
+    """A part of one column: the byte size of each row, and how the bytes are written at each row's cursor."""
 
     rows: int
     lengths: Any  # an array, or one number for all rows
@@ -159,7 +159,7 @@ def _prepare(name: str, column: pa.ChunkedArray) -> list[_Chunk]:
 
 
 def key_family(kind: pa.DataType) -> int | None:
-    """The tag of a type in encoded keys; None when it cannot be part of a key. Null types count as integers."""
+    """Return the tag of a type in encoded keys; None if it cannot be part of a key. Null types count as integers."""
     t = pa.types
     if t.is_dictionary(kind):
         return key_family(kind.value_type)
@@ -177,7 +177,7 @@ def key_family(kind: pa.DataType) -> int | None:
 
 
 def _valid(chunk: pa.Array) -> Mask:
-    """Which rows are not null; empty when none is."""
+    """Return which rows are not null; empty if none is."""
     if chunk.null_count == 0:
         return np.empty(0, np.bool_)
     valid: Mask = np.asarray(chunk.is_valid().to_numpy(zero_copy_only=False), np.bool_)
@@ -189,7 +189,7 @@ def _lengths(valid: Mask, lengths: Any) -> Any:
 
 
 def _buffer(buffer: pa.Buffer | None, kind: Any, count: int, first: int = 0) -> Any:
-    """A view of a buffer's numbers; read-only whatever the buffer is: one compiled form for all of them."""
+    """Return a read-only view of a buffer's numbers, so that one compiled form serves all buffers."""
     if buffer is None or count == 0:
         array = np.zeros(count, kind)
     else:
@@ -260,7 +260,7 @@ def _decimal_chunk(chunk: pa.Array, family: int) -> _Chunk:
 
 
 def key_groups_of(keys: EncodedKeys, key_groups: int) -> Groups:
-    """The key group of each key; `keys` are the columns that decide the shard, and no others."""
+    """Return the key group of each key; `keys` are exactly the columns that select the shard."""
     if not 1 <= key_groups <= MAX_KEY_GROUPS:
         raise ConfigError(f"there can be 1 to {MAX_KEY_GROUPS:,} key groups, not {key_groups:,}")
     groups: Groups = (keys.murmur3_32() % np.uint32(key_groups)).astype(np.uint16)
@@ -268,13 +268,14 @@ def key_groups_of(keys: EncodedKeys, key_groups: int) -> Groups:
 
 
 def slots(groups: Groups, hashes: npt.NDArray[np.uint64], mask: int = LOW48) -> Slots:
-    """Where keys lie: the group above, the low bits of the whole key's hash below. A smaller mask forces collisions."""
+    """Return the slots of keys: the group in the high bits, the low bits of the key's hash below. A smaller mask forces
+    collisions."""
     out: Slots = (groups.astype(np.uint64) << np.uint64(SLOT_BITS)) | (hashes & np.uint64(mask))
     return out
 
 
 def locate(table: pa.Table, deciding: int, key_groups: int, rows: int | None = None, mask: int = LOW48) -> Located:
-    """Bytes, groups and slots of keys; the first `deciding` columns of the table decide the shard."""
+    """Return bytes, groups and slots of keys; the first `deciding` columns of the table select the shard."""
     keys = encode_keys(table, rows)
     first = keys if deciding == table.num_columns else encode_keys(table.select(range(deciding)), len(keys))
     groups = key_groups_of(first, key_groups)
@@ -282,12 +283,12 @@ def locate(table: pa.Table, deciding: int, key_groups: int, rows: int | None = N
 
 
 def slot_bounds(groups: tuple[int, int]) -> tuple[int, int]:
-    """The first and the last slot of the key groups `[first, last)`; both belong to them."""
+    """Return the first and the last slot of the key groups `[first, last)`, both inclusive."""
     return groups[0] << SLOT_BITS, (groups[1] << SLOT_BITS) - 1
 
 
 def shard_ranges(key_groups: int, shards: int) -> list[tuple[int, int]]:
-    """The key groups `[first, last)` of each shard: contiguous, in order, as even as can be."""
+    """Return the key groups `[first, last)` of each shard: contiguous, in order, as even as possible."""
     if not 1 <= shards <= key_groups:
         raise ConfigError(f"{key_groups} key groups make 1 to {key_groups} shards, not {shards}")
     bounds = [key_groups * shard // shards for shard in range(shards + 1)]
@@ -295,7 +296,7 @@ def shard_ranges(key_groups: int, shards: int) -> list[tuple[int, int]]:
 
 
 def shard_of(groups: Groups, ranges: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:
-    """The number of the shard that each key group belongs to; `ranges` come from `shard_ranges`."""
+    """Return the shard number of each key group; `ranges` come from `shard_ranges`."""
     lasts = np.array([last for _, last in ranges], np.int64)
     out: npt.NDArray[np.int64] = np.searchsorted(lasts, groups.astype(np.int64), side="right")
     return out
@@ -305,7 +306,7 @@ def shard_of(groups: Groups, ranges: Sequence[tuple[int, int]]) -> npt.NDArray[n
 
 
 def order_keys(at: Slots, keys: EncodedKeys) -> tuple[Numbers, Mask]:
-    """The stable order of keys by slot and then by bytes, and which places in it begin another key."""
+    """Return the stable order of keys by slot and then by bytes, and where in it a new key starts."""
     order: Numbers = np.argsort(at, kind="stable")
     ranked = at[order]
     same_slot = ranked[1:] == ranked[:-1]
@@ -328,7 +329,7 @@ def _sort_collisions(order: Numbers, ranked: Slots, keys: EncodedKeys, mixed: Nu
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Distinct:
-    """Each key once: `rows` are where each occurs first, in the order of slot and bytes; `key_of[i]` is row i's key."""
+    """Each key once: `rows` are the first occurrences, in the order of slot and bytes; `key_of[i]` is row i's key."""
 
     rows: Numbers
     key_of: Numbers

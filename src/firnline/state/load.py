@@ -1,4 +1,4 @@
-"""Writes plain rows of state, as `exporting` gives them, as segments and timers of the shards that own their keys."""
+"""Writes plain rows of state, in the form of an export, as segments and timers of the shards that own their keys."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from firnline.state.refs import OperatorState, ShardState
 from firnline.state.segments import write_segment
 from firnline.state.timers import write_timers
 
-EMPTY = "empty"  # as `initial_state`: begin with nothing
+EMPTY = "empty"  # value of `initial_state`: start empty
 _FORMAT = b"firnline.format"
 _HINT = "`firnline state OPERATOR --export PATH` writes such a file."
 
 
 class Keyed(Protocol):
-    """What is asked of an operator here."""
+    """The part of an operator that this module uses."""
 
     name: str
 
@@ -43,7 +43,7 @@ def read_export(path: str) -> pa.Table:
     """Read the rows of an exported state.
 
     Raises:
-        ConfigError: it is not there, or no Parquet file.
+        ConfigError: it is missing, or no Parquet file.
         NewerFormatError: a newer Firnline wrote it.
     """
     try:
@@ -59,7 +59,7 @@ def read_export(path: str) -> pa.Table:
 
 
 def export_digest(path: str) -> str:
-    """The SHA-256 of an exported state; empty when there is none at this path."""
+    """Return the SHA-256 of an exported state; empty if there is none at this path."""
     try:
         with open(path, "rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -76,16 +76,16 @@ def load_initial_state(
     key_groups: int,
     epoch: int,
 ) -> OperatorState:
-    """The state that an operator without one begins with: the rows of an exported state, written for its shards.
+    """Return the first state of an operator: the rows of an exported state, written for its shards.
 
     Args:
-        operator: Whose state it becomes: its key and state columns are required of the file.
-        path: What `initial_state` says; `empty` gives empty state.
-        home: Where its files go.
-        checkpoint: The id whose folder they go into: that of the epoch and attempt that begins with them.
+        operator: The operator, whose key and state columns the file must have.
+        path: The value of `initial_state`; `empty` gives empty state.
+        home: The home for its files.
+        checkpoint: The id that names their folder: that of the epoch and attempt that starts with them.
         ranges: The key groups of each shard.
-        key_groups: How many there are.
-        epoch: The epoch that begins with it.
+        key_groups: The number of key groups.
+        epoch: The epoch that starts with it.
 
     Raises:
         ConfigError: the file is missing, or its columns are not the operator's.
@@ -109,21 +109,21 @@ def import_rows(
     operator: str,
     epoch: int,
 ) -> OperatorState:
-    """Write rows as one segment, and one file of timers, per shard that owns some of them; durable on return.
+    """Write rows as one segment and one timer file per owning shard; durable on return.
 
     Args:
-        home: Where the files go.
-        folder_prefix: The folder of the shards' folders in it: the id of a checkpoint.
-        table: Plain rows, every key once; `_timer` may be missing.
-        layout: The columns that are required of them.
+        home: The home for the files.
+        folder_prefix: The parent of the shards' folders in it: the id of a checkpoint.
+        table: Plain rows, every key once; `_timer` is optional.
+        layout: The columns that they must have.
         ranges: The key groups of each shard.
-        key_groups: How many there are.
-        deciding: How many columns of the key decide the shard.
-        operator: Whose state it is.
+        key_groups: The number of key groups.
+        deciding: How many columns of the key select the shard.
+        operator: The owner of the state.
         epoch: The epoch that writes it.
 
     Raises:
-        ConfigError: columns are missing, too many or of another type, or a key stands there twice.
+        ConfigError: columns are missing, unknown or of another type, or a key is duplicate.
     """
     layout = Layout(layout.key, layout.state, timers=True)
     rows, at = locate_rows(table, layout, key_groups, deciding, operator)
@@ -156,7 +156,7 @@ def _write(
 def locate_rows(
     table: pa.Table, layout: Layout, key_groups: int, deciding: int, operator: str
 ) -> tuple[pa.Table, Located]:
-    """Check rows as `import_rows` does, and find out where they belong; writes nothing."""
+    """Check rows like `import_rows`, and return their location. Writes nothing."""
     rows = _fit(table, layout, operator)
     keys = rows.select(list(range(len(layout.key))))
     at = locate(keys, deciding, key_groups, rows.num_rows)
@@ -165,7 +165,7 @@ def locate_rows(
 
 
 def _fit(table: pa.Table, layout: Layout, operator: str) -> pa.Table:
-    """The rows with exactly the columns of the layout, in its order."""
+    """Return the rows with exactly the columns of the layout, in its order."""
     wanted, what = flat_schema(layout), f"the rows for {operator!r}"
     names = table.column_names
     missing = [name for name in wanted.names if name not in names and name != TIMER]
@@ -199,7 +199,7 @@ def _check_once(at: Located, keys: pa.Table, operator: str) -> None:
 
 
 def add_state(before: OperatorState, added: OperatorState) -> OperatorState:
-    """State with other state on top of it, which overrides its keys; both are dealt out alike."""
+    """Return state with other state on top, which overrides its keys; both have the same shards."""
     pairs = zip(before.shards, added.shards, strict=True)
     shards = tuple(
         (first, last, ShardState((*old.segments, *new.segments), (*old.timers, *new.timers)))

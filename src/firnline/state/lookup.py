@@ -1,7 +1,7 @@
-"""Reads keyed state from its segments: look keys up, find the keys in slots, scan what lives.
+"""Reads keyed state from its segments: looks keys up, finds the keys in slots, scans live rows.
 
-The newest segment that has a key tells its state; a removed row hides older ones. Keys in one slot are told apart by
-their bytes.
+The newest segment with a key has its state; a removed row hides older ones. Keys in one slot are distinguished by their
+bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ SCAN_ROWS = 256 * 1024
 
 
 class Found(NamedTuple):
-    """What a lookup found: rows of `state` and `timers` stand where their keys were asked for, null where none is."""
+    """The result of a lookup: rows of `state` and `timers` in the order of the requested keys, null where none
+    exists."""
 
     exists: Mask
     state: pa.Table
@@ -29,21 +30,21 @@ class Found(NamedTuple):
 
 
 def lookup(segments: Sequence[Segment], slots: Slots, keys: EncodedKeys, layout: Layout) -> Found:
-    """The state of keys. The cost follows the number of keys, not the size of the state.
+    """Return the state of keys. The cost depends on the number of keys, not on the size of the state.
 
     Args:
         segments: Oldest first.
-        slots: The keys' slots, which must not fall.
+        slots: The keys' slots, ascending.
         keys: The keys' bytes, in the same order.
-        layout: The columns that the operator has today.
+        layout: The operator's current columns.
 
     Raises:
-        SchemaError: a segment's columns cannot be read as today's.
+        SchemaError: a segment's columns cannot be read as the current ones.
     """
     if bool((slots[1:] < slots[:-1]).any()):
         raise ValueError("slots must be sorted for a lookup")
     pending = np.arange(slots.size)
-    where = np.full(slots.size, -1, np.int64)  # the row among all gathered ones; -1: nothing lives there
+    where = np.full(slots.size, -1, np.int64)  # the row among all gathered ones; -1: no live row
     parts: list[pa.Table] = []
     gathered = 0
     for segment in reversed(segments):
@@ -67,16 +68,16 @@ def lookup(segments: Sequence[Segment], slots: Slots, keys: EncodedKeys, layout:
 
 
 def _candidates(segment: Segment, slots: Slots) -> tuple[Numbers, Numbers]:
-    """Which rows of a segment have one of these slots: pairs of a place in `slots` and a row.
+    """Return the rows of a segment with one of these slots: pairs of an index in `slots` and a row.
 
-    Rows do not fall when every slot is asked for once.
+    Rows are ascending if every slot is requested once.
     """
     lowest, highest = slot_bounds(segment.groups)
     skipped = int(np.searchsorted(slots, np.uint64(lowest)))
     slots = slots[skipped : int(np.searchsorted(slots, np.uint64(highest), "right"))]
     if not slots.size:
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    first = np.maximum(np.searchsorted(segment.firsts, slots, "left") - 1, 0)  # a slot may begin in the batch before
+    first = np.maximum(np.searchsorted(segment.firsts, slots, "left") - 1, 0)  # a slot may start in the previous batch
     last = np.searchsorted(segment.firsts, slots, "right") - 1
     asked, rows = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for number in range(int(first[0]), int(last[-1]) + 1):
@@ -101,7 +102,7 @@ def _candidates(segment: Segment, slots: Slots) -> tuple[Numbers, Numbers]:
 class _Gathered(NamedTuple):
     removed: Mask
     keys: EncodedKeys
-    state: pa.Table  # of today's columns, and the timer as the last one
+    state: pa.Table  # the current columns, with the timer last
 
 
 def _gather(segment: Segment, rows: Numbers, layout: Layout) -> _Gathered:
@@ -110,7 +111,7 @@ def _gather(segment: Segment, rows: Numbers, layout: Layout) -> _Gathered:
     wanted = set(layout.state.names)
     state = [p for p in found.state_places if found.schema.field(p).name in wanted]
     places = [1, *found.key_places, *timer, *state]
-    # Where several keys are asked for in one slot, each is compared with every row there: then numbers fall.
+    # If several keys share a slot, each is compared with every row there: then row numbers are not ascending.
     order = None if bool((rows[1:] >= rows[:-1]).all()) else np.argsort(rows, kind="stable")
     table = segment.take(rows if order is None else rows[order], places)
     if order is not None:
@@ -145,9 +146,9 @@ def _aligned(parts: list[pa.Table], where: Numbers, layout: Layout) -> Found:
 
 
 def combine(parts: Sequence[pa.Table], layout: Layout, *, keep_removed: bool) -> pa.Table:
-    """Rows of several segments, oldest first, as one: sorted by slot and key, the newest row of each key alone.
+    """Merge rows of several segments, oldest first: sorted by slot and key, only the newest row of each key.
 
-    Every part is of the layout and sorted; parts must hold all rows of the slots that they hold.
+    Every part has the layout and is sorted, and holds all rows of its slots.
     """
     parts = [part for part in parts if part.num_rows]
     if not parts:
@@ -165,7 +166,7 @@ def combine(parts: Sequence[pa.Table], layout: Layout, *, keep_removed: bool) ->
 
 
 def _newest(table: pa.Table, slots: Slots, layout: Layout) -> Numbers:
-    """The rows that no newer one overrides, in the order of slot and key."""
+    """Return the rows that no newer one overrides, in the order of slot and key."""
     order: Numbers = np.argsort(slots, kind="stable")  # older ones first within a slot
     ranked = slots[order]
     same = ranked[1:] == ranked[:-1]
@@ -184,7 +185,7 @@ def _newest(table: pa.Table, slots: Slots, layout: Layout) -> Numbers:
 
 
 def by_slots(segments: Sequence[Segment], slots: Slots, layout: Layout, due_before: int | None = None) -> pa.Table:
-    """All that lives in these slots (sorted, each once), as rows of the layout, in the order of slot and key.
+    """Return all live rows in these slots (sorted, unique), in the order of slot and key.
 
     With `due_before`, only keys whose timer is due at or before that time: slots from timer files are hints.
     """
@@ -202,7 +203,7 @@ def by_slots(segments: Sequence[Segment], slots: Slots, layout: Layout, due_befo
 
 
 def _rows_of(segment: Segment, groups: tuple[int, int]) -> tuple[int, int]:
-    """The rows `[start, stop)` of a segment that lie in these key groups and are to be read."""
+    """Return the rows `[start, stop)` of a segment in these key groups, limited to the reference's groups."""
     low, high = max(groups[0], segment.groups[0]), min(groups[1], segment.groups[1])
     if low >= high:
         return 0, 0
@@ -213,7 +214,7 @@ def _rows_of(segment: Segment, groups: tuple[int, int]) -> tuple[int, int]:
 def windows(
     segments: Sequence[Segment], groups: tuple[int, int], rows: int
 ) -> Iterator[list[tuple[Segment, int, int]]]:
-    """Cut segments into the same ranges of slots, of about `rows` rows together: `(segment, start, stop)` of each.
+    """Cut segments into common ranges of slots with about `rows` rows in total: `(segment, start, stop)` of each.
 
     A slot is never cut, so only a slot with very many keys makes a range larger.
     """
@@ -235,7 +236,8 @@ def windows(
 def combined(
     segments: Sequence[Segment], groups: tuple[int, int], layout: Layout, *, keep_removed: bool, rows: int = SCAN_ROWS
 ) -> Iterator[pa.Table]:
-    """What segments (oldest first) say together about the key groups `[first, last)`, in order, in bounded memory."""
+    """Yield the merged rows of segments (oldest first) in the key groups `[first, last)`, in order, in bounded
+    memory."""
     for pieces in windows(segments, groups, rows):
         parts = [
             adapt(segment.slice(start, stop), segment.layout, layout, segment.what) for segment, start, stop in pieces
@@ -252,13 +254,13 @@ def scan(
     columns: Sequence[str] | None = None,
     rows: int = SCAN_ROWS,
 ) -> Iterator[pa.Table]:
-    """What lives in the key groups `[first, last)`, in the order of slots, at most about `rows` rows at a time.
+    """Yield the live rows in the key groups `[first, last)`, in the order of slots, about `rows` at a time.
 
     Args:
         segments: Oldest first.
         groups: The key groups.
-        layout: The columns that the operator has today.
-        columns: Names of columns, `_slot` and `_timer` included; by default those of key and state.
+        layout: The operator's current columns.
+        columns: Names of columns, including `_slot` and `_timer`; by default those of key and state.
         rows: How many rows are read at a time.
     """
     places = [*layout.key_places, *layout.state_places]

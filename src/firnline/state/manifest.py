@@ -1,4 +1,4 @@
-"""What a checkpoint of sharded state says of itself: the values in its files, and the reference that a sink holds."""
+"""The metadata of a checkpoint of sharded state: the content of its files, and the reference in a sink."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Ranges = tuple[tuple[int, int], ...]  # by shard: its key groups `[first, last)`
 
 
 def checkpoint_id(epoch: int, attempt: str) -> str:
-    """The id of the checkpoint that an attempt makes after an epoch.
+    """Return the id of the checkpoint that an attempt makes after an epoch.
 
     Raises:
         ConfigError: the attempt cannot be part of a path.
@@ -24,20 +24,21 @@ def checkpoint_id(epoch: int, attempt: str) -> str:
 
 
 def check_id(value: str) -> str:
-    """Refuse what is no id before it becomes part of a path."""
+    """Refuse an invalid id before it becomes part of a path."""
     if not SNAPSHOT_ID.fullmatch(value):
         raise ConfigError(f"{value!r} is no id of a checkpoint: <epoch>-<attempt>")
     return value
 
 
 def find_epoch(value: str) -> int | None:
-    """The epoch in a checkpoint's id; None when it is no id."""
+    """Return the epoch in a checkpoint's id; None if it is no id."""
     found = SNAPSHOT_ID.fullmatch(value)
     return int(found[1]) if found else None
 
 
 def check_path(path: str) -> str:
-    """The id of the checkpoint in whose folder a file of state lies; DamagedError when the path leads elsewhere."""
+    """Return the id of the checkpoint whose folder has a state file. Raises DamagedError if the path leads
+    elsewhere."""
     found = SNAPSHOT_FILE.fullmatch(path)
     if not found:
         raise DamagedError(f"{path!r} is no file of a checkpoint", path=path)
@@ -46,12 +47,12 @@ def check_path(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OperatorInfo:
-    """What must be the same, or be able to follow, when an operator's state is opened again."""
+    """The properties that must be equal or compatible when an operator's state is opened again."""
 
     type: str
-    key_schema: str  # fingerprints; empty while no row of it has come
+    key_schema: str  # fingerprints; empty before its first row
     state_schema: str
-    shape: str = ""  # of the settings without which the state cannot be read
+    shape: str = ""  # of the settings that are needed to read the state
 
     def to_json(self) -> dict[str, Json]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -64,7 +65,7 @@ class OperatorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A process that took part, as far as it is known: for people."""
+    """A process that took part, as far as known; for people."""
 
     host: str
     pid: int
@@ -75,7 +76,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
-    """The global metadata.json: what a checkpoint will hold, written before any shard begins."""
+    """The global metadata.json: the plan of a checkpoint, written before any shard starts."""
 
     pipeline: str
     epoch: int
@@ -93,7 +94,7 @@ class CheckpointPlan:
         return checkpoint_id(self.epoch, self.attempt)
 
     def problem(self) -> str:
-        """What is wrong with the ranges, if anything: together they are all key groups, in order."""
+        """Return what is wrong with the ranges, if anything: together they must be all key groups, in order."""
         bounds = [0, *(last for _, last in self.shards)]
         if [first for first, _ in self.shards] != bounds[:-1] or bounds[-1] != self.key_groups:
             return f"the ranges {self.shards} are not the key groups 0 to {self.key_groups}"
@@ -120,10 +121,10 @@ class CheckpointPlan:
 
     @classmethod
     def from_bytes(cls, data: bytes, what: str, checkpoint: str) -> CheckpointPlan:
-        """Read the metadata.json of a checkpoint.
+        """Parse the metadata.json of a checkpoint.
 
         Raises:
-            DamagedError: it is something else, or that of another checkpoint.
+            DamagedError: it is invalid, or that of another checkpoint.
             NewerFormatError: a newer Firnline wrote it.
         """
         body = read_sealed(data, what, "state", checkpoint)
@@ -149,7 +150,7 @@ class CheckpointPlan:
 
 @dataclass(frozen=True, slots=True)
 class ShardContent:
-    """A shard's metadata.json: what every operator holds there, and what its task reports beside it."""
+    """A shard's metadata.json: the state of every operator there, and its task's report."""
 
     checkpoint_id: str
     shard: int
@@ -169,7 +170,7 @@ class ShardContent:
 
     @classmethod
     def from_bytes(cls, data: bytes, what: str, checkpoint: str, shard: int) -> ShardContent:
-        """Read the metadata.json of a shard; raises as `CheckpointPlan.from_bytes`."""
+        """Parse the metadata.json of a shard. Raises the errors of `CheckpointPlan.from_bytes`."""
         body = read_sealed(data, what, "shard", checkpoint)
         try:
             operators = {str(name): ShardState.from_json(state) for name, state in body["operators"].items()}
@@ -186,7 +187,7 @@ class ShardContent:
 
 @dataclass(frozen=True, slots=True)
 class CompleteCheckpoint:
-    """A checkpoint whose COMMITTED stands. `digest` is the SHA-256 of that file: it stands for all of the rest."""
+    """A checkpoint with COMMITTED. `digest` is the SHA-256 of that file, and covers all the rest."""
 
     plan: CheckpointPlan
     digest: str
@@ -202,7 +203,7 @@ class CompleteCheckpoint:
 
     @property
     def operators(self) -> dict[str, OperatorState]:
-        """The state of every operator, over all shards."""
+        """Return the state of every operator, over all shards."""
         return {name: self._operator(name) for name in self.plan.operators}
 
     def _operator(self, name: str) -> OperatorState:
@@ -212,10 +213,10 @@ class CompleteCheckpoint:
         )
 
     def files(self, operator: str | None = None) -> dict[str, SegmentRef]:
-        """Every file that it needs by path, or those of one operator.
+        """Return every file of it by path, or those of one operator.
 
         Raises:
-            DamagedError: two shards say different things of one file.
+            DamagedError: two shards describe one file differently.
         """
         found: dict[str, SegmentRef] = {}
         for ref in self._refs(operator):
@@ -232,10 +233,10 @@ class CompleteCheckpoint:
 
 
 def assemble(plan: CheckpointPlan, digest: str, contents: Iterable[ShardContent]) -> CompleteCheckpoint:
-    """Put a complete checkpoint together from its parts.
+    """Build a complete checkpoint from its parts.
 
     Raises:
-        DamagedError: a shard is missing, or does not tell the state of every operator.
+        DamagedError: a shard is missing, or lacks the state of an operator.
     """
     by_shard = {content.shard: content for content in contents}
     what = plan.checkpoint_id
@@ -249,12 +250,12 @@ def assemble(plan: CheckpointPlan, digest: str, contents: Iterable[ShardContent]
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRef:
-    """What a checkpoint in a sink says of an operator's state: where it is, and how to know it.
+    """A sink checkpoint's reference to an operator's state: its location, size and digest.
 
-    `rows` are those in its files: a key that was changed since its file was written counts again. `born` is the first
-    epoch that the operator folded: before it there was no state of it, whatever was read. None: an older Firnline wrote
-    the reference, and it is not known. `initial` is the SHA-256 of the exported state that it began with.
-    `wanted` is the number of shards to go back to, while fewer stand in for lost workers.
+    `rows` counts the rows in its files: a key that changed after its file was written counts again. `born` is the first
+    epoch that the operator folded: before it the operator had no state. None: an older Firnline wrote the reference,
+    and it is unknown. `initial` is the SHA-256 of the exported state that it started with. `wanted` is the number of
+    shards to return to, while fewer replace lost workers.
     """
 
     checkpoint: str
@@ -268,12 +269,12 @@ class SnapshotRef:
     wanted: int | None = None
 
     def to_json(self) -> dict[str, Json]:
-        """The durable form; what is not known is left out."""
+        """Return the durable form; unknown values are omitted."""
         return {name: value for name in self.__dataclass_fields__ if (value := getattr(self, name)) not in (None, "")}
 
     @classmethod
     def from_json(cls, value: Json, what: str = "snapshot reference") -> SnapshotRef:
-        """Read what `to_json` wrote; DamagedError when it is something else."""
+        """Parse the output of `to_json`. Raises DamagedError if it is invalid."""
         try:
             numbers = {name: int(value[name]) for name in ("epoch", "shards", "size_bytes", "rows")}
             ref = cls(
@@ -292,7 +293,7 @@ class SnapshotRef:
 
 
 def snapshot_ref(complete: CompleteCheckpoint, operator: str, before: SnapshotRef | None = None) -> SnapshotRef:
-    """The reference that the checkpoint in a sink holds for an operator; `before` tells when and how it began."""
+    """Return a sink checkpoint's reference to an operator's state; `before` has its first epoch and initial state."""
     files = complete.files(operator).values()
     return SnapshotRef(
         checkpoint=complete.checkpoint_id,
@@ -311,12 +312,12 @@ def _text(body: dict[str, Json]) -> bytes:
 
 
 def write_sealed(kind: str, checkpoint: str, **facts: Json) -> bytes:
-    """The text of a small file of a checkpoint; the same facts always give the same bytes."""
+    """Return the text of a small file of a checkpoint. The same facts always give the same bytes."""
     return _text({"kind": kind, "checkpoint": checkpoint, **facts})
 
 
 def read_sealed(data: bytes, what: str, kind: str, checkpoint: str) -> dict[str, Json]:
-    """Read one of a checkpoint's files, and check that it is of that kind and checkpoint."""
+    """Parse one of a checkpoint's files, and check its kind and checkpoint."""
     value = parse(data, what)
     try:
         body = unseal(value, what)

@@ -1,8 +1,8 @@
-"""When segments of state are merged, which ones, and the merge itself.
+"""Decides when to merge which state segments, and merges them.
 
 Sizes stay geometric. The newest segments are merged when there are four of them and none is larger than the others
 together. Each merge therefore at least doubles the segment of every row: a row is rewritten O(log n) times, and a large
-old segment only when as much lies above it. When too many segments would stay, the newest are merged all the same.
+old segment only when as much lies above it. If too many segments would stay, the newest are merged anyway.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ MOST_SEGMENTS = 12
 
 
 def plan_merge(sizes: Sequence[int], most: int = MOST_SEGMENTS) -> slice | None:
-    """Which segments to merge into one, given their rows, oldest first: a suffix of at least two, or None.
+    """Return the segments to merge into one, given their rows, oldest first: a suffix of at least two, or None.
 
     Args:
         sizes: Rows of every segment, oldest first.
-        most: How many segments may stay.
+        most: The maximum number of segments.
     """
     total = sum(sizes)
-    for start in range(len(sizes) - FAN_IN + 1):  # the longest suffix that is worth it
+    for start in range(len(sizes) - FAN_IN + 1):  # the longest suffix worth merging
         if 2 * max(sizes[start:]) <= total:
             return slice(start, len(sizes))
         total -= sizes[start]
@@ -53,17 +53,17 @@ def merge_segments(
     layout: Layout | None = None,
     rows: int = SCAN_ROWS,
 ) -> SegmentRef | None:
-    """Write one segment that says of the key groups `[first, last)` what these segments say together.
+    """Merge segments into one, for the key groups `[first, last)`.
 
     Memory is bounded by `rows`, however large the segments are. Rows of other key groups are left out: after a rescale
     several shards read parts of the same file.
 
     Args:
-        home: Where the segments lie, and the new one.
+        home: The home of the segments, and of the new one.
         refs: Neighbouring segments of one shard, oldest first.
         groups: The key groups of the shard.
         prefix: The beginning of the new file's name.
-        operator: Whose state it is.
+        operator: The owner of the state.
         epoch: The epoch that merges.
         with_oldest: Whether the shard's oldest segment is among them: then a removed key hides nothing older, and is
             forgotten.
@@ -71,7 +71,7 @@ def merge_segments(
         rows: How many rows are read at a time.
 
     Returns:
-        The new segment, or None when nothing is left.
+        The new segment, or None if nothing is left.
     """
     segments = open_segments(home, refs)
     layout = layout or segments[-1].layout
@@ -95,7 +95,7 @@ def merge_due(
     epoch: int,
     layout: Layout | None = None,
 ) -> tuple[SegmentRef, ...]:
-    """The segments of a shard after the merge that is due, if one is."""
+    """Return the segments of a shard after the merge that is due, if any."""
     chosen = plan_merge([ref.rows for ref in refs])
     if chosen is None:
         return tuple(refs)

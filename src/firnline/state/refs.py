@@ -1,4 +1,4 @@
-"""References to state: the immutable files that hold it, how large they are and what their checksum is."""
+"""References to state: immutable files with their size and checksum."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SegmentRef:
 
     @classmethod
     def from_json(cls, value: Json) -> SegmentRef:
-        """Read what `to_json` wrote; DamagedError when it is something else."""
+        """Parse the output of `to_json`. Raises DamagedError if it is invalid."""
         try:
             numbers = {name: int(value[name]) for name in cls.__dataclass_fields__ if name != "path"}
             return cls(path=str(value["path"]), **numbers)
@@ -39,7 +39,7 @@ class SegmentRef:
 
 @dataclass(frozen=True, slots=True)
 class TimerRef:
-    """A file of timers, sorted by due time, and up to which event time they have been fired."""
+    """A timer file, sorted by due time, and the event time up to which its timers have fired."""
 
     segment: SegmentRef
     fired_until: int | None = None
@@ -49,7 +49,7 @@ class TimerRef:
 
     @classmethod
     def from_json(cls, value: Json) -> TimerRef:
-        """Read what `to_json` wrote."""
+        """Parse the output of `to_json`."""
         fired = value["fired_until"]
         return cls(SegmentRef.from_json(value["run"]), None if fired is None else int(fired))
 
@@ -74,7 +74,7 @@ class ShardState:
 
     @classmethod
     def from_json(cls, value: Json) -> ShardState:
-        """Read what `to_json` wrote."""
+        """Parse the output of `to_json`."""
         return cls(
             tuple(SegmentRef.from_json(r) for r in value["runs"]), tuple(TimerRef.from_json(t) for t in value["timers"])
         )
@@ -82,9 +82,9 @@ class ShardState:
 
 @dataclass(frozen=True, slots=True)
 class OperatorState:
-    """The state of one operator: per shard its key groups `[first, last)` and what it holds."""
+    """The state of one operator: per shard its key groups `[first, last)` and its files."""
 
-    epoch: int  # the epoch after which it was so; 0: empty
+    epoch: int  # the epoch of this state; 0: empty
     shards: tuple[tuple[int, int, ShardState], ...] = field(default=())
 
     def to_json(self) -> dict[str, Json]:
@@ -92,6 +92,6 @@ class OperatorState:
 
     @classmethod
     def from_json(cls, value: Json) -> OperatorState:
-        """Read what `to_json` wrote."""
+        """Parse the output of `to_json`."""
         shards = tuple((int(a), int(b), ShardState.from_json(state)) for a, b, state in value["shards"])
         return cls(int(value["epoch"]), shards)

@@ -22,12 +22,12 @@ from firnline.stores.replicator import Replication, Replicator
 
 logger = logging.getLogger(__name__)
 
-ATOMIC_BYTES = 64 * 1024 * 1024  # a file up to this size is put in one piece: there wholly or not at all
+ATOMIC_BYTES = 64 * 1024 * 1024  # a file up to this size is put in one piece, atomically
 _PIECE_BYTES = 8 * 1024 * 1024
 
 
 class Replica:
-    """The remote copy of a pipeline's state. Safe for several threads; one copies at a time."""
+    """The remote copy of a pipeline's state. Thread-safe; one thread copies at a time."""
 
     def __init__(self, local: Storage, remote: Storage) -> None:
         self.local = local
@@ -36,13 +36,13 @@ class Replica:
         self._held: dict[str, int] | None = None  # files that complete checkpoints in the remote home name, with sizes
 
     def replicate(self, checkpoint: str, expected_digest: str | None = None) -> int:
-        """Copy a complete checkpoint to the remote home; returns the bytes that were copied. Repeatable.
+        """Copy a complete checkpoint to the remote home. Returns the bytes copied. Repeatable.
 
         Raises:
             StateIncompleteError: it is not complete here.
             DamagedError, StateDamagedError: it, or a file of it, is damaged here.
             StateConflictError: the remote home has another checkpoint of this id.
-            OSError: the remote home could not be written; the next call goes on from there.
+            OSError: the remote home could not be written; the next call continues from there.
         """
         with self._lock:
             if self._held is None:
@@ -50,18 +50,18 @@ class Replica:
             try:
                 copied, files = _copy_checkpoint(self.local, self.remote, self._held, checkpoint, expected_digest)
             except BaseException:
-                self._held = None  # it is not known what is there now
+                self._held = None  # the remote content is unknown now
                 raise
             self._held.update({path: ref.size_bytes for path, ref in files.items()})
             return copied
 
     def restore_missing(self, checkpoint: str, expected_digest: str | None = None) -> int:
-        """Copy what the local home lacks of a checkpoint, or has in another form; returns the bytes copied.
+        """Copy files of a checkpoint that the local home lacks, or has with other content. Returns the bytes copied.
 
         Raises:
             StateIncompleteError: the remote home does not have it.
             DamagedError, StateDamagedError: it, or a file of it, is damaged there.
-            StateConflictError: the local home has another checkpoint of this id, and no digest tells which is meant.
+            StateConflictError: the local home has another checkpoint of this id, and no digest decides between them.
         """
         with self._lock:
             return _copy_checkpoint(self.remote, self.local, {}, checkpoint, expected_digest)[0]
@@ -76,7 +76,7 @@ class Replica:
         referenced: Iterable[str] = (),
         delete: Callable[[Sequence[str]], None] | None = None,
     ) -> Swept:
-        """Sweep the remote home, not while something is copied; a marked checkpoint may not have got there yet."""
+        """Sweep the remote home, not during a copy. A marked checkpoint may not be there yet."""
         with self._lock:
             self._held = None
             limits = (grace_secs, keep_checkpoints, keep_aborted_secs)
@@ -84,13 +84,13 @@ class Replica:
 
 
 def _named_files(storage: Storage) -> dict[str, int]:
-    """The files that complete checkpoints in a home name, and that are there, with their sizes."""
+    """Return the existing files that complete checkpoints in a home name, with their sizes."""
     folders = list_folders(storage)
     sizes = {key: stat.size_bytes for folder in folders for key, stat in folder.files.items()}
     found: dict[str, int] = {}
     for folder in folders:
         if folder.find_status() == "COMPLETED":
-            with contextlib.suppress(CheckpointError):  # one that cannot be read says nothing about files
+            with contextlib.suppress(CheckpointError):  # an unreadable one names no files
                 refs = load(storage, folder.checkpoint_id).files()
                 found.update({path: ref.size_bytes for path, ref in refs.items() if sizes.get(path) == ref.size_bytes})
     return found
@@ -113,7 +113,7 @@ def _copy_checkpoint(
 
 
 def _is_there(target: Storage, ref: SegmentRef) -> bool:
-    """Whether a file is there as it was written; what is left of a broken copy is deleted."""
+    """Return whether a file exists as it was written. The rest of a broken copy is deleted."""
     try:
         if target.stat(ref.path).size_bytes == ref.size_bytes and file_crc32(target, ref.path) == ref.crc32:
             return True
@@ -126,7 +126,7 @@ def _is_there(target: Storage, ref: SegmentRef) -> bool:
 
 
 def _copy_file(source: Storage, target: Storage, ref: SegmentRef) -> None:
-    """Copy one file, and refuse one that is not what its reference says."""
+    """Copy one file. Refuses a file that does not match its reference."""
     try:
         if ref.size_bytes <= ATOMIC_BYTES:
             data = source.get(ref.path)
@@ -168,7 +168,7 @@ def _check(ref: SegmentRef, size: int, crc: int) -> None:
 
 
 def _copy_text(target: Storage, key: str, data: bytes, *, replace: bool) -> int:
-    """Create a file of metadata; `replace`: over a damaged one, because a sink names what is copied."""
+    """Create a metadata file. With `replace`, over a damaged one, because a sink names the copy."""
     fault_point("state.replicate.before")
     try:
         target.put_new(key, data)
@@ -195,7 +195,7 @@ class CheckpointCopy:
 
 
 class StateReplicator(Replicator[CheckpointCopy]):
-    """Copies checkpoints of state to the remote home; `copied` is called with the id of each one that arrived."""
+    """Copies checkpoints of state to the remote home; `copied` is called with the id of each finished one."""
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ class StateReplicator(Replicator[CheckpointCopy]):
 
     @property
     def taken(self) -> str | None:
-        """The id of the checkpoint that is being copied now."""
+        """The id of the checkpoint being copied now."""
         with self._changed:
             return self._taken.item.checkpoint if self._taken else None
 

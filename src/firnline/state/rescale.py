@@ -1,4 +1,4 @@
-"""Another number of shards over the same files: key groups are handed out anew, and nothing is rewritten. Pure."""
+"""Another number of shards over the same files: reassigns key groups without rewriting anything. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from firnline.state.refs import OperatorState, SegmentRef, ShardState, TimerRef
 
 
 def rescale(state: OperatorState, ranges: Sequence[tuple[int, int]]) -> OperatorState:
-    """The same state dealt out to shards that own these key groups.
+    """Return the same state for shards that own these key groups.
 
-    A file that several shards share holds, beside the groups of each, what the others have long changed: so every
-    reference is cut to the groups that its old shard owned, and a reader looks at nothing beyond them.
+    A shared file may hold stale rows for key groups that its old shard did not own. Each reference is therefore limited
+    to the groups that shard owned.
     """
     if [(first, last) for first, last, _ in state.shards] == list(ranges):
         return state
@@ -29,6 +29,6 @@ def rescale(state: OperatorState, ranges: Sequence[tuple[int, int]]) -> Operator
 
 
 def _cut(segment: SegmentRef, low: int, high: int) -> SegmentRef | None:
-    """A file seen by a shard that owns the groups `low` to `high` alone; None when it holds none of them."""
+    """Return a file limited to the groups `low` to `high`; None if it has none of them."""
     low, high = max(segment.first_group, low), min(segment.last_group, high)
     return replace(segment, first_group=low, last_group=high) if low <= high else None

@@ -52,7 +52,7 @@ class ArrowFile:
         self._stream.finish()
 
     def abandon(self) -> None:
-        """Remove what was written so far: nobody refers to it, and a full disk must not fill up with what failed."""
+        """Delete the partial file: nothing refers to it, and failed writes must not fill a full disk."""
         with contextlib.suppress(OSError, pa.ArrowException):
             self._stream.finish()
         with contextlib.suppress(OSError):
@@ -60,7 +60,7 @@ class ArrowFile:
 
 
 class _Counted:
-    """A stream that counts and checksums what passes; the part of a file that Arrow asks for."""
+    """A stream that counts and checksums its bytes; the part of a file that Arrow needs."""
 
     def __init__(self, stream: Writable) -> None:
         self._stream = stream
@@ -79,10 +79,10 @@ class _Counted:
         return self.written
 
     def flush(self) -> None:
-        """Nothing: durable when it is finished."""
+        """Do nothing: `finish` makes it durable."""
 
     def close(self) -> None:
-        """Nothing: Arrow closes it, but only `finish` makes it durable, where errors can be seen."""
+        """Do nothing: Arrow closes the stream, but only `finish` makes it durable and reports errors."""
 
     def finish(self) -> None:
         self._stream.close()
@@ -90,7 +90,7 @@ class _Counted:
 
 
 BATCH_ROWS = 64 * 1024
-OPEN_FILES = 256  # mapped at once in one process
+OPEN_FILES = 256  # files mapped at once in one process
 
 T = TypeVar("T")
 
@@ -99,9 +99,9 @@ T = TypeVar("T")
 
 
 class SegmentWriter:
-    """Writes one segment from tables that come in the order of slots; holds at most a batch more than it is given.
+    """Writes one segment from tables in slot order. Buffers at most one batch beyond its input.
 
-    The file is made with the first row. Its name is the prefix and a number that is used once.
+    The file is created with the first row. Its name is the prefix and a number that is never reused.
     """
 
     def __init__(self, storage: Storage, prefix: str, layout: Layout, *, operator: str, epoch: int) -> None:
@@ -117,7 +117,7 @@ class SegmentWriter:
         self._first = self._last = 0
 
     def write(self, table: pa.Table) -> None:
-        """Add rows of the layout, sorted by slot, none of which comes before what was written."""
+        """Add rows of the layout, sorted by slot, none of them before those already written."""
         if table.num_rows == 0:
             return
         slots = self._layout.slots_of(table)
@@ -143,7 +143,7 @@ class SegmentWriter:
         self._waiting_rows -= rows
 
     def close(self) -> SegmentRef | None:
-        """Make the segment durable; None when no row was written, and then there is no file."""
+        """Make the segment durable. Returns None if no row was written; then there is no file."""
         if self._rows == 0:
             return None
         if self._waiting_rows:
@@ -162,7 +162,7 @@ class SegmentWriter:
         )
 
     def abandon(self) -> None:
-        """Give up after an error."""
+        """Discard the segment after an error."""
         if self._file is not None:
             self._file.abandon()
 
@@ -173,12 +173,12 @@ def write_segment(
     """Write a segment; durable on return.
 
     Args:
-        storage: Of the home that the reference will be relative to.
-        prefix: The beginning of the file's name, e.g. `<checkpoint>/shard_3/totals.<attempt>`.
-        table: At least one row, of the layout, sorted or not; every key once.
+        storage: The storage of the home that the reference is relative to.
+        prefix: The start of the file's name, e.g. `<checkpoint>/shard_3/totals.<attempt>`.
+        table: At least one row of the layout, sorted or not; every key once.
         layout: The columns.
-        operator: Whose state it is.
-        epoch: The epoch that wrote it.
+        operator: The owner of the state.
+        epoch: The epoch that writes it.
     """
     writer = SegmentWriter(storage, prefix, layout, operator=operator, epoch=epoch)
     try:
@@ -209,8 +209,8 @@ def _sorted(table: pa.Table, layout: Layout) -> pa.Table:
 class Segment:
     """An open segment. Its columns are views of the mapped file: reading one touches only the pages it needs.
 
-    Only the key groups that the reference names are to be read: after a rescale, another reference of the same shard
-    may name the rest of the same file, and what lies between the two in age overrides one and not the other.
+    Only the key groups of the reference may be read. After a rescale, another reference of the same shard may name the
+    rest of the same file, and a segment between the two in age overrides only one of them.
     """
 
     ref: SegmentRef
@@ -235,17 +235,17 @@ class Segment:
         return self.ref.first_group, self.ref.last_group + 1
 
     def slot_at(self, row: int) -> int:
-        """The slot of one row."""
+        """Return the slot of one row."""
         batch = int(np.searchsorted(self.starts, row, "right")) - 1
         return int(self.slots[batch][row - int(self.starts[batch])])
 
     def find_row(self, slot: int, side: Any = "left") -> int:
-        """The first row whose slot is not below `slot` (left), or is above it (right)."""
+        """Return the first row whose slot is not below `slot` (left), or is above it (right)."""
         batch = max(int(np.searchsorted(self.firsts, np.uint64(slot), side)) - 1, 0)
         return int(self.starts[batch]) + int(np.searchsorted(self.slots[batch], np.uint64(slot), side))
 
     def slice(self, start: int, stop: int) -> pa.Table:
-        """Rows from `start` to before `stop`, without a copy."""
+        """Return the rows from `start` to before `stop`, without a copy."""
         parts = []
         for number in range(max(int(np.searchsorted(self.starts, start, "right")) - 1, 0), len(self.batches)):
             begin = int(self.starts[number])
@@ -256,7 +256,7 @@ class Segment:
         return pa.Table.from_batches(parts, schema=self.layout.schema)
 
     def take(self, rows: Numbers, places: Sequence[int]) -> pa.Table:
-        """Some columns of some rows, whose numbers must not fall; each column is one array."""
+        """Return some columns of some rows, whose numbers must be ascending; each column is one array."""
         cuts = np.searchsorted(rows, self.starts)
         parts = []
         for number in np.flatnonzero(np.diff(cuts)):
@@ -267,10 +267,10 @@ class Segment:
 
 
 def open_segment(home: StateHome, ref: SegmentRef) -> Segment:
-    """Open a segment; it is verified on the first opening in this process and stays open for the next time.
+    """Open a segment. It is verified on the first open in this process, and stays open.
 
     Raises:
-        StateDamagedError: the file is missing or not what was written, and no fallback has it.
+        StateDamagedError: the file is missing or damaged, and no fallback has it.
         NewerFormatError: a newer Firnline wrote it.
     """
     segment = OPEN.get(load_file(home, ref), ref, _open)
@@ -283,7 +283,7 @@ def open_segments(home: StateHome, refs: Sequence[SegmentRef]) -> list[Segment]:
 
 
 def map_batches(path: str) -> tuple[pa.Schema, tuple[pa.RecordBatch, ...]]:
-    """The schema and the batches of an Arrow file, as views of the mapped file."""
+    """Return the schema and the batches of an Arrow file, as views of the mapped file."""
     reader = pa.ipc.open_file(pa.memory_map(path))
     return reader.schema, tuple(reader.get_batch(i) for i in range(reader.num_record_batches))
 
@@ -302,9 +302,9 @@ def _open(path: str, ref: SegmentRef) -> Segment:
 
 
 class OpenFiles:
-    """Files that are mapped in this process, the least recently used of which is let go first.
+    """Files mapped in this process; the least recently used are closed first.
 
-    Files that are gone from the disk are let go as soon as another one is opened, so that their space is freed.
+    Deleted files are closed as soon as another one is opened, so that their space is freed.
     """
 
     def __init__(self, most: int = OPEN_FILES) -> None:
@@ -313,7 +313,7 @@ class OpenFiles:
         self._lock = threading.Lock()
 
     def get(self, file: LocalFile, ref: SegmentRef, open_it: Callable[[str, SegmentRef], T]) -> T:
-        """The open file, opened now when it is not."""
+        """Return the open file; opens it if needed."""
         name = (file, ref.crc32)
         with self._lock:
             if name in self._files:
@@ -334,7 +334,7 @@ class OpenFiles:
         return len(self._files)
 
     def clear(self) -> None:
-        """Let go of all."""
+        """Close all files."""
         with self._lock:
             self._files.clear()
 

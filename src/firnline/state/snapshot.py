@@ -39,7 +39,7 @@ _PIECE_BYTES = 1024 * 1024
 
 
 def shard_key(checkpoint: str, shard: int) -> str:
-    """The key of the metadata of a shard. ConfigError when `checkpoint` is not an id."""
+    """Return the key of a shard's metadata. Raises ConfigError if `checkpoint` is not an id."""
     return metadata_key(shard_folder(check_id(checkpoint), shard))
 
 
@@ -47,11 +47,11 @@ def shard_key(checkpoint: str, shard: int) -> str:
 
 
 def begin(storage: Storage, plan: CheckpointPlan) -> str:
-    """Write the global metadata, before any shard begins; returns the id. Repeatable with the same plan.
+    """Write the global metadata before any shard starts. Returns the id. Repeatable with the same plan.
 
     Raises:
         ConfigError: the plan's ranges are not all key groups.
-        StateConflictError: the id was begun with another plan.
+        StateConflictError: the id was started with another plan.
     """
     if problem := plan.problem():
         raise ConfigError(f"a checkpoint of {plan.pipeline!r} cannot be made: {problem}")
@@ -67,13 +67,13 @@ def begin(storage: Storage, plan: CheckpointPlan) -> str:
 def finish_shard(
     storage: Storage, checkpoint: str, shard: int, operators: Mapping[str, ShardState], report: Json = None
 ) -> tuple[ShardContent, str]:
-    """Write a shard's metadata, at the end of its task; returns what stands there, with its checksum.
+    """Write a shard's metadata at the end of its task. Returns the stored content with its checksum.
 
-    `operators` has every operator of the plan, those without state too. When an earlier try of the task, or a zombie,
-    was first, its content is what counts and what is returned; the files of this try are referred to by nobody.
+    `operators` has every operator of the plan, including those without state. If an earlier attempt of the task, or a
+    zombie, was first, its content counts and is returned; nothing refers to the files of this attempt.
 
     Raises:
-        DamagedError: what stands there is damaged, or a file lies outside the checkpoints.
+        DamagedError: the stored content is damaged, or a file is outside the checkpoints.
     """
     content = ShardContent(check_id(checkpoint), shard, dict(operators), report)
     for state in operators.values():
@@ -87,10 +87,10 @@ def finish_shard(
 
 
 def commit(storage: Storage, checkpoint: str, shards: Mapping[int, str]) -> str:
-    """Write COMMITTED, given the checksum of every shard's metadata; returns its digest. Repeatable.
+    """Write COMMITTED, given the checksum of every shard's metadata. Returns its digest. Repeatable.
 
     Raises:
-        StateIncompleteError: it was never begun, or a shard is missing.
+        StateIncompleteError: it was never started, or a shard is missing.
         StateConflictError: it was aborted, or is committed with other shards.
     """
     metadata = _read(storage, metadata_key(check_id(checkpoint)), checkpoint)
@@ -115,10 +115,10 @@ def commit(storage: Storage, checkpoint: str, shards: Mapping[int, str]) -> str:
 
 
 def abort(storage: Storage, checkpoint: str, reason: str, *, unnamed: bool = False) -> None:
-    """Write ABORTED: the checkpoint will never be. Repeatable; the first reason stays.
+    """Write ABORTED: the checkpoint will never be complete. Repeatable; the first reason stays.
 
-    `unnamed`: the caller knows that no sink names it and none ever will, because it holds the pipeline, or gave the
-    epoch up itself. Then a complete one is aborted too.
+    `unnamed`: the caller knows that no sink names it or ever will, because it owns the pipeline, or dropped the epoch
+    itself. Then a complete one is aborted too.
 
     Raises:
         StateConflictError: it is complete, and a sink may name it.
@@ -135,7 +135,7 @@ def abort(storage: Storage, checkpoint: str, reason: str, *, unnamed: bool = Fal
 
 
 def _create(storage: Storage, key: str, data: bytes) -> bytes:
-    """Create a file unless it is there; returns what stands."""
+    """Create a file unless it exists. Returns the stored content."""
     try:
         storage.put_new(key, data)
     except FileExistsError:
@@ -163,13 +163,13 @@ def _refuse_committed(storage: Storage, checkpoint: str) -> None:
 def load(
     storage: Storage, checkpoint: str, expected_digest: str | None = None, *, named: bool = False
 ) -> CompleteCheckpoint:
-    """Read a complete checkpoint, without its files of state.
+    """Read a complete checkpoint, without its state files.
 
-    `expected_digest` is what a sink names; `named` says that one does, where the digest is not at hand.
+    `expected_digest` is the one that a sink names; `named` says that a sink names it, if the digest is not known.
 
     Raises:
         StateIncompleteError: it is not complete, was aborted, or lacks metadata.
-        DamagedError: something is not what was written, or not what the sink names.
+        DamagedError: something differs from what was written, or from what the sink names.
         NewerFormatError: a newer Firnline wrote it.
     """
     return load_with_texts(storage, checkpoint, expected_digest, named=named)[0]
@@ -178,7 +178,7 @@ def load(
 def load_with_texts(
     storage: Storage, checkpoint: str, expected_digest: str | None = None, *, named: bool = False
 ) -> tuple[CompleteCheckpoint, dict[str, bytes]]:
-    """As `load`, with the bytes of its metadata by key, in the order in which a copy writes them: COMMITTED last."""
+    """Like `load`, with the bytes of its metadata by key, in the order in which a copy writes them: COMMITTED last."""
     committed = committed_key(check_id(checkpoint))
     data = _read(storage, committed, checkpoint)
     digest = checksum(data)
@@ -208,10 +208,10 @@ def load_with_texts(
 
 
 def verify_files(storage: Storage, checkpoint: CompleteCheckpoint, *, deep: bool) -> int:
-    """Check that every file of state is there with its size; `deep`: with its content. Returns their bytes.
+    """Check that every state file exists with its size and, with `deep`, its content. Returns their bytes.
 
     Raises:
-        StateDamagedError: a file is missing or not what was written.
+        StateDamagedError: a file is missing or damaged.
     """
     total = 0
     for path, ref in sorted(checkpoint.files().items()):
@@ -229,7 +229,7 @@ def verify_files(storage: Storage, checkpoint: CompleteCheckpoint, *, deep: bool
 
 
 def file_crc32(storage: Storage, path: str) -> int:
-    """CRC-32 of a whole file."""
+    """Return the CRC-32 of a whole file."""
     found = 0
     stream = storage.open_read(path)
     try:
@@ -241,7 +241,7 @@ def file_crc32(storage: Storage, path: str) -> int:
 
 
 def exists(storage: Storage, key: str) -> bool:
-    """Whether a file is there."""
+    """Return whether a file exists."""
     try:
         storage.stat(key)
     except FileNotFoundError:
@@ -272,20 +272,20 @@ Status: TypeAlias = Literal["IN_PROGRESS", "COMPLETED", "FAILED"]
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """The folder of one attempt at an epoch: a checkpoint, or run files that later checkpoints may refer to."""
+    """The folder of one attempt at an epoch: a checkpoint, or segments that later checkpoints may refer to."""
 
     checkpoint_id: str
     epoch: int
     files: Mapping[str, FileStat]  # by key below the home
 
     def has(self, name: str) -> bool:
-        """Whether a file of this name lies in it."""
+        """Return whether it has a file of this name."""
         return f"{self.checkpoint_id}/{name}" in self.files
 
     def find_status(self, named: Set[str] = frozenset()) -> Status | None:
-        """What became of its checkpoint; None when none was begun there.
+        """Return the status of its checkpoint; None if none was started there.
 
-        Where COMMITTED and ABORTED both stand, it is complete only if it is among `named`, those that sinks name.
+        With both COMMITTED and ABORTED, it is complete only if it is among `named`, those that sinks name.
         """
         if self.has(COMMITTED) and (not self.has(ABORTED) or self.checkpoint_id in named):
             return "COMPLETED"
@@ -295,7 +295,7 @@ class Folder:
 
 
 def list_folders(storage: Storage) -> list[Folder]:
-    """Every folder that an id names, oldest epoch first; whatever else lies in the home is left out."""
+    """Return every folder named by an id, oldest epoch first. Everything else in the home is left out."""
     start = len(storage.root.rstrip("/")) + 1
     found: dict[str, dict[str, FileStat]] = {}
     for stat in storage.list(""):

@@ -31,9 +31,9 @@ from firnline.types import Json
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What must stay: checkpoints by id, with the digest that names them where it is known, and all newer epochs.
+    """What must stay: checkpoints by id, with their digest if known, and all newer epochs.
 
-    `keep_from_epoch` is no newer than the epoch of any snapshot that a run may stand on or go back to.
+    `keep_from_epoch` is no newer than the epoch of any snapshot that a run may depend on or go back to.
     """
 
     ids: Mapping[str, str | None]
@@ -47,12 +47,12 @@ class Marks:
         live: Iterable[Mapping[str, Json]],
         pinned: Iterable[Mapping[str, Json]] = (),
     ) -> Marks:
-        """Mark what the `state` of checkpoints refers to.
+        """Mark everything that the `state` of checkpoints refers to.
 
-        `live` are those of every sink, lagging ones too, of every stored version from the floor on, and of the
-        checkpoint that the current run began from: the state of `operators` is built on their snapshots, so whatever
-        was written since the oldest of these stays, and everything where one of them has no snapshot yet.
-        `pinned` are those of savepoints and pins: they stay, but nothing is built on them.
+        `live` are the checkpoints of every sink, including lagging ones, of every stored version from the floor on, and
+        of the start of the current run. The state of `operators` builds on their snapshots, so everything written since
+        the oldest of these stays, and everything if one of them has no snapshot yet. `pinned` are those of savepoints
+        and pins: they stay, but nothing builds on them.
 
         Raises:
             DamagedError: a reference cannot be read; then nothing may be swept.
@@ -68,7 +68,7 @@ class Marks:
 class Swept:
     """What was deleted, or would be."""
 
-    checkpoints: tuple[str, ...] = ()  # whose metadata went
+    checkpoints: tuple[str, ...] = ()  # checkpoints whose metadata was deleted
     paths: tuple[str, ...] = ()  # in the order of deletion
     size_bytes: int = 0
     kept: tuple[str, ...] = ()  # complete checkpoints whose files are kept
@@ -88,26 +88,26 @@ def sweep(
     referenced: Iterable[str] = (),
     delete: Callable[[Sequence[str]], None] | None = None,
 ) -> Swept:
-    """Delete what nobody needs below a home.
+    """Delete unneeded files below a home.
 
     Args:
         storage: The home.
-        marks: What must stay, collected before this is called.
+        marks: What must stay, collected before this call.
         now: The time.
         grace_secs: Nothing younger is deleted.
-        keep_checkpoints: So many of the newest complete checkpoints stay, whether marked or not.
-        keep_aborted_secs: How long aborted and partial checkpoints are kept to be looked at.
-        dry_run: Delete nothing; say what would be.
-        absent_marks: A marked checkpoint may be missing, as in a remote tier that has not got it yet.
-        referenced: Files that stay besides: what checkpoints refer to that are on their way here.
-        delete: Deletes what was found, with `delete_files`, once it has made sure that nobody will need it.
+        keep_checkpoints: This many of the newest complete checkpoints stay, marked or not.
+        keep_aborted_secs: How long aborted and partial checkpoints are kept for inspection.
+        dry_run: Delete nothing; return what would be deleted.
+        absent_marks: A marked checkpoint may be missing, as in a remote tier that does not have it yet.
+        referenced: Other files that stay: those of checkpoints on their way here.
+        delete: Deletes the given files, with `delete_files`, after it has made sure that nothing needs them.
 
     Raises:
         ConfigError: a mark is no id, or a number is below 0.
         StateIncompleteError: a marked checkpoint is not complete; nothing was deleted.
         DamagedError: a marked checkpoint is damaged; nothing was deleted.
         NewerFormatError: a newer Firnline works here; nothing was deleted.
-        OSError: what was deleted so far is gone, the rest is left for the next sweep.
+        OSError: some files are deleted, the rest is left for the next sweep.
     """
     for checkpoint in marks.ids:
         check_id(checkpoint)
@@ -134,7 +134,7 @@ def sweep(
 
 
 class _Plan:
-    """What is kept and what goes, as it is found out. `old` and `aborted_old` are the times before which things go."""
+    """What is kept and what is deleted. `old` and `aborted_old` are the times before which things are deleted."""
 
     def __init__(self, storage: Storage, marks: Marks, old: datetime, aborted_old: datetime) -> None:
         self._storage = storage
@@ -148,14 +148,14 @@ class _Plan:
         self.damaged: dict[str, str] = {}
 
     def keep_marked(self, folders: list[Folder], *, absent_marks: bool) -> None:
-        """Keep what is marked, and all that it refers to; one that cannot be read stops the sweep."""
+        """Keep marked checkpoints and everything that they refer to. An unreadable one stops the sweep."""
         complete = {folder.checkpoint_id for folder in folders if folder.has(COMMITTED)}
         for checkpoint, digest in self._marks.ids.items():
             if checkpoint in complete or not absent_marks:
                 self._keep(checkpoint, digest, named=True)
 
     def keep_others(self, folders: list[Folder], keep_checkpoints: int) -> None:
-        """Keep the newest complete ones, and those that are too new to be swept: what stays must stay whole."""
+        """Keep the newest complete checkpoints and those too new to be swept: kept ones must stay complete."""
         left = keep_checkpoints
         for folder in reversed(folders):
             if folder.find_status(self._marks.ids.keys()) != "COMPLETED":
@@ -164,7 +164,7 @@ class _Plan:
             if folder.checkpoint_id not in self.kept and (left > 0 or new):
                 try:
                     self._keep(folder.checkpoint_id, None, named=False)
-                except (DamagedError, StateIncompleteError) as error:  # nobody names it, and nobody could use it
+                except (DamagedError, StateIncompleteError) as error:  # nothing names it, and nothing could use it
                     self.damaged[folder.checkpoint_id] = error.message
                     continue
             left -= 1
@@ -174,7 +174,7 @@ class _Plan:
         self.kept.add(checkpoint)
 
     def judge(self, folder: Folder) -> None:
-        """Find out what of a folder goes."""
+        """Decide what to delete of a folder."""
         kept = folder.checkpoint_id in self.kept
         if folder.epoch >= self._marks.keep_from_epoch or (folder.checkpoint_id in self._marks.ids and not kept):
             return
@@ -182,7 +182,7 @@ class _Plan:
         if metadata and not kept:
             failed = folder.find_status() in ("FAILED", "IN_PROGRESS")
             if _modified_at(folder) > (self._aborted_old if failed else self._old):
-                return  # kept to be looked at, files and all
+                return  # kept for inspection, with all files
             self.checkpoints.add(folder.checkpoint_id)
             for key, stat in metadata.items():
                 self._phases[_turn(key)][key] = stat
@@ -191,7 +191,7 @@ class _Plan:
                 self._phases[_FILES][key] = stat
 
     def doomed(self) -> dict[str, FileStat]:
-        """Everything that goes, in the order in which it must."""
+        """Return everything to delete, in the required order."""
         return {key: stat for phase in self._phases for key, stat in phase.items()}
 
 
@@ -199,7 +199,7 @@ _COMMITTED, _SHARDS, _FILES, _METADATA, _ABORTED = range(5)
 
 
 def delete_files(storage: Storage, keys: Iterable[str]) -> None:
-    """Delete files of a home, in the order in which they must go, and the folders that are empty then."""
+    """Delete files of a home in the required order, then empty folders."""
     ordered = sorted(keys, key=_turn)
     for key in ordered:
         _delete(storage, key)
@@ -207,7 +207,7 @@ def delete_files(storage: Storage, keys: Iterable[str]) -> None:
 
 
 def _turn(key: str) -> int:
-    """When a file's turn comes."""
+    """Return the position of a file in the order of deletion."""
     name = key.partition("/")[2]
     if name in (COMMITTED, METADATA, ABORTED):
         return {COMMITTED: _COMMITTED, METADATA: _METADATA, ABORTED: _ABORTED}[name]
@@ -225,7 +225,7 @@ def _delete(storage: Storage, key: str) -> None:
 
 
 def _drop_folders(storage: Storage, keys: Iterable[str]) -> None:
-    """Folders of a local home that are empty now; one that holds anything stays."""
+    """Delete folders of a local home that are empty now."""
     if is_remote(storage.root):
         return
     for folder in sorted({above for key in keys for above in _above(key)}, reverse=True):

@@ -36,18 +36,18 @@ Times = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimerFile:
-    """An open file of timers."""
+    """An open timer file."""
 
     due: tuple[Times, ...]
     slots: tuple[Slots, ...]
 
     @property
     def largest(self) -> int:
-        """The latest time that any entry is due at."""
+        """The latest due time of any entry."""
         return int(self.due[-1][-1])
 
     def between(self, after: int | None, until: int | None) -> tuple[Times, Slots]:
-        """Entries due in `(after, until]`; None leaves that side open."""
+        """Return the entries due in `(after, until]`; None leaves that side open."""
         due, slots = [np.empty(0, np.int64)], [np.empty(0, np.uint64)]
         for times, there in zip(self.due, self.slots, strict=True):
             start = 0 if after is None else int(np.searchsorted(times, after, "right"))
@@ -61,14 +61,14 @@ class TimerFile:
 def write_timers(
     storage: Storage, prefix: str, due: Times, slots: Slots, *, operator: str, epoch: int
 ) -> TimerRef | None:
-    """Write a file of timers, durable on return; None when there are no entries.
+    """Write a timer file, durable on return. Returns None if there are no entries.
 
     Args:
-        storage: Of the home that the reference will be relative to.
-        prefix: The beginning of the file's name.
-        due: When each is due, in any order.
-        slots: The slot of each one's key.
-        operator: Whose timers they are.
+        storage: The storage of the home that the reference is relative to.
+        prefix: The start of the file's name.
+        due: The due times, in any order.
+        slots: The slot of each key.
+        operator: The owner of the timers.
         epoch: The epoch that set them.
     """
     if not due.size:
@@ -96,7 +96,7 @@ def write_timers(
 
 
 def open_timers(home: StateHome, ref: TimerRef) -> TimerFile:
-    """Open a file of timers; StateDamagedError when it is missing or not what was written."""
+    """Open a timer file. Raises StateDamagedError if it is missing or damaged."""
     return OPEN.get(load_file(home, ref.segment), ref.segment, _open)
 
 
@@ -109,7 +109,7 @@ def _open(path: str, ref: SegmentRef) -> TimerFile:
 
 
 def due_slots(home: StateHome, timers: Sequence[TimerRef], watermark: int | None, groups: tuple[int, int]) -> Slots:
-    """The slots of the key groups `[first, last)` that may have a key due by the watermark; sorted, each once."""
+    """Return the slots of the key groups `[first, last)` that may have a key due by the watermark; sorted, unique."""
     if watermark is None:
         return np.empty(0, np.uint64)
     found = [_entries(home, ref, groups, watermark)[1] for ref in timers]
@@ -117,7 +117,7 @@ def due_slots(home: StateHome, timers: Sequence[TimerRef], watermark: int | None
 
 
 def _entries(home: StateHome, ref: TimerRef, groups: tuple[int, int], until: int | None) -> tuple[Times, Slots]:
-    """Entries that have not been fired, of the key groups that both the shard and the reference name."""
+    """Return entries that have not fired, in the key groups of both the shard and the reference."""
     due, slots = open_timers(home, ref).between(ref.fired_until, until)
     low, high = max(groups[0], ref.segment.first_group), min(groups[1], ref.segment.last_group + 1)
     if low >= high:
@@ -128,9 +128,9 @@ def _entries(home: StateHome, ref: TimerRef, groups: tuple[int, int], until: int
 
 
 def after_firing(home: StateHome, timers: Sequence[TimerRef], watermark: int | None) -> tuple[TimerRef, ...]:
-    """The files that `due_slots` searched, once what it found was fired; those with nothing left are dropped.
+    """Return the files that `due_slots` searched, after its entries fired; files with nothing left are dropped.
 
-    A file that was written in the same epoch is added afterwards: it was not searched.
+    A file written in the same epoch is added afterwards: it was not searched.
     """
     if watermark is None:
         return tuple(timers)
@@ -145,9 +145,9 @@ def after_firing(home: StateHome, timers: Sequence[TimerRef], watermark: int | N
 def merge_timers(
     home: StateHome, timers: Sequence[TimerRef], groups: tuple[int, int], prefix: str, *, operator: str, epoch: int
 ) -> tuple[TimerRef, ...]:
-    """The files of timers after the merge that is due, if one is; fired entries and other shards' are left out.
+    """Return the timer files after the merge that is due, if any; fired entries and other shards' are left out.
 
-    The merged file counts as new: of a file that has been fired only later entries are taken, and of a new one all.
+    The merged file counts as new: from a file that has fired only later entries are taken, from a new one all.
     """
     chosen = plan_merge([ref.segment.rows for ref in timers], MOST_FILES)
     if chosen is None:
