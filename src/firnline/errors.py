@@ -46,6 +46,46 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+__all__ = [
+    "BadRecordsError",
+    "CheckpointError",
+    "CheckpointLostError",
+    "CommitConflictError",
+    "CommitUnknownError",
+    "ConfigError",
+    "ControlError",
+    "DamagedError",
+    "DecidingSinkError",
+    "EngineError",
+    "FencedError",
+    "FirnlineError",
+    "LateFileError",
+    "LedgerHoleError",
+    "MissingExtraError",
+    "NewerFormatError",
+    "NotDurableError",
+    "NotRunningError",
+    "OperatorError",
+    "RollbackRefusedError",
+    "SchemaError",
+    "SinkDivergedError",
+    "SinkError",
+    "SourceError",
+    "SourceMovedError",
+    "SpecError",
+    "StateConflictError",
+    "StateDamagedError",
+    "StateIncompleteError",
+    "StateLostError",
+    "StoreAheadError",
+    "StoreReadOnlyError",
+    "StoreUnsafeError",
+    "TableLostError",
+    "TornCommitError",
+    "VersionConflictError",
+    "WorkerLostError",
+]
+
 
 class FirnlineError(Exception):
     """Root of all errors that Firnline raises on purpose.

@@ -46,10 +46,10 @@ def graph_of(options: PipelineOptions) -> Graph:
         ConfigError: an input names nothing.
     """
     givers = {
-        **{s.name: Node("source", s.name, "files") for s in options.sources},
+        **{s.name: Node("source", s.name, s.type) for s in options.sources},
         **{o.name: Node("operator", o.name, o.type, o.inputs) for o in options.operators},
     }
-    sinks = [Node("sink", s.name, "delta", (sink_input(options, s),)) for s in options.sinks]
+    sinks = [Node("sink", s.name, s.type, (sink_input(options, s),)) for s in options.sinks]
     nodes = (*givers.values(), *sinks)
     edges = []
     for node in nodes:

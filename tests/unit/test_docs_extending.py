@@ -1,93 +1,119 @@
-"""The code of docs/extending.md is run: the kinds in memory pass their suites, and a pipeline goes through both."""
+"""docs/extending.md works as printed: both suites pass, the script runs, and pipelines go through both kinds."""
 
 from __future__ import annotations
 
+import importlib
+import os
 import re
+import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from firnline.options import FileSourceOptions
-from firnline.run.open_pipeline import open_pipeline
-from firnline.run.runner import Runner
 from firnline.sinks import registry as sinks
 from firnline.sources import registry as sources
-from firnline.testing.local import LocalEngine
+from firnline.testing.local import run_locally
 from tests.support.pipelines import pipeline_options
 from tests.support.samples import SampleInput, table_ids
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+DOCS = Path(__file__).parents[2] / "docs"
 MODULES = ["memory_source", "test_memory_source", "memory_sink", "test_memory_sink", "run_in_memory"]
 MOST_LINES = 130  # of an example, without the empty ones
 
 
-def load_modules() -> dict[str, Any]:
-    """The modules that the page shows, each named in its first line."""
-    found: dict[str, Any] = {}
-    for name, text in re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE.read_text(), re.DOTALL):
-        module = ModuleType(name)
-        sys.modules[name] = found[name] = module
-        exec(compile(text, f"{PAGE.name}: {name}.py", "exec"), module.__dict__)
-    return found
+def save_blocks(folder: Path, page: str = "extending.md") -> list[str]:
+    """Save the blocks of a page under the names in their first lines, as a reader does; return the names."""
+    blocks = re.findall(r"```python\n(# (\S+)\.py\n.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    for text, name in blocks:
+        path = folder / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return [name for _, name in blocks]
 
 
-SHOWN = load_modules()
-TOPICS, TABLES = SHOWN["memory_source"].TOPICS, SHOWN["memory_sink"].TABLES
+def run_python(folder: Path, *words: str) -> str:
+    """Run a child in the folder, which knows nothing but what lies there and the package; return what it prints."""
+    source = Path(sources.__file__).parents[2]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env={**kept, "PYTHONPATH": str(source)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
 
 
-@pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do what the two lines on the page do, for one test."""
-    lines = re.findall(r"```python\nfrom (\S+) import KINDS\n\nKINDS\[\"(\w+)\"\] = \"(\w+)\"\n```", PAGE.read_text())
-    assert [line[2] for line in lines] == ["memory_source", "memory_sink"]
-    for module, kind, name in lines:
-        monkeypatch.setitem({sources.__name__: sources, sinks.__name__: sinks}[module].KINDS, kind, name)
-    TOPICS.clear()
-    TABLES.clear()
+@pytest.fixture
+def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """The modules of the page, imported; what they register and leave behind is gone after the test."""
+    (tmp_path / "page").mkdir()
+    names = save_blocks(tmp_path / "page")
+    monkeypatch.syspath_prepend(str(tmp_path / "page"))
+    for registry in (sources, sinks):
+        monkeypatch.setattr(registry, "KINDS", dict(registry.KINDS))
+    yield {name: importlib.import_module(name) for name in names if not name.startswith("test_")}
+    for name in names:
+        sys.modules.pop(name, None)
 
 
-class TestMemorySource(SHOWN["test_memory_source"].TestMemorySource):  # type: ignore[misc]
-    pass
+def test_both_suites_pass_as_printed(tmp_path: Path) -> None:
+    save_blocks(tmp_path)
+    options = ("-q", "-p", "no:cacheprovider")
+    said = run_python(tmp_path, "-m", "pytest", *options, "test_memory_source.py", "test_memory_sink.py")
+    assert int(re.findall(r"(\d+) passed", said)[0]) >= 30
+    for name in ("test_memory_source.py", "test_memory_sink.py"):  # each alone, too
+        run_python(tmp_path, "-m", "pytest", *options, "-k", "plan or receipt", name)
 
 
-class TestMemorySink(SHOWN["test_memory_sink"].TestMemorySink):  # type: ignore[misc]
-    pass
+def test_the_script_prints_what_the_page_shows(tmp_path: Path) -> None:
+    save_blocks(tmp_path)
+    shown = re.search(r"\$ python run_in_memory\.py\n(.*?)```", (DOCS / "extending.md").read_text(), re.DOTALL)
+    assert shown is not None
+    assert run_python(tmp_path, "run_in_memory.py") == shown[1]
 
 
-def test_the_page_shows_all_modules_and_they_are_small() -> None:
-    assert list(SHOWN) == MODULES
-    for name, text in re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE.read_text(), re.DOTALL):
-        assert len([line for line in text.splitlines() if line.strip()]) <= MOST_LINES, name
+def test_the_suite_of_the_operator_passes_as_printed(tmp_path: Path) -> None:
+    assert save_blocks(tmp_path, "operators.md") == ["operators/spread", "operators/test_spread"]
+    run_python(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "operators/test_spread.py")
 
 
-def add(first: int, count: int) -> None:
-    topic = TOPICS.setdefault("here", SHOWN["memory_source"].Topic())
+def test_the_page_shows_all_modules_and_they_are_small(tmp_path: Path) -> None:
+    assert save_blocks(tmp_path) == MODULES
+    for path in tmp_path.glob("*.py"):
+        assert len([line for line in path.read_text().splitlines() if line.strip()]) <= MOST_LINES, path.name
+
+
+def add(shown: dict[str, Any], first: int, count: int) -> None:
+    source = shown["memory_source"]
+    topic = source.TOPICS.setdefault("here", source.Topic())
     topic.records.extend({"id": number, "name": f"n{number}"} for number in range(first, first + count))
 
 
-def test_a_pipeline_from_memory_to_a_table_and_to_memory(tmp_path: Path) -> None:
-    run, table = SHOWN["run_in_memory"].run, tmp_path / "table"
+def test_a_pipeline_from_memory_to_a_table_and_to_memory(tmp_path: Path, shown: dict[str, Any]) -> None:
+    run, table, tables = shown["run_in_memory"].run, tmp_path / "table", shown["memory_sink"].TABLES
     for first, count in ((0, 2500), (2500, 10), (2510, 0)):
-        add(first, count)
-        assert run(table) == 0
+        add(shown, first, count)
+        assert run(table).rows == count
     assert sorted(table_ids(str(table))) == list(range(2510))
-    assert sorted(row["id"] for row in TABLES["copy"].rows) == list(range(2510))
-    assert {row["name"] for row in TABLES["copy"].rows} == {f"n{number}" for number in range(2510)}
-    assert TABLES["copy"].commits[-1][1].epoch == 2
+    assert sorted(row["id"] for row in tables["copy"].rows) == list(range(2510))
+    assert {row["name"] for row in tables["copy"].rows} == {f"n{number}" for number in range(2510)}
+    assert tables["copy"].commits[-1][1].epoch == 2
 
 
-def test_a_pipeline_from_files_to_a_table_and_to_memory(tmp_path: Path, sample: SampleInput) -> None:
+def test_a_pipeline_from_files_to_a_table_and_to_memory(
+    tmp_path: Path, sample: SampleInput, shown: dict[str, Any]
+) -> None:
     """The further sink is optional, and catches up with what the table decided while it was away."""
-    followed = SHOWN["memory_sink"].MemorySinkOptions("copy", required=False)
+    followed = shown["memory_sink"].MemorySinkOptions("copy", required=False)
     alone = pipeline_options(str(tmp_path / "in"), str(tmp_path / "table"), max_files=1)
     options = replace(alone, sinks=(*alone.sinks, followed))
     for number in range(3):
         sample.add(f"f{number}.json", 3)
-        assert Runner(open_pipeline(options, once=True), LocalEngine(), once=True).run().exit_code == 0
+        assert run_locally(options).exit_code == 0
     assert isinstance(options.sources[0], FileSourceOptions)
     assert table_ids(str(tmp_path / "table")) == sample.ids
-    assert sorted(int(row["id"]) for row in TABLES["copy"].rows) == sorted(sample.ids.elements())
+    assert sorted(int(row["id"]) for row in shown["memory_sink"].TABLES["copy"].rows) == sorted(sample.ids.elements())

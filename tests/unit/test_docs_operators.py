@@ -29,7 +29,7 @@ SCHEMA = pa.schema([("device", pa.string()), ("value", pa.float64())])
 def write_example(folder: Path) -> None:
     """Write the files that docs/operators.md shows, each named in its first line."""
     blocks = re.findall(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", (DOCS / "operators.md").read_text(), re.DOTALL)
-    assert [name for name, _ in blocks] == ["operators/spread.py", "firnline.yml"]
+    assert [name for name, _ in blocks] == ["operators/spread.py", "firnline.yml", "operators/test_spread.py"]
     for name, text in blocks:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)

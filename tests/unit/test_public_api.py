@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +14,12 @@ import pytest
 import firnline
 
 LIST = Path(__file__).parent.parent / "public_api.txt"
+ROOT = LIST.parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PACKAGES = ("firnline", "firnline.operators", "firnline.sinks", "firnline.sources", "firnline.stores")
+ERRORS = "firnline.errors"
 TESTING = ("faults", "local", "operators", "sinks", "sources", "store_writers", "stores")
-MODULES = (*PACKAGES, *(f"firnline.testing.{name}" for name in TESTING))
+MODULES = (*PACKAGES, ERRORS, *(f"firnline.testing.{name}" for name in TESTING))
 
 
 def test_public_names_are_pinned() -> None:
@@ -40,3 +45,46 @@ def test_import_loads_nothing_heavy(package: str) -> None:
     code = f"import {package}, sys; print([m for m in {heavy} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_every_error_is_public() -> None:
+    errors = importlib.import_module(ERRORS)
+    classes = {name for name, value in vars(errors).items() if isinstance(value, type) and value.__module__ == ERRORS}
+    assert classes == set(errors.__all__)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_pages_use_public_names_alone(page: Path) -> None:
+    public = {*LIST.read_text().split(), *MODULES}
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        assert used_names(block) <= public, f"{page.name}: {sorted(used_names(block) - public)}"
+
+
+def test_names_that_a_block_uses_are_found() -> None:
+    block = "import firnline\nfrom firnline import sinks\nfrom firnline.run.runner import (\n    Runner,\n)\n"
+    assert used_names(block + "sinks.KINDS['x'] = firnline.Pipeline.load\n") == {
+        "firnline", "firnline.sinks", "firnline.run.runner.Runner", "firnline.sinks.KINDS", "firnline.Pipeline",
+    }  # fmt: skip
+
+
+def used_names(block: str) -> set[str]:
+    """The names of firnline that a block imports, or takes from a module that it imports."""
+    tree = ast.parse(block)
+    found: set[str] = set()
+    modules: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for one in node.names:
+                if one.name.split(".")[0] == "firnline":
+                    found.add(one.name)
+                    modules[one.asname or "firnline"] = one.name if one.asname else "firnline"
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "firnline":
+            for one in node.names:
+                name = f"{node.module}.{one.name}"
+                found.add(name)
+                if name in MODULES:
+                    modules[one.asname or one.name] = name
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            found.add(f"{modules[node.value.id]}.{node.attr}")
+    return found

@@ -17,15 +17,13 @@ from dataclasses import replace
 import memory_sink
 import memory_source
 import pytest
-from firnline.sinks import Capabilities, Delivery, GoesBack, registry as sinks
-from firnline.sources import registry as sources
+from firnline.sinks import Capabilities, Delivery, GoesBack
+from firnline.sources import Budget, Split
 from memory_sink import MemorySink, MemorySinkOptions
-from memory_source import MemorySource
+from memory_source import MemoryReader, MemorySource
 from test_memory_sink import TestMemorySink as SinkSuite
 from test_memory_source import TestMemorySource as SourceSuite
 
-sinks.KINDS["memory"] = "memory_sink"
-sources.KINDS["memory"] = "memory_source"
 EXACTLY = Delivery.EXACTLY_ONCE
 
 
@@ -112,6 +110,33 @@ class Limitless(MemorySource):
         return super().plan(position, replace(limits, max_events=1_000_000))
 
 
+class Skipping(MemorySource):
+    def _slice(self, base, start, end, max_output_files):
+        bounds = sorted({start, (start + end) // 2, end})
+        parts = [super(Skipping, self)._slice(base, a, b, max_output_files) for a, b in zip(bounds, bounds[1:])]
+        splits = [split for part in parts for split in part.splits]
+        return replace(parts[0], splits=splits, files=len(splits), size_bytes=sum(part.size_bytes for part in parts))
+
+    def advance(self, plan, outcomes, epoch):
+        return super().advance(plan, [{"to": max(o["to"] for o in outcomes)}] if outcomes else [], epoch)
+
+
+class Halting(Skipping):
+    def advance(self, plan, outcomes, epoch):
+        ends = [split.inputs[0]["to"] for split in plan.splits]
+        early = [o for o, end in zip(outcomes, ends) if o["to"] < end]
+        return super().advance(plan, early[:1] or outcomes, epoch)
+
+
+class Overrunning(MemorySource):
+    class Reader(MemoryReader):
+        def read(self, schema, budget):
+            unlimited = Budget(Split([], 1 << 60, 1 << 60, 1 << 60))
+            for rows in super().read(schema, unlimited):
+                budget.records = unlimited.records
+                yield rows
+
+
 def sink_suite(kind):
     class Suite(SinkSuite):
         @pytest.fixture
@@ -127,12 +152,13 @@ def source_suite(kind):
         @pytest.fixture(autouse=True)
         def broken(self, monkeypatch):
             monkeypatch.setattr(memory_source, "MemorySource", kind)
+            monkeypatch.setattr(memory_source, "MemoryReader", getattr(kind, "Reader", MemoryReader))
 
     return Suite
 
 
 SINKS = [MemorySink, *MemorySink.__subclasses__()]
-SOURCES = [MemorySource, *MemorySource.__subclasses__()]
+SOURCES = [MemorySource, *MemorySource.__subclasses__(), Halting]
 for kind in SINKS:
     globals()[f"Test{kind.__name__}"] = sink_suite(kind)
 for kind in SOURCES:
@@ -161,6 +187,6 @@ def test_every_broken_kind_fails_and_the_whole_ones_pass(tmp_path: Path) -> None
     outcomes = {kind: {outcome for outcome, other in ran if other == kind} for _, kind in ran}
     assert outcomes.pop("MemorySink") == {"PASSED"}, done.stdout[-3000:]
     assert outcomes.pop("MemorySource") == {"PASSED"}, done.stdout[-3000:]
-    assert len(outcomes) == len(re.findall(r"^class \w+\(Memory\w+\):$", BROKEN, re.MULTILINE)) + 1
+    assert len(outcomes) == len(re.findall(r"^class \w+\((?:Memory\w+|Skipping)\):$", BROKEN, re.MULTILINE)) + 1
     assert all("PASSED" in found and "ERROR" not in found for found in outcomes.values()), outcomes
     assert [kind for kind, found in outcomes.items() if "FAILED" not in found] == []

@@ -7,9 +7,25 @@ from typing import TYPE_CHECKING, Any
 from firnline.lazy import load_name
 
 if TYPE_CHECKING:
-    from firnline.operators.base import Assigned, Batch, EpochContext, Operator, Result
+    from firnline.operators.base import (
+        BEFORE,
+        LATE,
+        MAIN,
+        OP,
+        SEQUENCE,
+        Assigned,
+        Batch,
+        EpochContext,
+        Operator,
+        Result,
+    )
 
 __all__ = [
+    "BEFORE",
+    "LATE",
+    "MAIN",
+    "OP",
+    "SEQUENCE",
     "Assigned",
     "Batch",
     "EpochContext",

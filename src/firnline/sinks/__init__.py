@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from firnline.lazy import load_name
 
 if TYPE_CHECKING:
-    from firnline.options import SinkOptions
+    from firnline.options import DeltaSinkOptions, SinkOptions
     from firnline.sinks.base import (
         Capabilities,
         Decided,
@@ -27,12 +27,15 @@ if TYPE_CHECKING:
         Stager,
         Stranger,
     )
+    from firnline.sinks.registry import KINDS
     from firnline.types import Delivery, EntryRef, Receipt
 
 __all__ = [
+    "KINDS",
     "Capabilities",
     "Decided",
     "Delivery",
+    "DeltaSinkOptions",
     "Effect",
     "EntryRef",
     "EpochCommit",
@@ -54,7 +57,9 @@ __all__ = [
 ]
 _ELSEWHERE = {  # not in `base`
     "Delivery": "firnline.types",
+    "DeltaSinkOptions": "firnline.options",
     "EntryRef": "firnline.types",
+    "KINDS": "firnline.sinks.registry",
     "Receipt": "firnline.types",
     "SinkOptions": "firnline.options",
 }

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
         SplitReader,
     )
     from firnline.sources.columns import Columns
+    from firnline.sources.registry import KINDS
 
 __all__ = [
+    "KINDS",
     "Backlog",
     "BadRecord",
     "Budget",
@@ -46,7 +48,11 @@ __all__ = [
     "SplitEnd",
     "SplitReader",
 ]
-_ELSEWHERE = {"Columns": "firnline.sources.columns", "SourceOptions": "firnline.options"}  # not in `base`
+_ELSEWHERE = {  # not in `base`
+    "Columns": "firnline.sources.columns",
+    "KINDS": "firnline.sources.registry",
+    "SourceOptions": "firnline.options",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -93,7 +93,7 @@ class SourcePlan:
     source: str
     base: Json
     splits: list[Split]
-    files: int  # inputs in the slice
+    files: int  # inputs in the slice: the inputs of all splits together; shown and counted, never used to read
     size_bytes: int
     constants: tuple[str, ...] = ()  # columns that readers add to the records, the same value in all rows of an input
     notes: dict[str, Any] = field(default_factory=dict)  # the source's own; `late` is the number of late inputs
@@ -246,6 +246,10 @@ class Source(ABC):
 
         `outcomes` are those of all splits, in the order of the slice. What a reader did not reach has none: the new
         position must not pass it. Called once per epoch in flight; the result depends on the arguments alone.
+
+        A reader may end early, because its budget is full, while the readers of later splits reach their end. The
+        epoch commits the rows of all of them. A source that plans several splits therefore keeps the end of each in
+        its position: the next plans read the gap, and do not read again what lies after it.
         """
 
     @abstractmethod

@@ -10,9 +10,24 @@ import pyarrow as pa
 from firnline.errors import EngineError, FirnlineError, WorkerLostError
 from firnline.jobs.engine import SqlJob
 from firnline.jobs.worker import perform
+from firnline.options import PipelineOptions
+from firnline.run.open_pipeline import open_pipeline
+from firnline.run.runner import Runner, RunResult
 from firnline.types import Json
 
-__all__ = ["LocalEngine"]
+__all__ = ["LocalEngine", "run_locally"]
+
+
+def run_locally(options: PipelineOptions, *, threads: int = 2) -> RunResult:
+    """Run a pipeline in this process until its input is exhausted. Takes no lease; `Pipeline.run` is the real thing.
+
+    Raises:
+        FirnlineError: the run failed. Committed epochs stay.
+    """
+    result = Runner(open_pipeline(options, once=True), LocalEngine(threads), once=True).run()
+    if result.error is not None:
+        raise result.error
+    return result
 
 
 class LocalEngine:

@@ -2,7 +2,7 @@
 
 A test class inherits `SinkConformance` and gives two fixtures: `open_sink`, which opens the same place again and again,
 as processes do that follow each other, and `read_rows`, which returns the rows that readers see there. The place is
-empty when a test begins. The kind must be registered (`firnline.sinks.registry.KINDS`). Needs pytest.
+empty when a test begins. The kind must be registered (`firnline.sinks.KINDS`). Needs pytest.
 """
 
 from __future__ import annotations

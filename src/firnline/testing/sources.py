@@ -3,7 +3,7 @@
 A test class inherits `SourceConformance` and gives three fixtures: `options`, what `open_source` opens; `elsewhere`,
 the options of the same source at another location; and `add_records`, which adds records to the input, each call an
 input (a file, a transaction) of its own. Both locations exist and are empty when a test begins. The kind must be
-registered (`firnline.sources.registry.KINDS`). Needs pytest.
+registered (`firnline.sources.KINDS`). Needs pytest.
 """
 
 from __future__ import annotations
@@ -59,23 +59,26 @@ class SourceDriver:
         self.source: Source = open_source(options, once=True)
         self._epoch = 0
 
-    def read(self, plan: SourcePlan) -> tuple[list[int], list[Json]]:
-        """The ids of the rows of a plan, in order, and the outcomes. Everything travels as JSON, as to a worker."""
+    def read(self, plan: SourcePlan, *, cut_first: bool = False) -> tuple[list[int], list[Json]]:
+        """The ids of the rows of a plan, in order, and the outcomes. Everything travels as JSON, as to a worker.
+
+        With `cut_first`, the budget of the first split is full after one record; the other splits have all they need.
+        """
         ids: list[int] = []
         outcomes: list[Json] = []
-        for split in plan.splits:
+        for number, split in enumerate(plan.splits):
             travelled = Split.from_json(_through_json(split.to_json()))
-            found, ended = self._read_split(travelled)
+            found, ended = self._read_split(travelled, is_cut=cut_first and number == 0)
             ids += found
             outcomes += ended
         return ids, _through_json(outcomes)
 
-    def _read_split(self, split: Split) -> tuple[list[int], list[Json]]:
+    def _read_split(self, split: Split, *, is_cut: bool) -> tuple[list[int], list[Json]]:
         columns = Columns(pa.schema([]), frozenset(), {})
         settings = _through_json(self.source.reader_settings())
         reader = open_reader(self._options.type, settings, split, columns)
         while True:
-            budget = Budget(split)
+            budget = _CutBudget(split) if is_cut else Budget(split)
             try:
                 parts = [rows for group in reader.read(columns.decoded, budget) for rows in group]
             except RestartError:
@@ -85,12 +88,12 @@ class SourceDriver:
             assert budget.records == len(ids) + sum(len(rows.bad) for rows in parts)
             return ids, reader.end().outcomes
 
-    def step(self, position: Json, limits: Limits = LIMITS) -> ReadSlice | None:
-        """Read the next slice; None when there is nothing to read."""
+    def step(self, position: Json, limits: Limits = LIMITS, *, cut_first: bool = False) -> ReadSlice | None:
+        """Read the next slice; None when there is nothing to read. See `read` for `cut_first`."""
         plan = self.source.plan(position, limits)
         if plan is None:
             return None
-        ids, outcomes = self.read(plan)
+        ids, outcomes = self.read(plan, cut_first=cut_first)
         self._epoch += 1
         after, told = self.source.advance(plan, outcomes, self._epoch)
         return ReadSlice(position, plan, ids, outcomes, _through_json(after), _through_json(told))
@@ -102,6 +105,13 @@ class SourceDriver:
             yield found
 
 
+class _CutBudget(Budget):
+    """Full after one record, as when the task has written all the files that it may write."""
+
+    def __init__(self, split: Split) -> None:
+        super().__init__(split, lambda: self.records < 1)
+
+
 def _through_json(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
@@ -111,6 +121,7 @@ class SourceConformance:
 
     is_atomic = False  # whether what one call of `add_records` adds must never be cut (a transaction)
     forgets = False  # whether acknowledged input is given up
+    max_batch = 4000  # records that a reader may read before it looks at its budget again; an even number
 
     @pytest.fixture
     def driver(self, options: SourceOptions) -> SourceDriver:
@@ -266,6 +277,51 @@ class SourceConformance:
         assert plan is not None
         after, _ = driver.source.advance(plan, [], 1)
         assert [number for found in driver.steps(_through_json(after)) for number in found.ids] == list(range(8))
+
+    def test_a_reader_ends_soon_after_its_budget_is_full(self, driver: SourceDriver, add_records: AddRecords) -> None:
+        batches = self._add_large_inputs(add_records, 4)
+        plan = driver.source.plan(driver.source.start(None), LIMITS)
+        assert plan is not None
+        first = replace(plan, splits=plan.splits[:1])
+        whole, (cut, _) = driver.read(first)[0], driver.read(first, cut_first=True)
+        assert cut == whole[: len(cut)], "a reader that ends early has read the beginning of its split"
+        assert 1 <= len(cut) <= self.max_batch, "the reader goes on although `budget.is_full`"
+        assert len(plan.splits[0].inputs) == 1 or len(cut) < len(whole)
+        if self.is_atomic:
+            assert cut[-1] in {batch[-1]["id"] for batch in batches}, "a transaction was cut"
+
+    def test_a_split_that_ends_early_leaves_no_gap(
+        self, driver: SourceDriver, options: SourceOptions, add_records: AddRecords
+    ) -> None:
+        """The first split ends early, later ones do not: every row is still read once, in this epoch or a later one."""
+        batches = self._add_large_inputs(add_records, 6)
+        expected = [int(record["id"]) for batch in batches for record in batch]
+        limits = replace(LIMITS, parallelism=3)
+        position, read = driver.source.start(None), []
+        for _ in range(2):
+            found = driver.step(position, limits, cut_first=True)
+            if found is None:
+                break
+            read += found.ids
+            missing = sorted(set(expected) - set(read))
+            replayed = _through_json(driver.source.replay(position, found.records))
+            for after, way in ((found.after, "advance"), (replayed, "replay")):
+                later = SourceDriver(options)
+                rest = [number for one in later.steps(later.source.start(after), limits) for number in one.ids]
+                assert sorted(rest) == missing, f"after `{way}` rows are lost, or read twice"
+            again = driver.source.replan(found.after, found.records, 3)
+            assert driver.read(again)[0] == found.ids, "`replan` is not what the epoch read"
+            position = found.after
+        for found in driver.steps(position, limits):
+            read += found.ids
+        assert sorted(read) == expected
+
+    def _add_large_inputs(self, add_records: AddRecords, count: int) -> list[list[dict[str, Any]]]:
+        size = self.max_batch // 2
+        batches = [records(size * number, size) for number in range(count)]
+        for batch in batches:
+            add_records(batch)
+        return batches
 
     def test_input_records_say_what_was_read(self, driver: SourceDriver, add_records: AddRecords) -> None:
         add_records(records(0, 5))
