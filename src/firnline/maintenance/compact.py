@@ -1,15 +1,15 @@
-"""Small files become large ones, without a change of data and without disturbing anybody.
+"""Rewrites small files as large ones, without changing data or blocking other writers.
 
 Per batch of bins, in this order:
-1. Pin the attempt, so that a sweep beside us lets its files be.
-2. Write the new files, complete and durable. Nobody sees them.
+1. Pin the attempt, so that a concurrent sweep spares its files.
+2. Write the new files, complete and durable. No reader sees them yet.
 3. Commit Remove and Add actions onto exactly the version under which every removed file was seen to be there
    (delta-rs does not look), and under which no sweep that took our pin for abandoned deletes our new files.
    After a conflict the commits that came between are read: if they removed none of our
    files and changed neither columns nor protocol, the same rows still stand, and only the commit is repeated, so
    compaction gets through however often others commit; otherwise the bins are planned and written again.
 4. Delete the pin.
-A kill leaves at most files that nobody names, and a pin that a sweep lets go of after a day.
+A kill leaves at most unnamed files, and a pin that expires after a day.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ logger = logging.getLogger(__name__)
 TARGET_MB = 128
 BATCH_BYTES = 1024 * 1024 * 1024  # rewritten between two commits
 BATCH_BINS = 64
-COMMIT_TRIES = 30  # each is another writer's commit that landed first
-ROUNDS = 5  # plans that others made void before we give up
+COMMIT_TRIES = 30  # each is another writer's commit that came first
+ROUNDS = 5  # plans that others invalidate before we give up
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
 
 @dataclass(frozen=True, slots=True)
 class CompactReport:
-    """What `compact` did."""
+    """The result of `compact`."""
 
     table: str
     version: int
@@ -61,8 +61,8 @@ class CompactReport:
     rows: int
     commits: int
     conflicts: int  # commits that had to be repeated
-    attempts: tuple[str, ...]  # that the new files bear
-    files_skipped: int = 0  # whose names in the log cannot be repeated safely
+    attempts: tuple[str, ...]  # part of the new files' names
+    files_skipped: int = 0  # files whose names in the log cannot be repeated safely
     stopped: bool = False
 
 
@@ -79,7 +79,7 @@ class _Tally:
 
 @dataclass(frozen=True, slots=True)
 class _Rewritten:
-    """A bin and what was staged in its place."""
+    """A bin and the file staged in its place."""
 
     chosen: Bin
     staged: list[dict[str, Json]]
@@ -89,7 +89,7 @@ class CompactTable(Table):
     """A table whose files can be swapped for others with the same rows."""
 
     def swap(self, done: Sequence[_Rewritten], info: Json, *, onto: int) -> int:
-        """Remove and add in one commit, onto the version `onto`; returns the new version."""
+        """Remove and add in one commit, onto the version `onto`. Returns the new version."""
         now_ms = int(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = []
         for one in done:
@@ -113,17 +113,16 @@ def compact(
 ) -> CompactReport:
     """Rewrite small files of each partition as files of about `target_size_mb`, in several commits.
 
-    Ingestion and committers never fail because of it: it is the side that yields. Repeating it is safe.
+    Ingestion and committers never fail because of it: compaction yields. Repeating it is safe.
 
     Args:
         partitions: Filters on partition columns, e.g. `("date", ">=", "2026-11-01")`; all must hold.
-        stop: Asked between commits; True ends it early, with nothing half done.
+        stop: Called between commits; True ends it early, in a consistent state.
 
     Raises:
-        ConfigError: a filter or the size makes no sense, or the table uses features under which files carry more
-            than rows.
-        CommitConflictError: others kept changing the very files; nothing is lost, run again.
-        CommitUnknownError: the answer to a commit was lost and the table cannot be asked.
+        ConfigError: a filter or the size is invalid, or the table uses features under which files hold more than rows.
+        CommitConflictError: others kept changing the same files; nothing is lost, run again.
+        CommitUnknownError: the answer to a commit was lost and the table cannot be read.
         SinkError: the table or a file cannot be read.
     """
     if target_size_mb < 1:
@@ -196,7 +195,7 @@ class _Compaction:
         )
 
     def _compact_batch(self, batch: list[Bin], attempt: str) -> bool:
-        """Write and commit some bins; False when others made them void, and nothing was changed."""
+        """Write and commit some bins. Returns False if others invalidated them; then nothing was changed."""
         pin = compaction_pin(attempt)
         body = {"format": FORMAT, "kind": "compaction", "attempts": [attempt], **this_process().address}
         self._storage.put(pin, canonical(body))  # step 1
@@ -207,7 +206,7 @@ class _Compaction:
         except BaseException:
             self._discard(done, pin)
             raise
-        # Step 3. From here on only a clear answer lets files go: after any other error they stay for a sweep to judge.
+        # Step 3. From here on only a clear answer deletes files: after any other error they stay for a sweep.
         try:
             committed = self._commit(done, attempt)
         except CommitConflictError:
@@ -221,11 +220,12 @@ class _Compaction:
         return True
 
     def _commit(self, done: list[_Rewritten], attempt: str) -> bool:
-        """Commit onto the newest version while the plan stands there; False when it is void, and nothing was changed.
+        """Commit onto the newest version while the plan is valid there. Returns False if it is not; then nothing was
+        changed.
 
         Raises:
             CommitConflictError: others committed first every time; nothing was changed.
-            CommitUnknownError: an answer was lost, and ours may still land.
+            CommitUnknownError: an answer was lost, and our commit may still succeed.
         """
         removed = {old.path for one in done for old in one.chosen.files}
         info = {"kind": "compact", "pipeline": "", "attempt": attempt, "replaced": len(removed)}
@@ -256,7 +256,7 @@ class _Compaction:
         raise CommitConflictError(f"other writers commit to {self._table.uri} all the time; compaction gave way")
 
     def _judge(self, removed: set[str], attempt: str, up_to: int) -> str:
-        """What the commits since the plan mean for ours: it stands, is void, or has landed already."""
+        """Return what the commits since the plan mean for ours: still valid, invalid, or already committed."""
         verdict = "stands"
         for version in range(self._planned_at + 1, up_to + 1):
             try:
@@ -274,7 +274,7 @@ class _Compaction:
         return verdict
 
     def _is_spared(self, done: list[_Rewritten]) -> bool:
-        """Whether our new files are there and no sweep deletes them, under the version that the table is at."""
+        """Return whether our new files exist and no sweep deletes them, at the table's current version."""
         if self._sweeps.newest() == self._swept:
             return True  # what was declared before we wrote them cannot name them
         paths = [str(file["path"]) for one in done for file in one.staged]
@@ -310,7 +310,7 @@ def _is_ours(action: dict[str, Json], attempt: str) -> bool:
 
 
 def _batches(bins: list[Bin]) -> Iterable[list[Bin]]:
-    """Bins that are committed together: few enough that a conflict costs little."""
+    """Return bins that are committed together: few enough that a conflict costs little."""
     held: list[Bin] = []
     size = 0
     for chosen in bins:

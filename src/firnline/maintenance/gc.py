@@ -1,13 +1,13 @@
-"""Deletes what nobody needs any more: orphans, units set aside long ago, old ledger entries, temporary files.
+"""Deletes unneeded files: orphans, units set aside long ago, old ledger entries, temporary files.
 
-Operators' state, which may lie elsewhere, is swept by `state_gc`.
+`maintenance.state` sweeps operator state, which may be elsewhere.
 
 The steps, in this order:
 1. List the files. Only what is older than the grace period, by the storage's own clock, is a candidate.
-2. Read everything that names files (`references`). What became named after the listing is seen here.
-3. Delete in batches, each declared in the log before its first file goes (`sweeps`); before that, the news is read.
+2. Read everything that names files (`references`). This includes names added after the listing.
+3. Delete in batches. Before each batch, read new names and declare the batch in the log (`sweeps`).
 4. Fold ledgers and sweep quarantine, below the floor.
-A kill at any point leaves fewer files that nobody names, and perhaps a declared batch, which the next sweep finishes.
+A kill at any point leaves fewer unnamed files, and perhaps a declared batch, which the next sweep finishes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Swept:
 
 @dataclass(frozen=True, slots=True)
 class GcReport:
-    """What `gc` did; in a dry run, what it would do."""
+    """The result of `gc`; in a dry run, what it would do."""
 
     table: str
     dry_run: bool
@@ -67,14 +67,14 @@ class GcReport:
     entries_folded: int
     entries_swept: int
     listed: int
-    clock_skew_seconds: float | None  # this machine's clock minus the storage's; nothing is decided by it
+    clock_skew_seconds: float | None  # this machine's clock minus the storage's; no decision depends on it
     stopped: bool = False
     notes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class Sweep:
-    """Deletes files through storage, batch by batch, and counts them. `what` is what people call it."""
+    """Deletes files through storage, batch by batch, and counts them. `what` is its name in messages."""
 
     what: str
     storage: Storage
@@ -83,7 +83,7 @@ class Sweep:
     progress: Progress | None = None
     stop: Callable[[], bool] | None = None
     kinds: dict[str, Swept] = field(default_factory=dict)
-    finished: list[Intent] = field(default_factory=list)  # what other sweeps had declared and not ended
+    finished: list[Intent] = field(default_factory=list)  # declared and unfinished batches of other sweeps
     stopped: bool = False
 
     def delete(self, kind: str, files: Iterable[TableFile]) -> None:
@@ -108,7 +108,7 @@ class Sweep:
                 self.storage.delete(key)
 
     def finish_others(self) -> None:
-        """Finish what sweeps that died or stand still have declared."""
+        """Finish the declared batches of dead or stalled sweeps."""
         if not self.dry_run:
             self.finished += self._sweeper().finish_open()
 
@@ -118,7 +118,7 @@ class Sweep:
         )
 
     def delete_unnamed(self, kind: str, candidates: Candidates, references: References) -> None:
-        """Delete candidates in batches; before each, whatever was named meanwhile is taken out."""
+        """Delete candidates in batches. Before each, files that were named meanwhile are taken out."""
         total, done = len(candidates.files), 0
         sweeper = self._sweeper()
         candidates.drop_where(lambda f: not is_inside(self.storage, f.key), "outside the table")
@@ -139,7 +139,8 @@ class Sweep:
     def _sweep_batch(
         self, sweeper: Sweeper, batch: list[TableFile], candidates: Candidates, references: References
     ) -> bool:
-        """Declare and delete a batch; False when one of its files was named meanwhile, or another sweep came first."""
+        """Declare and delete a batch. Returns False if one of its files was named meanwhile, or another sweep came
+        first."""
 
         def is_unneeded() -> bool:
             references.apply(candidates)
@@ -168,15 +169,15 @@ def gc(
 
     Args:
         grace_seconds: Files younger than this, by the storage's clock, stay.
-        dry_run: Delete nothing and say what would be deleted; writes one empty probe to read the storage's clock.
-        ledgers: Where the ledger lies of pipelines for which this table is not the deciding sink. Of a pipeline
-            whose ledger is neither here nor there, staged files stay.
-        stop: Asked between batches; True ends the sweep early, with nothing half done.
-        clock: This machine's, to report how far it is from the storage's.
+        dry_run: Delete nothing and return what would be deleted; writes one empty probe to read the storage's clock.
+        ledgers: The ledgers of pipelines for which this table is not the deciding sink. If a pipeline's ledger is not
+            found, its staged files stay.
+        stop: Called between batches; True ends the sweep early, in a consistent state.
+        clock: This machine's clock, to report its difference from the storage's.
 
     Raises:
         CheckpointError: a unit, an entry or a pin cannot be read, and might name a file; nothing was deleted.
-        SinkError: the table or the storage cannot be read or written; what was deleted was named by nobody.
+        SinkError: the table or the storage cannot be read or written; only unnamed files were deleted.
     """
     if grace_seconds < 0:
         raise ConfigError(f"the grace period is {grace_seconds} s; it cannot be negative")
@@ -197,12 +198,12 @@ def gc(
 def _sweep(table: Table, found: Survey, references: References, sweep: Sweep, skew: float | None) -> GcReport:
     references.apply(found.data)  # step 2
     _check_plausible(found, references)
-    # Step 3. Metadata of units set aside long ago first: without it, its files are orphans like any other.
+    # Step 3. Metadata of old units that were set aside goes first: without it, their files are ordinary orphans.
     sweep.delete("rejected", references.expired_units)
     sweep.delete("pins", references.expired_pins)
     sweep.delete("temporary", found.temporary)
     for pipeline, files in found.exchange.items():
-        if not references.is_at_work(pipeline):  # what a live run has on its way goes when its epoch ends
+        if not references.is_at_work(pipeline):  # rows in flight of a live run are deleted when its epoch ends
             sweep.delete("exchange", files)
     sweep.delete_unnamed("data", found.data, references)
     folded = swept = 0
@@ -245,15 +246,15 @@ def _sweep(table: Table, found: Survey, references: References, sweep: Sweep, sk
 
 
 def finished_notes(finished: Iterable[Intent]) -> list[str]:
-    """What people are told of sweeps that did not end by themselves."""
+    """Return the messages about sweeps that did not finish by themselves."""
     return [f"finished what {intent} had declared: {len(intent.files)} file(s)" for intent in finished]
 
 
 def _check_plausible(found: Survey, references: References) -> None:
-    """A log whose files are all missing from the listing means that names are compared wrongly, not that all may go."""
+    """Refuse to sweep if the listing lacks all files of the log: then names are compared wrongly."""
     if not found.data.files or found.data.kept["named by the log"]:
         return
-    named = list(references.log.snapshot())  # what a pin or a unit names too was counted as theirs
+    named = list(references.log.snapshot())  # files that a pin or a unit names too were counted there
     if named and found.names.isdisjoint(named):
         raise SinkError(
             "not one file that the log names was found in the table's folder",

@@ -1,4 +1,4 @@
-"""Keeps ledgers small: folds old entries, sweeps what no commit names, and quarantine that no entry names."""
+"""Keeps ledgers small: folds old entries, deletes entries that no commit names, and quarantine that no entry names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from firnline.types import Json
 
 @dataclass(slots=True)
 class LedgerState:
-    """What the log says of one pipeline's ledger."""
+    """One pipeline's ledger according to the log."""
 
     ledger: Ledger
     found: Found
@@ -34,12 +34,12 @@ class Upkeep:
 
 
 def find_ledger(storage: Storage, table: Table, pipeline: str, oldest_pending: int | None) -> LedgerState | None:
-    """The ledger's true end and its floor; None before the first commit.
+    """Return the ledger's true end and its floor; None before the first commit.
 
-    A unit that is pending although it is committed is recognised by its entry: those entries stay.
+    A unit that is still pending although it is committed is recognized by its entry: those entries stay.
 
     Raises:
-        CheckpointError: no intact copy tells where the ledger ends.
+        CheckpointError: no intact copy has the end of the ledger.
     """
     epoch = table.txn(epoch_txn(pipeline))
     if epoch is None:
@@ -58,7 +58,8 @@ def fold(state: LedgerState) -> Upkeep:
 
 
 def unnamed_quarantine(state: LedgerState, files: list[tuple[int, TableFile]]) -> list[TableFile]:
-    """Quarantine files below the floor that no entry of the true chain names: attempts that never committed."""
+    """Return quarantine files below the floor that no entry of the true chain names: attempts that were not
+    committed."""
     old = [file for epoch, file in files if epoch < state.floor]
     if not old:
         return []

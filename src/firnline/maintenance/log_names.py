@@ -1,8 +1,8 @@
-"""What the Delta log names: the files of the newest version, tombstones within retention, recent commits.
+"""Reads the names in the Delta log: the files of the newest version, tombstones within retention, recent commits.
 
-Strict where recovery is forgiving: a line that cannot be read might name a file, so it stops whoever wants to
-delete. A tombstone's own time was written by the clock of whoever removed the file; therefore everything that a
-commit names whose log file is younger than the retention, by the storage's clock, counts as named, too.
+Strict where recovery is tolerant: an unreadable line might name a file, so it stops a deletion. The time of a tombstone
+comes from the clock of the writer that removed the file. Therefore every file in a commit whose log file is younger
+than the retention, by the storage's clock, counts as named, too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HINT = "Nothing was deleted on doubt; read the table with another tool, or rest
 
 @dataclass(slots=True)
 class Tombstone:
-    """A file that a commit removed. `deleted_at` None: the log does not say."""
+    """A file that a commit removed. `deleted_at` None: not in the log."""
 
     key: str
     deleted_at: datetime | None
@@ -46,7 +46,7 @@ class Tombstone:
 
 @dataclass(slots=True)
 class LogTail:
-    """What was read of checkpoint and commits."""
+    """The part of checkpoint and commits that was read."""
 
     version: int
     tombstones: dict[str, Tombstone] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class LogTail:
 
 
 def file_retention(table: Table) -> timedelta:
-    """How long removed files must stay, as the table says; seven days when it does not."""
+    """Return how long removed files must stay, from the table's properties; seven days by default."""
     text = table.setting("delta.deletedFileRetentionDuration")
     if text is None:
         return DEFAULT_RETENTION
@@ -66,7 +66,7 @@ def file_retention(table: Table) -> timedelta:
 
 
 class LogNames:
-    """Reads names from the log of one table. The table handle is moved by the caller."""
+    """Reads names from the log of one table. The caller moves the table handle."""
 
     def __init__(self, storage: Storage, table: Table, options: dict[str, str]) -> None:
         self._storage = storage
@@ -76,11 +76,11 @@ class LogNames:
         self._roots = {root, root if is_remote(root) else os.path.realpath(root)}
 
     def snapshot(self) -> Iterator[str]:
-        """Keys of the files of the version that the handle is at."""
+        """Return the keys of the files at the version of the handle."""
         return self._add_keys(self._table.delta)
 
     def pinned(self, version: int) -> Iterator[str]:
-        """Keys of the files of one version; SinkError when the log cannot tell any more."""
+        """Return the keys of the files of one version. Raises SinkError if the log no longer has it."""
         try:
             old = DeltaTable(self._table.uri, version=version, storage_options=self._options or None)
         except (DeltaError, OSError, ValueError) as error:
@@ -96,7 +96,7 @@ class LogNames:
                 yield from self.keys(path.as_py())
 
     def keys(self, path: str) -> Iterable[str]:
-        """What a path in the log may be called below the table: as it stands, and decoded."""
+        """Return the possible names of a log path below the table: as written, and decoded."""
         return dict.fromkeys(key for text in (path, unquote(path)) if (key := self._relative(text)) is not None)
 
     def _relative(self, path: str) -> str | None:
@@ -107,7 +107,7 @@ class LogNames:
         return None if path.startswith("/") or "://" in path else path
 
     def tail(self, now: datetime, retention: timedelta) -> LogTail:
-        """Tombstones from the newest checkpoint on, and everything that commits within the retention name."""
+        """Return tombstones from the newest checkpoint on, and every name in commits within the retention."""
         version = self._table.version
         listing = {s.name.rsplit("/", 1)[-1]: s for s in self._storage.list(DELTA_LOG)}
         checkpoint, parts = _newest_checkpoint(listing)
@@ -129,7 +129,7 @@ class LogNames:
         try:
             return self.commit(version)
         except FileNotFoundError:
-            return []  # cleaned up since it was listed; the checkpoint knows what it did
+            return []  # cleaned up since it was listed; the checkpoint includes it
 
     def _take(self, tail: LogTail, action: dict[str, Json], *, is_recent: bool, is_old: bool = False) -> None:
         if "txn" in action:
@@ -142,14 +142,14 @@ class LogNames:
                 if is_recent:
                     tail.recent.add(key)
                 if is_old:
-                    continue  # the checkpoint has the last word on what this commit did
+                    continue  # the checkpoint supersedes this commit
                 if kind == "add":
                     tail.tombstones.pop(key, None)
                 else:
                     tail.tombstones[key] = _tombstone(key, body)
 
     def named_between(self, after: int, upto: int) -> set[str] | None:
-        """Keys that the commits after one version name; None when one of them is gone."""
+        """Return the keys that the commits after one version name; None if one of them is gone."""
         found: set[str] = set()
         for number in range(after + 1, upto + 1):
             try:
@@ -163,12 +163,12 @@ class LogNames:
         return found
 
     def commit(self, version: int) -> list[dict[str, Json]]:
-        """The actions of one commit, strictly read; FileNotFoundError when it is not there."""
+        """Return the actions of one commit, parsed strictly. Raises FileNotFoundError if it does not exist."""
         name = commit_key(version)
         return _parse_lines(self._storage.get(name), name)
 
     def _checkpoint_actions(self, names: list[str]) -> Iterator[dict[str, Json]]:
-        """Removes and transactions of one checkpoint, with the sidecars that it names."""
+        """Return removes and transactions of one checkpoint, with the sidecars that it names."""
         sidecars: list[str] = []
         for name in names:
             for action in self._file_actions(f"{DELTA_LOG}/{name}"):
@@ -198,7 +198,7 @@ class LogNames:
 
 
 def _newest_checkpoint(names: Iterable[str]) -> tuple[int, list[str]]:
-    """Version and files of the newest complete checkpoint; -1 when there is none."""
+    """Return version and files of the newest complete checkpoint; -1 if there is none."""
     found: dict[int, list[str]] = {}
     for name in names:
         match = _CHECKPOINT.fullmatch(name)

@@ -57,7 +57,7 @@ _READERS = 8
 
 
 class References:
-    """Reads everything that names files of one table, and takes those files out of the candidates."""
+    """Reads everything that names files of one table, and removes those files from the candidates."""
 
     def __init__(
         self,
@@ -85,7 +85,8 @@ class References:
         self.pipelines: set[str] = set()
 
     def apply(self, candidates: Candidates) -> None:
-        """Take out every candidate that something names; repeated before each deletion, it reads only what is new."""
+        """Remove every candidate that something names. Repeated before each deletion; then it reads only what is
+        new."""
         self._apply_pins(candidates)
         self._apply_units(PENDING, candidates)
         self._apply_units(SET_ASIDE, candidates)
@@ -148,7 +149,7 @@ class References:
         self._drop_attempts(candidates, attempts, _UNIT_WORDS[folder])
 
     def _apply_pending(self, name: str, key: str, data: bytes, candidates: Candidates) -> set[str]:
-        """Keep the files of a unit; returns the attempts whose files stay too."""
+        """Keep the files of a unit. Returns the attempts whose files stay too."""
         try:
             unit = parse_unit(name, data)
         except NewerFormatError:
@@ -170,7 +171,7 @@ class References:
         return attempts
 
     def _apply_set_aside(self, name: str, data: bytes, candidates: Candidates) -> set[str]:
-        """A unit that was set aside may be damaged: whatever its name or its text may refer to stays."""
+        """Keep everything that the name or text of a unit set aside may refer to, because it may be damaged."""
         try:
             body = parse(data, name)
             paths = list(_paths_of(body))
@@ -196,7 +197,8 @@ class References:
                 self.pipelines.add(owner)
 
     def _apply_entries(self, candidates: Candidates) -> None:
-        """Entries beyond the log's epoch: a run of the newest generation may commit them at any moment."""
+        """Keep the files of entries beyond the log's epoch: a run of the newest generation may commit them at any
+        moment."""
         attempts: set[str] = set()
         for pipeline in self.pipelines:
             epoch = self._table.txn(epoch_txn(pipeline)) or 0
@@ -216,7 +218,7 @@ class References:
         return entry.checkpoint.attempt
 
     def _apply_changes(self, candidates: Candidates) -> None:
-        """Change rows are named by no log: they stay while an entry from the floor on names them.
+        """Keep change rows while an entry from the floor on names them, because no log names them.
 
         The floor is the one in this table's own newest commit. It may be older than the deciding sink's, never newer.
         """
@@ -229,7 +231,7 @@ class References:
                     candidates.drop((str(f["path"]) for f in files), "named from the floor on")
 
     def _find_floor(self, pipeline: str) -> int:
-        """The floor in the newest commit of a pipeline; 0, below which there is nothing, when none tells it."""
+        """Return the floor in the newest commit of a pipeline; 0 if no commit has one."""
         for commit in DeltaLog(self._storage).backwards(self._table.version, COMMITS_SCANNED):
             info = commit.find_info(pipeline)
             if info is not None and "checkpoint" in info:
@@ -242,7 +244,7 @@ class References:
     def _new_entries(
         self, storage: Storage, pipeline: str, above: int, read: set[tuple[str, str]]
     ) -> Iterator[LedgerEntry]:
-        """The entries of epochs above one that were not read before; notes that they are now."""
+        """Return the entries of epochs above one that were not read before, and mark them as read."""
         folder = Ledger(storage, pipeline).folder
         for stat in storage.list(folder):
             name = stat.name.rsplit("/", 1)[-1]
@@ -267,7 +269,7 @@ class References:
     # -- running writers ------------------------------------------------------------------------------
 
     def _apply_writers(self, candidates: Candidates) -> None:
-        """A run at work has files that no entry names yet: those since the last epochs that it committed."""
+        """Keep the unnamed files of an active run: those since the last epochs that it committed."""
         places = {**self._ledgers, **dict.fromkeys(self.pipelines, self._storage)}
         for pipeline, storage in sorted(places.items(), key=lambda place: place[0]):
             generation = self._table.txn(generation_txn(pipeline)) or 0
@@ -279,11 +281,11 @@ class References:
             candidates.drop((key for key in found if _attempt_of(candidates.files[key])), "a run may be writing")
 
     def is_at_work(self, pipeline: str) -> bool:
-        """Whether a run may be at work whose rows on their way lie in this table; it may have no ledger yet."""
+        """Return whether an active run may have rows in flight in this table; it may have no ledger yet."""
         return is_live(self._storage, pipeline, self._table.txn(generation_txn(pipeline)) or 0)
 
     def _writing_since(self, pipeline: str, generation: int) -> datetime | None:
-        """When the oldest epoch that may be in flight was planned, by the storage's clock; None when unknown."""
+        """Return when the oldest epoch in flight was planned, by the storage's clock; None if unknown."""
         epochs, claim = 0, None
         for commit in DeltaLog(self._storage).backwards(self._table.version, COMMITS_SCANNED):
             txns = {str(t["appId"]): int(t["version"]) for t in commit.txns()}
@@ -300,7 +302,7 @@ class References:
     # -- the log --------------------------------------------------------------------------------------
 
     def _apply_log(self, candidates: Candidates) -> None:
-        """The whole log at first; afterwards what was committed since."""
+        """Apply the whole log at first, later only new commits."""
         self._table.refresh()
         version = self._table.version
         if self._version is not None:
@@ -317,13 +319,14 @@ class References:
         self._version = min(version, tail.version)
 
     def unexpired(self, tail: LogTail, retention: timedelta) -> Iterator[str]:
-        """Tombstones that must stay; one without a time, or from the future, stays."""
+        """Return tombstones that must stay; one without a time, or from the future, stays."""
         for key, tombstone in tail.tombstones.items():
             if tombstone.deleted_at is None or self._now - tombstone.deleted_at < retention:
                 yield key
 
     def _keep_elsewhere(self, tail: LogTail, candidates: Candidates) -> None:
-        """Pipelines whose ledger lies in another table may still owe this one epochs that were decided there."""
+        """Keep files of pipelines whose ledger is in another table: epochs decided there may still be committed
+        here."""
         known = {owner for app_id in tail.app_ids if (owner := generation_owner(app_id)) is not None}
         unknown = sorted(known - self.pipelines - set(self._ledgers))
         if not unknown:
@@ -335,7 +338,7 @@ class References:
         )
 
     def _is_read(self, file: TableFile) -> bool:
-        """Whether a unit or pin was applied already; notes that it is now."""
+        """Return whether a unit or pin was already applied, and mark it as applied."""
         mark = (file.key, file.modified_at.timestamp())
         if mark in self._read:
             return True
@@ -347,10 +350,10 @@ class References:
 
 
 def read_pins(storage: Storage) -> Iterator[dict[str, Json]]:
-    """Every pin of a table, whosever it is.
+    """Return every pin of a table, of any owner.
 
     Raises:
-        CheckpointError: one cannot be read, and might name anything.
+        CheckpointError: a pin cannot be read, and might name any file.
     """
     for file in walk(storage, PINS):
         if not file.key.rsplit("/", 1)[-1].startswith("."):
@@ -360,7 +363,7 @@ def read_pins(storage: Storage) -> Iterator[dict[str, Json]]:
 
 
 def is_live(storage: Storage, pipeline: str, generation: int) -> bool:
-    """Whether a run of a pipeline, whose ledger lies in this table, may still be at work."""
+    """Return whether a run of a pipeline, whose ledger is in this table, may still be active."""
     return any(_may_live(run, generation) for run in _runs(storage, pipeline))
 
 
@@ -372,7 +375,7 @@ def _find_in(storage: Storage, key: str) -> bytes | None:
 
 
 def _runs(storage: Storage, pipeline: str) -> Iterator[dict[str, Json]]:
-    """What the runs of a pipeline say of themselves, beside its ledger."""
+    """Return the records of a pipeline's runs, beside its ledger."""
     for file in walk(storage, runs_folder(pipeline)):
         data = _find_in(storage, file.key) if file.key.endswith(".json") else None
         if data is None:
@@ -382,11 +385,11 @@ def _runs(storage: Storage, pipeline: str) -> Iterator[dict[str, Json]]:
         except NewerFormatError:
             raise
         except DamagedError:
-            yield {"status": "running"}  # nobody can tell: assume the worst
+            yield {"status": "running"}  # unknown: assume the worst
 
 
 def walk_units(storage: Storage, folder: str) -> Iterator[TableFile]:
-    """The units of a folder, links left out."""
+    """Yield the units of a folder, without links."""
     prefix = storage.root + "/"
     for stat in storage.list(folder):
         key = stat.name.removeprefix(prefix)
@@ -438,7 +441,7 @@ def _raw_text(body: Json, data: bytes) -> bytes:
 
 
 def _may_live(run: dict[str, Json], generation: int) -> bool:
-    """Whether a run may still be writing: it never said how it ended, and nobody took over."""
+    """Return whether a run may still be writing: it has no recorded end, and no other run took over."""
     if run.get("status") != "running":
         return False
     held = run.get("generation")
@@ -450,5 +453,5 @@ def _is_here(record: dict[str, Json]) -> bool:
 
 
 def _lives(record: dict[str, Json]) -> bool:
-    """Whether a process may be alive; only its own host can tell that it is not."""
+    """Return whether a process may be alive; only its own host can tell that it is not."""
     return not (_is_here(record) and has_exited(str(record["host"]), int(record["pid"])))

@@ -1,4 +1,4 @@
-"""Writes the rows of several files of one partition again as one: complete and durable before anything names it."""
+"""Rewrites the rows of several files of one partition as one file, complete and durable before anything names it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class OldFile:
-    """One file of the version that was read. `path` is as delta-rs wants it: it encodes it again for the log."""
+    """One file of the version that was read. `path` is in the form for delta-rs, which encodes it again for the log."""
 
     path: str
     size_bytes: int
@@ -55,7 +55,7 @@ class Bin:
 
 
 def check_supported(table: Table) -> None:
-    """Refuse tables whose files carry more than rows."""
+    """Refuse tables whose files hold more than rows."""
     used = special_features(table.delta)
     if used:
         raise ConfigError(
@@ -65,7 +65,7 @@ def check_supported(table: Table) -> None:
 
 
 def plan(table: Table, target_bytes: int, filters: Iterable[PartitionFilter]) -> tuple[list[Bin], int]:
-    """Bins of small files, in the order in which the files were written; and how many files cannot be named safely."""
+    """Return bins of small files, in the order of writing, and how many files cannot be named safely."""
     by_partition: dict[tuple[Any, ...], list[OldFile]] = {}
     unsafe = 0
     for file in _files(table, list(filters)):
@@ -136,7 +136,7 @@ def _test(table: Table, columns: list[str], wanted: PartitionFilter) -> Callable
 
 
 class Rewriter:
-    """Reads files with the columns that the table has now and stages them again."""
+    """Reads files with the table's current columns and stages them again."""
 
     def __init__(self, table: Table, storage: Storage, options: dict[str, str], target_mb: int) -> None:
         self._storage = storage
@@ -147,10 +147,10 @@ class Rewriter:
         self._format = pads.ParquetFileFormat()
 
     def rewrite(self, chosen: Bin, attempt: str) -> list[dict[str, Json]]:
-        """Stage the rows of a bin under an attempt; returns what was staged, durable.
+        """Stage the rows of a bin under an attempt. Returns the staged file, durable.
 
         Raises:
-            SinkError: a file cannot be read, or does not hold the rows that the log says; nothing is left behind.
+            SinkError: a file cannot be read, or its row count differs from the log; nothing is left behind.
         """
         target = {
             "table": self._storage.root,
@@ -181,7 +181,7 @@ class Rewriter:
         return staged
 
     def _read(self, file: OldFile) -> Iterator[pa.RecordBatch]:
-        """The rows of one file, with columns that it lacks as nulls, and its partition values as columns."""
+        """Return the rows of one file, with missing columns as nulls and its partition values as columns."""
         data = pa.schema([f for f in self._schema if f.name not in self._partitions])
         fragment = self._format.make_fragment(pa.BufferReader(self._storage.get(file.path)))  # a small file, by choice
         values = dict(zip(self._partitions, file.partition, strict=True))

@@ -55,14 +55,14 @@ Delete: TypeAlias = Callable[[Sequence[str]], None]
 
 
 class Copies(Protocol):
-    """Where copies of checkpoints are kept."""
+    """The copies of checkpoints."""
 
     @property
     def places(self) -> Sequence[Place]: ...
 
 
 class Pipeline(Protocol):
-    """What a sweep needs of a pipeline's parts. No other thread may use the sinks meanwhile."""
+    """The parts of a pipeline that a sweep needs. No other thread may use the sinks meanwhile."""
 
     @property
     def options(self) -> PipelineOptions: ...
@@ -106,17 +106,17 @@ def sweep_state(
 ) -> list[StateSwept]:
     """Sweep the state of a pipeline: its home, then the remote tier. Safe beside a run, and at every kill point.
 
-    The remote tier is swept through `replica`, which the run that copies there holds; without one, only while no run
-    may be at work.
+    The remote tier is swept through `replica`, which belongs to the run that copies there. Without one, it is swept
+    only while no run may be active.
 
     Args:
-        parts: The pipeline's parts, for this call alone: a run assembles others than those that it works with.
+        parts: The pipeline's parts, for this call alone: a run opens separate ones.
         grace_seconds: Files younger than this, by the home's own clock, stay.
-        dry_run: Delete nothing, and say what would be deleted.
+        dry_run: Delete nothing, and return what would be deleted.
 
     Raises:
         CheckpointError: the ledger, a pin or a checkpoint that must stay cannot be read; nothing more was deleted.
-        SinkError: a sink or a home cannot be read or written; what was deleted was needed by nobody.
+        SinkError: a sink or a home cannot be read or written; only unneeded files were deleted.
     """
     try:
         for _ in range(LOOKS):
@@ -148,7 +148,7 @@ def _sweep(parts: Pipeline, grace_seconds: float, *, dry_run: bool, replica: Rep
 
 
 class _MovedError(Exception):
-    """A history edit or a pin came while a sweep looked at what must stay."""
+    """A history edit or a pin appeared while a sweep collected what must stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +158,9 @@ class _Limits:
 
 
 class _Declared:
-    """Deletes files of state that are declared in the deciding table's log first.
+    """Deletes state files after declaring them in the deciding table's log.
 
-    The version is read before the pins and the sinks are: whatever edits the history later is seen as a commit.
+    The version is read before the pins and the sinks, so every later history edit is seen as a commit.
     """
 
     def __init__(self, parts: Pipeline) -> None:
@@ -172,7 +172,7 @@ class _Declared:
         self._sweeper = Sweeper(log, "a sweep of state", self._exists, self._delete)
 
     def finish_others(self) -> list[Intent]:
-        """Finish what sweeps that died or stand still have declared."""
+        """Finish the declared batches of dead or stalled sweeps."""
         found = self._sweeper.finish_open() if self._seen is not None else []
         self._seen = self._sink.table.version if self._sink.table.refresh() else None
         return found
@@ -188,7 +188,7 @@ class _Declared:
         self._sink.table.refresh()
 
     def delete_remote(self, keys: Sequence[str]) -> None:
-        """Delete files of the remote tier; raises as `delete`."""
+        """Delete files of the remote tier. Raises the errors of `delete`."""
         self.delete([REMOTE + key for key in keys])
 
     def _is_unneeded(self) -> bool:
@@ -209,7 +209,7 @@ class _Declared:
 
     def _exists(self, name: str) -> bool:
         if name.startswith(REMOTE) and self._parts.state_home.fallback is None:
-            return False  # the spec names no remote tier any more
+            return False  # the spec no longer has a remote tier
         return exists(*self._where(name))
 
     def _delete(self, names: Sequence[str]) -> None:
@@ -224,16 +224,16 @@ class _Declared:
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """What must stay; `tip` is what the newest epochs name, which no run can do without."""
+    """What must stay; `tip` is the state of the newest epochs, which every run needs."""
 
     marks: Marks
     tip: frozenset[str] = frozenset()
     pinned: list[dict[str, Json]] = field(default_factory=list)
-    notes: tuple[str, ...] = ()  # what was passed over on the way
+    notes: tuple[str, ...] = ()  # problems that were skipped on the way
 
 
 def find_needed(parts: Pipeline) -> Needed:
-    """Find out what must stay.
+    """Collect what must stay.
 
     Raises:
         CheckpointError: the ledger has a hole, or a pin cannot be read.
@@ -243,7 +243,7 @@ def find_needed(parts: Pipeline) -> Needed:
     epochs = list(_lagging(parts, notes))
     newest, committed = parts.sinks[0].load(), parts.sinks[0].load_committed()
     if committed.exists:
-        parts.sinks[0].make_durable()  # its floor decides what goes
+        parts.sinks[0].make_durable()  # its floor decides what is deleted
     if committed.checkpoint is None or newest.checkpoint is None:
         return Needed(
             Marks({}, 0), pinned=pins
@@ -269,7 +269,7 @@ def _state_pins(parts: Pipeline) -> list[dict[str, Json]]:
 
 
 def _lagging(parts: Pipeline, notes: list[str]) -> Iterator[int]:
-    """The epochs of the further sinks. The floor is no newer than any of them, also of one that cannot be read."""
+    """Return the epochs of the further sinks. The floor is no newer than any of them, even of an unreadable one."""
     for sink in parts.sinks[1:]:
         try:
             yield sink.load().epoch
@@ -278,7 +278,8 @@ def _lagging(parts: Pipeline, notes: list[str]) -> Iterator[int]:
 
 
 def _copied(parts: Pipeline, floor: int, notes: list[str]) -> Iterator[Mapping[str, Json]]:
-    """What store and tiers have from the floor on. They are copies of ledger entries, so one may be missing."""
+    """Return the contents of store and tiers from the floor on. They are copies of ledger entries, so one may be
+    missing."""
     for place in parts.recorder.places:
         try:
             yield from (record.checkpoint.state for record in place.load_since(floor))
@@ -287,7 +288,7 @@ def _copied(parts: Pipeline, floor: int, notes: list[str]) -> Iterator[Mapping[s
 
 
 def find_doomed_state(parts: Pipeline, refs: Iterable[SnapshotRef]) -> Intent | None:
-    """A sweep that deletes, or is about to delete, files of these snapshots. Asked once they are pinned."""
+    """Return a sweep that deletes, or is about to delete, files of these snapshots. Called once they are pinned."""
     names: set[str] = set()
     for ref in refs:
         for home in (parts.state_home, parts.state_home.fallback):
@@ -299,7 +300,7 @@ def find_doomed_state(parts: Pipeline, refs: Iterable[SnapshotRef]) -> Intent | 
 
 
 def _names_of(storage: Storage, ref: SnapshotRef) -> set[str]:
-    """Every file that a snapshot consists of. CheckpointError when it cannot be read."""
+    """Return every file of a snapshot. Raises CheckpointError if it cannot be read."""
     complete, texts = load_with_texts(storage, ref.checkpoint, ref.digest)
     return {*complete.files(), *texts}
 
@@ -315,7 +316,7 @@ def _sweep_home(
         return StateSwept(storage.root, "home", dry_run, notes=needed.notes)
     absent = {checkpoint for checkpoint in needed.marks.ids if not _has(home, checkpoint)}
     remote = {checkpoint for checkpoint in absent if home.fallback is not None and _has(home.fallback, checkpoint)}
-    lost = absent - remote - needed.tip  # nobody can use them, whatever else is kept; without the tip's nothing goes
+    lost = absent - remote - needed.tip  # unusable in any case; nothing is deleted if the tip is among them
     if remote:
         notes.append(f"{len(remote)} checkpoint(s) of state are in the remote tier alone")
     if lost:
@@ -349,7 +350,7 @@ def _sweep_remote(
     if replica is not None and not dry_run:
         swept = replica.sweep_remote(marks, _now(storage), *keep, coming, delete)
         return _report(storage, "remote", swept, dry_run=dry_run, notes=[])
-    # One process copies to it and sweeps it: else a file could be seen by the one and deleted by the other.
+    # One process both copies to it and sweeps it: otherwise one process could delete a file that another relies on.
     if not dry_run and is_live(parts.storage, parts.options.name, parts.sinks[0].load_committed().generation):
         note = "left alone: a run may be copying there, and sweeps it itself"
         return StateSwept(storage.root, "remote", dry_run, notes=(note,))
@@ -358,10 +359,10 @@ def _sweep_remote(
 
 
 def _referenced_at_home(home: StateHome, marks: Marks) -> set[str]:
-    """What marked checkpoints at home refer to: a run that copies them takes what is there already for granted."""
+    """Return the files of marked checkpoints at home: a run that copies them relies on the existing files."""
     found: set[str] = set()
     for checkpoint, digest in marks.ids.items():
-        with contextlib.suppress(CheckpointError):  # not at home, or damaged: nobody copies it from there
+        with contextlib.suppress(CheckpointError):  # not at home, or damaged: no run copies it from there
             found.update(load(home.storage, checkpoint, digest).files())
     return found
 
@@ -389,7 +390,7 @@ def _is_empty(storage: Storage) -> bool:
 
 
 def _now(storage: Storage) -> datetime:
-    """The time by the clock that stamps the home's files, which may be another than this machine's."""
+    """Return the time of the clock that stamps the home's files, which may differ from this machine's."""
     key = temporary_name(uuid.uuid4().hex)
     storage.put(key, b"")
     try:

@@ -1,7 +1,7 @@
-"""What lies in a table's folder: every file that a sweep may look at, with its age by the storage's own clock.
+"""Lists a table's folder: every file that a sweep may consider, with its age by the storage's own clock.
 
-Symbolic links are never followed, `_delta_log` and `_staging/pending` are never entered, and nothing outside the
-table is ever seen.
+Symbolic links are never followed, `_delta_log` and `_staging/pending` are never entered, and nothing outside the table
+is ever listed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from firnline.storage import Storage, is_remote, open_storage
 TEMPORARY_SECONDS = 3600  # a temporary file lives for as long as one write
 EXCHANGE_SECONDS = 3600  # and rows on their way for as long as one epoch
 
-Progress = Callable[[str, int, int], None]  # what is being done, how much is done, of how much (0: unknown)
+Progress = Callable[[str, int, int], None]  # the activity, the amount done, the total (0: unknown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Candidates:
     kept: Counter[str] = field(default_factory=Counter)
 
     def drop(self, keys: Iterable[str], reason: str) -> int:
-        """These are named by something; returns how many of them were candidates."""
+        """Drop named files. Returns how many of them were candidates."""
         dropped = sum(1 for key in keys if self.files.pop(key, None) is not None)
         if dropped:
             self.kept[reason] += dropped
@@ -53,7 +53,7 @@ class Candidates:
 
 @dataclass(slots=True)
 class Survey:
-    """A listing of the table, sorted by what each file is; only what is older than the grace period."""
+    """A listing of the table by kind of file; only files older than the grace period."""
 
     now: datetime
     data: Candidates = field(default_factory=Candidates)
@@ -65,7 +65,7 @@ class Survey:
 
 
 def open_table(uri: str, options: dict[str, str], kind: type[Table] = Table) -> tuple[Storage, Table]:
-    """Storage and handle of a table that exists."""
+    """Return storage and handle of an existing table."""
     storage = open_storage(uri, options)
     table = kind(storage.root, options)
     if not table.refresh():
@@ -74,7 +74,7 @@ def open_table(uri: str, options: dict[str, str], kind: type[Table] = Table) -> 
 
 
 def storage_now(storage: Storage) -> datetime:
-    """The time by the clock that stamps the table's files, which may be another than this machine's."""
+    """Return the time of the clock that stamps the table's files, which may differ from this machine's."""
     key = clock_key(uuid.uuid4().hex)  # named as a temporary file: one that is left behind is swept
     storage.put(key, b"")
     try:
@@ -123,12 +123,12 @@ def _sort_in(found: Survey, file: TableFile, grace_seconds: float) -> None:
 
 
 def is_hidden(key: str) -> bool:
-    """Whether Delta's readers and writers leave a path alone; a partition folder may begin with an underscore."""
+    """Return whether Delta's readers and writers ignore a path; a partition folder may start with an underscore."""
     return any(part[:1] in ("_", ".") and "=" not in part for part in key.split("/"))
 
 
 def walk(storage: Storage, folder: str = "") -> Iterator[TableFile]:
-    """Every file that may be looked at, below a folder of the table."""
+    """Yield every file that a sweep may consider, below a folder of the table."""
     if is_remote(storage.root):
         prefix = storage.root + "/"
         for stat in storage.list(folder):
@@ -165,7 +165,7 @@ def _is_closed(key: str) -> bool:
 
 
 def is_inside(storage: Storage, key: str) -> bool:
-    """Whether a key still is a file of the table: no link on the way, nothing outside, no folder that is closed."""
+    """Return whether a key is still a file of the table: no link on the way, nothing outside, no excluded folder."""
     parts = key.split("/")
     if key.startswith("/") or ".." in parts or "" in parts or _is_closed(key):
         return False
@@ -176,5 +176,5 @@ def is_inside(storage: Storage, key: str) -> bool:
 
 
 def older_than(file: TableFile, now: datetime, age: timedelta) -> bool:
-    """Whether a file was last written at least that long ago; one from the future was not."""
+    """Return whether a file was last written at least that long ago; False for a time in the future."""
     return now - file.modified_at >= age

@@ -1,8 +1,8 @@
-"""Deletes files that commits removed longer ago than the table's retention; leaves alone what no log ever named.
+"""Deletes files that commits removed longer ago than the table's retention. Files that no log ever named stay.
 
-As delta-rs' lite mode, with three differences: ages follow the storage's clock and the log's own files rather than
-this machine's clock; pins and units, pending or set aside, keep their files; what goes is declared in the log first
-(`sweeps`), so that no rollback brings a file back that is on its way out. Orphans are `gc`'s.
+Like delta-rs' lite mode, with three differences. Ages follow the storage's clock and the log's own files, not this
+machine's clock. Pins and units, pending or set aside, keep their files. Deletions are declared in the log first
+(`sweeps`), so that no rollback brings back a file that is about to be deleted. `gc` deletes orphans.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from firnline.storage import Storage
 
 @dataclass(frozen=True, slots=True)
 class VacuumReport:
-    """What `vacuum` did; in a dry run, what it would do."""
+    """The result of `vacuum`; in a dry run, what it would do."""
 
     table: str
     dry_run: bool
@@ -91,7 +91,7 @@ def _retention(of_table: timedelta, hours: float | None, allow_short: bool) -> t
 
 
 def _removed(storage: Storage, references: References, now: datetime) -> Candidates:
-    """Every tombstone whose file is still there."""
+    """Return every tombstone whose file still exists."""
     found = Candidates()
     tail = references.log.tail(now, references.retention)
     for key, tombstone in tail.tombstones.items():
