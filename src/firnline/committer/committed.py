@@ -1,4 +1,4 @@
-"""What the log proves committed: units of other programs by their transactions, units of ours by their entries."""
+"""Finds committed units in the log: those of other programs by their transactions, ours by their entries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from firnline.types import Json
 
 
 class CommittedUnits:
-    """The `firnline-unit:` transactions, followed from commit to commit; as many as the log itself still holds."""
+    """The `firnline-unit:` transactions, tracked from commit to commit, as long as the log itself keeps them."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -26,7 +26,7 @@ class CommittedUnits:
         self._version: int | None = None
 
     def follow(self, version: int, expired_before: datetime | None = None) -> None:
-        """Take in every commit up to `version`; forget what expired, as the log does."""
+        """Read every commit up to `version`, and drop what expired, as the log does."""
         if self._version is None:
             self._version = self._read_checkpoint()
         covered = -1  # by a checkpoint that was written since
@@ -59,7 +59,7 @@ class CommittedUnits:
                 self._units[unit] = int(txn.get("lastUpdated") or 0)
 
     def _read_checkpoint(self) -> int:
-        """Take in Delta's newest checkpoint; returns its version, -1 when there is none."""
+        """Read Delta's newest checkpoint. Returns its version, -1 if there is none."""
         found = self._log.find_checkpoint()
         if found is None:
             return -1
@@ -72,14 +72,14 @@ class CommittedUnits:
 
 @dataclass(slots=True)
 class CommittedAttempts:
-    """The attempts whose epochs the log holds, from epoch `since` on; of older ones nothing can be told."""
+    """The attempts whose epochs are in the log, from epoch `since` on; older ones are unknown."""
 
     since: int
     attempts: set[str] = field(default_factory=set)
 
 
 def load_committed(storage: Storage, version: int, pipeline: str, standing: Standing, oldest: int) -> CommittedAttempts:
-    """Which attempts are committed, back to epoch `oldest`: from the ledger, and from the log where it is folded."""
+    """Return the committed attempts back to epoch `oldest`: from the ledger, and from the log where it is folded."""
     found = CommittedAttempts(standing.epoch + 1)
     _from_ledger(Ledger(storage, pipeline), standing, oldest, found)
     if found.since > oldest:
@@ -91,7 +91,7 @@ def _from_ledger(ledger: Ledger, standing: Standing, oldest: int, found: Committ
     candidates = ledger.candidates(standing.epoch)
     tip = next((ref for ref, _ in candidates if short_number(ref.checksum) == standing.entry), None)
     if tip is None:
-        return  # this is not the table that has the ledger, or the entry is damaged
+        return  # this is not the table with the ledger, or the entry is damaged
     try:
         for link in ledger.chain(tip):
             if isinstance(link, Fold) or link.epoch < oldest:
@@ -103,12 +103,13 @@ def _from_ledger(ledger: Ledger, standing: Standing, oldest: int, found: Committ
 
 
 def _from_log(log: DeltaLog, version: int, pipeline: str, oldest: int, found: CommittedAttempts) -> None:
-    """Every commit of epochs names its units; a commit by the pipeline itself is one epoch."""
+    """Add the attempts in the log: every commit of epochs names its units, a commit by the pipeline itself is one
+    epoch."""
     for commit in log.backwards(version):
         info = commit.find_info(pipeline)
         if info is None or "checkpoint" not in info:
             continue
-        if info.get("kind") != "epoch":  # a jump: nothing between where it went and itself is committed any more
+        if info.get("kind") != "epoch":  # a history edit: the epochs that it superseded no longer count
             found.since = min(found.since, int(info.get("jump", {}).get("to_epoch", 0)) + 1)
             continue
         units = info.get("units") or [{"epoch": info["epoch"], "attempt": info["checkpoint"]["attempt"]}]

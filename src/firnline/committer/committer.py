@@ -2,10 +2,10 @@
 
 One cycle, in this order:
 1. List the pending units and read those that are new.
-2. Read the log; sort each pipeline's units out (`chain.arrange`).
+2. Read the log; arrange each pipeline's units (`chain.arrange`).
 3. Validate every unit that is ready, immediately before its commit.
-4. Commit: several units per Delta commit, onto exactly the version whose standing was checked.
-5. Delete the metadata of what the log proves committed. A crash in between is repaired by the next cycle.
+4. Commit: several units per Delta commit, onto exactly the version that was checked.
+5. Delete the metadata of units that are committed according to the log. The next cycle repairs a crash in between.
 
 Proof of commit is the transaction in the log, never the presence of a file.
 """
@@ -76,8 +76,8 @@ logger = logging.getLogger(__name__)
 UNITS_PER_COMMIT = 1000
 _READERS = 8
 _AT_A_TIME = 16
-CHECKPOINT_EVERY = 20  # where the table does not say
-MAX_ROUNDS = 10_000  # of one cycle; a cycle that long only gives others their turn
+CHECKPOINT_EVERY = 20  # default of the table property
+MAX_ROUNDS = 10_000  # limit of one cycle, so that other tables get their turn
 MAX_UNCLEAR = 3  # commits in a row without a clear answer, before the next poll tries again
 
 
@@ -87,7 +87,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(slots=True)
 class CycleReport:
-    """What one cycle did and saw."""
+    """The result of one cycle."""
 
     commits: int = 0
     units: int = 0
@@ -104,14 +104,15 @@ class CycleReport:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What units were checked under: the table's version, and the newest sweep in its log."""
+    """The table's version and the newest sweep in its log, under which units were checked."""
 
     version: int
     swept: tuple[int, int]
 
 
 class Committer:
-    """Commits the pending units of one table. One is active per table: the holder of the committer's transaction."""
+    """Commits the pending units of one table. One committer is active per table: the owner of the committer's
+    transaction."""
 
     def __init__(
         self, table: Table, storage: Storage, run: str, clock: Clock, *, whole_file_checksums: bool = False
@@ -129,14 +130,14 @@ class Committer:
         self._progress: Callable[[int], None] = lambda _: None
         self._committed = CommittedUnits(storage)
         self._sweeps = SweepLog(storage, self._table)
-        self._moved = False  # the log moved under us: what was sorted out must be sorted out again
+        self._moved = False  # the log moved: the units must be arranged again
 
     @property
     def uri(self) -> str:
         return self._table.uri
 
     def cycle(self, progress: Callable[[int], None] | None = None) -> CycleReport:
-        """Commit whatever can be committed now.
+        """Commit everything that can be committed now.
 
         Raises:
             FencedError: another committer took over.
@@ -176,9 +177,9 @@ class Committer:
             raise next(iter(failures.values()))
 
     def _create_table(self, report: CycleReport) -> bool:
-        """Create the table as the oldest unit of another program describes it; False when there is none to be made.
+        """Create the table from the oldest unit of another program. Returns False if there is none.
 
-        A pipeline creates its table itself: where one has left traces, the table is still to come, or lost.
+        A pipeline creates its table itself: if there are traces of a pipeline, the table is still to come, or lost.
         """
         pipelines = {u.pipeline for u in self._known.values() if isinstance(u, Unit)}
         keys = (stat.name.removeprefix(f"{self._storage.root}/") for stat in self._storage.list(HOME))
@@ -207,7 +208,7 @@ class Committer:
         return False
 
     def _apart(self, what: str, failures: dict[str, FirnlineError | OSError], work: Callable[[], None]) -> None:
-        """What fails for one pipeline, or for foreign units, is tried again at the next poll and holds up no other."""
+        """Isolate a failure of one pipeline or of foreign units: it is retried at the next poll and blocks no other."""
         if what in failures:
             return
         moved = self._moved
@@ -220,10 +221,10 @@ class Committer:
     # -- reading --------------------------------------------------------------------------------------
 
     def _read_pending(self, report: CycleReport) -> None:
-        """Follow the folder: forget what is gone, read what is new, set aside what cannot be read."""
+        """Update the pending units: forget deleted ones, read new ones, set unreadable ones aside."""
         listed = dict(list_units(self._storage, PENDING))
         put_at = {name: stat.modified_at for name, stat in listed.items()}
-        # One that was put again may say something else.
+        # A unit that was put again may have other content.
         self._known = {name: u for name, u in self._known.items() if put_at.get(name) == self._put_at[name]}
         self._put_at = put_at
         new = [name for name in listed if name not in self._known]
@@ -247,7 +248,7 @@ class Committer:
     # -- pipelines ------------------------------------------------------------------------------------
 
     def _commit_pipeline(self, pipeline: str, report: CycleReport) -> None:
-        """Commit the next units of one pipeline; a bad unit holds up only its own pipeline."""
+        """Commit the next units of one pipeline. A bad unit blocks only its own pipeline."""
         units = self._units_of(pipeline)
         self._table.refresh()
         seen, columns = _Seen(self._table.version, self._sweeps.newest()), Columns(self._table.schema())
@@ -268,7 +269,7 @@ class Committer:
         return [u for u in self._known.values() if isinstance(u, Unit) and u.pipeline == pipeline]
 
     def _valid_prefix(self, ready: list[Unit], columns: Columns, report: CycleReport) -> list[Unit]:
-        """The units up to the first that can never be committed."""
+        """Return the units before the first that can never be committed."""
         told: list[dict[str, Json]] = []
         declared = schema_from_json(told)
         for number, unit in enumerate(ready):
@@ -284,7 +285,7 @@ class Committer:
         return ready
 
     def _check_spared(self, paths: Iterable[str]) -> None:
-        """Refuse files that a sweep has declared to go, before it is looked whether they are there."""
+        """Refuse files that a sweep has declared for deletion, before their existence is checked."""
         found = self._sweeps.find_covering(paths)
         if found is not None:
             raise InvalidUnitError(f"{found[0]} deletes {found[1][0]}")
@@ -292,18 +293,18 @@ class Committer:
     def _commit_batch(
         self, pipeline: str, batch: list[Unit], wanted: list[pa.Schema], seen: _Seen, report: CycleReport
     ) -> bool:
-        """One Delta commit; False when the log moved since it was `seen` and the units must be sorted out again."""
+        """Make one Delta commit. Returns False if the log moved since `seen` and the units must be arranged again."""
         last = batch[-1]
-        self._moved = True  # until the commit stands
+        self._moved = True  # until the commit is made
         try:
             onto = self._ensure_term()
             if any(self._evolve(columns, onto) for columns in wanted):
                 return False
             if self._sweeps.newest() != seen.swept:
-                return False  # a sweep came between: its files are looked for again
+                return False  # a sweep came between: its files are checked again
             if onto != seen.version:
-                # Under the very version that is committed onto: the same units, in the same order. All that is
-                # known takes part, since the tip that a claim adopted may lie far beyond this batch.
+                # At exactly the version of the commit: the same units, in the same order. All known units take part,
+                # since the tip that a claim adopted may be far beyond this batch.
                 again = arrange(read_standing(self._table, pipeline), self._units_of(pipeline))
                 if again.ready[: len(batch)] != batch:
                     return False
@@ -323,7 +324,7 @@ class Committer:
         return True
 
     def _repeat(self, error: CommitConflictError | CommitUnknownError) -> bool:
-        """After a conflict or a lost answer the log is read again; a storage that never answers ends the cycle."""
+        """Read the log again after a conflict or a lost answer. A storage that never answers ends the cycle."""
         self._unclear = self._unclear + 1 if isinstance(error, CommitUnknownError) else 0
         if self._unclear >= MAX_UNCLEAR:
             self._unclear = 0
@@ -368,7 +369,7 @@ class Committer:
         )
 
     def _interchange(self, unit: Unit, onto: int) -> dict[str, int]:
-        """Progress for other tools, where the writer of the unit says that it belongs into this table."""
+        """Return the progress for other tools, if the unit's writer says that it belongs into this table."""
         if unit.source_state is None:
             return {}
         extra = {
@@ -380,7 +381,7 @@ class Committer:
         return {encode_blizzard(unit.source_state, onto, extra): self._now_ms()}
 
     def _finish_past(self, pipeline: str, standing: Standing, arranged: Arranged[Unit], report: CycleReport) -> None:
-        """Units at or below the log's epoch: committed ones lose their metadata, others are forks."""
+        """Handle units at or below the log's epoch: committed ones lose their metadata, others are forks."""
         if not arranged.past:
             return
         oldest = min(u.epoch for u in arranged.past)
@@ -400,7 +401,7 @@ class Committer:
     # -- other writers' files -------------------------------------------------------------------------
 
     def _commit_foreign(self, report: CycleReport) -> None:
-        """Commit files that other programs brought, each once: a transaction per unit proves it."""
+        """Commit files of other programs, each once: a transaction per unit proves it."""
         waiting = [u for u in self._known.values() if isinstance(u, ForeignUnit)]
         if not waiting:
             return
@@ -445,14 +446,14 @@ class Committer:
             onto = self._ensure_term()
             self._committed.follow(onto)
             if self._sweeps.newest() != swept or any(unit.name in self._committed for unit, _ in batch):
-                return False  # a sweep came between, or somebody committed one of them meanwhile
+                return False  # a sweep came between, or another writer committed one of them
             if any(self._evolve(columns, onto) for columns in distinct(file["columns"] for _, file in batch)):
                 return False
             info = json.dumps({"kind": "units", "run": self._run, "units": [u.name for u, _ in batch]})
             expiring = {unit_txn(unit.name): self._now_ms() for unit, _ in batch}
-            files = {str(file["path"]): file for _, file in batch}  # two units may name one file
+            files = {str(file["path"]): file for _, file in batch}  # two units may name the same file
             for path in files:
-                self._storage.settle(path)  # other programs seldom make durable what they bring
+                self._storage.settle(path)  # other programs seldom fsync their files
             self._append(list(files.values()), info, {COMMITTER_TXN: self._term or 0}, expiring, report, onto)
         except (CommitConflictError, CommitUnknownError) as error:
             return self._repeat(error)
@@ -464,9 +465,9 @@ class Committer:
     # -- the committer's own place --------------------------------------------------------------------
 
     def _ensure_term(self) -> int:
-        """Take the committer's place with a commit of its own, before the first data.
+        """Take over as the committer with a separate commit, before the first data.
 
-        Returns the version under which the place is ours: data is committed onto that one only.
+        Returns the version of that commit: data is committed onto that one only.
         """
         self._table.refresh()
         if self._term is None:
@@ -485,7 +486,7 @@ class Committer:
         return version
 
     def _evolve(self, wanted: pa.Schema, onto: int) -> bool:
-        """Add the columns that a unit needs, before its data; True when the version moved."""
+        """Add the columns that a unit needs, before its data. Returns True if the version moved."""
         try:
             missing = missing_fields(self._table.schema(), wanted)
         except SchemaError as error:
@@ -497,7 +498,7 @@ class Committer:
     # -- after the commit -----------------------------------------------------------------------------
 
     def _delete(self, units: Iterable[Unit | ForeignUnit]) -> None:
-        """Delete the metadata of units that the log proves committed, once the log itself is durable."""
+        """Delete the metadata of units that are committed according to the log, once the log itself is durable."""
         self._table.make_durable()
         for unit in units:
             fault_point("staging.delete.before")
@@ -517,7 +518,7 @@ class Committer:
         report.oldest_pending_seconds = max(ages, default=0.0)
 
     def _warn_of_age(self, report: CycleReport) -> None:
-        """Someone else's VACUUM deletes what no log names, once it is older than the table keeps deleted files."""
+        """Warn of old units: another tool's VACUUM deletes unnamed files older than the table's retention."""
         retention = find_interval(self._table, DELETED_FILES) or DELETED_FILES_DEFAULT
         if report.oldest_pending_seconds > retention.total_seconds() / 2:
             days = report.oldest_pending_seconds / 86_400
@@ -527,7 +528,7 @@ class Committer:
             )
 
     def _maintain(self) -> None:
-        """Write Delta's own checkpoint when it is due, whoever made the commits: writers leave it to us."""
+        """Write Delta's own checkpoint if due, whoever made the commits: writers leave it to the committer."""
         interval = int(self._table.setting("delta.checkpointInterval") or CHECKPOINT_EVERY)
         self._table.refresh()
         if self._table.version - self._checkpointed < interval:
@@ -542,7 +543,7 @@ class Committer:
 
 
 def _spread(pool: ThreadPoolExecutor, work: Callable[[_Item], _Result], items: list[_Item]) -> Iterator[_Result]:
-    """Like `pool.map`, a few at a time: handing over each by itself costs more than the work."""
+    """Like `pool.map`, in small batches: submitting each item separately costs more than the work."""
     parts = [items[start : start + _AT_A_TIME] for start in range(0, len(items), _AT_A_TIME)]
     for found in pool.map(lambda part: [work(item) for item in part], parts):
         yield from found

@@ -1,4 +1,4 @@
-"""Files that other programs bring: one Parquet file per unit, no epoch, committed once."""
+"""Files of other programs: one Parquet file per unit, no epoch, committed once."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def check_age(put_at: datetime, now: datetime, retention: timedelta | None) -> N
 
 
 def foreign_file(table: Table, storage: Storage, unit: ForeignUnit) -> dict[str, Json]:
-    """What a commit adds for a foreign unit; statistics come from the file itself.
+    """Return the file that a commit adds for a foreign unit; statistics come from the file itself.
 
     Raises:
-        InvalidUnitError: file missing or not as described, columns or partition values that do not fit.
+        InvalidUnitError: the file is missing or not as described, or columns or partition values do not fit.
         OSError: the storage failed; try again.
     """
     metadata, modified_at = _read_metadata(storage, unit)
@@ -57,13 +57,13 @@ def foreign_file(table: Table, storage: Storage, unit: ForeignUnit) -> dict[str,
 
 
 def first_columns(storage: Storage, unit: ForeignUnit) -> tuple[pa.Schema, list[str]]:
-    """The columns of a table that begins with this unit, and those it is partitioned by.
+    """Return the columns of a table that starts with this unit, and its partition columns.
 
-    They are the file's, and a text column for each partition value that the file itself has no column for; partition
-    columns stand in the order of the folders in the path.
+    They are the file's columns, and a text column for each partition value without a column in the file. Partition
+    columns are in the order of the folders in the path.
 
     Raises:
-        InvalidUnitError: file missing or not as described, or a column of a type that Delta has not.
+        InvalidUnitError: the file is missing or not as described, or a column has a type that Delta lacks.
         OSError: the storage failed; try again.
     """
     found = footer_schema(_read_metadata(storage, unit)[0], unit.path)
@@ -77,12 +77,12 @@ def first_columns(storage: Storage, unit: ForeignUnit) -> tuple[pa.Schema, list[
 
 
 def _check_types(columns: pa.Schema) -> None:
-    """Refuse columns of a type that Delta has not, or that a table would give back as another one."""
+    """Refuse columns of a type that Delta lacks, or that a table would return as another type."""
     for field in columns:
         odd = next(
             (kind for kind in _leaves(field.type) if pa.types.is_null(kind) or str(kind).startswith(_NANOS)), None
         )
-        if odd is not None:  # delta-rs has names of its own for these, which no other reader knows
+        if odd is not None:  # delta-rs has its own names for these, which no other reader knows
             raise InvalidUnitError(f"column {field.name} is {odd}, which is no type of Delta")
         try:
             stored = DeltaSchema.from_json(DeltaSchema.from_arrow(pa.schema([field])).to_json())
@@ -108,7 +108,7 @@ def _read_metadata(storage: Storage, unit: ForeignUnit) -> tuple[pq.FileMetaData
 
 
 def _check_partition(table: Table, unit: ForeignUnit) -> None:
-    """Every partition column, each with a text that every reader can turn into the column's type."""
+    """Check that every partition column has a text that every reader can convert to the column's type."""
     partitions = table.partition_columns()
     if set(unit.partition_values) != set(partitions):
         raise InvalidUnitError(
@@ -129,5 +129,5 @@ def _casts(text: str, kind: pa.DataType) -> bool:
 
 
 def _zoneless(kind: pa.DataType) -> pa.DataType:
-    """Delta writes instants with or without a zone."""
+    """Return the type without a zone: Delta writes instants with or without one."""
     return pa.timestamp(kind.unit) if pa.types.is_timestamp(kind) else kind

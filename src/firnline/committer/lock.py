@@ -31,7 +31,7 @@ class CommitterLock:
         self.held = False
 
     def take(self) -> bool:
-        """Take or keep the lock, also from a holder that is dead; returns whether this committer has it."""
+        """Take or keep the lock, also from a dead holder. Returns whether this committer has it."""
         holder = find_holder(self._storage)
         self.held = holder is None or holder["run"] == self._run or self._is_dead(holder)
         if self.held:
@@ -70,7 +70,7 @@ class CommitterLock:
 
 
 def find_holder(storage: Storage) -> dict[str, Json] | None:
-    """The holder of the lock; None when there is none, or when the file is damaged and proves nothing."""
+    """Return the holder of the lock; None if there is none, or if the file is damaged."""
     try:
         return unseal(parse(storage.get(COMMITTER), COMMITTER), COMMITTER)
     except (FileNotFoundError, DamagedError):

@@ -1,4 +1,4 @@
-"""What waits in a table's staging folder, for people: pending and rejected units, per pipeline."""
+"""Shows what waits in a table's staging folder: pending units and those set aside, per pipeline."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StagingOverview:
 
 
 def load_overview(table: Table, storage: Storage, now: datetime) -> StagingOverview:
-    """Read everything that `staging` shows; writes nothing."""
+    """Read everything that `staging` shows. Read-only."""
     out = StagingOverview(table=storage.root)
     units: list[Unit] = []
     foreign: list[ForeignUnit] = []

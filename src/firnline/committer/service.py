@@ -1,4 +1,4 @@
-"""Runs committers: one process serves one table or many, polls, steps back when fenced, stops cleanly."""
+"""Runs committers: one process serves one table or many, polls, stands by when fenced, stops cleanly."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TableRef:
 
 
 class CommitterObserver:
-    """Override what you want to hear of."""
+    """Override the methods that you need."""
 
     def cycled(self, table: str, report: CycleReport) -> None:
         """A cycle ended."""
@@ -37,7 +37,7 @@ class CommitterObserver:
         """Another committer is active."""
 
     def trouble(self, table: str, error: FirnlineError) -> None:
-        """A cycle failed; it is tried again at the next poll."""
+        """A cycle failed; it is retried at the next poll."""
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class CommitterService:
         self._stop.set()
 
     def run_once(self) -> list[CycleReport]:
-        """Commit what is pending in every table now.
+        """Commit everything that is pending in every table now.
 
         Raises:
             FencedError: another committer is active on a table.
@@ -93,7 +93,7 @@ class CommitterService:
                     if not served.lock.take():
                         raise FencedError(f"another committer is active on {served.ref.uri} ({_who(served)})")
                     report = served.committer.cycle(served.beat)
-                except (FirnlineError, OSError) as error:  # told once the other tables had their turn
+                except (FirnlineError, OSError) as error:  # raised after the other tables had their turn
                     failures.append(error if isinstance(error, FirnlineError) else _storage_failed(error))
                     continue
                 self._observer.cycled(served.ref.uri, report)
@@ -105,7 +105,7 @@ class CommitterService:
         return reports
 
     def run(self) -> None:
-        """Poll until stopped. A table that fails holds up no other."""
+        """Poll until stopped. A failing table blocks no other."""
         try:
             while not self._stop.is_set():
                 for served in self._served:

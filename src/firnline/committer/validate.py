@@ -1,6 +1,6 @@
-"""Checks a unit's files right before their commit: present, whole, and of columns that fit the table.
+"""Checks a unit's files right before their commit: present, complete, and with columns that fit the table.
 
-delta-rs would commit a file that is missing; nobody would notice until a reader fails.
+delta-rs would commit a missing file; the error would only appear in a reader.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _TAIL = 64 * 1024
 
 
 class InvalidUnitError(Exception):
-    """A unit can never be committed as it is; the reason is for people. I/O errors are never this."""
+    """A unit that can never be committed as it is; the message gives the reason. I/O errors are never this."""
 
 
 class Columns:
-    """What a table has, and what units will add before they are committed. Remembers what it has compared."""
+    """The columns of a table, and those that units will add before they are committed. Caches its comparisons."""
 
     def __init__(self, table: pa.Schema) -> None:
         self._table = table
@@ -35,7 +35,7 @@ class Columns:
         self.wanted: list[pa.Schema] = []  # to be added, in this order
 
     def check(self, schema: pa.Schema, what: str) -> bool:
-        """Whether every column is there; InvalidUnitError when one has another type."""
+        """Return whether every column exists. Raises InvalidUnitError if one has another type."""
         if any(schema.equals(known) for known in self._fitting):
             return True
         try:
@@ -47,7 +47,7 @@ class Columns:
         return True
 
     def widen(self, schemas: list[pa.Schema]) -> None:
-        """A unit that is about to be committed needs these; all or none."""
+        """Add the columns of a unit that is about to be committed; all or none."""
         table = self._table
         try:
             for schema in schemas:
@@ -71,7 +71,7 @@ def distinct(schemas: Iterable[pa.Schema]) -> list[pa.Schema]:
 def check_files(
     storage: Storage, files: list[dict[str, Json]], columns: Columns, declared: pa.Schema, *, whole: bool
 ) -> None:
-    """Validate every file of a unit against what the unit says and what the table has or will have by then.
+    """Validate every file of a unit against the unit's metadata and the table's columns at its commit.
 
     Raises:
         InvalidUnitError: a file is missing, has another size or checksum, or columns that do not fit.
@@ -94,7 +94,7 @@ def check_files(
 
 
 def read_footer(storage: Storage, path: str, size_bytes: int) -> tuple[bytes, datetime]:
-    """The footer of a Parquet file, which must exist and have this size, and when the file was written."""
+    """Return the footer of a Parquet file, which must exist and have this size, and its modification time."""
     try:
         found = storage.stat(path)
         if found.size_bytes != size_bytes:
@@ -123,15 +123,15 @@ def _read(storage: Storage, path: str, offset: int) -> bytes:
 
 
 def footer_metadata(footer: bytes, path: str) -> pq.FileMetaData:
-    """What a Parquet file says of itself, from its footer alone."""
+    """Return the metadata of a Parquet file, from its footer alone."""
     try:
         return pq.read_metadata(pa.BufferReader(_MAGIC + footer))
-    except (pa.ArrowException, OSError) as error:  # all in memory: this is the file's fault, not the storage's
+    except (pa.ArrowException, OSError) as error:  # all in memory: the file is at fault, not the storage
         raise InvalidUnitError(f"the footer of {path} is unreadable: {error}") from error
 
 
 def footer_schema(metadata: pq.FileMetaData, path: str) -> pa.Schema:
-    """The columns of a Parquet file."""
+    """Return the columns of a Parquet file."""
     try:
         return metadata.schema.to_arrow_schema()
     except pa.ArrowException as error:
@@ -139,7 +139,7 @@ def footer_schema(metadata: pq.FileMetaData, path: str) -> pa.Schema:
 
 
 def file_crc32(storage: Storage, path: str) -> int:
-    """CRC-32 of a whole file."""
+    """Return the CRC-32 of a whole file."""
     found = 0
     stream = storage.open_read(path)
     try:
