@@ -1,13 +1,13 @@
-"""The contract of a sink, whole: what a run, its jobs and history need of the place where results become true.
+"""The complete contract of a sink: what runs, their jobs and history edits need from the destination of results.
 
-A sink keeps, beside its rows, the checkpoint of each pipeline that writes there: its head. One commit makes rows and
+A sink keeps, beside its rows, the checkpoint of each pipeline that writes to it: its head. One commit makes rows and
 checkpoint true together. The first required sink of a pipeline decides: its commit fixes an epoch. Every further sink
-is given exactly what was decided.
+gets exactly what was decided.
 
 How a run uses a sink:
 1. `load` reads the head, `claim` fences every older run and returns the head under the claim.
 2. Tasks stage rows with the sink's `Stager`, which `stage_target` describes to them.
-3. `commit` makes an epoch true. When the answer is lost, or after a crash, `find_receipt` tells whether it did.
+3. `commit` makes an epoch true. If the answer is lost, or after a crash, `find_receipt` returns whether it did.
 4. `edit` carries out a history edit: an epoch that reads nothing, such as a rollback.
 5. `maintain` does housekeeping between commits.
 
@@ -38,15 +38,15 @@ from firnline.types import Clock, Delivery, EntryRef, Json, Receipt
 
 
 class GoesBack(enum.Enum):
-    """Whether a sink can take rows back."""
+    """Whether a sink can remove rows again."""
 
     EXACTLY = "exactly"  # to any earlier version that it still has
-    NOT_AT_ALL = "not-at-all"  # rows stay; a rollback leaves the sink as it is, or is refused
+    NOT_AT_ALL = "not-at-all"  # rows stay; a rollback leaves the sink unchanged, or is refused
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a kind of sink can do. `open_sinks` checks it against the spec before a run starts."""
+    """The capabilities of a kind of sink. `open_sinks` checks them against the spec before a run starts."""
 
     delivery: Delivery
     decides: bool = False  # whether its commit can fix an epoch: atomic with the checkpoint, conditional on the fence
@@ -66,10 +66,10 @@ Decided: TypeAlias = Callable[[int], set[int]]
 
 @dataclass(frozen=True, slots=True)
 class SinkContext:
-    """What a sink is given of its pipeline when it is opened."""
+    """The facts about its pipeline that a sink gets when it is opened."""
 
     pipeline: str
-    ledger: Ledger  # of the pipeline; it lies with the deciding sink
+    ledger: Ledger  # of the pipeline; it is with the deciding sink
     clock: Clock
     replay: Replay  # rebuilds a damaged checkpoint from the one before
     decides: bool = False  # whether this sink is the deciding one
@@ -80,7 +80,7 @@ class SinkContext:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a sink holds of one pipeline, read under one version.
+    """What a sink holds of one pipeline, read at one version.
 
     `epoch` 0 without an entry is a pipeline that has committed nothing here.
     """
@@ -92,12 +92,12 @@ class Head:
     entry: EntryRef | None = None
     checkpoint: Checkpoint | None = None
     committed: int | None = None  # the epoch that can no longer be set aside; None: no epoch is ever pending here
-    repairs: tuple[str, ...] = ()  # damaged copies that another copy stood in for
+    repairs: tuple[str, ...] = ()  # damaged copies that another copy replaced
     path: str = "fresh"  # where the checkpoint was read: local, remote (a tier), sink; fresh when there is none
 
     @property
     def attempt(self) -> str:
-        """The attempt of the newest epoch: what the next one is planned on."""
+        """The attempt of the newest epoch, which the next plan builds on."""
         return self.checkpoint.attempt if self.checkpoint else ""
 
 
@@ -124,7 +124,7 @@ class EpochCommit:
     previous: EntryRef | None
     files: list[dict[str, Json]]
     schema: pa.Schema
-    previous_checkpoint: str = ""  # checksum of the checkpoint before
+    previous_checkpoint: str = ""  # checksum of the previous checkpoint
     source_state: Json = None  # the interchange form of the one file source
     facts: dict[str, Json] = field(default_factory=dict)  # for people who read the log
     kind: str = "epoch"  # or one of the ledger's JUMPS
@@ -162,7 +162,7 @@ Effect: TypeAlias = KeepRows | RestoreVersion | ReplaceRows
 
 @dataclass(frozen=True, slots=True)
 class SinkReturn:
-    """One sink's part of a rollback. Without `version_then` its rows stay as they are."""
+    """One sink's part of a rollback. Without `version_then` its rows do not change."""
 
     name: str
     table: str
@@ -175,14 +175,14 @@ class SinkReturn:
     rows_restored: int = 0
     columns_removed: list[str] = field(default_factory=list)
     properties_changed: list[str] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)  # who else changed rows since
+    others: list[str] = field(default_factory=list)  # others that changed rows since
     left: bool = False
     restored: tuple[str, ...] = ()  # the files that come back
 
 
 @dataclass(slots=True)
 class Stranger:
-    """Somebody else who changed rows since a version."""
+    """Another writer that changed rows since a version."""
 
     name: str
     versions: list[int] = field(default_factory=list)
@@ -193,9 +193,9 @@ class LoggedCommit:
     """One commit of this pipeline in a sink's own log."""
 
     version: int
-    time: str  # RFC 3339; empty when the log does not say
-    epoch: int | None  # that the commit brings the sink to; None for a claim. Known also when `info` is unreadable
-    info: dict[str, Json]  # kind, epoch, entry, previous, checkpoint, rows, size_bytes, jump, units, as far as told
+    time: str  # RFC 3339; empty if the log has no time
+    epoch: int | None  # the sink's epoch after the commit; None for a claim. Also known if `info` is unreadable
+    info: dict[str, Json]  # kind, epoch, entry, previous, checkpoint, rows, size_bytes, jump, units, as far as known
     problem: str = ""  # why `info` is unreadable, and therefore empty
 
 
@@ -203,57 +203,57 @@ class LoggedCommit:
 
 
 class Stager(ABC):
-    """Writes the rows of one task for one sink, in the worker. Nobody sees them until a commit names them.
+    """Writes the rows of one task for one sink, in the worker. They are invisible until a commit names them.
 
-    The names of what it writes bear the attempt, so that two attempts never write to the same place.
+    The names of its files contain the attempt, so two attempts never write to the same path.
     """
 
     @property
     @abstractmethod
     def files_done(self) -> int:
-        """Files that are complete."""
+        """The number of complete files."""
 
     @property
     @abstractmethod
     def files(self) -> int:
-        """Files that there will be if no more rows come."""
+        """The number of files if no more rows arrive."""
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take rows; they are complete in a file only after `close`."""
+        """Add rows. They are complete in a file only after `close`."""
 
     @abstractmethod
     def close(self) -> list[dict[str, Json]]:
         """Make everything durable, and describe each file in plain JSON: `path`, `rows` and `size_bytes` at least.
 
-        The ledger keeps the descriptions, and `EpochCommit.files` hands them to `Sink.commit`.
+        The ledger keeps the descriptions, and `EpochCommit.files` passes them to `Sink.commit`.
         """
 
     @abstractmethod
     def discard(self) -> None:
-        """Delete what this stager wrote, after a failure of the task."""
+        """Delete the files of this stager after a failure of the task."""
 
 
 # -- the contract -----------------------------------------------------------------------------------------
 
 
 class Sink(ABC):
-    """Where results become true. One instance serves one run of one pipeline; calls come from one thread.
+    """The destination of results. One instance serves one run of one pipeline; calls come from one thread.
 
-    Unless a method says otherwise it raises SinkError, which the run retries, when the sink cannot be reached.
+    Unless a method says otherwise, it raises SinkError if the sink cannot be reached, and the run retries.
     """
 
     capabilities: ClassVar[Capabilities]
     name: str
     required: bool
-    uri: str  # where it lies, for messages; without credentials
-    storage: Storage | None = None  # where its files lie, if it has files; pins and a ledger may lie there, too
+    uri: str  # its location, for messages; without credentials
+    storage: Storage | None = None  # the location of its files, if it has files; pins and a ledger may be there, too
 
     # -- the head -----------------------------------------------------------------------------------------
 
     @abstractmethod
     def load(self) -> Head:
-        """Read the head, pending epochs included; writes nothing.
+        """Read the head, including pending epochs. Writes nothing.
 
         Raises:
             CheckpointLostError: it holds an epoch that no intact copy describes.
@@ -273,33 +273,34 @@ class Sink(ABC):
         return Fence(head.version, head.epoch, digest, head.generation)
 
     def make_durable(self) -> None:  # noqa: B027
-        """Make durable what was last read: whoever wrote it may have been killed before that. Default: nothing to do.
+        """Make durable what was last read, because its writer may have been killed before the fsync. Default: nothing
+        to do.
 
         Raises:
             NotDurableError: it may not be durable; nothing may build on what was read.
         """
 
     def check_whole(self) -> None:  # noqa: B027
-        """Refuse a damaged sink before a run builds on it or copies it anywhere; called once, before `load`.
+        """Refuse a damaged sink before a run builds on it or copies it; called once, before `load`.
 
         Raises:
-            TornCommitError: it names what is damaged, and the command that mends it.
+            TornCommitError: it names the damage, and the command that repairs it.
         """
 
     def check(self) -> None:  # noqa: B027
-        """Refuse a sink that the spec's settings do not fit; reads only.
+        """Refuse a sink that does not fit the spec's settings. Read-only.
 
         Raises:
-            SchemaError: it says which setting.
+            SchemaError: it names the setting.
         """
 
     @property
     def identity(self) -> dict[str, Json]:
-        """How a checkpoint names this sink as the deciding one."""
+        """The sink's identity in a checkpoint, as the deciding one."""
         return {"sink": self.name}
 
     def find_foreign(self, version: int, scan_commits: int, *, accept_older: bool) -> Json | None:
-        """Find another tool's progress, under a version; None when there is none. Called for a sink without a head.
+        """Return another tool's progress at a version; None if there is none. Called for a sink without a head.
 
         Raises:
             CheckpointError: it is damaged, or part of the log is gone, and `accept_older` is not set.
@@ -326,11 +327,11 @@ class Sink(ABC):
 
         Args:
             run: The run that claims.
-            generation: None takes the next free one (the deciding sink). A further sink registers the given one,
-                unless it knows a newer one.
+            generation: None takes the next free one (the deciding sink). A further sink registers the given one, unless
+                it has a newer one.
             baseline: The ledger entry of what another tool had committed, read from version `onto`.
             onto: See `baseline`.
-            again: The run has claimed before, and may only claim again if nobody else has since.
+            again: The run has claimed before, and may only claim again if no other run has since.
             decided: For a further sink that has pending epochs: it adopts only those whose entry was decided.
 
         A sink that does not exist yet is claimed by the commit that creates it.
@@ -341,7 +342,7 @@ class Sink(ABC):
         """
 
     def check_holder(self, generation: int) -> None:
-        """Refuse to go on when a newer generation holds the sink; FencedError then."""
+        """Raise FencedError if a newer generation owns the sink."""
         held = self.read_fence().generation
         if held > generation:
             raise FencedError(f"generation {held} took {self.name} over", generation=held)
@@ -350,30 +351,30 @@ class Sink(ABC):
 
     @abstractmethod
     def stage_target(self) -> dict[str, Json]:
-        """Describe to tasks where and how to stage; plain JSON, since it travels to workers.
+        """Describe to tasks where and how to stage, in plain JSON for the workers.
 
-        The kind's `open_stager` is given it. Every target has these keys: `type`, the kind; `sink`, the name of the
-        sink; `partition_by`, the columns that decide where a row lies, often none.
+        The kind's `open_stager` gets it. Every target has these keys: `type`, the kind; `sink`, the name of the sink;
+        `partition_by`, the columns that select the partition of a row, often none.
         """
 
     def columns_of(self, rows: pa.Schema) -> pa.Schema:
-        """The columns that the sink gets of rows with these columns."""
+        """Return the sink's columns for rows with these columns."""
         return rows
 
     def fetch_staged(self, outbox: Storage, files: Sequence[dict[str, Json]]) -> None:
-        """Bring what waits in the outbox to where `commit` takes it from. Called before each commit of a decided epoch.
+        """Move files from the outbox to where `commit` reads them. Called before each commit of a decided epoch.
 
-        After a crash it is called again; what has been brought stays.
+        After a crash it is called again; files already moved stay.
 
         Raises:
-            DamagedError: a file is not what was staged, or is nowhere.
+            DamagedError: a file differs from what was staged, or is missing.
             OSError: the sink's storage cannot be written.
         """
         if self.storage is not None:
             deliver(outbox, self.storage, files)
 
     def find_missing_staged(self, files: Sequence[dict[str, Json]], outbox: Storage | None = None) -> list[str]:
-        """The paths of staged files that are neither with the sink nor, where it is given, in the outbox."""
+        """Return the paths of staged files that are neither with the sink nor in the given outbox."""
         return find_missing_staged(self.storage, files, outbox) if self.storage is not None else []
 
     # -- commit -------------------------------------------------------------------------------------------
@@ -382,10 +383,10 @@ class Sink(ABC):
     def commit(self, commit: EpochCommit, run_tasks: RunTasks | None = None) -> Receipt:
         """Make an epoch visible, atomically with its checkpoint.
 
-        Called again with the same epoch after a crash or a lost answer; the repeat returns the first receipt and
-        writes nothing. Requires, under the very version it commits onto, that the sink holds our generation and the
-        entry before. `run_tasks` runs work that the commit needs as tasks on the engine; without it the sink does that
-        work in this process.
+        Called again with the same epoch after a crash or a lost answer; the repeat returns the first receipt and writes
+        nothing. Requires, at exactly the version it commits onto, that the sink holds our generation and the previous
+        entry. `run_tasks` runs work that the commit needs as tasks on the engine; without it the sink does that work in
+        this process.
 
         Raises:
             FencedError: it does not; another run owns the pipeline.
@@ -395,35 +396,35 @@ class Sink(ABC):
 
     @abstractmethod
     def find_receipt(self, epoch: int) -> Receipt | None:
-        """The receipt of an epoch, whoever committed it; None when the sink does not hold it."""
+        """Return the receipt of an epoch, whoever committed it; None if the sink does not hold it."""
 
     @abstractmethod
     def edit(self, commit: EpochCommit, effect: Effect, onto: EntryRef | None, version: int | None = None) -> Receipt:
         """Commit a history edit: its effect on the rows and its checkpoint become true together.
 
-        Requires, under the very version it commits onto, our generation and the entry `onto`; epoch numbers may leave
-        a gap. With `version`, it commits onto that version only: what was checked there holds. Pending epochs up to
-        that of the edit are dropped. A repeat returns the first receipt.
+        Requires, at exactly the version it commits onto, our generation and the entry `onto`; epoch numbers may have a
+        gap. With `version`, it commits onto that version only, so the checks made there stay valid. Pending epochs up
+        to that of the edit are dropped. A repeat returns the first receipt.
 
         Raises:
             FencedError: another run owns the pipeline.
             CommitConflictError: the sink is no longer at `version`, or no longer holds `onto`; nothing was written.
-            RollbackRefusedError: the sink cannot bring this effect about.
+            RollbackRefusedError: the sink does not support this effect.
         """
 
     def is_full(self) -> tuple[int, int] | None:
-        """Units and bytes that wait downstream when planning should pause; None when there is room."""
+        """Return the units and bytes that wait downstream if planning should pause; None if there is room."""
         return None
 
     def settled_epoch(self) -> int | None:
-        """The newest epoch that can no longer be set aside; None: every epoch that the sink holds."""
+        """Return the newest epoch that can no longer be set aside; None: every epoch that the sink holds."""
         return None
 
     def read_settled(self) -> int | None:
-        """Read again, and return what `settled_epoch` returns then.
+        """Read again, and return the new value of `settled_epoch`.
 
         Raises:
-            FencedError: another generation, or another chain than ours, holds the sink.
+            FencedError: another generation, or another chain than ours, owns the sink.
         """
         return self.settled_epoch()
 
@@ -434,23 +435,23 @@ class Sink(ABC):
 
     @abstractmethod
     def find_schema(self) -> pa.Schema | None:
-        """The columns that the sink has now, with those that pending epochs add; None before it exists."""
+        """Return the current columns of the sink, including those that pending epochs add; None before it exists."""
 
     def find_committed_schema(self) -> pa.Schema | None:
-        """The same without pending epochs."""
+        """Return the columns without those of pending epochs."""
         return self.find_schema()
 
     def check_columns(self, rows: pa.Schema) -> None:  # noqa: B027
-        """Refuse rows with columns that the sink cannot take; SchemaError then."""
+        """Raise SchemaError for rows with columns that the sink cannot take."""
 
     def find_values(self, column: str) -> set[str]:
-        """The distinct values of a text column over all rows; empty where rows cannot be read back."""
+        """Return the distinct values of a text column over all rows; empty if rows cannot be read back."""
         return set()
 
     # -- history ------------------------------------------------------------------------------------------
 
     def read_log(self, version: int | None = None, limit: int | None = None) -> Iterator[LoggedCommit]:
-        """The commits of this pipeline in the sink's own log, newest first; nothing for a sink without a log.
+        """Yield the commits of this pipeline in the sink's own log, newest first; none for a sink without a log.
 
         From `version` (None: the newest) down, over at most `limit` versions, until the log ends. May be called from
         any thread.
@@ -458,7 +459,7 @@ class Sink(ABC):
         return iter(())
 
     def commit_times(self, version: int, limit: int) -> dict[int, tuple[int, str]]:
-        """Version and commit time of the newest epochs, by epoch."""
+        """Return version and commit time of the newest epochs, by epoch."""
         return {
             int(logged.info["epoch"]): (logged.version, logged.time)
             for logged in self.read_log(version, limit)
@@ -466,31 +467,32 @@ class Sink(ABC):
         }
 
     def version_of(self, epoch: int) -> int:
-        """The version whose newest epoch is `epoch`.
+        """Return the version whose newest epoch is `epoch`.
 
         Raises:
-            RollbackRefusedError: there is none any more, or the sink cannot go back at all.
+            RollbackRefusedError: it no longer exists, or the sink cannot go back at all.
         """
         raise self._no_way_back()
 
     def plan_return(self, to_epoch: int, accept: Collection[str]) -> tuple[SinkReturn, list[RollbackRefusedError]]:
-        """Find out what going back to an epoch means, and what stands in the way; writes nothing.
+        """Plan the return to an epoch, with all obstacles. Writes nothing.
 
-        Called when the sink holds a later epoch. `accept` names others whose rows may be lost.
+        Called if the sink holds a later epoch. `accept` names others whose rows may be lost.
         """
         fence = self.read_fence()
         return SinkReturn(self.name, self.uri, fence.epoch, fence.version), [self._no_way_back()]
 
     def find_strangers(self, since: int) -> list[Stranger]:
-        """Who else changed rows after the version `since`; after any, when the sink's own version is older than that.
+        """Return others that changed rows after the version `since`; at any time, if the sink's version is older than
+        that.
 
         Raises:
-            RollbackRefusedError: the log no longer tells.
+            RollbackRefusedError: the log no longer has the commits.
         """
         return []
 
     def find_missing(self, effect: Effect) -> list[str]:
-        """What an effect needs and the sink no longer has, in words: files, or a version."""
+        """Return descriptions of what an effect needs and the sink no longer has: files, or a version."""
         return []
 
     def _no_way_back(self) -> RollbackRefusedError:

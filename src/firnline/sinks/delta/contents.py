@@ -1,4 +1,4 @@
-"""What one version of a table consists of: data files, rows, partition values, columns."""
+"""The contents of one version of a table: data files, rows, partition values, columns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PLAIN_FEATURES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """One file as the log tells it. `path` is as the log spells it, percent-encoded or not."""
+    """One file in the log. `path` is spelled as in the log, percent-encoded or not."""
 
     path: str
     size_bytes: int
@@ -39,7 +39,7 @@ class ListedFile:
 
 
 def list_contents(delta: DeltaTable) -> Iterator[ListedFile]:
-    """The files of the version that a handle is at; reads the log, no data file."""
+    """Return the files at the version of a handle. Reads the log, no data file."""
     names = list(delta.metadata().partition_columns)
     actions = pa.table(delta.get_add_actions())
     for batch in actions.to_batches(max_chunksize=BATCH_ROWS):
@@ -56,7 +56,7 @@ def list_contents(delta: DeltaTable) -> Iterator[ListedFile]:
 
 
 def special_features(delta: DeltaTable) -> list[str]:
-    """Features under which files carry more, or less, than rows: deletion vectors, mapped columns."""
+    """Return the features under which files hold more, or less, than rows: deletion vectors, mapped columns."""
     protocol = delta.protocol()
     used = {*(protocol.reader_features or []), *(protocol.writer_features or [])} - _PLAIN_FEATURES
     if delta.metadata().configuration.get("delta.columnMapping.mode") not in (None, "none"):
@@ -65,10 +65,10 @@ def special_features(delta: DeltaTable) -> list[str]:
 
 
 def find_removable(path: str) -> str | None:
-    """The path to give delta-rs so that its Remove action names exactly this one in the log; None when unsure.
+    """Return the path for delta-rs whose Remove action names exactly this one in the log; None if unsure.
 
-    delta-rs percent-encodes what it is given, and a Remove under another spelling removes nothing: the rows would be
-    there twice. So only a path that it would spell the same way is trusted.
+    delta-rs percent-encodes its input, and a Remove under another spelling removes nothing: the rows would exist twice.
+    Only a path that delta-rs would spell the same way is therefore trusted.
     """
     try:
         plain = unquote(path, errors="strict")
@@ -80,7 +80,7 @@ def find_removable(path: str) -> str | None:
 
 
 def find_key(storage: Storage, path: str) -> tuple[str, int] | None:
-    """The key and size of a file that the log names; None when it is not stored (any more)."""
+    """Return the key and size of a file that the log names; None if it is not stored (any more)."""
     for key in dict.fromkeys((unquote(path), path)):
         with contextlib.suppress(FileNotFoundError):
             return key, storage.stat(key).size_bytes
@@ -88,7 +88,7 @@ def find_key(storage: Storage, path: str) -> tuple[str, int] | None:
 
 
 def missing_fields(table: pa.Schema, wanted: pa.Schema) -> list[pa.Field]:
-    """Columns, or columns with nested fields, that must be added before files with `wanted` can be read.
+    """Return columns, or columns with nested fields, that must be added before files with `wanted` can be read.
 
     Raises:
         SchemaError: a column exists with another type.
@@ -102,7 +102,8 @@ def missing_fields(table: pa.Schema, wanted: pa.Schema) -> list[pa.Field]:
 
 
 def _fits(table: pa.DataType, wanted: pa.DataType, path: str) -> bool:
-    """Whether the table's type holds every nested field of the wanted one; SchemaError when the types differ."""
+    """Return whether the table's type has every nested field of the wanted one. Raises SchemaError if the types
+    differ."""
     if pa.types.is_struct(table) and pa.types.is_struct(wanted):
         held = {table.field(i).name: table.field(i).type for i in range(table.num_fields)}
         children = [wanted.field(i) for i in range(wanted.num_fields)]
@@ -122,7 +123,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _plain(kind: pa.DataType) -> str:
-    """A type without the differences that only memory layout makes."""
+    """Return a type without differences of memory layout alone."""
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return "string"
     if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):

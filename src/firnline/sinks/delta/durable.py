@@ -1,7 +1,7 @@
 """Makes the log of a Delta table on local disk durable: delta-rs does not fsync.
 
-Nothing may build on a commit that a power cut could still take away. A commit of ours is fsynced when it is made; a
-commit of somebody else, who may have been killed before the fsync, is fsynced before anything builds on it.
+Nothing may build on a commit that a power failure could still undo. Our own commits are fsynced when made. Another
+writer may have been killed before its fsync, so its commit is fsynced before anything builds on it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class DurableLog:
         self._version = -1
 
     def forget(self) -> None:
-        """The table is gone: one that appears later is another table."""
+        """Forget a table that is gone: a later one is another table."""
         self._version = -1
 
     def sync(self, version: int, *, written: bool = False) -> None:
@@ -53,7 +53,7 @@ class DurableLog:
         fault_point("delta.sync.after")
 
     def _names(self, version: int) -> list[str]:
-        """The files that tell `version`, without those that are durable already; after a checkpoint, from there on."""
+        """Return the files of `version` that are not durable yet; after a checkpoint, from there on."""
         if self._version >= 0:
             return [commit_name(number) for number in range(self._version + 1, version + 1)]
         listed = os.listdir(self._folder)

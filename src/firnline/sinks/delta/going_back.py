@@ -1,4 +1,4 @@
-"""What a rollback or a restore means for one Delta table: versions, files and rows, and what stands in the way."""
+"""Plans a rollback or a restore for one Delta table: versions, files and rows, and the obstacles."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMED = 3  # examples in a message
 
 @dataclass(frozen=True, slots=True)
 class TableHistory:
-    """The versions of a pipeline's table. Each method looks at the version that the handle is at; none moves it."""
+    """The versions of a pipeline's table. Each method reads the version of the handle; none moves it."""
 
     sink: str
     pipeline: str
@@ -30,10 +30,10 @@ class TableHistory:
     storage: Storage
 
     def version_of(self, epoch: int) -> int:
-        """The table version whose newest epoch is `epoch`.
+        """Return the table version whose newest epoch is `epoch`.
 
         Raises:
-            RollbackRefusedError: it has none: shared with later epochs, or cleaned out of the log.
+            RollbackRefusedError: there is none: shared with later epochs, or cleaned out of the log.
         """
         found = read_epoch_versions(self.log, self.pipeline, self.table.version, epoch)
         version = found.find(epoch)
@@ -56,7 +56,7 @@ class TableHistory:
     def plan_return(
         self, holds: int, to_epoch: int, accept: Collection[str]
     ) -> tuple[SinkReturn, list[RollbackRefusedError]]:
-        """What going back from epoch `holds` means; reads the log and looks files up, opens no data file."""
+        """Plan the return from epoch `holds`. Reads the log and looks files up, opens no data file."""
         table = self.table
         try:
             version = self.version_of(to_epoch)
@@ -89,7 +89,7 @@ class TableHistory:
                 )
             )
         doomed = self._find_doomed(restored, f"of version {version}")
-        missing = find_missing(self.storage, restored)  # after the look at sweeps: what one has ended is gone by now
+        missing = find_missing(self.storage, restored)  # after the check of sweeps: their files are gone by now
         if doomed is not None:
             problems.append(doomed)
         elif missing:
@@ -113,15 +113,15 @@ class TableHistory:
         return plan, problems
 
     def find_strangers(self, since: int) -> list[Stranger]:
-        """Who else changed rows after a version.
+        """Return others that changed rows after a version.
 
         Raises:
-            RollbackRefusedError: a commit in between is not in the log any more.
+            RollbackRefusedError: a commit in between is no longer in the log.
         """
         return find_strangers(self.log, self.pipeline, since, self.table.version)
 
     def find_missing(self, effect: Effect, *, exists: bool) -> list[str]:
-        """Files that an effect brings into the table and that are not stored any more, or why nobody can tell."""
+        """Return missing files that an effect brings into the table, or why that is unknown."""
         match effect:
             case KeepRows():
                 return []
@@ -138,7 +138,7 @@ class TableHistory:
         return [doomed.message] if doomed is not None else find_missing(self.storage, wanted)
 
     def _find_doomed(self, paths: Collection[str], which: str) -> RollbackRefusedError | None:
-        """Why files cannot be named again: a sweep has declared that it deletes them."""
+        """Return why files cannot be named again: a sweep has declared their deletion."""
         names = {key for path in paths for key in (path, unquote(path))}
         found = SweepLog(self.storage, self.table).find_covering(names)
         if found is None:
@@ -154,7 +154,7 @@ class TableHistory:
 
 
 def read_commits(log: DeltaLog, pipeline: str, version: int, limit: int | None) -> Iterator[LoggedCommit]:
-    """The commits of a pipeline, newest first, from a version down."""
+    """Yield the commits of a pipeline, newest first, from a version down."""
     for commit in log.backwards(version, limit):
         txn = next((t for t in commit.txns() if t["appId"] == epoch_txn(pipeline)), None)
         info, problem = _info_of(commit, pipeline)

@@ -1,4 +1,4 @@
-"""What a history edit does to a table: restore a version, replace or empty its rows, or leave them."""
+"""Applies a history edit to a table: restores a version, replaces or empties its rows, or keeps them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from firnline.types import Json
 def apply_effect(
     table: Table, effect: Effect, info: Json, txns: Mapping[str, int], expiring: Mapping[str, int], *, onto: int
 ) -> int:
-    """Commit an effect with its transaction ids onto the version `onto`; returns the new version."""
+    """Commit an effect with its transaction ids onto the version `onto`. Returns the new version."""
     match effect:
         case KeepRows():
             return table.append("delta.jump", [], info, txns, expiring, onto=onto)
@@ -32,7 +32,7 @@ def apply_effect(
 
 @dataclass(frozen=True, slots=True)
 class EpochVersions:
-    """Which table version has which epoch as its newest; epochs that were committed together share one."""
+    """Maps epochs to table versions; epochs that were committed together share a version."""
 
     versions: dict[int, int]  # epoch -> version, for epochs that end a commit
     inside: dict[int, int]  # epoch -> the newest epoch of the commit that it shares
@@ -41,7 +41,7 @@ class EpochVersions:
         return self.versions.get(epoch)
 
     def nearest(self, epoch: int) -> list[int]:
-        """The nearest epochs below and above that have a version of their own."""
+        """Return the nearest epochs below and above that have their own version."""
         below = max((e for e in self.versions if e < epoch), default=None)
         above = min((e for e in self.versions if e > epoch), default=None)
         return [e for e in (below, above) if e is not None]
@@ -74,7 +74,7 @@ class TableFiles:
 
 
 def read_files(table: Table, version: int | None = None) -> TableFiles:
-    """The files of the version that the handle is at, or of an earlier one; reads the log, no data file.
+    """Return the files at the version of the handle, or of an earlier one. Reads the log, no data file.
 
     Raises:
         RollbackRefusedError: the log no longer reaches back to that version.
@@ -98,10 +98,11 @@ def read_files(table: Table, version: int | None = None) -> TableFiles:
 
 
 def find_strangers(log: DeltaLog, pipeline: str, after: int, up_to: int) -> list[Stranger]:
-    """Who else changed rows in the versions `after < version <= up_to`, by pipeline, application or operation.
+    """Return others that changed rows in the versions `after < version <= up_to`: pipelines, applications or
+    operations.
 
     Raises:
-        RollbackRefusedError: a commit in between is not in the log any more.
+        RollbackRefusedError: a commit in between is no longer in the log.
     """
     found: dict[str, Stranger] = {}
     for version in range(after + 1, up_to + 1):
@@ -114,25 +115,25 @@ def find_strangers(log: DeltaLog, pipeline: str, after: int, up_to: int) -> list
 
 
 def _strangers_of(commit: LogCommit, pipeline: str) -> list[str]:
-    """Who made a commit that changes rows; nobody for our own and for commits that change none."""
+    """Return the authors of a commit that changes rows; none for our own and for commits without row changes."""
     if not changes_rows(commit) or commit.find_info(pipeline) is not None:
         return []
     return find_owners((str(t["appId"]) for t in commit.txns()), pipeline) or [operation_of(commit)]
 
 
 def changes_rows(commit: LogCommit) -> bool:
-    """Whether a commit changes rows, not only how they are stored."""
+    """Return whether a commit changes rows, not only their storage."""
     return any(a.get(kind, {}).get("dataChange", False) for a in commit.actions for kind in ("add", "remove"))
 
 
 def operation_of(commit: LogCommit) -> str:
-    """What a commit calls itself."""
+    """Return the name of a commit's operation."""
     info: dict[str, Json] = next((a["commitInfo"] for a in commit.actions if "commitInfo" in a), {})
     return str(info.get("operation", "unknown"))
 
 
 def find_owners(app_ids: Iterable[str], pipeline: str) -> list[str]:
-    """The other pipelines and programs that transaction ids belong to; only this pipeline's very own are left out."""
+    """Return the other pipelines and programs that own transaction ids, except this pipeline itself."""
     found: dict[str, None] = {}
     for app_id in app_ids:
         if is_service_txn(app_id):
@@ -145,7 +146,7 @@ def find_owners(app_ids: Iterable[str], pipeline: str) -> list[str]:
 
 
 def _interchange_owner(app_id: str) -> str:
-    """Whose progress an interchange id carries: a pipeline's, the other tool's, or whoever took such a name."""
+    """Return the owner of an interchange id: a pipeline, the other tool, or another user of that name."""
     try:
         state = decode_blizzard(app_id)
     except (DamagedError, NewerFormatError):
