@@ -1,4 +1,4 @@
-"""The contract of a source: all that the engine asks of where records come from.
+"""The contract of a source: everything that the engine needs from the origin of records.
 
 A source is two classes. `Source` runs in the driver: it plans slices, and it alone makes, compares and opens positions.
 `SplitReader` runs in workers: it turns one split of a slice into Arrow batches. `firnline.sources.registry` opens both
@@ -9,9 +9,9 @@ What happens in an epoch, and what a kill leaves behind:
 1. `plan(position)` fixes a slice. Nothing is durable; after a kill another slice may be planned on the same position.
 2. A `SplitReader` per split reads the slice in Spark tasks. A task may run twice, at the same time and on other
    machines: readers write nothing, and two readings of one split give the same records in the same order.
-3. `advance(plan, outcomes)` tells the position after the slice, and the input records of the ledger entry.
+3. `advance(plan, outcomes)` returns the position after the slice, and the input records of the ledger entry.
 4. The deciding sink commits rows, position and ledger entry at once. Only now is the slice read for good.
-5. `acknowledge(position)` says what nobody will ask for again.
+5. `acknowledge(position)` says what will never be needed again.
 
 Positions and outcomes are plain JSON, which the engine stores and hands back as it is. A position stays readable for
 ever: checkpoints, savepoints and ledgers hold it.
@@ -88,7 +88,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
-    """A slice of input, fixed before the epoch runs. `base` is the position that it stands on."""
+    """A slice of input, fixed before the epoch runs. `base` is the position that it builds on."""
 
     source: str
     base: Json
@@ -101,7 +101,7 @@ class SourcePlan:
 
 @dataclass(frozen=True, slots=True)
 class SplitEnd:
-    """How the reading of a split ended."""
+    """The end of the reading of a split."""
 
     outcomes: list[Json]  # for `Source.advance`: one per input that was reached, in order
     schema: pa.Schema  # the columns of the records
@@ -110,19 +110,19 @@ class SplitEnd:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the first records of a slice tell, for `dry-run`."""
+    """The result of reading the first records of a slice, for `dry-run`."""
 
     end: SplitEnd  # without outcomes
-    files: int  # inputs that were looked into
+    files: int  # inputs that were sampled
     records: int
     bad: int
-    rescued: int  # records with a value or a field that goes to `_rescued_data`
+    rescued: int  # records with a value or field for `_rescued_data`
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What waits to be read."""
+    """The input that waits to be read."""
 
     files_outstanding: int
     bytes_outstanding: int
@@ -130,32 +130,32 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class PositionView:
-    """A position for people. `facts` is what a short listing shows.
+    """A position for people. `facts` is shown in a short listing.
 
-    The fields after `by_input` mean something only for a source that reads named inputs one after the other.
+    The fields after `by_input` apply only to a source that reads named inputs one after the other.
     """
 
     facts: dict[str, Json]
-    location: str = ""  # where the input lay
+    location: str = ""  # the location of the input
     by_input: bool = False
     last: str | None = None  # the last input below which everything is read; None: none is
-    in_progress: Mapping[str, int] = field(default_factory=dict)  # begun and not finished: records read so far
+    in_progress: Mapping[str, int] = field(default_factory=dict)  # started and not finished: records read so far
     set_aside: Mapping[str, str] = field(default_factory=dict)  # with the reason
     named: int = 0  # inputs that the position names one by one, apart from those set aside
 
 
 @dataclass(frozen=True, slots=True)
 class Reconciled:
-    """What a full listing found that the ledger does not have."""
+    """The differences between a full listing and the ledger."""
 
     late: list[FileStat] = field(default_factory=list)
-    changed: list[str] = field(default_factory=list)  # inputs that were read and are no longer the same
+    changed: list[str] = field(default_factory=list)  # inputs that changed after they were read
     listed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class InputStatus:
-    """What became of one input, for `firnline files`."""
+    """The status of one input, for `firnline files`."""
 
     record: dict[str, Json]  # what the ledger says, or, of an input that no epoch has read, path and size
     status: str  # pending, in_progress, committed, late, set_aside, ignored, dropped
@@ -163,19 +163,20 @@ class InputStatus:
 
 
 class InputTracker:
-    """Tells what became of every input: give it the ledger's records, newest first, then ask for the rest."""
+    """Derives the status of every input: `add` takes the ledger's records, newest first, then `unread` returns the
+    rest."""
 
     def add(self, record: dict[str, Json]) -> InputStatus | None:
-        """What became of the input of a record; None when a newer record has told it, or nothing was read."""
+        """Return the status of a record's input; None if a newer record has given it, or nothing was read."""
         return None if record["status"] == "pending" else InputStatus(record, str(record["status"]))
 
     def unread(self) -> Iterator[InputStatus]:
-        """The inputs that no record names."""
+        """Return the inputs that no record names."""
         return iter(())
 
 
 def processed_record(stat: FileStat) -> dict[str, Json]:
-    """The input record of something that counts as read although no epoch of this pipeline read it."""
+    """Return the input record of an input that counts as read although no epoch of this pipeline read it."""
     return {
         "path": stat.name,
         "size_bytes": stat.size_bytes,
@@ -193,22 +194,22 @@ def processed_record(stat: FileStat) -> dict[str, Json]:
 
 
 class Source(ABC):
-    """Where records come from, in the driver.
+    """The origin of records, in the driver.
 
     `open_source(options, once=..., moved=...)` of its kind makes one. With `once`, a run reads what is there and ends:
-    the source then waits for nothing. `moved` is a pair of locations, old and new: the same input lies elsewhere now,
-    and `start` accepts positions of the old location.
+    the source then waits for nothing. `moved` is a pair of locations, old and new: the same input has moved, and
+    `start` accepts positions of the old location.
 
-    Six methods must be written; the others have defaults that suit a source whose input never comes late, never
-    changes and is never given up. One thread calls `start`, `plan` and `give_back`; other threads may call the other
-    methods meanwhile. Opening a source reads nothing.
+    Six methods must be written; the others have defaults for a source whose input is never late, never changes and is
+    never dropped. One thread calls `start`, `plan` and `give_back`; other threads may call the other methods meanwhile.
+    Opening a source reads nothing.
     """
 
     name: str
     ports: tuple[str, ...] = (MAIN_PORT,)  # outputs; rows name theirs. The engine refuses others than the main one
-    poll_interval_secs: float = 10.0  # how long a run waits after a plan that found nothing
+    poll_interval_secs: float = 10.0  # how long a run waits after a plan without input
     reconcile_interval_secs: float | None = None  # between two calls of `reconcile`; None: input never comes late
-    late_files: Literal["ingest", "ignore", "fail"] = "ignore"  # what becomes of late input
+    late_files: Literal["ingest", "ignore", "fail"] = "ignore"  # how late input is treated
 
     # -- to be written --
 
@@ -242,10 +243,10 @@ class Source(ABC):
 
     @abstractmethod
     def advance(self, plan: SourcePlan, outcomes: Sequence[Json], epoch: int) -> tuple[Json, list[dict[str, Json]]]:
-        """The position after the splits of `plan` ended as their readers report, and the ledger's input records.
+        """Return the position after the splits of `plan` ended as reported, and the ledger's input records.
 
-        `outcomes` are those of all splits, in the order of the slice. What a reader did not reach has none: the new
-        position must not pass it. Called once per epoch in flight; the result depends on the arguments alone.
+        `outcomes` are those of all splits, in the order of the slice. Input that a reader did not reach has none: the
+        new position must not pass it. Called once per epoch in flight; the result depends on the arguments alone.
 
         A reader may end early, because its budget is full, while the readers of later splits reach their end. The
         epoch commits the rows of all of them. A source that plans several splits therefore keeps the end of each in
@@ -254,22 +255,22 @@ class Source(ABC):
 
     @abstractmethod
     def replay(self, position: Json, records: Sequence[dict[str, Json]]) -> Json:
-        """The position after an epoch, from the position before it and the ledger's input records. Pure.
+        """Return the position after an epoch, from the position before it and the ledger's input records. Pure.
 
-        Called when a checkpoint is lost and must be found again from the ledger.
+        Called when a checkpoint is lost and must be rebuilt from the ledger.
         """
 
     @abstractmethod
     def replan(self, position: Json, records: Sequence[dict[str, Json]], parallelism: int) -> SourcePlan:
-        """The slice that an epoch read, from the ledger's input records, to be read again for operators' state.
+        """Return the slice that an epoch read, from the ledger's input records, to read it again for operator state.
 
-        Readers must give the same records in the same order as the first time. `position` is the one after that
-        epoch. Nothing is checked here: input that is gone makes the reader fail.
+        Readers must give the same records in the same order as the first time. `position` is the one after that epoch.
+        Nothing is checked here: if input is gone, the reader fails.
         """
 
     @abstractmethod
     def backlog(self, position: Json) -> Backlog:
-        """Count what lies after `position`. Called every few seconds, by another thread than `plan`, for people.
+        """Count the input after `position`. Called every few seconds, by another thread than `plan`, for display.
 
         Raises:
             SourceError, OSError: it cannot be counted now.
@@ -279,11 +280,11 @@ class Source(ABC):
 
     @property
     def location(self) -> str:
-        """Where the input lies, as messages name it."""
+        """The location of the input, for messages."""
         return self.name
 
     def describe(self, position: Json) -> PositionView:
-        """A position for people. Pure; may be called for positions of any age.
+        """Return a position in a form for people. Pure; may be called for positions of any age.
 
         Raises:
             DamagedError: the position is not one of this kind of source.
@@ -291,11 +292,11 @@ class Source(ABC):
         return PositionView(facts=position if isinstance(position, dict) else {"position": position})
 
     def current_name(self, position: Json, path: str) -> str:
-        """The name that an input has today, which an old input record may name otherwise."""
+        """Return the current name of an input, which an old input record may name differently."""
         return path
 
     def interchange(self, position: Json) -> Json:
-        """`position` in the format that other tools read in the table's log; None when there is no such format."""
+        """Return `position` in the format that other tools read in the table's log; None if there is no such format."""
         return None
 
     def adopt(self, foreign: Json) -> tuple[Json, list[dict[str, Json]]]:
@@ -307,7 +308,7 @@ class Source(ABC):
         raise ConfigError(f"source {self.name!r} cannot take over another tool's progress")
 
     def check(self) -> None:  # noqa: B027
-        """Look whether the input can be reached. Called by commands before they plan.
+        """Check that the input can be reached. Called by commands before they plan.
 
         Raises:
             SourceError: it cannot.
@@ -316,12 +317,12 @@ class Source(ABC):
     # -- after the commit --
 
     def acknowledge(self, position: Json) -> None:  # noqa: B027
-        """Nothing that lies before `position` is needed any more: it may be deleted, or given back to a broker.
+        """Release input before `position`, which is no longer needed: it may be deleted, or acknowledged to a broker.
 
-        `position` is that of the oldest checkpoint that a rollback may still reach and that every sink and copy of
-        the truth (the remote tier included) holds. Called after commits, with a position that never goes back in one
-        run. Calls may be skipped, and after a kill repeated, also with an older position: the call is idempotent.
-        Failures are logged and change nothing, so that the next call makes up for them.
+        `position` is that of the oldest checkpoint that a rollback may still reach and that every sink and copy of the
+        truth (the remote tier included) holds. Called after commits, with a position that never goes back in one run.
+        Calls may be skipped, and after a kill repeated, also with an older position: the call is idempotent. Failures
+        are logged and change nothing, so that the next call makes up for them.
         """
 
     def find_unavailable(
@@ -330,24 +331,24 @@ class Source(ABC):
         records: Sequence[Mapping[str, Json]],
         back_to: Json | None = None,
     ) -> list[str]:
-        """Which of the ledger's `records` could not be read again as they were, each with its reason.
+        """Return those of the ledger's `records` that could not be read again unchanged, each with its reason.
 
-        Called before a rollback, and before lost state is made from the input again. `position` is today's; `back_to`
-        is the one that a rollback leads to, and what was half read there is needed, too.
+        Called before a rollback, and before lost state is rebuilt from the input. `position` is the current one;
+        `back_to` is the target of a rollback, and input that was partly read there is needed, too.
         """
         return []
 
     # -- late input, and input that is set aside --
 
     def find_late(self, position: Json, known: KnownFiles) -> Reconciled:
-        """Compare everything that is there with what the ledger and the epochs in flight know. Changes nothing."""
+        """Compare all existing input with the ledger and the epochs in flight. Changes nothing."""
         return Reconciled()
 
     def reconcile(self, position: Json, known: KnownFiles) -> Reconciled:
-        """Do the same and act upon it: the next plans take up what is late, where the settings say so.
+        """Find late input like `find_late`; the next plans read it, if the settings say so.
 
         Called every `reconcile_interval_secs`, and once by a run with `once`; by another thread than `plan`, but never
-        while `plan` runs. What it notes is a proposal, found again after a kill.
+        while `plan` runs. Its result is a proposal, found again after a kill.
 
         Raises:
             LateFileError: there is late input, and the settings say that this stops the run.
@@ -355,34 +356,34 @@ class Source(ABC):
         return self.find_late(position, known)
 
     def give_back(self, plan: SourcePlan) -> bool:
-        """An epoch in flight was lost. True when late input must be found again by `reconcile`."""
+        """Give back a lost epoch in flight. Returns True if `reconcile` must find late input again."""
         return False
 
     def retry(self, path: str, *, changed: bool) -> None:  # noqa: B027
-        """Somebody asks to read an input again that was set aside; `changed` accepts that it is no longer the same.
+        """Request another read of an input that was set aside; `changed` accepts that it changed.
 
-        Sources that do not know the input ignore the call. The next plan takes it up; asked again until
+        Sources that do not have the input ignore the call. The next plan reads it. The call is repeated until
         `forget_requests`, also after a kill.
         """
 
     def drop(self, path: str) -> None:  # noqa: B027
-        """Somebody asks to give up an input that was set aside. Otherwise like `retry`."""
+        """Request to drop an input that was set aside. Otherwise like `retry`."""
 
     def forget_requests(self, paths: Iterable[str]) -> None:  # noqa: B027
-        """The epoch that took these requests up is committed."""
+        """Forget these requests: the epoch that answers them is committed."""
 
     # -- inputs one by one --
 
     def list_inputs(self) -> Iterator[FileStat]:
-        """Everything that the source covers now, read or not."""
+        """Yield all input that the source covers now, read or not."""
         return iter(())
 
     def track(self, position: Json) -> InputTracker:
-        """Tell what became of every input, for a source that stands at `position`."""
+        """Return a tracker for the status of every input, for a source at `position`."""
         return InputTracker()
 
     def restrict(self, names: Iterable[str]) -> None:
-        """Read these inputs alone, whatever else comes. Called before `start`, by drills.
+        """Read only these inputs. Called before `start`, by drills.
 
         Raises:
             ConfigError: this kind of source cannot.
@@ -392,14 +393,15 @@ class Source(ABC):
     # -- reading --
 
     def reader_settings(self) -> dict[str, Json]:
-        """What the `SplitReader` of this kind needs beside the split: plain JSON, since it travels to workers."""
+        """Return the settings that the `SplitReader` of this kind needs beside the split, in plain JSON for the
+        workers."""
         return {}
 
     def sample(self, plan: SourcePlan, columns: Columns) -> Sample | None:
-        """Decode the beginning of a slice in the driver, as a reader would; None: only a run tells the columns.
+        """Decode the start of a slice in the driver, like a reader; None if only a run finds the columns.
 
         Raises:
-            SchemaError: a record does not fit, and the settings say that this stops a run.
+            SchemaError: a record does not fit, and the settings make this an error.
         """
         return None
 

@@ -1,7 +1,7 @@
-"""The sources of a pipeline as one: plans what each of them has, and keeps their positions by name.
+"""The sources of a pipeline as one: plans a slice of each, and keeps their positions by name.
 
-A boundary is planned, not waited for: once one source has a slice, the others get a moment to say what they have;
-one that is still listing is left out, and what it finds is taken up by the next plan.
+A boundary does not wait for all sources. Once one source has a slice, the others get a moment to answer. A source that
+is still listing is left out, and the next plan uses its answer.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Records = dict[str, list[dict[str, Json]]]
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
-    """What an epoch reads: a slice of every source that has something."""
+    """The input of an epoch: a slice of every source that has input."""
 
     plans: dict[str, SourcePlan]
     align_ms: int = 0  # from the first slice to the boundary
     left_out: tuple[str, ...] = ()  # sources that had not answered by then
-    asked_before: frozenset[str] = frozenset()  # sources whose answer is to the question of an earlier plan
+    asked_before: frozenset[str] = frozenset()  # sources that answer an earlier plan
 
     @property
     def files(self) -> int:
@@ -61,7 +61,7 @@ class EpochPlan:
 
 @dataclass(slots=True)
 class _Asked:
-    """A source that is planning in a thread of its own."""
+    """A source that is planning in its own thread."""
 
     position: Json
     answer: concurrent.futures.Future[SourcePlan | None]
@@ -74,7 +74,7 @@ class Sources:
     align_seconds = ALIGN_SECONDS
 
     def __init__(self, sources: Sequence[Source], *, once: bool = False) -> None:
-        self._once = once  # then "nothing to read" must be the answer of every source
+        self._once = once  # then every source must answer before "nothing to read"
         self._sources = {source.name: source for source in sources}
         several = next((source.name for source in sources if source.ports != (MAIN_PORT,)), None)
         if several is not None:
@@ -97,17 +97,17 @@ class Sources:
 
     @property
     def only(self) -> Source | None:
-        """The source of a pipeline that has but one; what other tools' formats can describe."""
+        """The source of a pipeline with only one, which the formats of other tools can describe."""
         return next(iter(self)) if len(self) == 1 else None
 
     # -- positions ------------------------------------------------------------------------------------
 
     def start(self, positions: Mapping[str, Json]) -> Positions:
-        """Check restored positions against the settings; a source that has none starts afresh."""
+        """Check restored positions against the settings. A source without a position starts from the beginning."""
         return {source.name: source.start(positions.get(source.name)) for source in self}
 
     def describe(self, positions: Mapping[str, Json]) -> dict[str, PositionView]:
-        """Positions for people, those of sources that the spec no longer has included."""
+        """Return positions for people, including those of sources removed from the spec."""
         return {name: self._describe(name, position) for name, position in positions.items()}
 
     def _describe(self, name: str, position: Json) -> PositionView:
@@ -119,11 +119,11 @@ class Sources:
 
     @property
     def want_acknowledgement(self) -> bool:
-        """Whether a source does something when it is told what nobody needs any more."""
+        """Whether a source uses acknowledgements."""
         return any(type(source).acknowledge is not Source.acknowledge for source in self)
 
     def acknowledge(self, positions: Mapping[str, Json]) -> None:
-        """Tell every source below which position nothing is needed any more; failures are logged."""
+        """Send every source the position below which nothing is needed any more; failures are logged."""
         for source in self:
             if source.name not in positions:
                 continue
@@ -133,7 +133,7 @@ class Sources:
                 logger.warning("source not acknowledged", extra={"source": source.name, "reason": str(error)})
 
     def replan(self, positions: Mapping[str, Json], inputs: Records, parallelism: int) -> EpochPlan:
-        """What an epoch read, from the ledger's records of it, to be read again."""
+        """Return the plan of an epoch, from the ledger's records of it, to read it again."""
         return EpochPlan(
             {
                 name: self._sources[name].replan(positions[name], records, parallelism)
@@ -143,14 +143,15 @@ class Sources:
         )
 
     def replay(self, positions: Positions, inputs: Mapping[str, Sequence[dict[str, Json]]]) -> Positions:
-        """The positions after an epoch, from the ledger's records of it."""
+        """Return the positions after an epoch, from the ledger's records of it."""
         known = {n: self._sources[n].replay(p, inputs.get(n, [])) for n, p in positions.items() if n in self._sources}
         return {**positions, **known}
 
     def advance(
         self, plan: EpochPlan, positions: Positions, outcomes: Mapping[str, Sequence[Json]], epoch: int
     ) -> tuple[Positions, Records]:
-        """The positions after the tasks of `plan` ended as they report, and the ledger's input records by source."""
+        """Return the positions after the tasks of `plan` ended as reported, and the ledger's input records by
+        source."""
         after, records = dict(positions), {}
         for name, part in plan.plans.items():
             after[name], records[name] = self._sources[name].advance(part, outcomes.get(name, []), epoch)
@@ -159,7 +160,7 @@ class Sources:
     # -- planning -------------------------------------------------------------------------------------
 
     def plan(self, positions: Positions, limits: Limits) -> EpochPlan | None:
-        """What each source has, or None when no source has anything to read now."""
+        """Return the slices of all sources, or None if no source has anything to read now."""
         if len(self) == 1:
             source = next(iter(self))
             alone = source.plan(positions[source.name], limits)
@@ -200,12 +201,12 @@ class Sources:
         return EpochPlan(ordered, round((monotonic() - first_at) * 1000), tuple(left_out), old)
 
     def _ask(self, source: Source, position: Json, limits: Limits) -> None:
-        """Let a source plan in a thread of its own, unless it does so already, for the same position."""
+        """Let a source plan in its own thread, unless it already does for the same position."""
         known = self._asked.get(source.name)
         if known is not None:
             if known.position == position:
                 return
-            known.done.wait()  # planned on a base that was lost: its answer counts for nothing
+            known.done.wait()  # planned on a lost base: its answer does not count
             answer = None if known.answer.exception() else known.answer.result()
             if answer is not None and source.give_back(answer):
                 self._forgotten.add(source.name)
@@ -223,9 +224,9 @@ class Sources:
         threading.Thread(target=work, name=f"firnline plan {source.name}", daemon=True).start()
 
     def _wait_for_first(self) -> float:
-        """Wait until one source has a slice or a failure, or all have answered; says when that was.
+        """Wait until one source has a slice or a failure, or all have answered. Returns that time.
 
-        When one has nothing and the others are silent, it is not waited for longer: it may have something soon.
+        If one has nothing and the others do not answer, the wait ends: it may have input soon.
         """
         waiting = [asked.answer for asked in self._asked.values()]
         patience: float | None = None
@@ -238,14 +239,14 @@ class Sources:
         return monotonic()
 
     def backlog(self, positions: Mapping[str, Json]) -> Backlog:
-        """Count what lies after the positions, over all sources."""
+        """Count the input after the positions, over all sources."""
         counted = [source.backlog(positions[source.name]) for source in self]
         return Backlog(sum(b.files_outstanding for b in counted), sum(b.bytes_outstanding for b in counted))
 
     # -- late files and retries -----------------------------------------------------------------------
 
     def reconcile(self, positions: Positions, known: Mapping[str, KnownFiles], due: Iterable[str]) -> Reconciled:
-        """Compare full listings with every file that the ledger knows, for the sources whose turn it is."""
+        """Compare full listings with every file in the ledger, for the sources that are due."""
         found = Reconciled()
         for name in due:
             one = self._sources[name].reconcile(positions[name], known[name])
@@ -253,33 +254,33 @@ class Sources:
         return found
 
     def is_asked(self, name: str) -> bool:
-        """Whether a source was asked for a slice that no plan has taken yet; it may have answered.
+        """Return whether a source is planning a slice that no plan has used yet; it may have answered.
 
-        Until then a full listing cannot tell which files are late: those that the answer holds are in no epoch.
+        Until then a full listing cannot identify late files: those in the answer are in no epoch.
         """
         return name in self._asked
 
     def take_forgotten(self) -> set[str]:
-        """The sources whose late files must be found again, because a plan that took them up came to nothing."""
+        """Return the sources whose late files must be found again, because the plan that used them was dropped."""
         found, self._forgotten = self._forgotten, set()
         return found
 
     def give_back(self, plan: EpochPlan) -> list[str]:
-        """An epoch was lost: the sources whose late files must be found again."""
+        """Give back a lost epoch. Returns the sources whose late files must be found again."""
         return [name for name, part in plan.plans.items() if self._sources[name].give_back(part)]
 
     def retry(self, path: str, *, changed: bool) -> None:
-        """Take a file that was set aside up again; the source that knows it does so with its next plan."""
+        """Request another read of a file that was set aside, with the next plan of its source."""
         for source in self:
             source.retry(path, changed=changed)
 
     def drop(self, path: str) -> None:
-        """Give a file that was set aside up; the source that knows it does so with its next plan."""
+        """Request to drop a file that was set aside, with the next plan of its source."""
         for source in self:
             source.drop(path)
 
     def forget_requests(self, paths: Iterable[str]) -> None:
-        """The epoch that took these requests up is committed."""
+        """Forget these requests: the epoch that answers them is committed."""
         taken = list(paths)
         for source in self:
             source.forget_requests(taken)
@@ -287,7 +288,7 @@ class Sources:
     def find_unavailable(
         self, now: Mapping[str, Json], inputs: Iterable[Mapping[str, Any]], then: Mapping[str, Json] | None = None
     ) -> list[str]:
-        """Which files that the ledger's `inputs` (newest epoch first) read could not be read again, with reasons."""
+        """Return the files in the ledger's `inputs` (newest epoch first) that could not be read again, with reasons."""
         entries = list(inputs)
         found: list[str] = []
         for source in self:
