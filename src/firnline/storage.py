@@ -55,7 +55,7 @@ class Storage(Protocol):
     root: str
 
     def get(self, key: str) -> bytes:
-        """The whole object."""
+        """Return the whole object."""
         ...
 
     def put(self, key: str, data: bytes) -> None:
@@ -63,52 +63,52 @@ class Storage(Protocol):
         ...
 
     def put_chunks(self, key: str, chunks: Iterable[bytes]) -> None:
-        """As `put`, for content that comes piece by piece; when that raises, nothing is created or replaced."""
+        """Like `put`, for content in pieces. If that raises, nothing is created or replaced."""
         ...
 
     def put_new(self, key: str, data: bytes) -> None:
-        """Create atomically, durable on return; FileExistsError when it is there already."""
+        """Create atomically, durable on return. Raises FileExistsError if it exists."""
         ...
 
     def delete(self, key: str) -> None:
-        """Remove; a missing object is fine."""
+        """Delete. A missing object is no error."""
         ...
 
     def list(self, prefix: str, after: str = "") -> Iterator[FileStat]:
-        """Objects below the folder `prefix`, in byte order of the whole name, those after `after` (a full name)."""
+        """Yield objects below the folder `prefix` after the full name `after`, in byte order of the whole name."""
         ...
 
     def stat(self, key: str) -> FileStat:
-        """What is known of one object."""
+        """Return the metadata of one object."""
         ...
 
     def open_read(self, key: str, offset: int = 0) -> Readable:
-        """A stream from `offset` on."""
+        """Open a stream from `offset` on."""
         ...
 
     def create(self, key: str) -> Writable:
-        """A new object, for large writes; its name must be one that nobody else uses."""
+        """Create an object for large writes; its name must be unique."""
         ...
 
     def settle(self, key: str) -> None:
-        """Make an object or a folder durable that another process wrote: it may have been killed before it did."""
+        """Make an object or a folder durable whose writer may have been killed before the fsync."""
         ...
 
 
 def is_remote(uri: str) -> bool:
-    """Whether a path or URI lies on an object store."""
+    """Return whether a path or URI is on an object store."""
     return "://" in uri and not uri.startswith("file://")
 
 
 def normalise(uri: str) -> str:
-    """The full name of a folder: an absolute path, or a URI, without a slash at the end."""
+    """Return the full name of a folder: an absolute path, or a URI, without a trailing slash."""
     if is_remote(uri):
         return uri.rstrip("/")
     return os.path.abspath(uri.removeprefix("file://"))
 
 
 def open_storage(uri: str, options: Mapping[str, str] | None = None) -> Storage:
-    """The storage whose root is `uri`."""
+    """Open the storage whose root is `uri`."""
     root = normalise(uri)
     return ObjectStorage(root, options or {}) if is_remote(root) else LocalStorage(root)
 
@@ -135,10 +135,10 @@ def fsync_path(path: str) -> None:
 
 
 def confirm_path(path: str) -> None:
-    """Make a small file durable that another process wrote, and compare it with what the disk holds.
+    """Make a small file of another process durable, and compare it with the content on disk.
 
-    If an fsync of that process failed, ours may succeed without writing anything. So the cached pages are dropped and
-    the file is read from the disk again. OSError when the disk holds something else.
+    If an fsync of that process failed, ours may succeed without writing anything. The cached pages are therefore
+    dropped and the file is read from disk again. Raises OSError if the disk has other content.
     """
     with open(path, "rb", buffering=0) as stream:
         cached = stream.read()
@@ -155,9 +155,9 @@ _durable_folders: dict[str, tuple[int, int]] = {}  # path -> device and inode of
 
 
 def make_folders(folder: str) -> None:
-    """Make a folder and those above it durable, each in its parent; what is missing is created.
+    """Create a folder and its parents if missing, and make each durable in its parent.
 
-    A folder that exists may have been left by a process that was killed before it made the name durable.
+    An existing folder may be from a process that was killed before it made the name durable.
     """
     pending = []
     while folder and not os.path.ismount(folder):
@@ -188,7 +188,7 @@ def _remember_folder(folder: str) -> None:
 
 
 def _folder_identity(folder: str) -> tuple[int, int] | None:
-    """Device and inode of a folder; None when it is missing."""
+    """Return device and inode of a folder; None if it is missing."""
     try:
         found = os.stat(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -206,7 +206,7 @@ class LocalStorage:
         return os.path.join(self.root, key) if key else self.root
 
     def path_of(self, key: str) -> str:
-        """Where a key lies, for those who map it into memory."""
+        """Return the path of a key, for memory mapping."""
         return self._path(key)
 
     def get(self, key: str) -> bytes:
@@ -236,10 +236,10 @@ class LocalStorage:
             fault_point("storage.publish.before")
             publish(temporary, path)
         except Exception as error:
-            with contextlib.suppress(OSError):  # a full disk must not fill up with what failed
+            with contextlib.suppress(OSError):  # failed writes must not fill a full disk
                 os.unlink(temporary)
             if isinstance(error, FileExistsError):
-                self.settle(key)  # whoever learns that it exists builds on it
+                self.settle(key)  # a caller that learns that it exists builds on it
             raise
         fault_point("storage.publish.after")
         fsync_path(folder)
@@ -310,7 +310,7 @@ class _DurableFile:
 
 
 def _walk(folder: str, after: str) -> Iterator[FileStat]:
-    """Files below a folder in byte order of the whole name; folders that lie wholly before `after` are skipped."""
+    """Yield files below a folder in byte order of the whole name; folders entirely before `after` are skipped."""
     names: list[bytes] = []
     try:
         with os.scandir(os.fsencode(folder)) as entries:
@@ -345,7 +345,7 @@ _DELTA_OPTIONS = ("conditional_put", "s3_allow_unsafe_rename", "s3_locking_provi
 
 @contextlib.contextmanager
 def _os_errors() -> Iterator[None]:
-    """obstore's errors as the built-in ones that local disk raises."""
+    """Translate obstore's errors into the built-in ones that local disk raises."""
     from obstore import exceptions as found
 
     try:
@@ -463,7 +463,7 @@ class ObjectStorage:
             return _RemoteWriter(obstore.open_writer(self._store, self._key(key)))
 
     def settle(self, key: str) -> None:
-        """Nothing: what can be listed in a bucket is durable."""
+        """Do nothing: a listed object in a bucket is durable."""
 
 
 class _RemoteReader:
