@@ -1,8 +1,8 @@
-"""The outbox: where rows wait for an optional sink, beside the ledger that names them.
+"""The outbox: rows that wait for an optional sink, beside the ledger that names them.
 
 Tasks stage the files of an optional sink here, in the deciding table's own storage, invisible to its readers. The
-sink's lane copies them to their final paths in the sink's table, then commits. So a sink that cannot be reached stops
-nobody, and what it gets later is exactly what was decided. A file is let go of once the sink holds its epoch.
+sink's lane copies them to their final paths in the sink's table, then commits. An unreachable sink therefore blocks
+nothing, and later gets exactly what was decided. A file is deleted once the sink holds its epoch.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ KEY = "outbox"  # of a staged file: its key in the deciding table's storage, unt
 
 
 def without_outbox(files: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
-    """Staged files as a commit names them."""
+    """Return staged files in the form of a commit."""
     return [{name: value for name, value in file.items() if name != KEY} for file in files]
 
 
 def deliver(outbox: Storage, table: Storage, files: Sequence[dict[str, Json]]) -> None:
-    """Copy files from the outbox to their final paths, complete and durable; what is there already stays.
+    """Copy files from the outbox to their final paths, complete and durable. Existing files stay.
 
     Files that were staged in the table itself are left alone.
 
     Raises:
-        DamagedError: a file is not what was staged, or is in neither place.
+        DamagedError: a file differs from what was staged, or is in neither location.
         OSError: the table's storage cannot be written.
     """
     for file in files:
@@ -55,7 +55,7 @@ def deliver(outbox: Storage, table: Storage, files: Sequence[dict[str, Json]]) -
 
 
 def find_missing(storage: Storage, paths: Iterable[str]) -> list[str]:
-    """Which files are not stored any more. Paths may be percent-encoded, as a table's log spells them, or not."""
+    """Return the files that are no longer stored. Paths may be percent-encoded, as in a table's log, or not."""
 
     def is_missing(path: str) -> bool:
         for key in dict.fromkeys((unquote(path), path)):
@@ -70,7 +70,7 @@ def find_missing(storage: Storage, paths: Iterable[str]) -> list[str]:
 
 
 def find_missing_staged(table: Storage, files: Sequence[dict[str, Json]], outbox: Storage | None = None) -> list[str]:
-    """The paths of staged files that are neither in the table's storage nor, where one is given, in the outbox."""
+    """Return the paths of staged files that are neither in the table's storage nor in the given outbox."""
     missing = find_missing(table, [str(file["path"]) for file in files])
     if not missing or outbox is None:
         return missing
@@ -80,7 +80,7 @@ def find_missing_staged(table: Storage, files: Sequence[dict[str, Json]], outbox
 
 
 def release(outbox: Storage, files: Sequence[dict[str, Json]]) -> None:
-    """Delete what a sink holds durably."""
+    """Delete files that a sink holds durably."""
     for file in files:
         if KEY in file:
             fault_point("outbox.release.before")
@@ -89,7 +89,7 @@ def release(outbox: Storage, files: Sequence[dict[str, Json]]) -> None:
 
 
 def list_outbox(outbox: Storage, pipeline: str) -> dict[str, list[str]]:
-    """The keys of every file in the outbox, by the attempt that wrote it."""
+    """Return the keys of every file in the outbox, by the attempt that wrote it."""
     folder = f"{outbox.root}/{outbox_folder(pipeline)}/"
     found: dict[str, list[str]] = {}
     for stat in outbox.list(outbox_folder(pipeline)):
@@ -99,12 +99,12 @@ def list_outbox(outbox: Storage, pipeline: str) -> dict[str, list[str]]:
 
 
 def waiting_for(staged: Mapping[str, Sequence[dict[str, Json]]], keys: Collection[str]) -> set[str]:
-    """The sinks for which an epoch staged one of these keys."""
+    """Return the sinks for which an epoch staged one of these keys."""
     return {sink for sink, files in staged.items() if any(file.get(KEY) in keys for file in files)}
 
 
 def sweep_outbox(outbox: Storage, listed: dict[str, list[str]], needed: Collection[str]) -> int:
-    """Delete the listed files of attempts that nobody needs; returns how many."""
+    """Delete the listed files of unneeded attempts. Returns how many."""
     gone = [key for attempt, keys in listed.items() if attempt not in needed for key in keys]
     for key in gone:
         fault_point("outbox.release.before")
@@ -114,7 +114,7 @@ def sweep_outbox(outbox: Storage, listed: dict[str, list[str]], needed: Collecti
 
 
 def _is_there(table: Storage, file: dict[str, Json]) -> bool:
-    """Whether a file lies at its final path, byte for byte: a copy is complete there, or not there at all."""
+    """Return whether a file is at its final path, byte for byte: a copy is complete there, or missing."""
     try:
         if table.stat(str(file["path"])).size_bytes != int(file["size_bytes"]):
             return False
@@ -127,7 +127,7 @@ def _is_there(table: Storage, file: dict[str, Json]) -> bool:
 
 
 def _checked(storage: Storage, key: str, file: dict[str, Json]) -> Iterator[bytes]:
-    """The bytes of a file; DamagedError at their end when they are not those that were staged."""
+    """Yield the bytes of a file. Raises DamagedError at their end if they differ from what was staged."""
     stream = storage.open_read(key)
     try:
         crc32, size = 0, 0

@@ -24,7 +24,7 @@ KINDS = {
 
 
 def open_sinks(opened: Sequence[tuple[SinkOptions, SinkContext]]) -> tuple[Sink, ...]:
-    """Open the sinks of a pipeline, the deciding one first, and check that each can do what is asked of it.
+    """Open the sinks of a pipeline, the deciding one first, and check that each has the required capabilities.
 
     Raises:
         ConfigError: a sink's kind cannot decide, or cannot upsert, and should.
@@ -47,13 +47,13 @@ def open_sinks(opened: Sequence[tuple[SinkOptions, SinkContext]]) -> tuple[Sink,
 
 
 def open_stager(target: dict[str, Json], attempt: str) -> Stager:
-    """Open the stager that a sink's target asks for, in a worker."""
+    """Open the stager for a sink's target, in a worker."""
     stager: Stager = _kind(str(target["type"])).open_stager(target, attempt)
     return stager
 
 
 def run_task(task: dict[str, Json]) -> dict[str, Json]:
-    """Perform a task of a sink's commit, in a worker; raises what the sink's kind raises."""
+    """Perform a task of a sink's commit, in a worker. Raises the errors of the sink's kind."""
     report: dict[str, Json] = _kind(str(task["type"])).run_task(task)
     return report
 

@@ -1,6 +1,6 @@
-"""The kind `delta`: Delta tables, which are appended to, upserted, or written in two stages.
+"""The kind `delta`: Delta tables that are appended to, upserted, or written in two stages.
 
-Parts are imported when they are needed: a worker stages files without loading what a commit needs.
+Modules are imported on demand: a worker stages files without loading the modules of a commit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from firnline.types import Json
 
 
 def open_sink(options: DeltaSinkOptions, context: SinkContext) -> Sink:
-    """Open a table; nothing is read or written yet.
+    """Open a table. Reads and writes nothing yet.
 
     Raises:
         ConfigError: an upsert has no key, neither in the spec nor from its input.
@@ -32,7 +32,7 @@ def open_sink(options: DeltaSinkOptions, context: SinkContext) -> Sink:
 
 
 def open_stager(target: dict[str, Json], attempt: str) -> Stager:
-    """The stager that a target of `DeltaSink.stage_target` asks for."""
+    """Open the stager for a target of `DeltaSink.stage_target`."""
     if target["write"] == "upsert":
         from firnline.sinks.delta.upsert.stage import ChangeStager
 

@@ -43,7 +43,8 @@ class LogCommit:
         return (action["txn"] for action in self.actions if "txn" in action)
 
     def info(self, pipeline: str) -> dict[str, Json] | None:
-        """What this commit says of a pipeline; None when it is not one of its commits. DamagedError when unreadable."""
+        """Return this commit's record of a pipeline; None if it is not one of its commits. Raises DamagedError if
+        unreadable."""
         for action in self.actions:
             raw = action.get("commitInfo", {}).get(INFO_KEY)
             if raw is not None:
@@ -53,14 +54,14 @@ class LogCommit:
         return None
 
     def find_info(self, pipeline: str) -> dict[str, Json] | None:
-        """The same; None also when it is unreadable."""
+        """Like `info`, but None if it is unreadable."""
         try:
             return self.info(pipeline)
         except DamagedError:
             return None
 
     def time(self) -> str:
-        """When it was made, RFC 3339; empty when the commit does not say."""
+        """The time of the commit, RFC 3339; empty if it has none."""
         for action in self.actions:
             stamp = action.get("commitInfo", {}).get("timestamp")
             if stamp is not None:
@@ -87,7 +88,7 @@ class DeltaLog:
         self._storage = storage
 
     def read(self, version: int) -> LogCommit | None:
-        """One commit; None when it is not there (not yet, or cleaned up)."""
+        """Return one commit; None if it does not exist (not yet, or cleaned up)."""
         try:
             data = self._storage.get(commit_key(version))
         except FileNotFoundError:
@@ -97,13 +98,13 @@ class DeltaLog:
             try:
                 action = json.loads(line)
             except ValueError:
-                continue  # one damaged line does not hide the others; what it held has other copies
+                continue  # one damaged line does not hide the others; its content has other copies
             if isinstance(action, dict):
                 actions.append(action)
         return LogCommit(version, actions)
 
     def newest_version(self) -> int:
-        """The number of the newest commit file; -1 when there is none."""
+        """Return the number of the newest commit file; -1 if there is none."""
         for names in self._listings():
             found = [int(match[1]) for name in names if (match := _COMMIT.fullmatch(name))]
             if found:
@@ -111,7 +112,7 @@ class DeltaLog:
         return -1
 
     def find_checkpoint(self) -> DeltaCheckpoint | None:
-        """Delta's newest complete checkpoint, by what is stored; None when there is none."""
+        """Return Delta's newest complete checkpoint in the storage; None if there is none."""
         for names in self._listings():
             found = _complete_checkpoints(names)
             if found:
@@ -119,12 +120,12 @@ class DeltaLog:
         return None
 
     def checkpoint_version(self) -> int:
-        """The version of Delta's newest checkpoint; -1 when there is none."""
+        """Return the version of Delta's newest checkpoint; -1 if there is none."""
         found = self.find_checkpoint()
         return found.version if found else -1
 
     def checkpoint_txns(self, checkpoint: DeltaCheckpoint) -> Iterator[dict[str, Json]]:
-        """The transactions that a checkpoint keeps: those of commits whose files may be cleaned up.
+        """Return the transactions in a checkpoint: those of commits whose files may be cleaned up.
 
         Raises:
             DamagedError: a file of it cannot be read.
@@ -141,7 +142,7 @@ class DeltaLog:
                 raise DamagedError(f"{self._storage.root}/{DELTA_LOG}/{name} cannot be read", what=name) from error
 
     def _listings(self) -> Iterator[list[str]]:
-        """What the log's folder holds from Delta's newest checkpoint on; then all, for whom that does not do.
+        """Yield the log's listing from Delta's newest checkpoint on, then the full listing if that is not enough.
 
         The pointer to that checkpoint is only a cache: it may be missing, damaged, or wrong.
         """
@@ -156,7 +157,7 @@ class DeltaLog:
         return [stat.name.rsplit("/", 1)[-1] for stat in self._storage.list(DELTA_LOG, after)]
 
     def backwards(self, version: int, limit: int | None = None) -> Iterator[LogCommit]:
-        """Commits from `version` down, at most `limit` of them, until the log has been cleaned up."""
+        """Yield commits from `version` down, at most `limit`, until the log has been cleaned up."""
         lowest = -1 if limit is None else max(-1, version - limit)
         for number in range(version, lowest, -1):
             commit = self.read(number)
@@ -178,17 +179,17 @@ def _complete_checkpoints(names: list[str]) -> list[DeltaCheckpoint]:
 
 
 def encode_blizzard(source_state: Json, delta_version: int, extra: dict[str, Json]) -> str:
-    """The app id that carries the interchange payload. `extra` holds our own added fields."""
+    """Return the app id with the interchange payload. `extra` holds our own added fields."""
     state = {**extra, "schema_version": FORMAT, "source_state": source_state, "delta_version": delta_version}
     state["checksum"] = checksum(canonical(state))
     return BLIZZARD + base64.b64encode(canonical(state)).decode()
 
 
 def decode_blizzard(app_id: str) -> dict[str, Json]:
-    """Read the interchange payload, ours or another tool's; unknown fields are ignored.
+    """Parse the interchange payload, ours or another tool's; unknown fields are ignored.
 
     Raises:
-        DamagedError: not base64, not JSON, not the shape, or not what its own checksum says.
+        DamagedError: not base64, not JSON, of another shape, or with a wrong checksum.
         NewerFormatError: a newer `schema_version`.
     """
     what = "a blizzard checkpoint"

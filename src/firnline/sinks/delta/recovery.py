@@ -1,6 +1,6 @@
-"""Finds the checkpoint of the epoch that a table holds, from whichever copy is intact.
+"""Finds the checkpoint of a table's epoch, in any intact copy.
 
-The snapshot tells the epoch and 63 bits of its ledger entry's checksum; both never expire. Three copies in the
+The snapshot has the epoch and 63 bits of its ledger entry's checksum; both never expire. Three copies in the
 table describe the epoch: the ledger entry, the commit's own commitInfo, and, in part, the interchange payload.
 Tiers, where there are any, hold more.
 1. The newest copy in the local tier, then in the remote one, if it names that epoch and checksum.
@@ -8,7 +8,7 @@ Tiers, where there are any, hold more.
 3. The commitInfo of the commit, found by a scan backwards.
 4. The checkpoint of the epoch before, advanced by the inputs of this epoch's entry, whose part is intact.
 5. An older version in a tier that names that epoch and checksum.
-If nothing intact tells the epoch: an error and the way out, never a fresh start.
+Without any intact copy: an error with advice, never a fresh start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from firnline.types import EntryRef
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The checkpoint, the entry that the commit names, and what had to be repaired on the way."""
+    """The checkpoint, the entry that the commit names, and the repairs on the way."""
 
     checkpoint: Checkpoint
     entry: EntryRef
@@ -40,9 +40,9 @@ def find_checkpoint(
     log: DeltaLog, ledger: Ledger, pipeline: str, version: int, epoch: int, digest: int | None, replay: Replay,
     copies: Tiers | None = None, *, ask_copies: bool = True,
 ) -> Found:  # fmt: skip
-    """The checkpoint of `epoch`, which the table at `version` holds.
+    """Return the checkpoint of `epoch`, which the table at `version` holds.
 
-    Without `ask_copies`, those in tiers are the last resort: the caller knows that they tell of a later epoch.
+    Without `ask_copies`, copies in tiers are the last resort: the caller knows that they have a later epoch.
 
     Raises:
         CheckpointLostError: no copy is intact.
@@ -74,9 +74,9 @@ def find_checkpoint(
 
 
 def _from_commit_info(log: DeltaLog, pipeline: str, version: int, epoch: int) -> tuple[Checkpoint | None, str]:
-    """The copy in the log, and the checksum of the entry as the commit tells it.
+    """Return the copy in the log, and the entry's checksum according to the commit.
 
-    Scanned without limit, since the transaction proves that the commit exists.
+    The scan has no limit, since the transaction proves that the commit exists.
     """
     for commit in log.backwards(version):
         try:
@@ -86,7 +86,7 @@ def _from_commit_info(log: DeltaLog, pipeline: str, version: int, epoch: int) ->
         if info is None or info.get("epoch") != epoch:
             continue
         if info.get("delta_version") != commit.version - 1:
-            return None, ""  # a commit that says it was made onto another version is not to be trusted
+            return None, ""  # a commit that claims to be made onto another version is not trusted
         try:
             checkpoint = Checkpoint.from_json(info["checkpoint"], f"commit {commit.version}")
         except (DamagedError, KeyError):
@@ -98,9 +98,9 @@ def _from_commit_info(log: DeltaLog, pipeline: str, version: int, epoch: int) ->
 
 
 def _entry_ref(epoch: int, attempt: str, named: str, digest: int | None) -> EntryRef:
-    """The entry of an epoch. What a commit names bears no checksum of its own: it must fit what the snapshot holds.
+    """Return the entry of an epoch. A commit's reference has no checksum of its own: it must match the snapshot.
 
-    Where it does not, of the true checksum only that much is known: enough for the fence, a hole for the chain.
+    If it does not, only 63 bits of the true checksum are known: enough for the fence, a hole for the chain.
     """
     try:
         fits = digest is None or short_number(named) == digest
@@ -118,13 +118,14 @@ def _rebuild(
     digest: int | None,
     replay: Replay,
 ) -> Found | None:
-    """Checkpoint n from checkpoint n-1 and what is left of entry n; only when one attempt was ever staged for it."""
+    """Rebuild checkpoint n from checkpoint n-1 and the rest of entry n; only if a single attempt was ever staged for
+    it."""
     if len(candidates) != 1 or digest is None:
         return None
     ref, data = candidates[0]
     what = f"ledger entry {ref.name}"
     if _is_whole(data, what):
-        return None  # intact, but not what the log names: an attempt that never committed
+        return None  # intact, but not the one in the log: an attempt that was not committed
     try:
         body = parse(data, what)
         inputs = unseal(body["inputs"], what)["sources"]
@@ -132,7 +133,7 @@ def _rebuild(
         if previous is not None and previous.epoch != ref.epoch - 1:
             return None  # this part of the entry is damaged too
         if body["kind"] in JUMPS:
-            return None  # what a jump did follows from no input
+            return None  # the result of a history edit does not follow from input
         damaged = body["checkpoint"]
         before = _checkpoint_before(log, ledger, pipeline, version, previous)
         if before is None:

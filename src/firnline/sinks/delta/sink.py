@@ -1,4 +1,4 @@
-"""A Delta table as a sink: claim, fence, commit with the checkpoint inside, answer what it holds."""
+"""A Delta table as a sink: claims, fences, commits with the checkpoint inside, and reads its head."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ CONFLICT_TRIES = 100  # each is another writer's commit that landed first
 
 
 class DeltaSink(Sink):
-    """One Delta table. The ledger lies in the deciding sink's table; other sinks get it passed in."""
+    """One Delta table. The ledger is in the deciding sink's table; other sinks get it passed in."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(Delivery.EXACTLY_ONCE, decides=True, goes_back=GoesBack.EXACTLY)
     storage: Storage
@@ -104,7 +104,7 @@ class DeltaSink(Sink):
         return self._read_head()
 
     def _read_head(self, *, ask_copies: bool = True) -> Head:
-        """The head under the version that the table handle is at."""
+        """Return the head at the version of the table handle."""
         table = self._table
         self._table_id = table.id
         epoch, generation = table.txn(self._id("")), table.txn(self._id("-gen"))
@@ -135,14 +135,14 @@ class DeltaSink(Sink):
         )
 
     def load_committed(self) -> Head:
-        """What the table's log alone holds; for most sinks that is all there is."""
+        """Return the head in the table's log; for most sinks that is all there is."""
         return self._read_head() if self._table.refresh() else Head(exists=False, version=-1)
 
     def read_fence(self) -> Fence:
         return self._fence() if self._table.refresh() else Fence()
 
     def _fence(self) -> Fence:
-        """The fence under the version that the table handle is at."""
+        """Return the fence at the version of the table handle."""
         table = self._table
         epoch, generation = table.txn(self._id("")) or 0, table.txn(self._id("-gen")) or 0
         return Fence(table.version, epoch, table.txn(self._id("-entry")), generation)
@@ -168,10 +168,10 @@ class DeltaSink(Sink):
         return {"sink": self.name, **({"table": self._table_id} if self._table_id else {})}
 
     def _check_decides(self, checkpoint: Checkpoint) -> None:
-        """Refuse to decide where another table decided so far: this one may lag, and it has no ledger."""
+        """Refuse to decide if another table decided so far: this one may lag, and it has no ledger."""
         sink, table = checkpoint.deciding.get("sink", self.name), checkpoint.deciding.get("table", "")
         if table == self._table_id or (not table and (sink == self.name or self._ledger.newest_epoch())):
-            return  # before the table had an id, its name and the ledger tell
+            return  # before the table had an id, its name and the ledger decide
         raise DecidingSinkError(
             f"{self._table.uri} (sink {self.name!r}) would decide, but sink {sink!r}"
             f"{f' with the table id {table}' if table else ''} decided epoch {checkpoint.epoch} of {self._pipeline!r}",
@@ -204,7 +204,7 @@ class DeltaSink(Sink):
         return self._find_logged(epoch)
 
     def _find_logged(self, epoch: int) -> Receipt | None:
-        """The receipt of an epoch by the table's own log."""
+        """Return the receipt of an epoch from the table's own log."""
         if not self._table.refresh() or (self._table.txn(self._id("")) or 0) < epoch:
             return None
         for commit in self._log.backwards(self._table.version):
@@ -289,22 +289,22 @@ class DeltaSink(Sink):
         )
 
     def _own(self) -> Head:
-        """Our claim stands under the version read; what it adopted is durable from now on."""
+        """Confirm our claim at the version read, and make what it adopted durable."""
         self._owned = self._generation
         self.make_durable()
         return self._read_head()
 
     def _claim_tip(self) -> tuple[int, int | None]:
-        """The epoch, and the digest of its entry, that a claim adopts: what the log holds."""
+        """Return the epoch, and the digest of its entry, that a claim adopts: the log's head."""
         return self._table.txn(self._id("")) or 0, self._table.txn(self._id("-entry"))
 
     def _claimed_by(self, run: str) -> bool:
-        """Whether the newest claim in the log is this run's, of the generation it wants."""
+        """Return whether the newest claim in the log is this run's, of the wanted generation."""
         claim = self._newest_claim()
         return (claim.get("run"), claim.get("generation")) == (run, self._generation)
 
     def _newest_claim(self) -> dict[str, Json]:
-        """What the newest claim in the log says; empty when there is none among the newest commits."""
+        """Return the newest claim in the log; empty if there is none among the newest commits."""
         for commit in self._log.backwards(self._table.version, CONFLICT_TRIES):
             info = commit.find_info(self._pipeline)
             if info is not None and info.get("kind") in ("claim", "create"):
@@ -316,7 +316,7 @@ class DeltaSink(Sink):
             self._check_joinable()
 
     def _check_joinable(self) -> None:
-        """A table that exists must have the partitions that the spec asks for, and no rules that we do not enforce."""
+        """Check that an existing table has the spec's partitions, and no rules that we do not enforce."""
         found = self._table.partition_columns()
         wanted = list(self._options.partition_by)
         if wanted != found:
@@ -372,12 +372,12 @@ class DeltaSink(Sink):
                 raise SinkError(f"cannot create the table {self._table.uri}: {error}") from error
 
     def _placeholder(self) -> pa.Schema:
-        """What a table begins with whose rows are still to come: a table has at least one column."""
+        """Return the first columns of a table whose rows are still to come: a table has at least one column."""
         names = (*self._options.partition_by, RESCUED_COLUMN)
         return pa.schema([pa.field(name, pa.string()) for name in names])
 
     def _claim_created(self) -> None:
-        """The table appeared since it was claimed as missing: by our own create, or another run's."""
+        """Claim a table that appeared since it was claimed as missing: by our own create, or another run's."""
         self._table_id = self._table.id
         if self._claimed_by(self._run):
             self._deferred = False
@@ -389,7 +389,7 @@ class DeltaSink(Sink):
             self.claim(self._run, self._generation, decided=self._decided)
 
     def _check_fence(self, commit: EpochCommit) -> Receipt | None:
-        """Under the version read: our generation and the entry before; or the epoch itself, already committed."""
+        """Check, at the version read, our generation and the previous entry; or that the epoch is already committed."""
         table, checkpoint = self._table, commit.checkpoint
         held = table.txn(self._id("-gen")) or 0
         epoch = table.txn(self._id("")) or 0
@@ -408,7 +408,7 @@ class DeltaSink(Sink):
         return None
 
     def _evolve(self, wanted: pa.Schema, onto: int) -> bool:
-        """Add the columns that the files have and the table lacks, in a commit of its own just before the data."""
+        """Add the columns that the files have and the table lacks, in a separate commit just before the data."""
         table = self._table.schema()
         missing = missing_fields(table, wanted)
         if missing:
@@ -426,7 +426,7 @@ class DeltaSink(Sink):
         return self._table.append("delta.commit", commit.files, info, txns, expiring, onto=onto)
 
     def _transactions(self, commit: EpochCommit, onto: int) -> tuple[dict[str, int], dict[str, int]]:
-        """The transaction ids that a commit carries: those that stay, and those that expire."""
+        """Return the transaction ids of a commit: permanent ones, and those that expire."""
         checkpoint = commit.checkpoint
         txns = {
             self._id(""): checkpoint.epoch,
@@ -448,7 +448,7 @@ class DeltaSink(Sink):
     def _writes_interchange(self) -> bool:
         if self._options.interop != "auto":
             return self._options.interop == "blizzard"
-        key = "delta.setTransactionRetentionDuration"  # other people's tables would grow for ever
+        key = "delta.setTransactionRetentionDuration"  # tables of other owners would grow for ever
         return self._table.setting(key) == CREATED_WITH[key]
 
     def _commit_info(self, commit: EpochCommit, onto: int) -> str:
@@ -548,7 +548,7 @@ class DeltaSink(Sink):
         }
 
     def maintain(self) -> None:
-        """Write Delta's own checkpoint when it is due, off the commit path."""
+        """Write Delta's own checkpoint if due, off the commit path."""
         if not self._table.refresh():
             return
         if self._checkpointed is None:  # counted over runs, so that many short ones write it too
@@ -566,7 +566,7 @@ class DeltaSink(Sink):
 
 
 def as_delta(sink: Sink) -> DeltaSink:
-    """A sink as the Delta table that it is, for commands that are about files and versions of Delta tables.
+    """Return a sink as a Delta table, for commands about files and versions of Delta tables.
 
     Raises:
         ConfigError: it is of another kind.

@@ -57,7 +57,7 @@ class _OpenFile:
 class ParquetStager(Stager):
     """Writes the rows of one task for one sink. `target` comes from `DeltaSink.stage_target`.
 
-    With an `outbox` in it, the files lie there, each under its final path, until the sink's lane copies them.
+    With an `outbox` in it, the files stay there, each under its final path, until the sink's lane copies them.
     """
 
     def __init__(self, target: dict[str, Json], attempt: str, storage: Storage | None = None) -> None:
@@ -75,16 +75,16 @@ class ParquetStager(Stager):
 
     @property
     def files_done(self) -> int:
-        """Files that are complete."""
+        """The number of complete files."""
         return len(self._staged)
 
     @property
     def files(self) -> int:
-        """Files that there will be if no more rows come."""
+        """The number of files if no more rows arrive."""
         return len(self._staged) + sum(1 for p in self._partitions.values() if p.batches or p.file is not None)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take rows; they are complete in a file only after `close`."""
+        """Add rows. They are complete in a file only after `close`."""
         if not self._partition_by:
             self._gather((), batch, {})
         else:
@@ -93,12 +93,12 @@ class ParquetStager(Stager):
         self._relieve()
 
     def write_to(self, values: dict[str, str | None], batch: pa.RecordBatch) -> None:
-        """Take rows, without partition columns, of the partition that has these values."""
+        """Add rows, without partition columns, to the partition with these values."""
         self._gather(tuple(values.values()), batch, values)
         self._relieve()
 
     def close(self) -> list[dict[str, Json]]:
-        """Write what is gathered, make everything durable, and say what each file holds."""
+        """Write the buffered rows, make everything durable, and describe each file."""
         for partition in self._partitions.values():
             self._flush(partition)
             self._finish(partition)
@@ -106,7 +106,7 @@ class ParquetStager(Stager):
         return self._staged
 
     def discard(self) -> None:
-        """Delete what this stager wrote; only ever its own files, which no other attempt can name."""
+        """Delete the files of this stager, which no other attempt can name."""
         for partition in self._partitions.values():
             if partition.file is not None:
                 partition.file.writer.close()
@@ -191,7 +191,7 @@ class ParquetStager(Stager):
 
 
 class _Counted:
-    """A stream that knows how much was written to it; the part of a file that ParquetWriter asks for."""
+    """A stream that counts its bytes; the part of a file that ParquetWriter needs."""
 
     def __init__(self, stream: Writable) -> None:
         self._stream = stream
@@ -201,7 +201,7 @@ class _Counted:
         self.closed = False
 
     def begin_footer(self) -> None:
-        """All row groups are out: what follows is the footer."""
+        """Mark the start of the footer, after all row groups."""
         self._footer = hashlib.sha256()
 
     def footer_checksum(self) -> str:
@@ -219,7 +219,7 @@ class _Counted:
         return self._written
 
     def flush(self) -> None:
-        """Nothing: durable on close."""
+        """Do nothing: durable on close."""
 
     def writable(self) -> bool:
         return True
@@ -237,7 +237,7 @@ class _Counted:
 
 
 def repetitive_columns(table: pa.Table) -> list[str]:
-    """Text columns whose values repeat, judged by the first rows: only there a dictionary is worth its time."""
+    """Return text columns with repeated values, judged by the first rows: only there a dictionary is worth its time."""
     head = table.slice(0, SAMPLE_ROWS)
     found: list[str] = []
     for name in head.column_names:
@@ -257,7 +257,7 @@ def _add_repetitive(array: pa.Array, path: str, found: list[str]) -> None:
 
 
 def _split(batch: pa.RecordBatch, names: list[str]) -> list[tuple[tuple[str | None, ...], pa.RecordBatch]]:
-    """The rows of each partition, without the partition columns, in their order."""
+    """Return the rows of each partition, without the partition columns, in order."""
     keys = [partition_text(batch.column(batch.schema.get_field_index(name))) for name in names]
     rest = batch.drop_columns(names)
     if batch.num_rows == 0:
@@ -280,10 +280,10 @@ def _split(batch: pa.RecordBatch, names: list[str]) -> list[tuple[tuple[str | No
 
 
 def partition_text(column: pa.Array) -> pa.Array:
-    """Partition values as Delta writes them: text."""
+    """Return partition values as text, as Delta writes them."""
     kind = column.type
     if pa.types.is_string(kind):
-        return pc.if_else(pc.equal(column, ""), None, column)  # Delta knows no empty partition value
+        return pc.if_else(pc.equal(column, ""), None, column)  # Delta has no empty partition value
     if pa.types.is_timestamp(kind):
         return pc.strftime(column, format="%Y-%m-%d %H:%M:%S")
     return column.cast(pa.string())

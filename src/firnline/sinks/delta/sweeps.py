@@ -56,7 +56,7 @@ TRIES = 100  # each is another writer's commit that landed first
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """The files that a sweep deletes. `token` tells it from another sweep that wanted the same number."""
+    """The files that a sweep deletes. `token` distinguishes it from another sweep with the same number."""
 
     number: int
     token: int
@@ -96,9 +96,9 @@ class Intent:
 
 
 class SweepLog:
-    """The sweeps of one table, or of the state of one pipeline, as the log and their records tell them.
+    """The sweeps of one table, or of the state of one pipeline, from the log and their records.
 
-    What it says of the log holds for the version that the table handle is at.
+    All answers about the log apply to the version of the table handle.
     """
 
     def __init__(self, storage: Storage, table: Table, pipeline: str = "") -> None:
@@ -109,16 +109,16 @@ class SweepLog:
         self._ended: tuple[int, int] | None = None
 
     def newest(self) -> tuple[int, int]:
-        """Number and token of the newest intent that the log holds; zeros without one."""
+        """Return number and token of the newest intent in the log; zeros without one."""
         number, token = (self.table.txn(make(self._pipeline)) or 0 for make in (sweep_txn, sweep_token_txn))
         return number, token
 
     def txns(self, intent: Intent) -> dict[str, int]:
-        """The transaction ids that bind an intent."""
+        """Return the transaction ids that bind an intent."""
         return {sweep_txn(self._pipeline): intent.number, sweep_token_txn(self._pipeline): intent.token}
 
     def find_open(self) -> Intent | None:
-        """The newest intent in the log, unless it is ended.
+        """Return the newest intent in the log, unless it is ended.
 
         Raises:
             CheckpointError: its record cannot be read, and might name any file.
@@ -132,13 +132,14 @@ class SweepLog:
         return found
 
     def find_covering(self, files: Iterable[str]) -> tuple[Intent, list[str]] | None:
-        """The open intent, if it covers some of these files, and which."""
+        """Return the open intent and the covered files, if it covers some of these."""
         intent = self.find_open()
         covered = [file for file in files if file in intent.files] if intent is not None else []
         return (intent, covered) if intent is not None and covered else None
 
     def find_after_pin(self, files: Collection[str]) -> Intent | None:
-        """An intent, bound or not, that covers pinned files and was perhaps written before the pin could be seen."""
+        """Return an intent, bound or not, that covers pinned files and may have been written before the pin was
+        visible."""
         found = list(self.intents())
         self.table.refresh()
         newest = self.newest()
@@ -149,7 +150,7 @@ class SweepLog:
         return None
 
     def find_signed(self, files: Collection[str]) -> Intent | None:
-        """A sweep that set out to delete some of these files, and may still be about to."""
+        """Return a sweep that announced to delete some of these files, and may still do so."""
         for name in self._names():
             if is_signature(name):
                 signed = self._load(name)
@@ -158,7 +159,7 @@ class SweepLog:
         return None
 
     def intents(self) -> Iterator[Intent]:
-        """Every intent that is on record, bound or not."""
+        """Return every recorded intent, bound or not."""
         for name in self._names():
             if is_intent(name):
                 found = self._load(name)
@@ -182,7 +183,7 @@ class SweepLog:
             ) from error
 
     def drop_void(self) -> None:
-        """Delete records of intents that can never be bound any more, and signatures of processes that are gone."""
+        """Delete records of intents that can never be bound any more, and signatures of dead processes."""
         newest = self.newest()
         for name in self._names():
             is_signed = is_signature(name)
@@ -197,12 +198,12 @@ class SweepLog:
 
 
 class Sweeper:
-    """Deletes files of a sweep log's table, or of the home of state that it stands for, after it declared so.
+    """Deletes files of a table, or of a home of state, after declaring them.
 
     Args:
-        what: What people call this sweep.
-        exists: Whether a file is there.
-        delete: Deletes files by name; those that are gone already are no error.
+        what: The name of this sweep, for messages.
+        exists: Returns whether a file exists.
+        delete: Deletes files by name; missing files are no error.
     """
 
     def __init__(
@@ -221,7 +222,7 @@ class Sweeper:
         self._signature = self._ids.new()
 
     def finish_open(self) -> list[Intent]:
-        """Finish what other sweeps declared and did not end; returns their intents. Moves the table handle."""
+        """Finish declared sweeps of others. Returns their intents. Moves the table handle."""
         log = self._log
         done = []
         log.table.refresh()
@@ -240,14 +241,14 @@ class Sweeper:
         return done
 
     def sweep(self, files: Sequence[str], is_unneeded: Callable[[], bool]) -> bool:
-        """Declare and delete; False, with nothing deleted, when something needs one of the files by now.
+        """Declare and delete files. Returns False, with nothing deleted, if something needs one of the files by now.
 
         Args:
-            is_unneeded: Moves the table handle to the newest version, looks at everything that may name files, and
-                says whether still nothing names any of these.
+            is_unneeded: Moves the table handle to the newest version, reads everything that may name files, and returns
+                whether still nothing names any of these.
 
         Raises:
-            CommitUnknownError: whether the intent is bound cannot be told; the next sweep finds out.
+            CommitUnknownError: it is unknown whether the intent is bound; the next sweep finds out.
             SinkError: others committed first every time.
         """
         intent = self._declare(files)
@@ -306,7 +307,7 @@ class Sweeper:
         fault_point("sweep.end.after")
 
     def _sign(self, intent: Intent) -> None:
-        """Say that this process may delete these files at any moment."""
+        """Record that this process may delete these files at any moment."""
         me = this_process()
         signed = Intent(intent.number, intent.token, self._what, intent.files, me.user, me.host, me.pid, intent.at)
         self._log.storage.put(self._signature_of(intent), signed.to_bytes())

@@ -1,9 +1,9 @@
-"""One Delta table through delta-rs: conditional commits, durable on return, errors told apart.
+"""One Delta table through delta-rs: conditional commits, durable on return, errors classified.
 
-Every commit names the version that it is made onto (`onto`): the one under which the caller checked its fence.
-A handle that is at another version by then is a conflict, and so is a version that somebody else took
-(`max_commit_retries=0`): delta-rs would rebase a commit over another writer's without asking us, and it accepts a
-transaction version older than the one it holds. After a conflict the caller checks again and repeats.
+Every commit names the version that it is made onto (`onto`): the one under which the caller checked its fence. A handle
+at another version is a conflict, and so is a version that another writer took (`max_commit_retries=0`): delta-rs would
+rebase a commit over another writer's without asking us, and it accepts a transaction version older than the one it
+holds. After a conflict the caller checks again and repeats.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ CREATED_WITH = {
 
 
 class Table:
-    """A handle that follows the newest version.
+    """A handle on the newest version.
 
-    It serves one thread: what is read between two refreshes belongs to one version only then. A write is safe all the
-    same, since it takes the version of its checks, and no refresh comes between that comparison and the commit.
+    It serves one thread: only then all reads between two refreshes belong to one version. A write is safe anyway, since
+    it takes the version of its checks, and no refresh comes between that comparison and the commit.
     """
 
     def __init__(self, uri: str, storage_options: Mapping[str, str]) -> None:
@@ -53,10 +53,10 @@ class Table:
         self._delta: DeltaTable | None = None
         self._described: tuple[int, tuple[pa.Schema, list[str], dict[str, Any]]] | None = None
         self._durable = DurableLog(uri)
-        self._moving = threading.RLock()  # whoever holds it may move the handle, or write onto where it is
+        self._moving = threading.RLock()  # its holder may move the handle, or write onto its version
 
     def refresh(self) -> bool:
-        """Move to the newest version; False when there is no table."""
+        """Move to the newest version. Returns False if there is no table."""
         with self._moving:
             try:
                 if self._delta is None:
@@ -74,7 +74,7 @@ class Table:
             return True
 
     def _why_unreadable(self, error: Exception, at: int) -> SinkError:
-        """What an error of delta-rs means, for a handle that is at a version, or at none (-1)."""
+        """Return the error for a failure of delta-rs, for a handle at a version, or at none (-1)."""
         with contextlib.suppress(OSError):
             storage = open_storage(self.uri, self._options)
             if DeltaLog(storage).newest_version() < at:
@@ -110,11 +110,11 @@ class Table:
 
     @property
     def id(self) -> str:
-        """Delta's own id of the table: another one when the table was deleted and created again."""
+        """Delta's id of the table, which changes if the table is deleted and created again."""
         return str(self.delta.metadata().id)
 
     def txn(self, app_id: str) -> int | None:
-        """The newest transaction version of an application; None when it has none."""
+        """Return the newest transaction version of an application; None if it has none."""
         try:
             found = self.delta.transaction_version(app_id)
         except (DeltaError, OSError) as error:  # a handle reads the log only when it is asked
@@ -128,19 +128,19 @@ class Table:
         return self._about()[1]
 
     def setting(self, key: str) -> str | None:
-        """A table property."""
+        """Return a table property."""
         found = self._about()[2].get(key)
         return None if found is None else str(found)
 
     def rules(self) -> list[str]:
-        """What every writer of this table would have to compute or check per row, by name."""
+        """Return the names of rules that every writer of this table would have to compute or check per row."""
         found = [f"constraint {key[len(_CONSTRAINT) :]}" for key in self._about()[2] if key.startswith(_CONSTRAINT)]
         for field in self.delta.schema().fields:
             found += [f"{key} of column {field.name}" for key in _COLUMN_RULES if key in field.metadata]
         return found
 
     def _about(self) -> tuple[pa.Schema, list[str], dict[str, Any]]:
-        """Columns, partition columns and properties, read once per version."""
+        """Return columns, partition columns and properties, read once per version."""
         if self._described is None or self._described[0] != self.version:
             metadata = self.delta.metadata()
             columns = pa.schema(self.delta.schema().to_arrow())
@@ -149,7 +149,7 @@ class Table:
         return self._described[1]
 
     def create(self, schema: pa.Schema, partition_by: list[str], info: Json, txns: Mapping[str, int]) -> None:
-        """Create the table as version 0; CommitConflictError when somebody else did."""
+        """Create the table as version 0. Raises CommitConflictError if another writer did."""
         if not is_remote(self.uri):
             make_folders(self.uri)
 
@@ -170,7 +170,7 @@ class Table:
         self.refresh()
 
     def add_columns(self, fields: pa.Schema, *, onto: int) -> None:
-        """Widen the schema by new columns or new nested fields."""
+        """Add new columns or new nested fields to the schema."""
 
         def write() -> None:
             self.delta.alter.add_columns(
@@ -192,9 +192,9 @@ class Table:
         onto: int,
         replace: bool = False,
     ) -> int:
-        """Commit files and transaction ids onto the version `onto`; returns the new version.
+        """Commit files and transaction ids onto the version `onto`. Returns the new version.
 
-        With `replace`, they take the place of every file that the table has.
+        With `replace`, they replace every file of the table.
         """
         mode: Literal["append", "overwrite"] = "overwrite" if replace else "append"
         properties = _properties(info, txns, expiring, len(files))
@@ -211,7 +211,7 @@ class Table:
         *,
         onto: int,
     ) -> int:
-        """Commit files in the place of others, with transaction ids, onto the version `onto`."""
+        """Commit files in place of others, with transaction ids, onto the version `onto`."""
         properties = _properties(info, txns, expiring, len(removed) + len(files), isBlindAppend=False)
         return self.transact(point, [*removed, *(add_action(f) for f in files)], properties, onto=onto)
 
@@ -233,7 +233,7 @@ class Table:
             except DeltaError as error:
                 if "missing file" not in str(error):
                     raise
-                # delta-rs looks before it writes: a file went since the caller looked, who has to look again.
+                # delta-rs checks before it writes: a file is gone since the caller checked, who has to check again.
                 raise CommitConflictError(f"version {to_version} of {self.uri} lost a file: {error}") from error
 
         return self._write(point, write, onto)
@@ -247,7 +247,7 @@ class Table:
         *,
         onto: int,
     ) -> int:
-        """Commit actions onto the version `onto`; returns the new version."""
+        """Commit actions onto the version `onto`. Returns the new version."""
 
         def write() -> None:
             self.delta.create_write_transaction(
@@ -262,7 +262,7 @@ class Table:
         return self._write(point, write, onto)
 
     def _write(self, point: str, write: Callable[[], None], onto: int) -> int:
-        """Call delta-rs between the fault points, make the commit file durable, tell errors apart.
+        """Call delta-rs between the fault points, make the commit file durable, classify errors.
 
         Returns the new version, the one after `onto`; without a table, `onto` is -1.
         """
@@ -286,7 +286,7 @@ class Table:
         return version
 
     def _check_at(self, onto: int) -> None:
-        """Refuse to write when the handle is not at the version under which the writer checked its fence."""
+        """Refuse to write if the handle is not at the version of the writer's fence check."""
         at = self.version if self._delta is not None else -1
         if at != onto:
             raise CommitConflictError(
@@ -294,7 +294,7 @@ class Table:
             )
 
     def checkpoint(self) -> None:
-        """Write Delta's own checkpoint and let go of expired log files."""
+        """Write Delta's own checkpoint and delete expired log files."""
         try:
             self.make_durable()
             fault_point("delta.checkpoint.before")
@@ -313,7 +313,7 @@ class Table:
 
 
 def add_action(file: dict[str, Json], *, data_change: bool = True) -> AddAction:
-    """What the log says of a staged file."""
+    """Return the Add action of a staged file."""
     return AddAction(
         path=str(file["path"]),
         size=int(file["size_bytes"]),
@@ -335,10 +335,10 @@ def _properties(
 
 
 def check_put_if_absent(storage: Storage, key: str) -> None:
-    """Refuse a storage on which two writers could both create the same log file; `key` is used for a moment.
+    """Refuse a storage on which two writers could both create the same log file; `key` is used briefly.
 
     Raises:
-        StoreUnsafeError: it replaced an object that was there.
+        StoreUnsafeError: it replaced an existing object.
         SinkError: it cannot be written.
     """
     try:
@@ -371,7 +371,7 @@ _PART = re.compile(rf"\s*(\d+)\s+({'|'.join(_UNITS)})s?\b")
 
 
 def parse_interval(text: str) -> timedelta:
-    """Read a duration; ValueError when it is none."""
+    """Parse a duration. Raises ValueError if it is invalid."""
     rest = text.strip().lower().removeprefix("interval")
     total, at = timedelta(0), 0
     while found := _PART.match(rest, at):
@@ -383,10 +383,10 @@ def parse_interval(text: str) -> timedelta:
 
 
 def find_interval(table: Table, key: str) -> timedelta | None:
-    """A duration among the table's properties; None when it is not set.
+    """Return a duration from the table's properties; None if it is not set.
 
     Raises:
-        SinkError: it is set to something that cannot be read, so nothing can be built on it.
+        SinkError: its value cannot be parsed, so nothing may depend on it.
     """
     text = table.setting(key)
     try:

@@ -1,8 +1,8 @@
 """Finds commit files that a power cut or a full disk cut off, before anything builds on them.
 
 A commit file is lines of JSON, written in this order: commitInfo, files, transactions. A cut inside a line makes the
-table unreadable. A cut between two lines does not, and would be worse: the rows are there, and the transactions that
-say so are not. So every commit of ours says in its first line how many actions it has.
+table unreadable. A cut between two lines does not, and would be worse: the rows exist without their transactions. Every
+commit of ours therefore has its number of actions in the first line.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ _LOOKED_AT = 100  # commits of others, at most, down to one of ours that is whol
 
 
 def count_actions(files: int, transactions: int) -> dict[str, int]:
-    """What a commit says of itself: files that it adds or removes at least, and transactions."""
+    """Return a commit's own counts: the minimum of files that it adds or removes, and transactions."""
     return {"files": files, "transactions": transactions}
 
 
 def check_whole(storage: Storage, version: int) -> None:
-    """Look at the newest commits, down to one of ours that is whole: what we build on is durable, and so whole.
+    """Check the newest commits, down to one of ours that is complete: what we build on is durable, and therefore
+    complete.
 
-    An empty file is a commit without an action, and holds up nobody; it is logged.
+    An empty file is a commit without an action. It is logged and blocks nothing.
 
     Raises:
-        TornCommitError: a commit lacks actions that it says it has, or has a line that is no JSON.
+        TornCommitError: a commit lacks actions that it counts, or has a line that is no JSON.
     """
     for number in range(version, max(-1, version - _LOOKED_AT), -1):
         try:
@@ -58,9 +59,9 @@ def check_whole(storage: Storage, version: int) -> None:
 
 
 def check_epochs(storage: Storage, version: int, pipeline: str) -> None:
-    """Look for an empty commit file in whose place an epoch of a pipeline is missing: the disk lost its content.
+    """Check for an empty commit file that replaced an epoch of a pipeline: the disk lost its content.
 
-    An empty file after which the same epoch was committed again is harmless: that commit never was.
+    An empty file is harmless if the same epoch was committed again after it: the first commit never took place.
 
     Raises:
         TornCommitError: rows of an epoch are gone, although later ones were built on it.
@@ -84,7 +85,7 @@ def check_epochs(storage: Storage, version: int, pipeline: str) -> None:
 
 
 def find_unreadable(storage: Storage) -> TornCommitError | None:
-    """Why a table cannot be read, if that is a torn commit: the newest one after Delta's own checkpoint."""
+    """Return why a table cannot be read, if the cause is a torn commit: the newest one after Delta's own checkpoint."""
     log = DeltaLog(storage)
     newest = log.newest_version()
     for number in range(newest, max(log.checkpoint_version(), newest - _LOOKED_AT), -1):
@@ -100,7 +101,7 @@ def find_unreadable(storage: Storage) -> TornCommitError | None:
 
 
 def _parse(lines: Sequence[bytes]) -> list[dict[str, Json]] | None:
-    """The actions of a commit; None when one is no JSON object."""
+    """Return the actions of a commit; None if one is no JSON object."""
     try:
         actions = [json.loads(line) for line in lines if line.strip()]
     except ValueError:

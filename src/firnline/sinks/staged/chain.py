@@ -1,8 +1,8 @@
-"""Which pending units may be committed now, which wait, which are forks. Pure.
+"""Decides which pending units may be committed now, which wait, which are forks. Pure.
 
-Units of one pipeline form a chain: each names the ledger entry before it. The log says where the chain stands, which
-generation holds the pipeline, and the tip that its claim adopted. A unit of that generation counts; a unit of an
-earlier one counts only on the path to that tip. Everything else beyond the log is a fork, with its descendants.
+Units of one pipeline form a chain: each names the previous ledger entry. The log has the end of the committed chain,
+the generation that owns the pipeline, and the tip that its claim adopted. A unit of that generation counts. A unit of
+an earlier one counts only on the path to that tip. Everything else beyond the log is a fork, with its descendants.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from firnline.sinks.delta.table import Table
 
 
 class Link(Protocol):
-    """What sorting out needs to know of a unit."""
+    """The facts of a unit that the arrangement needs."""
 
     @property
     def name(self) -> str: ...
@@ -35,29 +35,29 @@ U = TypeVar("U", bound=Link)
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What the log holds of one pipeline, under one version."""
+    """The log's head of one pipeline, at one version."""
 
     epoch: int = 0
     entry: int | None = None  # digest of the newest committed entry
     generation: int = 0
-    tip_epoch: int = 0  # what the newest claim adopted
+    tip_epoch: int = 0  # the tip that the newest claim adopted
     tip: int | None = None
 
 
 @dataclass(slots=True)
 class Arranged(Generic[U]):
-    """The pending units of one pipeline, sorted out."""
+    """The pending units of one pipeline, arranged."""
 
-    after_epoch: int = 0  # where the log stands
+    after_epoch: int = 0  # the log's epoch
     ready: list[U] = field(default_factory=list)  # in order, each onto the one before
     waiting: list[U] = field(default_factory=list)  # valid, but something before them is missing
     forks: list[U] = field(default_factory=list)
-    past: list[U] = field(default_factory=list)  # at or below the log's epoch: committed already, or forks
+    past: list[U] = field(default_factory=list)  # at or below the log's epoch: already committed, or forks
     repeats: list[U] = field(default_factory=list)  # a ready unit's entry again: past once that one is committed
 
     @property
     def gap(self) -> tuple[int, int] | None:
-        """The epochs that are waited for: first and last."""
+        """The missing epochs: first and last."""
         if not self.waiting:
             return None
         present = {u.epoch for u in self.waiting}
@@ -68,7 +68,8 @@ class Arranged(Generic[U]):
 
 
 def arrange(standing: Standing, units: Sequence[U]) -> Arranged[U]:
-    """Sort the pending units of one pipeline out. What a listing missed is waited for, never taken for absent."""
+    """Arrange the pending units of one pipeline. Units missing from a listing are waited for, never taken for
+    absent."""
     out: Arranged[U] = Arranged(after_epoch=standing.epoch)
     beyond: list[U] = []
     for unit in sorted(units, key=lambda u: (u.epoch, u.name)):
@@ -96,9 +97,9 @@ def arrange(standing: Standing, units: Sequence[U]) -> Arranged[U]:
 
 
 def _adopted(standing: Standing, units: Sequence[Link]) -> tuple[set[int], int]:
-    """Digests on the path from the tip that the newest claim adopted down to the log, as far as it is listed.
+    """Return the digests on the path from the adopted tip of the newest claim down to the log, as far as it is listed.
 
-    Below the second number nothing is known of the path: a part of it is not listed (yet).
+    Below the second number the path is unknown: a part of it is not listed (yet).
     """
     if standing.tip is None or standing.tip_epoch <= standing.epoch:
         return set(), 0
@@ -116,7 +117,7 @@ def _adopted(standing: Standing, units: Sequence[Link]) -> tuple[set[int], int]:
 
 
 def _split_descendants(out: Arranged[U], left: list[U]) -> None:
-    """What stands on a fork, or beside the committed chain, is a fork; the rest waits for what is missing."""
+    """Split units: those after a fork, or beside the committed chain, are forks; the rest waits for missing ones."""
     bad = {u.digest for u in out.forks}
     taken = {u.epoch for u in out.ready}
     for unit in sorted(left, key=lambda u: u.epoch):
@@ -128,7 +129,7 @@ def _split_descendants(out: Arranged[U], left: list[U]) -> None:
 
 
 def read_standing(table: Table, pipeline: str) -> Standing:
-    """Epoch, entry, generation and adopted tip, all from one snapshot."""
+    """Read epoch, entry, generation and adopted tip, all from one snapshot."""
     tip_epoch = table.txn(tip_epoch_txn(pipeline)) or 0
     return Standing(
         epoch=table.txn(epoch_txn(pipeline)) or 0,

@@ -30,7 +30,7 @@ Further = Mapping[str, tuple[Table, Storage]]
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """What a discard drops, and where the writer goes on."""
+    """The units that a discard drops, and where the writer continues."""
 
     pipeline: str
     pending: list[str]
@@ -40,7 +40,7 @@ class Discard:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What was found in one look at the log and the folder: a claim must name the tip of that very look."""
+    """One read of the log and the folder: a claim must name the tip of exactly this read."""
 
     discard: Discard
     version: int
@@ -49,7 +49,7 @@ class _Look:
 
 
 def plan_discard(table: Table, storage: Storage, pipeline: str, epoch: int, further: Further | None = None) -> Discard:
-    """Say what `discard` would do; raises as that does."""
+    """Return what `discard` would do. Raises the same errors."""
     return _look(table, storage, pipeline, epoch, further).discard
 
 
@@ -76,9 +76,10 @@ def _units_of(storage: Storage, pipeline: str) -> list[Unit]:
 
 
 def _next_generation(log: DeltaLog, version: int, pipeline: str, generation: int) -> int:
-    """A new generation, but for a discard right after another one: the first has fenced every writer.
+    """Return a new generation, or the current one right after another discard, which has fenced every writer.
 
-    So a further sink's table is never more than one generation ahead of the deciding one, whose next claim is that.
+    A further sink's table is therefore never more than one generation ahead of the deciding one, whose next claim is
+    that.
     """
     for commit in log.backwards(version, CLAIMS_READ):
         info = commit.find_info(pipeline)
@@ -88,7 +89,7 @@ def _next_generation(log: DeltaLog, version: int, pipeline: str, generation: int
 
 
 def _check_further(ledger: Ledger, pipeline: str, dropped: list[Unit], epoch: int, further: Further | None) -> None:
-    """Refuse to drop from the deciding table what another sink may hold.
+    """Refuse to drop epochs from the deciding table that another sink may hold.
 
     Raises:
         ConfigError: it names the sink, and what to do instead.
@@ -119,13 +120,13 @@ def _check_further(ledger: Ledger, pipeline: str, dropped: list[Unit], epoch: in
 def discard(
     table: Table, storage: Storage, pipeline: str, epoch: int, run: str, further: Further | None = None
 ) -> Discard:
-    """Fence the writer by a claim whose tip lies before the epoch, then delete the units.
+    """Fence the writer with a claim whose tip is before the epoch, then delete the units.
 
-    The claim comes first: from then on those units are forks, so a crash in between leaves nothing to commit.
-    `further` are the tables of the other sinks, by name, where this one decides and they are known.
+    The claim comes first: from then on those units are forks, so a crash in between leaves nothing to commit. `further`
+    are the tables of the other sinks, by name, if this one decides and they are known.
 
     Raises:
-        ConfigError: the epoch is committed already, or another sink holds it or may hold it.
+        ConfigError: the epoch is already committed, or another sink holds it or may hold it.
     """
     for _ in range(TRIES):
         look = _look(table, storage, pipeline, epoch, further)

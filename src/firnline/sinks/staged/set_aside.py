@@ -26,7 +26,7 @@ class RejectedUnit:
 
 
 def reject(storage: Storage, name: str, reason: str, clock: Clock) -> None:
-    """Move a unit aside: first the copy with its reason, then the pending file goes."""
+    """Set a unit aside: first write the copy with its reason, then delete the pending file."""
     try:
         data = storage.get(pending_unit(name))
     except FileNotFoundError:
@@ -36,7 +36,7 @@ def reject(storage: Storage, name: str, reason: str, clock: Clock) -> None:
     if body is None:
         body = {"raw": base64.b64encode(data).decode()}
     elif canonical(body) != data:
-        about["raw"] = base64.b64encode(data).decode()  # what is put back must be what was put, to the byte
+        about["raw"] = base64.b64encode(data).decode()  # a retry must put back the same bytes
     body["rejected"] = about
     fault_point("staging.reject.before")
     storage.put(set_aside_unit(name), canonical(body))
@@ -45,7 +45,7 @@ def reject(storage: Storage, name: str, reason: str, clock: Clock) -> None:
 
 
 def _readable(data: bytes, name: str) -> dict[str, Json] | None:
-    """The unit as an object that can be written down again; None when it is none."""
+    """Return the unit as an object that can be serialized again; None if it is none."""
     try:
         body = parse(data, name)
         canonical(body)
@@ -55,7 +55,7 @@ def _readable(data: bytes, name: str) -> dict[str, Json] | None:
 
 
 def load_rejected(storage: Storage) -> list[RejectedUnit]:
-    """Everything that was set aside."""
+    """Return everything that was set aside."""
     found = []
     for name, _ in list_units(storage, SET_ASIDE):
         try:
@@ -77,7 +77,7 @@ def load_rejected(storage: Storage) -> list[RejectedUnit]:
 
 
 def retry(storage: Storage, name: str) -> None:
-    """Put a unit back among the pending ones, as it was."""
+    """Put a unit back among the pending ones, unchanged."""
     try:
         if "/" in name:
             raise FileNotFoundError(name)

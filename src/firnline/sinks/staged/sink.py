@@ -45,9 +45,9 @@ class StagedDeltaSink(DeltaSink):
         return replace(head, committed=head.epoch)
 
     def _chain_end(self) -> tuple[Head, Arranged[Unit]]:
-        """What the log holds, moved on by the units that are pending without a gap.
+        """Return the log's head, advanced by the pending units without a gap.
 
-        Units are listed before the log is read: one that is gone from the folder by then is in the log.
+        Units are listed before the log is read: a unit deleted from the folder by then is in the log.
         """
         units = [u for u in load_pending(self.storage) if isinstance(u, Unit) and u.pipeline == self._pipeline]
         held = self._read_head(ask_copies=not units) if self._table.refresh() else Head(exists=False, version=-1)
@@ -67,7 +67,7 @@ class StagedDeltaSink(DeltaSink):
         return replace(held, epoch=last.epoch, entry=last.entry, checkpoint=last.checkpoint, path=path), arranged
 
     def find_schema(self) -> pa.Schema | None:
-        """The table's columns and those that pending units will add."""
+        """Return the table's columns and those that pending units will add."""
         _, arranged = self._chain_end()
         found = super().find_schema()
         if found is None:
@@ -77,9 +77,9 @@ class StagedDeltaSink(DeltaSink):
         return found
 
     def _claim_tip(self) -> tuple[int, int | None]:
-        """The end of the chain, pending units included; a committer that moves it meanwhile moves the version too."""
+        """Return the end of the chain, including pending units; a committer that moves it also moves the version."""
         units = [u for u in load_pending(self.storage) if isinstance(u, Unit) and u.pipeline == self._pipeline]
-        self.storage.settle(PENDING)  # the claim names the tip: a power cut must not take that unit away
+        self.storage.settle(PENDING)  # the claim names the tip: a power failure must not lose that unit
         standing = read_standing(self._table, self._pipeline)
         ready = arrange(standing, units).ready
         if ready and self._decided is not None:
@@ -103,8 +103,8 @@ class StagedDeltaSink(DeltaSink):
     ) -> Head:
         """Claim, and read the chain again under the claim: in a deciding table it must still reach the claim's tip.
 
-        A unit may have been set aside in between. If the run went on before it, and somebody took it up again, it
-        would be committed in place of the run's own.
+        A unit may have been set aside in between. If the run continued before it and a user retried the unit, it would
+        be committed instead of the run's own.
         """
         for _ in range(CLAIM_TRIES):
             claimed = super().claim(run, generation, baseline, onto, again=again, decided=decided)
@@ -120,9 +120,10 @@ class StagedDeltaSink(DeltaSink):
         )
 
     def commit(self, commit: EpochCommit, run_tasks: RunTasks | None = None) -> Receipt:
-        """Put the unit, last of all: it is the checkpoint and the signal.
+        """Put the unit as the last step: it is the checkpoint and the signal.
 
-        A repeat puts the same bytes under the same name; a unit that was committed meanwhile is known by its entry.
+        A repeat puts the same bytes under the same name; a unit that was committed meanwhile is recognized by its
+        entry.
         """
         while not self._table.refresh():
             self._create(commit)
@@ -147,13 +148,14 @@ class StagedDeltaSink(DeltaSink):
         self.storage.put(pending_unit(unit.name), unit.to_bytes())
         self._chain[unit.epoch] = unit.digest
         fault_point("staging.put.after")
-        # Another's claim may have come between the look and the put: then this unit may be a fork.
+        # Another claim may have come between the check and the put: then this unit may be a fork.
         self._table.refresh()
         self._check_claim()
         return self._unit_receipt(unit)
 
     def _check_claim(self) -> None:
-        """Our claim still stands under the version read, and what is committed is our chain, by its digest."""
+        """Check that our claim is still the newest at the version read, and that the committed chain is ours, by its
+        digest."""
         fence = self._fence()
         epoch, digest, held = fence.epoch, fence.digest, fence.generation
         if held != self._generation:
@@ -162,17 +164,17 @@ class StagedDeltaSink(DeltaSink):
             raise FencedError(f"epoch {epoch} of {self.name} was committed from another unit than ours", epoch=epoch)
         self._chain = {known: found for known, found in self._chain.items() if known >= epoch}
         if epoch > self._settled:
-            self._table.make_durable()  # further sinks are given what the committer wrote
+            self._table.make_durable()  # further sinks get what the committer wrote
         self._settled = epoch
 
     def edit(self, commit: EpochCommit, effect: Effect, onto: EntryRef | None, version: int | None = None) -> Receipt:
-        """Edit the table, then drop the pending units that the edit has made forks."""
+        """Edit the table, then drop the pending units that became forks."""
         receipt = super().edit(commit, effect, onto, version)
         drop_pending(self.storage, self._pipeline, receipt.epoch)
         return receipt
 
     def find_receipt(self, epoch: int) -> Receipt | None:
-        """The pending unit of an epoch, or what the log and the ledger say of it."""
+        """Return the receipt of an epoch: its pending unit, or from the log and the ledger."""
         held, arranged = self._chain_end()
         if held.exists:
             self._table.make_durable()
@@ -195,7 +197,7 @@ class StagedDeltaSink(DeltaSink):
         return _receipt(self.name, unit.checkpoint, unit.files, self._table.version)
 
     def is_full(self) -> tuple[int, int] | None:
-        """Pending units and bytes when a limit of back-pressure is reached; None when there is room."""
+        """Return pending units and bytes if a limit of back-pressure is reached; None if there is room."""
         options = self._options
         if options.max_pending_units is None and options.max_pending_bytes is None:
             return None
@@ -211,7 +213,7 @@ class StagedDeltaSink(DeltaSink):
         return (len(own), sum(own)) if over_units or over_bytes else None
 
     def _unit_bytes(self, name: str) -> int | None:
-        """Data bytes of a unit of this pipeline; None for anybody else's."""
+        """Return the data bytes of a unit of this pipeline; None for any other."""
         try:
             unit = parse_unit(name, self.storage.get(pending_unit(name)))
         except (FileNotFoundError, DamagedError):
@@ -221,7 +223,7 @@ class StagedDeltaSink(DeltaSink):
         return sum(int(f["size_bytes"]) for f in unit.files)
 
     def settled_epoch(self) -> int | None:
-        """What the log holds: a pending unit may still be set aside, and its input be read again."""
+        """Return the log's epoch: a pending unit may still be set aside, and its input read again."""
         return self._settled
 
     def read_settled(self) -> int | None:
@@ -230,7 +232,7 @@ class StagedDeltaSink(DeltaSink):
         return self._settled
 
     def maintain(self) -> None:
-        """Nothing: the committer keeps the log."""
+        """Do nothing: the committer maintains the log."""
 
 
 def _receipt(sink: str, checkpoint: Checkpoint, files: list[dict[str, Json]], version: int) -> Receipt:

@@ -1,7 +1,7 @@
-"""The unit: what one epoch of one writer staged, waiting in `_staging/pending/` to be committed.
+"""The unit: the staged output of one epoch of one writer, in `_staging/pending/` until it is committed.
 
-A Firnline unit is sealed JSON and carries the writer's checkpoint. A foreign unit is the plain JSON that any other
-program may put there to bring one Parquet file into the table; it has no epoch.
+A Firnline unit is sealed JSON and has the writer's checkpoint. A foreign unit is plain JSON that any other program may
+put there to bring one Parquet file into the table; it has no epoch.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class Unit:
 
     @property
     def generation(self) -> int:
-        """Of the run that put it: a sink that lags gets epochs of earlier runs from a later one."""
+        """The generation of the run that put it: a lagging sink gets epochs of earlier runs from a later one."""
         return self.checkpoint.generation if self.claimed is None else self.claimed
 
     @property
     def digest(self) -> int:
-        """What the log calls this unit's entry once it is committed."""
+        """The digest of this unit's entry in the log once it is committed."""
         return short_number(self.entry.checksum)
 
     @property
@@ -86,7 +86,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class ForeignUnit:
-    """One Parquet file that another program brings; it names nothing before it."""
+    """One Parquet file of another program; it has no predecessor."""
 
     name: str
     path: str
@@ -97,7 +97,7 @@ class ForeignUnit:
 
 
 def list_units(storage: Storage, folder: str) -> Iterator[tuple[str, FileStat]]:
-    """The units of a folder, by name; files that are still being written are not among them."""
+    """Return the units of a folder, by name, without files that are still being written."""
     for stat in storage.list(folder):
         name = unit_of(stat.name)
         if name is not None:
@@ -105,7 +105,7 @@ def list_units(storage: Storage, folder: str) -> Iterator[tuple[str, FileStat]]:
 
 
 def parse_unit(name: str, data: bytes) -> Unit | ForeignUnit:
-    """Read a pending unit, ours or another program's.
+    """Parse a pending unit, ours or another program's.
 
     Raises:
         DamagedError: it is neither.
@@ -156,7 +156,7 @@ def _foreign(name: str, value: dict[str, Json], what: str) -> ForeignUnit:
 
 
 def _checked_file(file: dict[str, Json], what: str) -> dict[str, Json]:
-    """A file as the commit needs it; KeyError, TypeError or ValueError when something is missing."""
+    """Return a file in the form of a commit. Raises KeyError, TypeError or ValueError if something is missing."""
     _check_path(str(file["path"]), what)
     numbers = {key: int(file[key]) for key in ("size_bytes", "rows", "modification_time")}
     values = {str(k): None if v is None else str(v) for k, v in dict(file["partition_values"]).items()}
@@ -164,7 +164,7 @@ def _checked_file(file: dict[str, Json], what: str) -> dict[str, Json]:
 
 
 def _check_path(path: str, what: str) -> None:
-    """A unit may name only files inside its table, and none in the folders of its log, ledger and staging."""
+    """Refuse paths outside the table, and in the folders of its log, ledger and staging."""
     parts = path.split("/")
     if (
         any(part in ("", ".", "..") for part in parts)
@@ -176,7 +176,7 @@ def _check_path(path: str, what: str) -> None:
 
 
 def load_pending(storage: Storage) -> list[Unit | ForeignUnit]:
-    """Every pending unit that can be read; a damaged one is the committer's to set aside."""
+    """Return every readable pending unit; the committer sets damaged ones aside."""
     found: list[Unit | ForeignUnit] = []
     for name, _ in list_units(storage, PENDING):
         try:

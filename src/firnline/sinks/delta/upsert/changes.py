@@ -1,4 +1,4 @@
-"""The change rows of an epoch: the newest of every key, in the order of the keys, and how rows are found by them."""
+"""The change rows of an epoch: the newest of every key, in the order of the keys, and how rows are matched to them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 def table_columns(schema: pa.Schema) -> pa.Schema:
-    """The columns of a changelog that a table gets."""
+    """Return the columns of a changelog that go into the table."""
     return pa.schema([field for field in schema if field.name not in (OP, SEQUENCE, BEFORE)])
 
 
@@ -57,9 +57,9 @@ def check_key(key: Sequence[str], schema: pa.Schema) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """One row per key. Where `keeps` is False the change is a delete, and the rest of its row says nothing.
+    """One row per key. If `keeps` is False the change is a delete, and the rest of its row has no meaning.
 
-    `keys` are the key columns as they are compared (see `comparable`); `rows` has the columns that the changelog has.
+    `keys` are the key columns in comparable form (see `comparable`); `rows` has the columns of the changelog.
     """
 
     rows: pa.Table
@@ -76,7 +76,7 @@ def load_changes(
     """Read change files; of several rows with one key the highest sequence wins, then the later one.
 
     Raises:
-        DamagedError: a file is not what was staged.
+        DamagedError: a file differs from what was staged.
         SinkError: a file cannot be read.
         SchemaError: a column is missing, or an operation is unknown.
     """
@@ -119,7 +119,7 @@ def _read(storage: Storage, file: dict[str, Json]) -> pa.Table:
 
 
 def comparable(column: pa.ChunkedArray | pa.Array, is_partition: bool) -> pa.Array:
-    """A key column as keys are compared: partition values as the log writes them, both zeros as one."""
+    """Return a key column in comparable form: partition values as in the log, both zeros as one."""
     plain = _one_array(column) if isinstance(column, pa.ChunkedArray) else column
     if pa.types.is_large_string(plain.type) or pa.types.is_string_view(plain.type):
         plain = plain.cast(pa.string())
@@ -135,7 +135,7 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _newest(keys: pa.Table, sequence: pa.ChunkedArray) -> Indices:
-    """The numbers of the rows that count, in the order of their keys."""
+    """Return the row numbers of the newest change of each key, in the order of the keys."""
     count = keys.num_rows
     order = keys.append_column("\0sequence", sequence).append_column("\0number", pa.array(np.arange(count)))
     by = [(name, "ascending") for name in order.column_names]
@@ -150,7 +150,7 @@ def _newest(keys: pa.Table, sequence: pa.ChunkedArray) -> Indices:
 
 
 def _equal_to_next(column: pa.Array) -> Mask:
-    """For each value but the last whether the next one is the same; nulls are, and so is no number."""
+    """Return for each value except the last whether the next one is equal; nulls and NaNs are equal."""
     this, following = column[:-1], column[1:]
     same = pc.fill_null(pc.equal(this, following), False)
     same = pc.or_(same, pc.and_(pc.is_null(this), pc.is_null(following)))
@@ -180,7 +180,7 @@ class KeyIndex:
         self._change_of[codes] = np.arange(keys.num_rows)
 
     def find(self, columns: Sequence[pa.Array]) -> tuple[Indices, Indices]:
-        """The numbers of the rows whose key is changed, ascending, and the number of the change of each."""
+        """Return the numbers of the rows with a changed key, ascending, and the number of the change of each."""
         rows: Indices | None = None
         codes: Indices = np.empty(0, np.int64)
         for column, (values, pairs) in zip(columns, self._steps, strict=True):
@@ -200,7 +200,7 @@ class KeyIndex:
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The rows with exactly these columns: missing ones are null, others are cast to the type that is asked for.
+    """Return the rows with exactly these columns: missing ones are null, others are cast to the wanted type.
 
     Raises:
         SchemaError: a column cannot be cast without loss.

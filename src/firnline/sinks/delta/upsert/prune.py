@@ -1,4 +1,4 @@
-"""Which files of a table may hold changed keys, by partition values and statistics alone."""
+"""Finds the files of a table that may hold changed keys, by partition values and statistics alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SURROGATES = range(0xD800, 0xE000)
 
 @dataclass(frozen=True, slots=True)
 class ActiveFile:
-    """One file of the version that was read. `path` is as the log spells it; partition values are as it writes them."""
+    """One file of the version that was read. `path` and partition values are spelled as in the log."""
 
     path: str
     size_bytes: int
@@ -46,7 +46,7 @@ class KeyRanges:
         self._sorted = {name: _sorted_values(keys.column(name)) for name in self._columns}
 
     def find_candidates(self, delta: DeltaTable) -> tuple[list[ActiveFile], set[str]]:
-        """The files of a version that may hold a changed key, and the paths of all its files."""
+        """Return the files of a version that may hold a changed key, and the paths of all its files."""
         actions = pa.table(delta.get_add_actions())
         mask = np.ones(actions.num_rows, np.bool_)
         for name in self._partition_by:
@@ -61,7 +61,7 @@ class KeyRanges:
         return list(_files(chosen, partitions)), set(paths)
 
     def find_row_groups(self, metadata: pq.FileMetaData, types: pa.Schema) -> list[int]:
-        """The row groups of a file that may hold a changed key, by the statistics in its footer."""
+        """Return the row groups of a file that may hold a changed key, by the statistics in its footer."""
         groups = range(metadata.num_row_groups)
         mask = np.ones(len(groups), np.bool_)
         place = {metadata.schema.column(n).path: n for n in range(metadata.num_columns)}
@@ -100,7 +100,7 @@ class KeyRanges:
         *,
         is_rounded: bool,
     ) -> Mask:
-        """For each file whether it may have one of the values that the changed keys have in this column."""
+        """Return for each file whether it may have one of the changed keys' values in this column."""
         values, has_null = self._sorted[name]
         unknown = np.full(len(rows), -1, np.int64)
         counted = unknown if nulls is None else pc.fill_null(nulls, -1).to_numpy().astype(np.int64)
@@ -125,7 +125,7 @@ class _Values:
         self._values = convert(column.take(pc.sort_indices(column)))
 
     def may_overlap(self, low: pa.Array, high: pa.Array, *, is_rounded: bool) -> Mask:
-        """For each pair of bounds whether a value lies between them; without bounds it may."""
+        """Return for each pair of bounds whether a value is between them; True without bounds."""
         known = pc.and_(pc.is_valid(low), pc.is_valid(high)).to_numpy(zero_copy_only=False)
         found = np.ones(len(low), np.bool_)
         where = pa.array(known)
@@ -146,7 +146,7 @@ class _Values:
         return found
 
     def _after_text(self, bound: str) -> int:
-        """How many values are not above an upper bound, which may be a longer text cut off."""
+        """Return how many values are not above an upper bound, which may be a truncated text."""
         successor = after_prefix(bound if len(bound) < TEXT_BOUND else bound[: TEXT_BOUND - 2])
         if successor is None:
             return len(self._values)
@@ -154,7 +154,7 @@ class _Values:
 
 
 def after_prefix(prefix: str) -> str | None:
-    """The least text above everything that begins with `prefix`; None when there is none."""
+    """Return the smallest text above everything that starts with `prefix`; None if there is none."""
     for end in range(len(prefix), 0, -1):
         code = ord(prefix[end - 1])
         if code < _HIGHEST:

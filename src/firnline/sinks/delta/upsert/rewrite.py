@@ -47,13 +47,13 @@ def run_rewrite(task: dict[str, Json]) -> dict[str, Json]:
 
 
 def rewrite(task: RewriteTask) -> RewriteReport:
-    """Apply changes to files, or write new rows. Everything that is reported is durable.
+    """Apply changes to files, or write new rows. Everything in the report is durable.
 
-    When it fails, what it staged is deleted.
+    After a failure its staged files are deleted.
 
     Raises:
-        SinkError: a file cannot be read, or does not hold the rows that the log says.
-        DamagedError: the changes are not what was staged.
+        SinkError: a file cannot be read, or its row count differs from the log.
+        DamagedError: the changes differ from what was staged.
     """
     staged: list[dict[str, Json]] = []
     storage = open_storage(task.table, dict(task.storage_options))
@@ -86,7 +86,7 @@ class _Rewriter:
         self._shared = _share_changes(task, storage)
 
     def insert(self, numbers: Indices) -> list[dict[str, Json]]:
-        """Write the new rows of these changes as files of their own, per partition."""
+        """Write the new rows of these changes as separate files, per partition."""
         stager = self._stager(self._partition_by)
         fault_point("upsert.rewrite.before")
         try:
@@ -118,7 +118,8 @@ class _Rewriter:
         return RewrittenFile(file.path, staged, np.unique(changes), np.unique(changes[placed]))
 
     def _find_matches(self, parquet: pq.ParquetFile, values: Mapping[str, str | None]) -> tuple[Indices, Indices]:
-        """The rows of a file whose key is changed, ascending, and the change of each; reads the key columns only."""
+        """Return the rows of a file with a changed key, ascending, and the change of each; reads the key columns
+        only."""
         metadata = parquet.metadata
         starts = np.cumsum([0, *(metadata.row_group(g).num_rows for g in range(metadata.num_row_groups))])
         in_file = [k for k in self._key if k in parquet.schema_arrow.names and k not in self._partition_by]
@@ -152,7 +153,7 @@ class _Rewriter:
             yield pa.RecordBatch.from_arrays([pa.nulls(count, f.type) for f in schema] or [], schema=schema)
 
     def _find_placed(self, changes: Indices, file: FileToRewrite) -> Mask:
-        """For each row that matched whether the new version takes its place; at most once for each change."""
+        """Return for each matched row whether the new version replaces it in place; at most once per change."""
         barred = np.zeros(len(self._shared.changes), np.bool_)
         barred[file.barred] = True
         first = np.zeros(len(changes), np.bool_)
@@ -162,7 +163,7 @@ class _Rewriter:
         return found
 
     def _is_of_partition(self, values: Mapping[str, str | None]) -> Mask:
-        """For each change whether its new row belongs to this partition."""
+        """Return for each change whether its new row belongs to this partition."""
         found = np.ones(len(self._shared.changes), np.bool_)
         rows = self._shared.changes.rows
         for name in self._partition_by:
@@ -177,7 +178,7 @@ class _Rewriter:
     def _write(
         self, parquet: pq.ParquetFile, values: Mapping[str, str | None], rows: Indices, changes: Indices, placed: Mask
     ) -> list[dict[str, Json]]:
-        """Write what becomes of a file; no file when nothing is left."""
+        """Write the result of a file; no file if nothing is left."""
         stager = self._stager([])
         columns = [n for n in self._data.names if n in parquet.schema_arrow.names]
         groups = range(parquet.metadata.num_row_groups)
@@ -252,7 +253,7 @@ def _share_changes(task: RewriteTask, storage: Storage) -> _Shared:
 
 
 def _open(storage: Storage, key: str, size_bytes: int) -> Any:
-    """A data file that can be read in any order, without reading all of it."""
+    """Open a data file for random access, without reading all of it."""
     if not is_remote(storage.root):
         return pa.OSFile(os.path.join(storage.root, key))
     return pa.PythonFile(_Ranges(storage, key, size_bytes), mode="r")

@@ -1,7 +1,7 @@
-"""Turns the changes of one epoch into files that take the place of others, on whatever version the table is at.
+"""Turns the changes of one epoch into files that replace others, at any version of the table.
 
-What a file becomes depends on that file and the changes alone. So when another writer's commit lands first, only
-files that are new in its version are looked at; what was rewritten for files that are gone is deleted.
+The result for a file depends only on that file and the changes. If another writer's commit comes first, only files that
+are new in its version are processed, and results for files that are gone are deleted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ INSERT_HERE = 50_000  # so few rows are written at once, in this process: no tas
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What a commit does: these files go, those come; and the counts for people."""
+    """The content of a commit: files to remove, files to add, and the counts for people."""
 
     removed: list[RemoveAction]
     added: list[dict[str, Json]]
@@ -43,7 +43,7 @@ class Exchange:
 
 @dataclass(slots=True)
 class _Done:
-    """What became of one file."""
+    """The result for one file."""
 
     file: ActiveFile
     staged: list[dict[str, Json]]
@@ -53,7 +53,7 @@ class _Done:
 
 @dataclass(slots=True)
 class UpsertWork:
-    """The work on the changes of one attempt; kept from one try to commit to the next."""
+    """The work on the changes of one attempt; kept between attempts to commit."""
 
     attempt: str
     storage: Storage
@@ -63,9 +63,9 @@ class UpsertWork:
     _inserted: tuple[bytes, list[dict[str, Json]]] | None = None
 
     def prepare(self, table: Table, run_tasks: RunTasks) -> Exchange:
-        """Write what is not written yet for the version that the table handle is at.
+        """Write the missing files for the version of the table handle.
 
-        Called again only after it became clear that the last exchange was not committed: files are deleted here.
+        Called again only once the last exchange is known not to be committed: files are deleted here.
 
         Raises:
             SchemaError: a file that must go has a name in the log that cannot be repeated safely.
@@ -117,7 +117,7 @@ class UpsertWork:
         return taken
 
     def _insert(self, numbers: Indices, run_tasks: RunTasks) -> None:
-        """Write the new rows that have no place, as they are unless they were written already."""
+        """Write the new rows without a place in a rewritten file, unless they are already written."""
         mark = numbers.tobytes()
         if self._inserted is not None:
             if self._inserted[0] == mark:
@@ -167,7 +167,7 @@ class UpsertWork:
         )
 
     def _discard(self, staged: Sequence[dict[str, Json]]) -> None:
-        """Delete files of ours that no commit names."""
+        """Delete our files that no commit names."""
         for file in staged:
             self.storage.delete(str(file["path"]))
 
@@ -184,7 +184,7 @@ def _removable(file: ActiveFile) -> str:
 
 
 def _bundles(files: Sequence[FileToRewrite]) -> Iterator[list[FileToRewrite]]:
-    """The files that one task takes: large ones alone, small ones together."""
+    """Group the files into tasks: large ones alone, small ones together."""
     bundle: list[FileToRewrite] = []
     size = 0
     for file in files:

@@ -1,4 +1,4 @@
-"""What driver and worker say to each other about an upsert: the files to rewrite, and what became of them."""
+"""The messages between driver and worker for an upsert: the files to rewrite, and the results."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class RewriteTask:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RewrittenFile:
-    """What became of one file. Everything in `staged` is durable."""
+    """The result for one file. Everything in `staged` is durable."""
 
     path: str
     staged: list[dict[str, Json]] = field(default_factory=list)  # files in its place
@@ -119,7 +119,7 @@ class RewrittenFile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RewriteReport:
-    """What one task did."""
+    """The report of one task."""
 
     files: tuple[RewrittenFile, ...] = ()
     inserted: tuple[dict[str, Json], ...] = ()  # files of new rows

@@ -60,7 +60,7 @@ class UpsertSink(DeltaSink):
         return self._table.exchange("delta.commit", exchange.removed, exchange.added, info, txns, expiring, onto=onto)
 
     def _open_work(self, commit: EpochCommit, changed: list[dict[str, Json]]) -> UpsertWork:
-        """What was done for this attempt already: a try that met a conflict, or whose answer was lost."""
+        """Return the earlier work on this attempt: an attempt with a conflict, or whose answer was lost."""
         attempt = commit.checkpoint.attempt
         if self._work is not None and self._work.attempt == attempt:
             return self._work
@@ -104,7 +104,7 @@ class UpsertSink(DeltaSink):
             check_key(self._options.key, columns)
 
     def _check_rewritable(self) -> None:
-        """Refuse a table whose files say less, or more, than their rows, or from which no row may go."""
+        """Refuse a table whose files hold less, or more, than their rows, or from which no row may be deleted."""
         used = [feature for feature in special_features(self._table.delta) if feature in _REFUSED]
         if used:
             raise SchemaError(
