@@ -1,4 +1,4 @@
-"""Which columns the rows of a source have, and how the splits of an epoch come to agree on them. Pure."""
+"""Decides which columns the rows of a source have, and how the splits of an epoch agree on them. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LINEAGE_TYPES = (pa.string(), pa.int64(), pa.int64())
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Where the columns of an epoch come from. Plain JSON on its way to workers."""
+    """The origin of an epoch's columns; sent to workers as plain JSON."""
 
     decoded: pa.Schema  # from records
     frozen: frozenset[str]  # their types are fixed: the table has them, or the spec declares them
@@ -54,20 +54,20 @@ class Columns:
 
 
 def declared(options: SourceOptions) -> pa.Schema:
-    """The columns that the spec declares."""
+    """Return the columns that the spec declares."""
     fields = options.schema.fields
     return schema_from_spec([{"name": f.name, "type": f.type, "nullable": f.nullable} for f in fields])
 
 
 def columns_from_json(value: Mapping[str, Json]) -> dict[str, pa.Schema]:
-    """The columns of sources as a checkpoint holds them."""
+    """Return the columns of sources from a checkpoint."""
     return {name: schema_from_json(columns) for name, columns in value.items()}
 
 
 def agree(columns: Columns, ends: Sequence[SplitEnd]) -> tuple[Columns, set[int]]:
-    """Choose the types of new columns by the values of all splits; splits that have another type must be read again.
+    """Choose the types of new columns by the values of all splits; splits with another type must be read again.
 
-    A choice stands: a split that is read again rescues the odd values, so they would no longer be counted. Fields
+    A choice is final: a split that is read again rescues the odd values, so they would no longer be counted. Fields
     inside a value that a split still holds as JSON text wait until that split has counted them, too.
     """
     counts: Counts = {}
@@ -90,7 +90,7 @@ def agree(columns: Columns, ends: Sequence[SplitEnd]) -> tuple[Columns, set[int]
 
 
 def retyped(old: pa.Schema, new: pa.Schema) -> bool:
-    """Whether a column of `old` has another type in `new`; new columns and new nested fields do not count."""
+    """Return whether a column of `old` has another type in `new`; new columns and new nested fields do not count."""
     return any(new.get_field_index(f.name) < 0 or _type_differs(f, new.field(f.name)) for f in old)
 
 

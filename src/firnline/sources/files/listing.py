@@ -24,7 +24,7 @@ class Scope:
 
     @classmethod
     def of(cls, path: str) -> Scope:
-        """The scope of a folder, a single file or a glob; `**` crosses folders, `*` and `?` do not."""
+        """Return the scope of a folder, a single file or a glob; `**` crosses folders, `*` and `?` do not."""
         parts = path.split("/")
         first = next((i for i, part in enumerate(parts) if _GLOB.search(part)), None)
         if first is None and os.path.isfile(path):
@@ -34,7 +34,7 @@ class Scope:
         return cls("/".join(parts[:first]), re.compile(_translate("/".join(parts[first:]))))
 
     def covers(self, name: str) -> bool:
-        """Whether a full name belongs to the source: hidden files and folders (`.x`, `_x`) do not."""
+        """Return whether a full name belongs to the source: hidden files and folders (`.x`, `_x`) do not."""
         below = name[len(self.root) :].lstrip("/")
         if any(part.startswith((".", "_")) for part in below.split("/")):
             return False
@@ -69,12 +69,14 @@ def _translate(glob: str) -> str:
 
 
 def list_files(storage: Storage, scope: Scope, after: str | None = None) -> Iterator[FileStat]:
-    """Files of the scope after a name; on object stores by start-after paging, so the past is not listed again."""
+    """Yield files of the scope after a name; on object stores by start-after paging, so earlier files are not listed
+    again."""
     return (stat for stat in storage.list("", after or "") if scope.covers(stat.name) and _is_text(stat.name))
 
 
 def _is_text(name: str) -> bool:
-    """A name that is not UTF-8 can be written into no checkpoint: the file is left alone, and said so."""
+    """Return whether a name is UTF-8. Any other file is skipped with a warning, because no checkpoint can hold its
+    name."""
     try:
         name.encode()
     except UnicodeEncodeError:

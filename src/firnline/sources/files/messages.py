@@ -1,4 +1,4 @@
-"""What the driver tells a reader of files, and what the reader reports: plain JSON between the two."""
+"""The messages between the driver and a reader of files, in plain JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from firnline.types import Json
 
 @dataclass(frozen=True, slots=True)
 class FileReaderSettings:
-    """What a reader of files needs beside its split."""
+    """The settings that a reader of files needs beside its split."""
 
     root: str
     storage_options: dict[str, str]
@@ -31,7 +31,7 @@ class FileReaderSettings:
 
 @dataclass(frozen=True, slots=True)
 class FileOutcome:
-    """Where reading ended; or, with `failed`, why the file cannot be read as it is."""
+    """Where reading ended or, with `failed`, why the file cannot be read."""
 
     path: str
     to: int = 0  # records read, those of earlier epochs included

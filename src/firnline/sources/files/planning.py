@@ -1,4 +1,4 @@
-"""Which files the next epoch reads, and how they are dealt out to tasks. Pure."""
+"""Decides which files the next epoch reads, and how they are distributed to tasks. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVEN_TASKS = 10  # so many even out files of unlike size; more would only make s
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Files to read now, in byte order of their names, and the state that they stand on."""
+    """Files to read now, in byte order of their names, and the state that they build on."""
 
     base: FileState
     files: list[FileStat] = field(default_factory=list)
@@ -33,12 +33,12 @@ class Slice:
 
 
 def choose(state: FileState, in_progress: Sequence[FileStat], listed: Iterable[FileStat], limits: Limits) -> Slice:
-    """Take files in progress first, then a contiguous range of what is listed after the mark.
+    """Take files in progress first, then a contiguous range of the listing after the mark.
 
     Args:
-        state: Where the source stands.
-        in_progress: The files that `state` has begun, late ones to begin included, as they are stored now.
-        listed: Files in byte order; what the state knows is skipped.
+        state: The position of the source.
+        in_progress: The current versions of the files that `state` has started, including late ones to start.
+        listed: Files in byte order; those that the state has are skipped.
         limits: The first one reached ends the slice; one file is always taken.
     """
     base, begun, changed = _set_changed_aside(state, in_progress)
@@ -75,7 +75,7 @@ def _rest(state: FileState, file: FileStat) -> int:
 def _set_changed_aside(
     state: FileState, in_progress: Sequence[FileStat]
 ) -> tuple[FileState, list[FileStat], list[str]]:
-    """A file half read that is no longer the same cannot be continued: its record numbers mean nothing now."""
+    """Set aside a partly read file that changed: its record numbers are no longer valid."""
     files, aside = dict(state.files), dict(state.set_aside)
     begun, changed = [], []
     for file in in_progress:
@@ -96,7 +96,7 @@ def _aside(progress: Progress, reason: str) -> SetAside:
 
 
 def deal(chosen: Slice, limits: Limits, discovered: str) -> list[Split]:
-    """Deal the slice out as contiguous ranges of about equal size, one per split."""
+    """Distribute the slice as contiguous ranges of about equal size, one per split."""
     if not chosen.files:
         return []
     total = chosen.size_bytes
@@ -140,7 +140,7 @@ def _input(state: FileState, file: FileStat, discovered: str) -> dict[str, Json]
 def advance(
     base: FileState, splits: Sequence[Split], outcomes: Sequence[Json], file_attempts: int, epoch: int
 ) -> tuple[FileState, list[dict[str, Json]]]:
-    """The state after the tasks ended as they report, and what the ledger says of every file they touched.
+    """Return the state after the tasks ended as reported, and the ledger's records of every file they touched.
 
     A planned file without an outcome was not reached: it stays in the state, so that the mark cannot pass it.
     """
@@ -174,7 +174,7 @@ def advance(
 
 
 def replay(base: FileState, records: Sequence[dict[str, Json]]) -> FileState:
-    """The state after an epoch, from the ledger's records of it: how a lost checkpoint is found again."""
+    """Return the state after an epoch, from the ledger's records of it, to rebuild a lost checkpoint."""
     files, aside = dict(base.files), dict(base.set_aside)
     for record in records:
         path, status = str(record["path"]), record["status"]
@@ -191,9 +191,9 @@ def replay(base: FileState, records: Sequence[dict[str, Json]]) -> FileState:
 
 
 def recorded_inputs(state: FileState, records: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
-    """What an epoch read, as a task reads it again: from the same record to the same record of the same files.
+    """Return the input of an epoch for another read: the same record ranges of the same files.
 
-    The ledger keeps no byte offsets: a file that was begun before is skipped through.
+    The ledger keeps no byte offsets: a file that was started before is skipped through.
     """
     return [
         {**record, "path": state.current_name(str(record["path"])), "offset": 0, "line": 0}
@@ -203,7 +203,7 @@ def recorded_inputs(state: FileState, records: Sequence[dict[str, Json]]) -> lis
 
 
 def deal_again(inputs: list[dict[str, Json]], parallelism: int) -> list[Split]:
-    """Contiguous ranges, as many as tasks run at once; the order of the rows is that of the files, however dealt."""
+    """Return contiguous ranges, as many as tasks run at once; rows keep the order of the files."""
     size = max(1, -(-len(inputs) // max(1, parallelism)))
     ranges = [inputs[at : at + size] for at in range(0, len(inputs), size)]
     return [Split(files, NO_LIMIT, NO_LIMIT, NO_LIMIT) for files in ranges]
@@ -236,13 +236,13 @@ def _fail(
 
 
 def folder_columns(splits: Sequence[Split], root: str) -> tuple[str, ...]:
-    """The columns that the folders of planned files tell."""
+    """Return the columns in the folder names of planned files."""
     paths = (str(item["path"]) for split in splits for item in split.inputs)
     return tuple(sorted({name for path in paths for name in folder_values(path, root)}))
 
 
 def folder_values(path: str, root: str) -> dict[str, str | None]:
-    """The `name=value` folders between the root and the file."""
+    """Return the `name=value` folders between the root and the file."""
     found: dict[str, str | None] = {}
     for part in path.removeprefix(root).split("/")[:-1]:
         name, equals, value = part.partition("=")

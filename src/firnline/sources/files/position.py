@@ -1,8 +1,8 @@
-"""Where a file source stands: a high-water mark and the few files in progress. Pure.
+"""The position of a file source: a high-water mark and the few files in progress. Pure.
 
-The mark, `last_committed_file`, passes no file that is not finished, except late files in progress and files
-set aside, both of which are named here; an entry in `files` overrides the mark. So the size of a position
-follows the files in progress, not the files ever read.
+The mark, `last_committed_file`, passes no file that is not finished, except late files in progress and files set aside,
+both of which are named here; an entry in `files` overrides the mark. The size of a position therefore depends on the
+files in progress, not on all files ever read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FINISHED = "Finished"
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far one file is read. A record is a non-blank line, bad ones included."""
+    """The progress in one file. A record is a non-blank line, including bad ones."""
 
     records: int = 0
     finished: bool = False
@@ -30,11 +30,11 @@ class Progress:
     reason: str = ""  # of the last failed try
 
     def to_json(self) -> Json:
-        """The interchange shape: `{"RecordsRead": n}` or `"Finished"`."""
+        """Return the interchange form: `{"RecordsRead": n}` or `"Finished"`."""
         return FINISHED if self.finished else {"RecordsRead": self.records}
 
     def details(self) -> dict[str, Json]:
-        """What the interchange shape has no room for."""
+        """Return the details that the interchange form cannot hold."""
         found = {
             "offset": self.offset,
             "line": self.line,
@@ -57,7 +57,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """A file that cannot be taken now, with the records already read of it."""
+    """A file that cannot be read now, with the records already read of it."""
 
     reason: str
     records: int = 0
@@ -91,7 +91,7 @@ class FileState:
     former_roots: tuple[str, ...] = ()  # where the same files lay before: the ledger has names of that time
 
     def to_json(self) -> dict[str, Json]:
-        """The position as the checkpoint holds it."""
+        """Return the position in the form of the checkpoint."""
         details = {path: progress.details() for path, progress in self.files.items()}
         return {
             "root": self.root,
@@ -103,7 +103,7 @@ class FileState:
         }
 
     def interchange(self) -> dict[str, Json]:
-        """`source_state` of the other tool's format."""
+        """Return the `source_state` of the other tool's format."""
         files = {path: progress.to_json() for path, progress in sorted(self.files.items())}
         return {"files": files, "last_committed_file": self.mark}
 
@@ -124,7 +124,7 @@ class FileState:
 
     @classmethod
     def from_interchange(cls, value: Json, root: str) -> FileState:
-        """A position from another tool's log; names may be full, `file://` URIs, or relative to the root."""
+        """Return a position from another tool's log; names may be full, `file://` URIs, or relative to the root."""
         try:
             files = {full_name(p, root): Progress.from_json(v, None) for p, v in value["files"].items()}
             mark = value["last_committed_file"]
@@ -133,7 +133,7 @@ class FileState:
         return cls(root=root, mark=full_name(mark, root) if mark else None, files=files).prune_finished()
 
     def describe(self) -> PositionView:
-        """The position for people."""
+        """Return the position in a form for people."""
         in_progress = {path: progress.records for path, progress in sorted(self.files.items()) if not progress.finished}
         return PositionView(
             facts={
@@ -151,7 +151,7 @@ class FileState:
         )
 
     def knows(self, path: str) -> bool:
-        """Whether a listed file needs no new plan: passed by the mark, finished, or set aside."""
+        """Return whether a listed file needs no new plan: passed by the mark, finished, or set aside."""
         progress = self.files.get(path)
         if progress is not None:
             return progress.finished
@@ -175,7 +175,7 @@ class FileState:
         return replace(self, mark=mark, files=files)
 
     def moved(self, old: str, new: str) -> FileState:
-        """The same position on another root."""
+        """Return the same position on another root."""
 
         def move(path: str) -> str:
             return _move(path, old, new)
@@ -191,7 +191,7 @@ class FileState:
         )
 
     def current_name(self, path: str) -> str:
-        """What a file is called now that the ledger knows by a former root."""
+        """Return the current name of a file that the ledger has under a former root."""
         for old in self.former_roots:
             path = _move(path, old, self.root)
         return path
@@ -202,7 +202,7 @@ def _move(path: str, old: str, new: str) -> str:
 
 
 def full_name(path: str, root: str) -> str:
-    """The full name of a file: `s3://bucket/key`, or the absolute path."""
+    """Return the full name of a file: `s3://bucket/key`, or the absolute path."""
     if path.startswith("file://"):
         return path.removeprefix("file://")
     if "://" in path or path.startswith("/"):

@@ -38,7 +38,7 @@ READ_BACKOFF_SECS = 0.1
 
 
 class _FileFailedError(Exception):
-    """A file cannot be read as it is; the reason is for people."""
+    """A file that cannot be read; the message gives the reason."""
 
 
 class FileReader(SplitReader):
@@ -76,7 +76,7 @@ class FileReader(SplitReader):
         )
 
     def _read_file(self, item: dict[str, Json], budget: Budget) -> Iterator[Sequence[Rows]]:
-        """Read one file as far as the budget allows; one that fails is noted with its reason."""
+        """Read one file as far as the budget allows. A failure is recorded with its reason."""
         before, counted, read = self._decoder.schema, budget.records, budget.bytes_read
         held: list[Decoded] = []
         held_bytes, spilled = 0, False
@@ -131,7 +131,7 @@ class FileReader(SplitReader):
 
 
 class _OpenFile:
-    """One file of the source, read from where it was left; tells a file's own faults from the storage's."""
+    """One file of the source, read from its last offset; distinguishes faults of the file from those of the storage."""
 
     def __init__(self, storage: Storage, settings: FileReaderSettings, item: dict[str, Json], max_records: int) -> None:
         self._storage = storage
@@ -145,11 +145,11 @@ class _OpenFile:
         self.consumed_bytes = 0
 
     def blocks(self) -> Iterator[Block]:
-        """The file's blocks.
+        """Yield the file's blocks.
 
         Raises:
-            _FileFailedError: the file itself is broken, gone, changed or forbidden.
-            SourceError: the storage failed; the epoch is tried again.
+            _FileFailedError: the file itself is broken, missing, changed or forbidden.
+            SourceError: the storage failed; the epoch is retried.
         """
         try:
             self._reader = self._open()
@@ -194,7 +194,8 @@ class _OpenFile:
         )
 
     def outcome(self) -> FileOutcome:
-        """Where reading ended; _FileFailedError when the file was changed meanwhile, so that its rows are a mixture."""
+        """Return where reading ended. Raises _FileFailedError if the file changed meanwhile, so that its rows are
+        mixed."""
         reader = self._reader
         assert reader is not None
         try:

@@ -1,4 +1,4 @@
-"""Reads the beginning of the first files of a slice, to tell which columns its rows will have."""
+"""Reads the start of the first files of a slice, to find the columns of its rows."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class _Tally:
 
 
 def sample_files(settings: FileReaderSettings, plan: SourcePlan, columns: Columns) -> Sample:
-    """Decode the beginning of the files that a plan takes first.
+    """Decode the start of the first files of a plan.
 
     Raises:
-        SchemaError: a record does not fit, and the spec says that this stops the epoch.
+        SchemaError: a record does not fit, and the spec makes this an error.
     """
     options = DecodeOptions(
         evolution=columns.evolution,

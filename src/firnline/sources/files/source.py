@@ -45,8 +45,8 @@ LOOKED_UP = 200  # more files than that are cheaper to list
 class FileSource(Source):
     """One folder, glob or bucket prefix.
 
-    What it knows beyond the position (late files found, retries asked for) is a proposal: it becomes true
-    in the position of the epoch that takes it up, and is found again after a crash.
+    Knowledge beyond the position (late files, requested retries) is a proposal. It becomes true in the position of the
+    epoch that uses it, and is found again after a crash.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class FileSource(Source):
         self._only: frozenset[str] | None = None
         self._unsaved = False
         self._late: dict[str, FileStat] = {}
-        self._retries: dict[str, bool] = {}  # asked for by one thread, planned by another, forgotten by a third
+        self._retries: dict[str, bool] = {}  # requested by one thread, planned by another, forgotten by a third
         self._drops: set[str] = set()  # the same
         self._retries_lock = threading.Lock()
         self._retry_at: dict[str, float] = {}
@@ -184,7 +184,7 @@ class FileSource(Source):
         )
 
     def _listed(self, state: FileState, limits: Limits) -> Iterator[FileStat]:
-        """New files after the mark, gathered for at most `max_ms`."""
+        """Return new files after the mark, collected for at most `max_ms`."""
         deadline = monotonic() + limits.max_ms / 1000
         try:
             for stat in self._list(state.mark):
@@ -196,7 +196,7 @@ class FileSource(Source):
             raise SourceError(f"cannot list {self.location}: {error}", path=self.location) from error
 
     def _in_progress(self, state: FileState) -> list[FileStat]:
-        """Files that are begun, or late and waiting to begin, as they are stored now."""
+        """Return the current versions of files that are started, or late and waiting to start."""
         now = monotonic()
         found = []
         for path, progress in state.files.items():
@@ -205,13 +205,13 @@ class FileSource(Source):
             try:
                 found.append(self._storage.stat(self._key(path)))
             except FileNotFoundError:
-                # Planned as it was: the task fails on it, and after enough tries it is set aside by name.
+                # Planned unchanged: the task fails on it, and after enough attempts it is set aside by name.
                 gone = datetime.fromtimestamp(0, UTC)
                 found.append(FileStat(path, progress.size_bytes, progress.etag, gone))
             except OSError as error:
                 raise SourceError(f"cannot look at {path}: {error}", path=path) from error
         late = (s for s in self._late.values() if s.name not in state.files and s.name not in state.set_aside)
-        # A file that lies after the mark of this base is not late here: its turn comes in the order of names.
+        # A file after the mark of this base is not late here: it follows in the order of names.
         return [*found, *(s for s in late if not state.is_after_mark(s.name))]
 
     def _key(self, path: str) -> str:
@@ -254,7 +254,7 @@ class FileSource(Source):
         return found
 
     def find_late(self, position: Json, known: KnownFiles) -> Reconciled:
-        """Compare a full listing with every file that is known; both sides are walked once, in the order of names."""
+        """Compare a full listing with every known file; both are walked once, in the order of names."""
         state = FileState.from_json(position)
         if state.former_roots:
             known = known.renamed(state.current_name)
@@ -288,7 +288,7 @@ class FileSource(Source):
         return [*missing, *changed]
 
     def _stats(self, paths: Sequence[str]) -> dict[str, FileStat]:
-        """What is stored under these names now; a few are looked up, many are listed."""
+        """Return the current metadata of these names; a few are looked up, many are listed."""
         if len(paths) > LOOKED_UP:
             wanted = set(paths)
             return {stat.name: stat for stat in self.list_inputs() if stat.name in wanted}
@@ -299,7 +299,7 @@ class FileSource(Source):
         return found
 
     def list_inputs(self) -> Iterator[FileStat]:
-        """Every file that the source covers, in byte order of the names."""
+        """Yield every file of the source, in byte order of the names."""
         try:
             yield from self._list()
         except OSError as error:
@@ -330,7 +330,7 @@ class FileSource(Source):
             self._drops.add(path)
 
     def _apply_drops(self, state: FileState) -> tuple[FileState, list[dict[str, Json]]]:
-        """The state without the files that are given up, and what the ledger says of them."""
+        """Return the state without the dropped files, and their ledger records."""
         with self._retries_lock:
             drops = sorted(self._drops & state.set_aside.keys())
         if not drops:
@@ -390,7 +390,7 @@ class FileSource(Source):
 def _side_by_side(
     listed: Iterable[FileStat], known: Iterable[tuple[str, str]]
 ) -> Iterator[tuple[FileStat, str | None]]:
-    """Every listed file with its etag among the known ones, None where it is not among them; both in byte order."""
+    """Yield every listed file with its known etag, None if it is unknown; both in byte order."""
     before, rest = b"", iter(known)
     path, etag = next(rest, (None, ""))
     for stat in listed:
@@ -404,7 +404,7 @@ def _side_by_side(
 
 
 class _Tracker(InputTracker):
-    """What became of every file, seen from one position."""
+    """The status of every file, from one position."""
 
     def __init__(self, source: FileSource, state: FileState) -> None:
         self._source = source
@@ -447,7 +447,7 @@ class _Tracker(InputTracker):
 
 
 def _start_after(value: str | None, root: str) -> tuple[str | None, datetime | None]:
-    """`start_after` is a time when it reads as one, else a file name."""
+    """Parse `start_after`: a time if it is one, otherwise a file name."""
     if value is None:
         return None, None
     try:
