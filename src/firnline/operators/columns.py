@@ -27,14 +27,14 @@ AnyRows = TypeVar("AnyRows", pa.Table, pa.RecordBatch)
 
 
 def suggest(word: str, words: Iterable[str]) -> str:
-    """Return a hint that names the word that was probably meant, or all there are."""
+    """Return a hint with the closest match, or all names."""
     known = {each.lower(): each for each in sorted(words)}
     close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.7)
     return f"Did you mean {known[close[0]]!r}?" if close else f"There are: {', '.join(known.values()) or 'none'}."
 
 
 def get_field(name: str, inputs: Mapping[str, pa.Schema], column: str, *, everywhere: bool = True) -> pa.Field:
-    """Return the field of a column that all inputs have, or one at least, with the same type wherever it is.
+    """Return the field of a column in all inputs, or at least one, with the same type everywhere.
 
     Raises:
         ConfigError: naming the operator, the column and the input.
@@ -61,7 +61,7 @@ def get_field(name: str, inputs: Mapping[str, pa.Schema], column: str, *, everyw
 
 
 def get_keys(name: str, inputs: Mapping[str, pa.Schema], keys: Sequence[str]) -> list[pa.Field]:
-    """Return the fields of the key columns; ConfigError when one cannot be a key."""
+    """Return the fields of the key columns. Raises ConfigError if one cannot be a key."""
     fields = [get_field(name, inputs, key) for key in keys]
     for field in fields:
         if pa.types.is_nested(field.type):
@@ -84,7 +84,7 @@ def check_time(name: str, inputs: Mapping[str, pa.Schema], column: str) -> None:
 
 
 def check_names(name: str, fields: Iterable[pa.Field]) -> None:
-    """Raise ConfigError when two columns have names that differ in case at most."""
+    """Raise ConfigError if two columns have names that differ at most in case."""
     seen: set[str] = set()
     for field in fields:
         if field.name.lower() in seen:

@@ -213,7 +213,7 @@ def _write_state(rows: Observations, carry: Carried, changed: Indices) -> pa.Tab
 
 
 def _compare(before: Alerts, after: Alerts) -> tuple[Codes, Alerts]:
-    """Return what happened to which alert, by key and start; those that are as before are left out."""
+    """Return the changes of alerts, by key and start; unchanged ones are left out."""
     both = Alerts.concat(before, after)
     is_new = np.arange(len(both.key)) >= len(before.key)
     order = np.lexsort((is_new, both.start, both.key))

@@ -1,7 +1,7 @@
-"""The functions of an aggregate: what each keeps per key, how rows change it, and what it answers.
+"""The functions of an aggregate: the state of each per key, how rows change it, and its answer.
 
-Every function folds whole columns at once. None of them depends on the order of the rows in an epoch: floats are
-added in the order of their values, and ties of first and last are decided by the value.
+Every function folds whole columns at once. None of them depends on the order of the rows in an epoch: floats are added
+in the order of their values, and ties of first and last are decided by the value.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Rows:
     _joined: dict[str, pa.Array] = field(default_factory=dict)
 
     def column(self, field: pa.Field) -> pa.Array:
-        """Return a column of the rows; it is joined once, however many functions ask for it."""
+        """Return a column of the rows; it is joined once for all functions."""
         if field.name not in self._joined:
             self._joined[field.name] = join_column(self.inputs, self.tables, field)
         return self._joined[field.name]
@@ -53,23 +53,23 @@ class Function(ABC):
 
     @property
     def column(self) -> pa.Field:
-        """The column that it looks at."""
+        """The input column."""
         assert self._column is not None
         return self._column
 
     @property
     @abstractmethod
     def state(self) -> list[pa.Field]:
-        """What it keeps per key."""
+        """The columns of its state per key."""
 
     @property
     def answer_field(self) -> pa.Field:
-        """The column that it gives; the first one that it keeps, unless it says otherwise."""
+        """The output column; by default the first column of its state."""
         return self.state[0]
 
     @abstractmethod
     def fold(self, rows: Rows, old: list[pa.Array]) -> list[pa.Array]:
-        """Return what it keeps of every key after the rows; `old` is null where a key is new."""
+        """Return the state of every key after the rows; `old` is null if a key is new."""
 
     def answer(self, state: list[pa.Array]) -> pa.Array:
         """Return its answer for every key."""
