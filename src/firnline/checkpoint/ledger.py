@@ -58,10 +58,12 @@ class LedgerEntry:
 
     @property
     def epoch(self) -> int:
+        """The number of the epoch."""
         return self.checkpoint.epoch
 
     @property
     def is_jump(self) -> bool:
+        """Whether the entry is a history edit."""
         return self.kind in JUMPS
 
     def schema_of(self, sink: str) -> list[dict[str, Json]]:
@@ -91,6 +93,12 @@ class LedgerEntry:
 
     @classmethod
     def from_bytes(cls, data: bytes, what: str) -> LedgerEntry:
+        """Parse the durable form.
+
+        Raises:
+            DamagedError: it is invalid.
+            NewerFormatError: a newer Firnline wrote it.
+        """
         body = parse(data, what)
         if not isinstance(body, dict):
             raise DamagedError(f"{what} is not an object", what=what)

@@ -57,6 +57,7 @@ class Checkpoint:
 
     @property
     def checksum(self) -> str:
+        """The checksum of the sealed form."""
         return str(self.to_json()["checksum"])
 
     @classmethod

@@ -42,6 +42,7 @@ class QuarantineWriter:
         self._files: list[dict[str, Json]] = []
 
     def add(self, path: str, records: Sequence[BadRecord]) -> None:
+        """Add the bad records of one file."""
         for bad in records:
             self._rows.append(
                 {
@@ -63,6 +64,7 @@ class QuarantineWriter:
         return self._files
 
     def discard(self) -> None:
+        """Delete the files of this writer."""
         for file in self._files:
             self._storage.delete(f"{self._folder}/{file['name']}")
         self._files, self._rows = [], []

@@ -85,6 +85,7 @@ class ReadOrder:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Json]) -> ReadOrder:
+        """Parse the output of `to_json`."""
         return cls(
             source_kind=str(value["source_kind"]),
             settings=dict(value["settings"]),
@@ -133,6 +134,7 @@ class ReadReport:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Json]) -> ReadReport:
+        """Parse the output of `to_json`."""
         return cls(
             end=SplitEnd(list(value["outcomes"]), schema_from_json(value["schema"]), dict(value["kinds"])),
             staged=dict(value["staged"]),

@@ -26,7 +26,9 @@ Say = Callable[[str], None]
 class Stop(Protocol):
     """Asks a standby to stop waiting."""
 
-    def wait(self, seconds: float) -> bool: ...
+    def wait(self, seconds: float) -> bool:
+        """Wait for at most `seconds`, and return whether to stop."""
+        ...
 
 
 def check_standby(options: PipelineOptions) -> None:
