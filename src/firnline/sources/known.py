@@ -1,4 +1,4 @@
-"""The inputs that a ledger knows, sorted by the bytes of their names; many are sorted on disk, in bounded memory."""
+"""The inputs in a ledger, sorted by the bytes of their names; many are sorted on disk, in bounded memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _Row = tuple[bytes, int, str]  # name, place in the order of adding, etag
 
 
 class KnownFiles:
-    """Add files, the newest first: of one name, the first that was added counts. Then walk them, as often as wanted."""
+    """Collects files, newest first: for each name, the first one added counts. Afterwards they can be walked
+    repeatedly."""
 
     def __init__(self, files: Iterable[tuple[str, str]] = ()) -> None:
         self._rows: list[_Row] = []
@@ -25,7 +26,7 @@ class KnownFiles:
             self.add(path, etag)
 
     def add(self, path: str, etag: str) -> None:
-        """A file, and its etag as it was read; empty when that does not matter."""
+        """Add a file with its etag at the time of reading; empty if that does not matter."""
         self._rows.append((path.encode(), self._added, etag))
         self._added += 1
         if len(self._rows) >= HELD:
@@ -43,7 +44,7 @@ class KnownFiles:
         return self._added > 0
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        """Every file once, with its etag, in byte order of the names."""
+        """Yield every file once, with its etag, in byte order of the names."""
         self._rows.sort()
         last = None
         for name, _, etag in heapq.merge(*(_read(segment) for segment in self._segments), self._rows):
@@ -52,7 +53,7 @@ class KnownFiles:
                 yield name.decode(), etag
 
     def renamed(self, rename: Callable[[str], str]) -> KnownFiles:
-        """The same files under other names."""
+        """Return the same files under other names."""
         return KnownFiles((rename(path), etag) for path, etag in self)
 
     def close(self) -> None:
@@ -62,7 +63,7 @@ class KnownFiles:
 
 
 def _read(segment: IO[bytes]) -> Iterator[_Row]:
-    """The rows of a segment; one walk at a time may read it."""
+    """Yield the rows of one sorted temporary file; only one walk at a time may read it."""
     segment.seek(0, 2)
     end, at = segment.tell(), 0
     while at < end:

@@ -26,7 +26,7 @@ KINDS = {
 
 
 def open_source(options: SourceOptions, *, once: bool = False, moved: tuple[str, str] | None = None) -> Source:
-    """Open a source; nothing is read yet. See `Source` for the arguments.
+    """Open a source. Reads nothing yet. See `Source` for the arguments.
 
     Raises:
         ConfigError: there is no such kind, or the settings contradict each other.
@@ -42,7 +42,7 @@ def open_reader(kind: str, settings: dict[str, Json], split: Split, columns: Col
 
 
 def describe(position: Json) -> PositionView:
-    """Describe a position whose source is not in the spec, by the kind that can open it."""
+    """Describe a position whose source is not in the spec, by the kind that can parse it."""
     for kind in KINDS:
         try:
             view: PositionView = _kind(kind).describe(position)

@@ -16,7 +16,7 @@ from firnline.types import Json
 DONE = Progress(finished=True)
 TASK_BYTES = 32 * 1024 * 1024  # beyond one task per core, another task must be worth its start
 NO_LIMIT = 1 << 62
-EVEN_TASKS = 10  # so many even out files of unlike size; more would only make smaller files
+EVEN_TASKS = 10  # evens out files of different size; more would only make smaller files
 
 
 @dataclass(frozen=True, slots=True)

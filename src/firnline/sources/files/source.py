@@ -106,7 +106,7 @@ class FileSource(Source):
         state = FileState.from_json(position)
         if self._moved is not None and state.root == normalise(self._moved[0]) != self.location:
             state = state.moved(state.root, self.location)
-            self._unsaved = True  # worth an epoch of its own, so that the next run need not be told again
+            self._unsaved = True  # worth a separate epoch: the next run then needs no option
         if state.root != self.location:
             raise SourceMovedError(
                 f"the checkpoint was made on {state.root}, the spec says {self.location}",
