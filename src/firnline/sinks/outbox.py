@@ -122,7 +122,7 @@ def _is_there(table: Storage, file: dict[str, Json]) -> bool:
             pass
     except (FileNotFoundError, DamagedError):
         return False
-    table.settle(str(file["path"]))  # whoever copied it may have been killed before it was durable
+    table.settle(str(file["path"]))  # its writer may have been killed before it was durable
     return True
 
 

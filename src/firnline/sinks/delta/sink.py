@@ -213,7 +213,7 @@ class DeltaSink(Sink):
                 continue
             if info["epoch"] < epoch:
                 return None
-            self._table.make_durable()  # whoever gets this receipt takes the epoch for committed
+            self._table.make_durable()  # the caller takes the epoch for committed
             return self._receipt(info, commit.version)
         return None
 

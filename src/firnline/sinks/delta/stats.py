@@ -54,7 +54,7 @@ def _leaf_paths(field: pa.Field, above: tuple[str, ...]) -> list[tuple[str, ...]
     if pa.types.is_struct(field.type):
         return [leaf for child in field.type for leaf in _leaf_paths(child, path)]
     if pa.types.is_nested(field.type) or "." in field.name:
-        return []  # a dot in a name cannot be told from nesting in Parquet's own paths
+        return []  # a dot in a name looks like nesting in Parquet's own paths
     return [path]
 
 

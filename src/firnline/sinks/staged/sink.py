@@ -180,7 +180,7 @@ class StagedDeltaSink(DeltaSink):
             self._table.make_durable()
         for unit in arranged.ready:
             if unit.epoch == epoch:
-                self.storage.settle(PENDING)  # whoever gets this receipt takes the epoch for staged
+                self.storage.settle(PENDING)  # the caller takes the epoch for staged
                 return self._unit_receipt(unit)
         if not held.exists or held.epoch < epoch:
             return None

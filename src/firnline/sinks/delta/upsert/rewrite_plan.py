@@ -29,7 +29,7 @@ from firnline.types import Json
 TASK_BYTES = 16 * 1024 * 1024  # of files that one task takes: enough to be worth a task, few enough to spread
 TASK_FILES = 32
 INSERT_ROWS = 250_000  # that one task writes
-INSERT_HERE = 50_000  # so few rows are written at once, in this process: no task is worth its start
+INSERT_HERE = 50_000  # up to this many rows are written in this process: a task is not worth its start
 
 
 @dataclass(frozen=True, slots=True)
