@@ -1,4 +1,4 @@
-"""What types do new values have: watch values that the schema does not hold yet, then widen the schema."""
+"""Infers the types of new values: watches values that the schema does not hold yet, then widens the schema."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def kind_of(value: Any) -> str:
 
 
 class Seen:
-    """The kinds of values that were seen for one field; once its kind is chosen, others are passed over."""
+    """The kinds of values seen for one field; once its kind is chosen, others are ignored."""
 
     __slots__ = ("_chosen", "element", "fields", "kinds", "level", "path")
 
@@ -69,7 +69,7 @@ class Seen:
                 self.add_field(name, item)
 
     def add_field(self, name: str, value: Any) -> None:
-        """Watch a field of an object; names that cannot be columns are passed over."""
+        """Watch a field of an object; names that cannot be columns are ignored."""
         seen = self.fields.get(name)
         if seen is None:
             if value is None or not is_column_name_ok(name):
@@ -127,7 +127,7 @@ def _takes(chosen: str | None, kind: str) -> bool:
 
 
 class Learner:
-    """Collects what records hold beyond the schema, and gives the schema that holds it too.
+    """Collects values beyond the schema, and returns the widened schema.
 
     Args:
         adds_fields: unknown fields become columns.

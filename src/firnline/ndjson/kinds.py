@@ -150,7 +150,7 @@ def _count_integer(text: str) -> Counter[str]:
 
 
 def add_counts(counts: Counts, more: Mapping[str, Mapping[str, int]]) -> None:
-    """Add what a task counted."""
+    """Add the counts of a task."""
     for path, found in more.items():
         counts.setdefault(path, Counter()).update(found)
 

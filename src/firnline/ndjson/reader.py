@@ -112,7 +112,7 @@ class BlockReader(Iterator[Block]):
         self.finished = False
 
     def start(self, offset: int, record: int, line: int, skip_records: int, max_records: int | None) -> None:
-        """Stand at a place of the file, skip records, and stop `max_records` later."""
+        """Start at an offset of the file, skip records, and stop after `max_records`."""
         self._first_offset = offset
         self.records_read, self.lines_read, self.end_offset = record, line, offset
         if offset == 0:
@@ -147,7 +147,7 @@ class BlockReader(Iterator[Block]):
             self.end_offset += len(_BOM)
 
     def _read_more(self, wanted: int) -> bool:
-        """Append at least `wanted` bytes, or all that is left; False when there was nothing."""
+        """Append at least `wanted` bytes, or all that is left. Returns False if there was nothing."""
         if self._ended:
             return False
         parts = [self._data[self._at :]] if self._at < len(self._data) else []
@@ -164,7 +164,7 @@ class BlockReader(Iterator[Block]):
         return got > 0
 
     def _has_more(self) -> bool:
-        """Tell whether a record follows; blank lines before it are passed over."""
+        """Return whether a record follows; blank lines before it are skipped."""
         while True:
             end, _, lines, why = measure(self._data, self._at, 0, _NO_LIMIT)
             if why == AT_LIMIT:
@@ -231,7 +231,7 @@ class BlockReader(Iterator[Block]):
         )
 
     def _oversized_block(self) -> Block:
-        """Pass over one line that is too long, keeping its head only."""
+        """Skip one line that is too long, keeping only its start."""
         head = self._data[self._at : self._at + HEAD_BYTES]
         size = 0
         while (stop := self._data.find(b"\n", self._at)) < 0:

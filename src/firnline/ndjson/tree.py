@@ -1,4 +1,4 @@
-"""The schema as the decoder sees it: a tree of nodes that know their kind and whether their type may change.
+"""The schema for the decoder: a tree of nodes with their kind and whether their type may change.
 
 A field is named by its path: the names from the column inwards, with an empty name for the element of a list or the
 value of a map.
@@ -37,13 +37,13 @@ def inner_path(path: str, name: str) -> str:
 
 
 def outer_paths(path: str) -> set[str]:
-    """Return the paths of the fields that a field lies in."""
+    """Return the paths of the fields that contain a field."""
     names = path.split(_SEPARATOR)
     return {_SEPARATOR.join(names[:depth]) for depth in range(1, len(names))}
 
 
 def depth_of(path: str) -> int:
-    """Return how deep a field lies; a column is at 1."""
+    """Return the depth of a field; a column is at 1."""
     return path.count(_SEPARATOR) + 1
 
 
@@ -98,7 +98,7 @@ def _kind_of(item: pa.Field, frozen: bool) -> int:
     if kind is None:
         raise ValueError(f"column {item.name!r}: type {item.type} cannot be read from JSON")
     if kind == nodes.STRING and frozen:
-        return nodes.ANY_STRING  # while the column is new, numbers must be told from texts
+        return nodes.ANY_STRING  # while the column is new, numbers and texts must be distinguished
     return kind
 
 
