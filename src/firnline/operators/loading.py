@@ -1,4 +1,4 @@
-"""Builds operators from the spec's options; users' own classes come only from the folders that are allowed."""
+"""Builds operators from the spec's options; users' own classes come only from allowed folders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BUILT_IN = ("aggregate", "deduplicate", "correlate")
 
 @dataclass(frozen=True, slots=True)
 class OwnCode:
-    """The file of a user's own class. It travels to workers, which need not reach the driver's folders."""
+    """The file of a user's own class. It is sent to workers, which need not reach the driver's folders."""
 
     file: str
     text: str
@@ -38,13 +38,13 @@ class OwnCode:
 def build_operator(
     options: OperatorOptions, inputs: Mapping[str, pa.Schema], paths: Sequence[str], code: OwnCode | None = None
 ) -> Operator:
-    """Return the operator that the options ask for, over inputs with these columns.
+    """Return the operator for the options and inputs with these columns.
 
     Args:
         options: Its name, type and settings.
         inputs: The columns of every input, in the order of the spec.
         paths: Folders that a user's own class (`module:Class`) may come from.
-        code: Its file, where it was read already.
+        code: Its file, if it was already read.
 
     Raises:
         ConfigError: the type is unknown, or settings and columns do not fit.
@@ -63,7 +63,7 @@ def build_operator(
 
 
 def own_code(options: OperatorOptions, paths: Sequence[str]) -> OwnCode | None:
-    """The file of an operator's class; None for a built-in one."""
+    """Return the file of an operator's class; None for a built-in one."""
     return read_code(options, paths) if ":" in options.type else None
 
 
@@ -90,7 +90,7 @@ def _built_in(options: OperatorOptions) -> type[Operator] | None:
 
 
 def _check(operator: Operator) -> None:
-    """Raise ConfigError when what the operator says of itself does not go together."""
+    """Raise ConfigError if the operator's own properties contradict each other."""
     name, inputs = operator.name, operator.inputs
     get_keys(name, inputs, operator.keys)
     for source, column in operator.times.items():
@@ -118,7 +118,7 @@ def _check(operator: Operator) -> None:
 
 
 class _Loader(SourceFileLoader):
-    """Has the source already, and leaves no compiled file beside it."""
+    """A loader that already has the source, and leaves no compiled file beside it."""
 
     def __init__(self, name: str, code: OwnCode) -> None:
         super().__init__(name, code.file)
@@ -192,7 +192,7 @@ def _candidates(folder: str, parts: Sequence[str]) -> Iterator[str]:
 
 
 def _load_module(operator: str, code: OwnCode) -> ModuleType:
-    """Load a file as a module under a name that its path and content decide; a changed file is loaded anew."""
+    """Load a file as a module named after its path and content; a changed file is loaded again."""
     file = code.file
     name = "firnline_operator_" + hashlib.sha256(f"{file}\0{code.text}".encode()).hexdigest()[:16]
     if name in sys.modules:

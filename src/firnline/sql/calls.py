@@ -1,4 +1,4 @@
-"""Functions that a query may not call, or only in an order: what would differ when an epoch is repeated."""
+"""Functions that a query may not call, or only with an order, because their result would differ on a replay."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def check_calls(tokens: Sequence[Token]) -> Iterator[Finding]:
 
 
 def refuse_bare(word: str, line: int | None) -> Finding:
-    """Return what is said about a word like CURRENT_DATE, which Spark takes for a call without brackets."""
+    """Return the finding for a word like CURRENT_DATE, which Spark takes for a call without brackets."""
     why, hint = _REFUSED[word]
     return Finding(f"{word.lower()} {why}", f"{hint} If a column is meant, write its table before it.", line)
 
@@ -167,7 +167,7 @@ def _named_windows(tokens: Sequence[Token]) -> dict[str, bool]:
 
 
 def _frame(tokens: Sequence[Token], at: int) -> Iterator[Finding]:
-    """A frame of rows needs an order, unless it has all of them."""
+    """Require an order for a frame of rows, unless the frame has all of them."""
     if at + 1 >= len(tokens) or tokens[at + 1].word != OPEN or _is_ordered_window(tokens, at + 1):
         return
     words = [token.word for token in inside(tokens, at + 1)]
@@ -177,7 +177,7 @@ def _frame(tokens: Sequence[Token], at: int) -> Iterator[Finding]:
 
 
 def _special_time(tokens: Sequence[Token], at: int) -> Iterator[Finding]:
-    """'now' and 'today' become the clock's time where Spark makes a date or a time of them."""
+    """Find 'now' and 'today', which Spark turns into the clock's time when it makes a date or a time of them."""
     token = tokens[at]
     if not _SPECIAL_TIME.fullmatch(token.text):
         return

@@ -62,7 +62,7 @@ def _statement(tree: Any) -> Iterator[Finding]:
 
 
 def _tables(tree: Any, inputs: Sequence[str]) -> Iterator[Finding]:
-    """The tables are the inputs, and each input is read."""
+    """Check that the tables are the inputs, and that each input is read."""
     from sqlglot import exp
 
     known = {name.lower(): name for name in inputs}
@@ -94,7 +94,7 @@ def _unknown(name: str, known: dict[str, str], line: int | None) -> Finding:
 
 
 def _rows(tree: Any, tokens: Sequence[Token]) -> Iterator[Finding]:
-    """Which rows come out, and under which names, must not depend on chance."""
+    """Check that the rows and their column names do not depend on chance."""
     from sqlglot import exp
 
     for node in tree.walk():
@@ -122,7 +122,7 @@ def _has_epoch_time(column: Any) -> bool:
 
 
 def _bare(node: Any, tokens: Sequence[Token]) -> Iterator[Finding]:
-    """CURRENT_DATE and the like without brackets: Spark takes them for calls where no such column is."""
+    """Find CURRENT_DATE and the like without brackets: Spark takes them for calls if no such column exists."""
     from sqlglot import exp
 
     if isinstance(node, exp.Column) and not node.table:
