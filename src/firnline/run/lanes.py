@@ -60,7 +60,7 @@ class Lane:
         while (call := self._queue.get()) is not None:
             try:
                 call()
-            except Exception:  # callers handle their own failures; a lane goes on
+            except BaseException:  # callers handle their own failures; a lane goes on
                 logger.exception("work on a lane failed")
 
 

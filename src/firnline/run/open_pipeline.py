@@ -117,6 +117,11 @@ def open_pipeline(
     """Open a pipeline. Reads and writes nothing yet."""
     clock = clock or SystemClock()
     deciding = options.deciding
+    if not hasattr(deciding, "table"):
+        raise ConfigError(
+            f"sink {deciding.name!r} cannot decide: the ledger lies in the deciding sink's table, and it has none",
+            hint="List a Delta table with required: true first.",
+        )
     storage = open_storage(deciding.table, deciding.storage_options)
     ledger = Ledger(storage, options.name)
     sources = _open_sources(options, once, moved)

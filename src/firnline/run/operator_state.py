@@ -145,7 +145,12 @@ class OperatorStates:
             initial=self._initial,
         )
         result = self._jobs.run(job)
-        failed = [o for outcomes in result.produced.outcomes.values() for o in outcomes if "failed" in o]
+        failed = [
+            o
+            for outcomes in result.produced.outcomes.values()
+            for o in outcomes
+            if isinstance(o, dict) and "failed" in o
+        ]
         if failed:
             raise StateLostError(
                 f"the state after epoch {entry.epoch} cannot be made again: {failed[0]['path']} {failed[0]['failed']}",

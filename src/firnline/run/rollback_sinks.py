@@ -58,8 +58,8 @@ def check_restored(sink: Sink, entry: LedgerEntry, deciding: str) -> int:
     leave = f"Or take {sink.name} out of the spec."
     if deciding in jump["versions"] and entry.checkpoint.floor <= to:
         leave = f"Or leave it as it is: firnline rollback --to {to} --leave {sink.name}"
+    version = sink.read_fence().version  # before the checks: whoever commits meanwhile makes the commit onto it fail
     check_unchanged(sink, entry, jump.get("accepted", []), f"{again}{{flags}}. {leave}")
-    version = sink.read_fence().version
     missing = find_lacking(sink, entry)
     if missing:
         raise RollbackRefusedError(

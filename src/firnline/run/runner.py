@@ -354,7 +354,7 @@ class Runner:
                 wrapped = SinkError(f"storage failed: {error}")
                 wrapped.__cause__ = error
                 event = self._failed(wrapped, action)
-            except Exception as error:  # a bug of ours: stop safely and report it
+            except BaseException as error:  # a bug, ours or of an own kind: stop safely and report it
                 logger.exception("unexpected failure")
                 event = self._failed(_UnexpectedError(f"{type(error).__name__}: {error}"), action)
             if event is not None:

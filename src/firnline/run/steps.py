@@ -22,7 +22,7 @@ import pyarrow as pa
 from firnline.checkpoint.codec import canonical
 from firnline.checkpoint.ledger import LedgerEntry
 from firnline.epoch import messages as m
-from firnline.errors import FencedError, FirnlineError, LedgerHoleError, SchemaError
+from firnline.errors import FencedError, FirnlineError, LedgerHoleError, SchemaError, SinkDivergedError
 from firnline.faults import fault_point
 from firnline.jobs.epoch_job import EpochJob, EpochJobs
 from firnline.run.backpressure import Backpressure
@@ -256,6 +256,7 @@ class Steps:
             if schema is None:  # nothing is staged here: the columns do not change
                 schema = sink.find_schema() or pa.schema([])
             receipt = sink.commit(entry_commit(self._pipeline, sink, entry, ref, schema), self._jobs.run_tasks)
+            _check_receipt(receipt, name, epoch)
         except SchemaError as error:
             if inflight is None:
                 raise
@@ -294,6 +295,7 @@ class Steps:
         receipt = self._pipeline.sink(name).find_receipt(epoch)
         if receipt is None:
             return m.ReceiptAbsent(name, epoch)
+        _check_receipt(receipt, name, epoch)
         self._progress.receipts.append(receipt)
         self._pipeline.recorder.note_receipt(receipt)
         return self._committed(name, receipt)
@@ -412,6 +414,15 @@ class Steps:
 
     def _ms_since(self, began: float) -> int:
         return round((self._pipeline.clock.monotonic() - began) * 1000)
+
+
+def _check_receipt(receipt: Receipt, sink: str, epoch: int) -> None:
+    """Refuse a receipt of another epoch or sink: the decisions would wait for the right one for ever."""
+    if (receipt.sink, receipt.epoch) != (sink, epoch):
+        raise SinkDivergedError(
+            f"sink {sink!r} answered the commit of epoch {epoch} with a receipt of epoch {receipt.epoch} of"
+            f" {receipt.sink!r}"
+        )
 
 
 def _widen(base: pa.Schema | None, produced: pa.Schema) -> pa.Schema:

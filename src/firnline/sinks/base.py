@@ -238,7 +238,10 @@ class Stager(ABC):
 
 
 class Sink(ABC):
-    """The destination of results. One instance serves one run of one pipeline; calls come from one thread.
+    """Where results become true. One instance serves one run of one pipeline.
+
+    Calls that read or write the sink come one at a time, though from different threads. `is_full`, `settled_epoch`,
+    `stage_target` and `columns_of` may be called meanwhile.
 
     Unless a method says otherwise, it raises SinkError if the sink cannot be reached, and the run retries.
     """

@@ -200,9 +200,9 @@ class Source(ABC):
     the source then waits for nothing. `moved` is a pair of locations, old and new: the same input has moved, and
     `start` accepts positions of the old location.
 
-    Six methods must be written; the others have defaults for a source whose input is never late, never changes and is
-    never dropped. One thread calls `start`, `plan` and `give_back`; other threads may call the other methods meanwhile.
-    Opening a source reads nothing.
+    Six methods must be written; the others have defaults that suit a source whose input never comes late, never
+    changes and is never given up. `start`, `plan` and `give_back` are never called at the same time, though by
+    different threads; other threads may call the other methods meanwhile. Opening a source reads nothing.
     """
 
     name: str
@@ -319,10 +319,14 @@ class Source(ABC):
     def acknowledge(self, position: Json) -> None:  # noqa: B027
         """Release input before `position`, which is no longer needed: it may be deleted, or acknowledged to a broker.
 
-        `position` is that of the oldest checkpoint that a rollback may still reach and that every sink and copy of the
-        truth (the remote tier included) holds. Called after commits, with a position that never goes back in one run.
-        Calls may be skipped, and after a kill repeated, also with an older position: the call is idempotent. Failures
-        are logged and change nothing, so that the next call makes up for them.
+        `position` is that of the oldest checkpoint that a rollback may still reach and that every sink and copy of
+        the truth (the remote tier included) holds. Called after commits, with a position that never goes back in one
+        run. Calls may be skipped, and after a kill repeated, also with an older position: the call is idempotent.
+        Failures are logged and change nothing, so that the next call makes up for them. A call that takes long holds
+        up no epoch: until it returns, later calls are skipped.
+
+        Savepoints do not hold it back. A restore needs the input since its savepoint; `find_unavailable` names what is
+        gone by then.
         """
 
     def find_unavailable(
@@ -494,5 +498,6 @@ class SplitReader(ABC):
     def end(self) -> SplitEnd:
         """How the last call of `read` ended. Called once, after its iterator is exhausted.
 
-        An input that cannot be read as it is has an outcome that says so; it is no failure of the task.
+        An input that cannot be read as it is has an outcome that says so; it is no failure of the task. If that
+        outcome is a JSON object, `failed` in it is the reason, and `path` the input: state cannot be made from it again.
         """

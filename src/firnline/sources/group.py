@@ -11,16 +11,20 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from firnline.clock import monotonic
-from firnline.errors import ConfigError, DamagedError, FirnlineError
+from firnline.errors import ConfigError, DamagedError
+from firnline.process import TimedCalls
 from firnline.sources import registry
 from firnline.sources.base import MAIN_PORT, Backlog, Limits, PositionView, Reconciled, Source, SourcePlan, Split
 from firnline.sources.known import KnownFiles
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)
+
+ACKNOWLEDGE_SECONDS = 2.0  # an epoch waits so long for a source to acknowledge
 
 ALIGN_SECONDS = 0.5  # the others' time to answer, once one source has a slice
 
@@ -81,6 +85,7 @@ class Sources:
             raise ConfigError(f"source {several!r} has outputs beside its main one, which no sink or operator can read")
         self._asked: dict[str, _Asked] = {}
         self._forgotten: set[str] = set()
+        self._acknowledging: dict[str, TimedCalls] = {}
 
     def __iter__(self) -> Iterator[Source]:
         return iter(self._sources.values())
@@ -127,10 +132,14 @@ class Sources:
         for source in self:
             if source.name not in positions:
                 continue
+            calls = self._acknowledging.setdefault(source.name, TimedCalls(ACKNOWLEDGE_SECONDS))
+            if calls.busy:
+                continue  # the call that hangs was logged
             try:
-                source.acknowledge(positions[source.name])
-            except (FirnlineError, OSError) as error:
-                logger.warning("source not acknowledged", extra={"source": source.name, "reason": str(error)})
+                calls.call(partial(source.acknowledge, positions[source.name]))
+            except BaseException as error:  # whatever an own kind of source raises, the epoch is committed
+                reason = str(error) or type(error).__name__
+                logger.warning("source not acknowledged", extra={"source": source.name, "reason": reason})
 
     def replan(self, positions: Mapping[str, Json], inputs: Records, parallelism: int) -> EpochPlan:
         """Return the plan of an epoch, from the ledger's records of it, to read it again."""
