@@ -22,6 +22,7 @@ from firnline.history.edits.restore_plan import copy_ledger
 from firnline.history.edits.rollback import Rollback
 from firnline.history.savepoints.create import create_savepoint
 from firnline.options import DeltaSinkOptions, PipelineOptions
+from firnline.run import rollback_sinks
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.history_edit import find_owners
 from firnline.sinks.delta.log import encode_blizzard
@@ -107,11 +108,11 @@ def test_rows_that_come_after_the_plan_are_seen_before_the_decision(
     run_to_end(options)
 
 
-@pytest.mark.parametrize("moment", ["decided", "looked"])
+@pytest.mark.parametrize("moment", ["decided", "checked", "looked"])
 def test_rows_that_come_after_the_decision_are_not_lost(
     sample: SampleInput, options: PipelineOptions, saved: str, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """Before the sink is looked at, and between that look and its commit, which then conflicts."""
+    """Before the sink is checked for rows of others, right after that check, and before its commit."""
     copy = options.sinks[1].table
     pipeline = open_pipeline(options)
     told: list[str] = []
@@ -119,6 +120,16 @@ def test_rows_that_come_after_the_decision_are_not_lost(
         monkeypatch.setattr(
             pipeline.ledger, "stage", once_before(pipeline.ledger.stage, lambda: write_as(copy, "reports"))
         )
+    elif moment == "checked":
+        check = rollback_sinks.check_unchanged
+        late = once_before(lambda: None, lambda: write_as(copy, "reports"))
+
+        def check_then_write(*arguments: Any) -> None:
+            check(*arguments)
+            if pipeline.sinks[0].load().epoch == arguments[1].epoch:
+                late()
+
+        monkeypatch.setattr(rollback_sinks, "check_unchanged", check_then_write)
     else:
         sink = pipeline.sinks[1]
         monkeypatch.setattr(sink, "edit", once_before(sink.edit, lambda: write_as(copy, "reports")))

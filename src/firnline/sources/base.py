@@ -499,5 +499,5 @@ class SplitReader(ABC):
         """How the last call of `read` ended. Called once, after its iterator is exhausted.
 
         An input that cannot be read as it is has an outcome that says so; it is no failure of the task. If that
-        outcome is a JSON object, `failed` in it is the reason, and `path` the input: state cannot be made from it again.
+        outcome is a JSON object, `path` in it names the input and `failed` the reason: state cannot be made again then.
         """
