@@ -298,7 +298,7 @@ class Ledger:
         return max((ledger_epoch(name) or 0 for name in self._names()), default=0)
 
     def staged_after(self, epoch: int) -> Iterator[LedgerEntry]:
-        """Return staged entries of later epochs, true or not. Unreadable ones are left out."""
+        """Yield staged entries of later epochs, true or not. Unreadable ones are left out."""
         for name in sorted(self._names()):
             number = entry_epoch(name)
             if number is None or number <= epoch:

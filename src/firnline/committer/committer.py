@@ -324,7 +324,7 @@ class Committer:
         return True
 
     def _repeat(self, error: CommitConflictError | CommitUnknownError) -> bool:
-        """Read the log again after a conflict or a lost answer. A storage that never answers ends the cycle."""
+        """Return False, so that the caller reads the log again; raise after too many lost answers in a row."""
         self._unclear = self._unclear + 1 if isinstance(error, CommitUnknownError) else 0
         if self._unclear >= MAX_UNCLEAR:
             self._unclear = 0

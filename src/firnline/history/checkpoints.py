@@ -74,7 +74,7 @@ def _restores(pipeline: OpenPipeline) -> dict[int, str]:
 
 
 def _with_unfinished(pipeline: OpenPipeline, held: Head, rows: Iterator[dict[str, Json]]) -> Iterator[dict[str, Json]]:
-    """Return the checkpoints together with failed and unfinished attempts, newest epoch first.
+    """Yield the checkpoints together with failed and unfinished attempts, newest epoch first.
 
     A staged attempt that no commit names is in progress while its run is alive, and failed afterwards. The history of
     runs has the attempts that failed during a run, with the reason.
@@ -133,7 +133,7 @@ def _failed_row(pipeline: OpenPipeline, run: dict[str, Json], failed: dict[str, 
 def _lost_rows(
     pipeline: OpenPipeline, store: CheckpointStore, before: int | None, damaged: list[dict[str, Json]]
 ) -> Iterator[dict[str, Json]]:
-    """Return rows from the store for a pipeline whose table is gone: no sink holds any of these epochs."""
+    """Yield rows from the store for a pipeline whose table is gone: no sink holds any of these epochs."""
     for version in _stored(store, pipeline.options.name, damaged):
         if before is None or _epoch(version) < before:
             yield _stored_row(pipeline, version, f"0/{len(pipeline.sinks)}")
@@ -184,7 +184,7 @@ def _rows(
 def _entries(
     pipeline: OpenPipeline, held: Head, damaged: list[dict[str, Json]], jumps: list[LedgerEntry | Fold], *, go_on: bool
 ) -> Iterator[LedgerEntry]:
-    """Return the entries that are not folded yet. Behind a hole the store continues, if there is one.
+    """Yield the entries that are not folded yet. Behind a hole the store continues, if there is one.
 
     Links with history edits are put into `jumps`, folded or not.
     """
@@ -204,7 +204,7 @@ def _entries(
 
 
 def _stored(store: CheckpointStore, pipeline: str, damaged: list[dict[str, Json]]) -> Iterator[Version]:
-    """Return the versions that still count, newest first. For an epoch that was put again, only the newest counts."""
+    """Yield the versions that still count, newest first. For an epoch that was put again, only the newest counts."""
     lowest: int | None = None
     for version in walk_versions(store, pipeline):
         if version.record is None:

@@ -187,7 +187,7 @@ def _age_seconds(pipeline: OpenPipeline, moment: str) -> float | None:
 
 
 def _ahead(look: Look, held: Head) -> str:
-    """Return whether a copy is ahead of the sink: a run would refuse to start."""
+    """Return the problem of a copy that is ahead of the sink, which a run would refuse; empty if it is not."""
     if look.record is None or look.epoch <= held.epoch:
         return ""
     return f"holds epoch {look.epoch}, but the table holds {f'epoch {held.epoch}' if held.epoch else 'none'}"
@@ -259,7 +259,7 @@ def load_files(pipeline: OpenPipeline) -> Iterator[dict[str, Json]]:
 
 
 def load_files_by_source(pipeline: OpenPipeline) -> Iterator[tuple[str, dict[str, Json]]]:
-    """Return every file with the name of its source: two sources may read the same file."""
+    """Yield every file with the name of its source: two sources may read the same file."""
     held = pipeline.load()
     positions = held.checkpoint.positions if held.checkpoint else {}
     trackers = {s.name: s.track(positions.get(s.name) or s.start(None)) for s in pipeline.sources}
@@ -290,7 +290,7 @@ def _file_row(found: InputStatus, commit: tuple[int, str] | None) -> dict[str, J
 
 
 def load_quarantine(pipeline: OpenPipeline) -> Iterator[dict[str, Json]]:
-    """Return bad records of committed epochs, newest epoch first: only those in the ledger entry of a commit."""
+    """Yield bad records of committed epochs, newest epoch first: only those in the ledger entry of a commit."""
     for link in pipeline.ledger.chain(pipeline.load().entry):
         for file in link.quarantine:
             data = pipeline.storage.get(f"{quarantine_folder(pipeline.options.name)}/{file['name']}")

@@ -79,7 +79,7 @@ def load_truth(pipeline: OpenPipeline) -> Truth:
 
 
 def records_from_ledger(pipeline: OpenPipeline) -> Iterator[CheckpointRecord]:
-    """Return the records that a store would have for entries that are not folded yet, newest first."""
+    """Yield the records that a store would have for entries that are not folded yet, newest first."""
     for entry, ref in pipeline.ledger.entries(pipeline.load().entry):
         sinks = {
             name: {
@@ -162,7 +162,7 @@ def _write(
 
 
 def _from_ledger(pipeline: OpenPipeline) -> Iterator[Stored]:
-    """Return versions numbered as in a store that existed since the oldest entry."""
+    """Yield versions numbered as in a store that existed since the oldest entry."""
     for number, record in enumerate(list(records_from_ledger(pipeline))[::-1], 1):
         data = encode(record.to_json(), CheckpointRecord.__name__)
         yield Stored("checkpoints", number, record.checkpoint.created_at, f"epoch {record.epoch}", data)

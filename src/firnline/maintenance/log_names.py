@@ -168,7 +168,7 @@ class LogNames:
         return _parse_lines(self._storage.get(name), name)
 
     def _checkpoint_actions(self, names: list[str]) -> Iterator[dict[str, Json]]:
-        """Return removes and transactions of one checkpoint, with the sidecars that it names."""
+        """Yield removes and transactions of one checkpoint, with the sidecars that it names."""
         sidecars: list[str] = []
         for name in names:
             for action in self._file_actions(f"{DELTA_LOG}/{name}"):

@@ -244,7 +244,7 @@ class References:
     def _new_entries(
         self, storage: Storage, pipeline: str, above: int, read: set[tuple[str, str]]
     ) -> Iterator[LedgerEntry]:
-        """Return the entries of epochs above one that were not read before, and mark them as read."""
+        """Yield the entries of epochs above one that were not read before, and mark them as read."""
         folder = Ledger(storage, pipeline).folder
         for stat in storage.list(folder):
             name = stat.name.rsplit("/", 1)[-1]
@@ -319,7 +319,7 @@ class References:
         self._version = min(version, tail.version)
 
     def unexpired(self, tail: LogTail, retention: timedelta) -> Iterator[str]:
-        """Return tombstones that must stay; one without a time, or from the future, stays."""
+        """Yield tombstones that must stay; one without a time, or from the future, stays."""
         for key, tombstone in tail.tombstones.items():
             if tombstone.deleted_at is None or self._now - tombstone.deleted_at < retention:
                 yield key
@@ -350,7 +350,7 @@ class References:
 
 
 def read_pins(storage: Storage) -> Iterator[dict[str, Json]]:
-    """Return every pin of a table, of any owner.
+    """Yield every pin of a table, of any owner.
 
     Raises:
         CheckpointError: a pin cannot be read, and might name any file.
@@ -375,7 +375,7 @@ def _find_in(storage: Storage, key: str) -> bytes | None:
 
 
 def _runs(storage: Storage, pipeline: str) -> Iterator[dict[str, Json]]:
-    """Return the records of a pipeline's runs, beside its ledger."""
+    """Yield the records of a pipeline's runs, beside its ledger."""
     for file in walk(storage, runs_folder(pipeline)):
         data = _find_in(storage, file.key) if file.key.endswith(".json") else None
         if data is None:

@@ -181,7 +181,7 @@ class Rewriter:
         return staged
 
     def _read(self, file: OldFile) -> Iterator[pa.RecordBatch]:
-        """Return the rows of one file, with missing columns as nulls and its partition values as columns."""
+        """Yield the rows of one file, with missing columns as nulls and its partition values as columns."""
         data = pa.schema([f for f in self._schema if f.name not in self._partitions])
         fragment = self._format.make_fragment(pa.BufferReader(self._storage.get(file.path)))  # a small file, by choice
         values = dict(zip(self._partitions, file.partition, strict=True))

@@ -269,7 +269,7 @@ def _state_pins(parts: Pipeline) -> list[dict[str, Json]]:
 
 
 def _lagging(parts: Pipeline, notes: list[str]) -> Iterator[int]:
-    """Return the epochs of the further sinks. The floor is no newer than any of them, even of an unreadable one."""
+    """Yield the epochs of the further sinks. The floor is no newer than any of them, even of an unreadable one."""
     for sink in parts.sinks[1:]:
         try:
             yield sink.load().epoch
@@ -278,7 +278,7 @@ def _lagging(parts: Pipeline, notes: list[str]) -> Iterator[int]:
 
 
 def _copied(parts: Pipeline, floor: int, notes: list[str]) -> Iterator[Mapping[str, Json]]:
-    """Return the contents of store and tiers from the floor on. They are copies of ledger entries, so one may be
+    """Yield the contents of store and tiers from the floor on. They are copies of ledger entries, so one may be
     missing."""
     for place in parts.recorder.places:
         try:

@@ -87,7 +87,7 @@ class OpenPipeline:
             known[name].add(str(file["path"]), str(file.get("etag", "")))
 
     def ledger_files(self, tip: EntryRef | None) -> Iterator[tuple[str, dict[str, Json]]]:
-        """Return the ledger's records of every file of every source, newest epoch first."""
+        """Yield the ledger's records of every file of every source, newest epoch first."""
         for link in self.ledger.chain(tip):
             for name in self.sources.names:
                 records = link.inputs.get(name, [])

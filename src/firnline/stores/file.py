@@ -371,7 +371,7 @@ def _sign(descriptor: int) -> None:
 
 
 def _locked_by(path: str, descriptor: int) -> str:
-    """Return the error for a lock that stays taken, with advice."""
+    """Return the message for a lock that stays taken, with advice."""
     words = b""
     with contextlib.suppress(OSError):
         words = os.pread(descriptor, 512, 0)

@@ -184,7 +184,7 @@ class _Surveyor:
 
 
 def _read_timeline(pipeline: OpenPipeline) -> Iterator[tuple[int, _Logged]]:
-    """Return the epochs in the log of the deciding table, newest first, and `CREATED` if the log has the creation."""
+    """Yield the epochs in the log of the deciding table, newest first, and `CREATED` if the log has the creation."""
     seen: set[int] = set()
     for commit in pipeline.deciding.read_log():
         info = commit.info
@@ -212,7 +212,7 @@ def _to_epoch(info: dict[str, Json]) -> int:
 
 
 def _places(pipeline: OpenPipeline, copies: Sequence[str]) -> Iterator[tuple[Storage, list[str]]]:
-    """Return the places that may have copies of the ledger's files: the pipeline's savepoints, and those the user
+    """Yield the places that may have copies of the ledger's files: the pipeline's savepoints, and those the user
     names."""
     name = pipeline.options.name
     roots = [*copies, *(pin.path for pin in reversed(load_pins(pipeline.storage, name)))]

@@ -107,7 +107,7 @@ class Savepoint:
         return sum(file.size_bytes for sink in self.sinks.values() for file in sink.files)
 
     def names(self) -> Iterator[str]:
-        """Return the names of everything in the savepoint's folder except the manifest."""
+        """Yield the names of everything in the savepoint's folder except the manifest."""
         for key, _ in kept_bytes(self):
             yield key
         if self.copied:
@@ -197,7 +197,7 @@ class Savepoint:
 
 
 def _bad_names(savepoint: Savepoint) -> Iterator[str]:
-    """Return what is wrong with names and numbers; each of them becomes part of a path."""
+    """Yield what is wrong with names and numbers; each of them becomes part of a path."""
     for pattern, kept in ((_LEDGER_NAME, savepoint.ledger), (_QUARANTINE_NAME, savepoint.quarantine)):
         for saved in kept:
             if not pattern.fullmatch(saved.name) or not _SHA256.fullmatch(saved.sha256) or saved.size_bytes < 0:
@@ -257,7 +257,7 @@ def is_relative(key: str) -> bool:
 
 
 def kept_bytes(savepoint: Savepoint) -> Iterator[tuple[str, SavedBytes]]:
-    """Return every file that is kept byte for byte, with its path in the savepoint."""
+    """Yield every file that is kept byte for byte, with its path in the savepoint."""
     for saved in savepoint.ledger:
         yield saved_ledger_key(saved.name), saved
     for saved in savepoint.quarantine:

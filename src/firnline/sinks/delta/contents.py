@@ -39,7 +39,7 @@ class ListedFile:
 
 
 def list_contents(delta: DeltaTable) -> Iterator[ListedFile]:
-    """Return the files at the version of a handle. Reads the log, no data file."""
+    """Yield the files at the version of a handle. Reads the log, no data file."""
     names = list(delta.metadata().partition_columns)
     actions = pa.table(delta.get_add_actions())
     for batch in actions.to_batches(max_chunksize=BATCH_ROWS):

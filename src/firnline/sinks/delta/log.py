@@ -125,7 +125,7 @@ class DeltaLog:
         return found.version if found else -1
 
     def checkpoint_txns(self, checkpoint: DeltaCheckpoint) -> Iterator[dict[str, Json]]:
-        """Return the transactions in a checkpoint: those of commits whose files may be cleaned up.
+        """Yield the transactions in a checkpoint: those of commits whose files may be cleaned up.
 
         Raises:
             DamagedError: a file of it cannot be read.

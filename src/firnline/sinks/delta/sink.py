@@ -408,7 +408,7 @@ class DeltaSink(Sink):
         return None
 
     def _evolve(self, wanted: pa.Schema, onto: int) -> bool:
-        """Add the columns that the files have and the table lacks, in a separate commit just before the data."""
+        """Add missing columns to the table, in a separate commit just before the data. Returns whether it did."""
         table = self._table.schema()
         missing = missing_fields(table, wanted)
         if missing:

@@ -159,7 +159,7 @@ class SweepLog:
         return None
 
     def intents(self) -> Iterator[Intent]:
-        """Return every recorded intent, bound or not."""
+        """Yield every recorded intent, bound or not."""
         for name in self._names():
             if is_intent(name):
                 found = self._load(name)

@@ -97,7 +97,7 @@ class ForeignUnit:
 
 
 def list_units(storage: Storage, folder: str) -> Iterator[tuple[str, FileStat]]:
-    """Return the units of a folder, by name, without files that are still being written."""
+    """Yield the units of a folder, by name, without files that are still being written."""
     for stat in storage.list(folder):
         name = unit_of(stat.name)
         if name is not None:

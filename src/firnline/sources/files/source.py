@@ -184,7 +184,7 @@ class FileSource(Source):
         )
 
     def _listed(self, state: FileState, limits: Limits) -> Iterator[FileStat]:
-        """Return new files after the mark, collected for at most `max_ms`."""
+        """Yield new files after the mark, collected for at most `max_ms`."""
         deadline = monotonic() + limits.max_ms / 1000
         try:
             for stat in self._list(state.mark):
