@@ -238,13 +238,13 @@ _LISTING = f"""
 import sys
 from firnline.options import FileSourceOptions
 from firnline.sources.base import Limits
-from firnline.sources.files.known import KnownFiles
+from firnline.sources.known import KnownFiles
 from firnline.sources.files.source import FileSource
 source = FileSource(FileSourceOptions(name="in", path=sys.argv[1]), once=True)
 position = source.start(None)
 limits = Limits(1000, 1 << 30, 5_000_000, 600_000, 10, 2)
-known = KnownFiles((stat.name, stat.etag) for stat in source.list_all())
-found = source.compare(position, known)
+known = KnownFiles((stat.name, stat.etag) for stat in source.list_inputs())
+found = source.find_late(position, known)
 assert source.plan(position, limits) is not None
 assert source.backlog(position).files_outstanding == found.listed
 print(found.listed, {_PEAK})

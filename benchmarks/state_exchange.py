@@ -13,7 +13,6 @@ import pyarrow as pa
 from benchmarks.cases import Row, World
 from benchmarks.turns import in_turns, p50, round_off
 from firnline.exchange import Edge
-from firnline.schema import schema_to_json
 from firnline.state.keys import shard_ranges
 from firnline.types import Json
 
@@ -107,7 +106,7 @@ def _dealer(paths: list[str], place: dict[str, Json]) -> Any:
 
 
 def _folder_of_files(files: list[dict[str, Json]], place: dict[str, Json]) -> Any:
-    columns = schema_to_json(SCHEMA)
+    columns = SCHEMA
 
     def fold(batches: Batches) -> Batches:
         import pyarrow
