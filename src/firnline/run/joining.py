@@ -18,9 +18,7 @@ from firnline.errors import (
     SinkError,
 )
 from firnline.run.commits import bring_staged, entry_commit, new_sink_error
-from firnline.run.edit_entries import (
-    find_effect,
-)
+from firnline.run.edit_entries import find_effect
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.rollback_sinks import check_restored, plan_sink
 from firnline.schema import schema_from_json

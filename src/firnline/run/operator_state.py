@@ -145,12 +145,8 @@ class OperatorStates:
             initial=self._initial,
         )
         result = self._jobs.run(job)
-        failed = [
-            o
-            for outcomes in result.produced.outcomes.values()
-            for o in outcomes
-            if isinstance(o, dict) and "failed" in o
-        ]
+        outcomes = [outcome for of_source in result.produced.outcomes.values() for outcome in of_source]
+        failed = [outcome for outcome in outcomes if isinstance(outcome, dict) and "failed" in outcome]
         if failed:
             raise StateLostError(
                 f"the state after epoch {entry.epoch} cannot be made again: {failed[0]['path']} {failed[0]['failed']}",
