@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench proof coverage install clean
+.PHONY: help demo test lint bench proof coverage docs dist install clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml constraints.txt scripts/ensure_java.sh
 	@bash scripts/ensure_java.sh
 	@echo "installing into $(VENV) (once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench,postgres]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench,docs,postgres]'
 	@echo "compiling the decoder (once)"
 	@$(BIN)/python -c 'from firnline.ndjson import warm_up; warm_up()'
 	@touch $@
@@ -43,5 +43,12 @@ coverage: $(STAMP)  ## Branch coverage of what needs no Spark
 	@$(BIN)/coverage run --branch --source src/firnline -m pytest tests -m 'not spark' -q
 	@$(BIN)/coverage report --skip-covered
 
+docs: $(STAMP)  ## Build the docs into site/; a broken link or a page without a place fails
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html; with search: $(BIN)/python -m http.server -d site 8000"
+
+dist: $(STAMP)  ## Build wheel and sdist into dist/
+	@$(BIN)/python -m hatchling build
+
 clean:  ## Remove what was installed and generated
-	rm -rf $(VENV) demo bench-results.json .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo site dist bench-results.json .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -236,7 +236,7 @@ _PEAK = "int(next(l for l in open('/proc/self/status') if l.startswith('VmHWM'))
 
 _LISTING = f"""
 import sys
-from firnline.options import FileSourceOptions
+from firnline.sources.files.options import FileSourceOptions
 from firnline.sources.base import Limits
 from firnline.sources.known import KnownFiles
 from firnline.sources.files.source import FileSource

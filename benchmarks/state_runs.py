@@ -13,8 +13,6 @@ from firnline.clock import monotonic
 from firnline.options import (
     BatchOptions,
     CheckpointOptions,
-    DeltaSinkOptions,
-    FileSourceOptions,
     OperatorOptions,
     PipelineOptions,
     StateOptions,
@@ -23,6 +21,8 @@ from firnline.options import (
 from firnline.run.observer import EpochFacts, Observer
 from firnline.run.open_pipeline import open_pipeline
 from firnline.run.runner import Runner
+from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sources.files.options import FileSourceOptions
 from firnline.sources.group import EpochPlan
 
 OPERATOR = "totals"

@@ -17,8 +17,7 @@ from benchmarks.servers import Bucket, running_s3
 from benchmarks.turns import in_turns, p50, p99, round_off
 from firnline.options import StoreOptions
 from firnline.stores import open_store
-from firnline.stores.base import PAGE, CheckpointStore
-from firnline.stores.payload import decode, encode
+from firnline.stores.base import PAGE, CheckpointStore, decode, encode
 from tests.support.postgres import find_program, running_postgres
 
 SIZES = {"500 B": 500, "20 KB": 20_000}

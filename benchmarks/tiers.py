@@ -20,8 +20,6 @@ from firnline.history.edits.rollback import Rollback, RollbackPlan
 from firnline.options import (
     BatchOptions,
     CheckpointOptions,
-    DeltaSinkOptions,
-    FileSourceOptions,
     LocalTierOptions,
     PipelineOptions,
     RemoteTierOptions,
@@ -30,6 +28,8 @@ from firnline.options import (
 from firnline.run.observer import EpochFacts, Observer
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.run.runner import Runner
+from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sources.files.options import FileSourceOptions
 from firnline.testing.local import LocalEngine
 
 ROUNDS = 6

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import ast
 import importlib
+import io
 import json
 import os
 import re
-import subprocess
+import runpy
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "firnline"
@@ -38,6 +41,7 @@ def errors_page() -> str:
         "| exit code | meaning |\n|---|---|\n| 0 | done |\n| 1 | failed; a person must look |\n"
         "| 2 | usage or spec; nothing ran |\n| 3 | failed, but safe to run again |\n"
         "| 4 | outcome unknown; the next run finds out |\n| 5 | fenced: another run owns the pipeline |\n"
+        "| 6 | already running: another run is alive; nothing was changed |\n"
         "| 130 | interrupted at once, by a second signal |\n"
     )
     for cls in tree(FirnlineError):
@@ -49,7 +53,7 @@ def errors_page() -> str:
 
 
 def spec_page() -> str:
-    from firnline.spec.jsonschema import json_schema
+    from firnline.spec.models import json_schema
     from firnline.spec.template import render_template
 
     schema = json_schema()
@@ -61,22 +65,39 @@ def spec_page() -> str:
         "`firnline spec-schema` prints the JSON Schema for editors. `firnline init` writes this:\n"
     )
     lines.append(f"```yaml\n{render_template('flights').strip()}\n```\n")
-    for title, model in _sections("", schema, schema):
-        lines += _section(title, model, schema)
+    lines += _all_sections(schema)
     return "\n".join(lines)
 
 
-def _sections(path: str, model: dict[str, Any], schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Walk the file's sections in the order of its keys: the heading of each, and its model."""
-    kind = model["properties"].get("type", {}) if path == "operators[]" else {}
-    of_type = f", `type: {kind.get('const', 'module:Class')}`" if kind else ""
-    yield f"`{path}`{of_type}" if path else "Top level", model
+def _all_sections(schema: dict[str, Any]) -> list[str]:
+    """Describe every section of the file once: what several kinds share has one heading."""
+    lines: list[str] = []
+    written: dict[str, dict[str, Any]] = {}
+    for title, of_type, model in _sections("", schema, schema):
+        is_taken = written.get(title, model) != model
+        heading = f"{title}{of_type}" if is_taken else title
+        if heading not in written:
+            written[heading] = model
+            lines += _section(heading, model, schema)
+    return lines
+
+
+def _sections(
+    path: str, model: dict[str, Any], schema: dict[str, Any], has_kinds: bool = False, of_type: str = ""
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Walk the file's sections in the order of its keys: the heading of each, the kind around it, and its model."""
+    if has_kinds:
+        of_type = f", `type: {model['properties']['type'].get('const', 'module:Class')}`"
+    yield f"`{path}`{of_type if has_kinds else ''}" if path else "Top level", of_type, model
     seen = set()
     for key, prop in model["properties"].items():
-        for suffix, ref in _models(prop):
+        found = list(dict.fromkeys(_models(prop)))
+        for suffix, ref in found:
             if ref not in seen:
                 seen.add(ref)
-                yield from _sections(f"{path}.{key}{suffix}".lstrip("."), schema["$defs"][ref], schema)
+                section = schema["$defs"][ref]
+                below = f"{path}.{key}{suffix}".lstrip(".")
+                yield from _sections(below, section, schema, has_kinds=len(found) > 1, of_type=of_type)
 
 
 def _models(prop: Any, suffix: str = "") -> Iterator[tuple[str, str]]:
@@ -95,11 +116,16 @@ def _models(prop: Any, suffix: str = "") -> Iterator[tuple[str, str]]:
 def _section(title: str, model: dict[str, Any], schema: dict[str, Any]) -> list[str]:
     lines = [f"## {title}\n", f"{model.get('description', '')}\n", "| key | default | meaning |", "|---|---|---|"]
     required = set(model.get("required", []))
-    for key, prop in model["properties"].items():
+    for key, prop in sorted(model["properties"].items(), key=lambda item: _rank(item[0], required)):
         default = "required" if key in required else f"`{_default(prop)}`"
         about = prop.get("description", "") or _about(prop, schema)
         lines.append(f"| `{key}` | {default} | {about.replace('|', chr(92) + '|')} |")
     return [*lines, ""]
+
+
+def _rank(key: str, required: set[str]) -> int:
+    """Sort the keys of a section: name and type first, then what must be given, then the others."""
+    return 0 if key in ("name", "type") else 1 + (key not in required)
 
 
 def _default(prop: dict[str, Any]) -> str:
@@ -117,9 +143,8 @@ def metrics_page() -> str:
     from firnline.clock import monotonic
     from firnline.committer.service import CommitterObserver
     from firnline.run.observer import EpochFacts
-    from firnline.service.committer_metrics import StagingMetrics
     from firnline.service.health import CommitterHealth
-    from firnline.service.metrics import PipelineMetrics
+    from firnline.service.metrics import PipelineMetrics, StagingMetrics
     from firnline.sources.base import Backlog
     from firnline.stores.replicator import Replication
 
@@ -173,14 +198,12 @@ def command_pages() -> dict[str, str]:
 
 
 def _help(*tokens: str) -> str:
-    out = subprocess.run(
-        [sys.executable, "-m", "firnline.cli", *tokens, "--help"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "NO_COLOR": "1", "COLUMNS": "110", "TERM": "dumb"},
-        check=True,
-    )
-    return "\n".join(line.rstrip() for line in out.stdout.strip().splitlines())
+    from firnline.cli.main import run_command
+
+    settings = {"NO_COLOR": "1", "COLUMNS": "110", "TERM": "dumb"}
+    with patch.dict(os.environ, settings), redirect_stdout(io.StringIO()) as out:
+        assert run_command([*tokens, "--help"]) == 0
+    return "\n".join(line.rstrip() for line in out.getvalue().strip().splitlines())
 
 
 def folder_map() -> str:
@@ -223,7 +246,14 @@ def contributing_page() -> str:
 
 def pages() -> dict[str, str]:
     """Every generated page by its path in the repository."""
-    reference = {"errors.md": errors_page(), "spec.md": spec_page(), "metrics.md": metrics_page(), **command_pages()}
+    picture = runpy.run_path(str(ROOT / "scripts" / "screen_picture.py"))["screen_picture"]()
+    reference = {
+        "screen.svg": picture,
+        "errors.md": errors_page(),
+        "spec.md": spec_page(),
+        "metrics.md": metrics_page(),
+        **command_pages(),
+    }
     return {"CONTRIBUTING.md": contributing_page(), **{f"docs/{name}": text for name, text in reference.items()}}
 
 

@@ -1,6 +1,6 @@
-"""`make test`: run the tests without Spark, then those with it, whatever happens to the first; end with one summary.
+"""`make test`: run the tests without Spark, then those with it even if the first half failed; end with one summary.
 
-The last line is `N passed, M failed`, and the exit code is 1 if any test failed or a half did not come to its end.
+The last line is `N passed, M failed`. The exit code is 1 if a test failed or one half did not finish.
 Arguments go to both halves: `python scripts/run_tests.py -k rollback`. `--record` writes what was covered into
 `docs/how-it-is-tested.md`.
 """
@@ -86,7 +86,7 @@ def run_half(name: str, arguments: list[str], folder: Path) -> Half:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Wait for pytest; after Ctrl-C it ends by itself, and what it found until then is told."""
+    """Wait for pytest; after Ctrl-C it ends by itself and reports what it has run so far."""
     try:
         return process.wait()
     except KeyboardInterrupt:
@@ -103,9 +103,9 @@ def _read(report: Path, half: Half) -> None:
         outcome = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
         if outcomes.get(name) != "failed":
             outcomes[name] = outcome
-        for told in case.iter("property"):
-            if told.get("name") == "proof":
-                half.covered.setdefault(name.split("::")[0], Counter()).update(json.loads(told.get("value", "{}")))
+        for fact in case.iter("property"):
+            if fact.get("name") == "proof":
+                half.covered.setdefault(name.split("::")[0], Counter()).update(json.loads(fact.get("value", "{}")))
     half.failures += sorted(name for name, outcome in outcomes.items() if outcome == "failed")
     half.passed = sum(outcome == "passed" for outcome in outcomes.values())
     half.skipped = sum(outcome == "skipped" for outcome in outcomes.values())
@@ -115,7 +115,7 @@ def summarise(halves: list[Half]) -> int:
     print("\n== all tests ==")
     for half in halves:
         print(half.line)
-    covered = sum((found for half in halves for found in half.covered.values()), Counter())
+    covered = sum((counts for half in halves for counts in half.covered.values()), Counter())
     if covered:
         print("covered: " + ", ".join(f"{count:,} {what}" for what, count in sorted(covered.items())))
     failures = [name for half in halves for name in half.failures]
@@ -126,7 +126,7 @@ def summarise(halves: list[Half]) -> int:
 
 
 def record(halves: list[Half]) -> str:
-    """What a run has covered, as Markdown."""
+    """Return what a run has covered, as Markdown."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     passed, failed = sum(half.passed for half in halves), sum(len(half.failures) for half in halves)
     skipped, seconds = sum(half.skipped for half in halves), sum(half.seconds for half in halves)
@@ -141,25 +141,25 @@ def record(halves: list[Half]) -> str:
     }
     lines = ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items()), ""]
     lines += ["| test module | covered |", "|---|---|"]
-    modules = {module: found for half in halves for module, found in half.covered.items()}
-    for module, found in sorted(modules.items()):
-        lines.append(f"| `{module}` | {', '.join(f'{n:,} {what}' for what, n in sorted(found.items()))} |")
+    modules = {module: counts for half in halves for module, counts in half.covered.items()}
+    for module, counts in sorted(modules.items()):
+        lines.append(f"| `{module}` | {', '.join(f'{n:,} {what}' for what, n in sorted(counts.items()))} |")
     failures = [name for half in halves for name in half.failures]
     return "\n".join([*lines, "", *(f"Failed: `{name}`" for name in failures)]).rstrip() + "\n"
 
 
-def with_record(page: str, told: str) -> str:
-    """The page with another record between its two marks."""
+def with_record(page: str, record: str) -> str:
+    """Return the page with this record between its two marks."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{PAGE.name} lacks the marks {BEGIN!r} and {END!r}")
-    return f"{before}{begin}\n{told}{end}{after}"
+    return f"{before}{begin}\n{record}{end}{after}"
 
 
 @contextmanager
 def work_folder() -> Iterator[Path]:
-    """A folder for test files: in memory if there is room, where an fsync costs nothing; else where TMPDIR points."""
+    """Make a folder for test files: in memory if there is room, where fsync is free; else where TMPDIR points."""
     root = MEMORY_FOLDER if _has_memory() else None
     folder = Path(tempfile.mkdtemp(prefix="firnline-tests-", dir=root))
     folder.chmod(0o755)  # PostgreSQL runs as another user

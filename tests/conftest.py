@@ -13,6 +13,7 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from firnline.options import PipelineOptions
+    from tests.support.keyed import KeyedInput
     from tests.support.pipelines import MakeOptions
     from tests.support.postgres import PostgresServer
     from tests.support.processes import Launcher
@@ -70,6 +71,22 @@ def make_options(tmp_path: Path) -> MakeOptions:
         return pipeline_options(**settings)
 
     return make
+
+
+@pytest.fixture
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs use an engine in this process instead of Spark."""
+    from firnline.testing.local import LocalEngine
+
+    monkeypatch.setattr("firnline.jobs.spark.SparkEngine", lambda *_, **__: LocalEngine())
+
+
+@pytest.fixture
+def keyed(tmp_path: Path) -> KeyedInput:
+    """An input folder with keyed records."""
+    from tests.support.keyed import KeyedInput
+
+    return KeyedInput(tmp_path / "in")
 
 
 @pytest.fixture(scope="session")

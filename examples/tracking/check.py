@@ -1,4 +1,4 @@
-"""Compares the tables with one query of DuckDB over all input: what came out epoch by epoch must be the same."""
+"""Compares the tables with DuckDB queries over all input: many epochs must give the same rows as one query."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SENSORS = {
     "link": "id as object, time::timestamp as moment",
     "optical": "target as object, epoch_ms(round(seen * 1000)::bigint) as moment",
 }
-# Per object: how many sensors spoke in the window that ends with each step, and when the first of them did.
-# Qualifying steps that follow each other, less than a window apart, are one alert.
+# A step is a moment with a report. For each object and step: the sensors that reported in the window that ends there,
+# and the earliest of their reports. Consecutive qualifying steps, less than a window apart, are one alert.
 ALERTS = """
-    with judged as (
+    with counted as (
         select distinct object, moment,
             count(distinct sensor) over recent as sensors, min(moment) over recent as earliest
         from seen
@@ -34,7 +34,7 @@ ALERTS = """
                 or moment - lag(moment) over later >= to_microseconds({window_us}),
                 true
             ) as breaks
-        from judged
+        from counted
         window later as (partition by object order by moment)
     ),
     numbered as (
@@ -53,20 +53,20 @@ Rows = set[tuple[Any, ...]]
 
 
 def expected_alerts(database: duckdb.DuckDBPyConnection, window_seconds: int = 30, min_inputs: int = 2) -> Rows:
-    """All alerts in the table `seen (object, moment, sensor)`: object, start, end, sensors, rows."""
+    """Return all alerts in the table `seen (object, moment, sensor)`: object, start, end, sensors, rows."""
     query = ALERTS.format(window_us=window_seconds * 1_000_000, min_inputs=min_inputs)
     return {(*row[:3], tuple(row[3]), row[4]) for row in database.execute(query).fetchall()}
 
 
 def read_table(database: duckdb.DuckDBPyConnection, table: Path, columns: str) -> list[tuple[Any, ...]]:
-    """Rows of a Delta table: its log is read by delta-rs, its files by DuckDB."""
+    """Return rows of a Delta table. delta-rs reads the log, DuckDB reads the files."""
     files = DeltaTable(str(table)).file_uris()
     query = f"select {columns} from read_parquet(?)"  # noqa: S608  # the columns are ours
     return database.execute(query, [files]).fetchall() if files else []
 
 
 def read_alerts(database: duckdb.DuckDBPyConnection, table: Path) -> Rows:
-    """What the table says, with the sensors' names; an alert that is there twice shows."""
+    """Return the alerts in the table, with the names of the sensors. Fails if an alert is there twice."""
     columns = "object, make_timestamp(epoch_us(alert_start)), make_timestamp(epoch_us(alert_end)), inputs, rows"
     found = [
         (*row[:3], tuple(sorted(name.removeprefix("by_") for name in row[3])), row[4])
@@ -86,7 +86,7 @@ def load_input(database: duckdb.DuckDBPyConnection, folder: Path) -> None:
 
 
 def compare(folder: Path) -> dict[str, tuple[int, int, int]]:
-    """By table: how many rows it has, how many it should have, and how many of all of them are in one place only."""
+    """Return three counts per table: its rows, the expected rows, and the rows that only one of both has."""
     with duckdb.connect() as database:
         load_input(database, folder / "in")
         pairs = {"alerts": (read_alerts(database, folder / "out" / "alerts"), expected_alerts(database))}

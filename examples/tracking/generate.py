@@ -1,4 +1,4 @@
-"""Writes what three sensors report of the same objects, as NDJSON files by source, for some seconds of event time.
+"""Writes the reports of three sensors about the same objects: NDJSON files per sensor, for some seconds of event time.
 
 The same seed gives the same bytes. Reports jitter, arrive out of order, and a few arrive up to a minute late.
 """
@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 BEGIN_MS = 1_767_225_600_000  # 2026-01-01T00:00:00Z
-LATE_SECONDS = (20.0, 60.0)  # how far behind those arrive
-LOOK_SECONDS = 10  # the cameras stay so long with an object
-SILENT_PART = 0.25  # of the links are silent in any minute
+LATE_SECONDS = (20.0, 60.0)  # the delay of late reports: shortest, longest
+TARGET_SECONDS = 10  # a camera follows an object this long
+SILENT_PART = 0.25  # the fraction of links that are silent in any minute
 
 Numbers = npt.NDArray[np.int64]
 Seconds = npt.NDArray[np.float64]
@@ -26,7 +26,7 @@ Seconds = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """How much there is to see. Rates are reports per second of event time."""
+    """The size of the generated data. `radar`, `link` and `optical` are reports per second of event time."""
 
     seconds: int = 60
     seed: int = 0
@@ -35,16 +35,16 @@ class World:
     link: int = 100
     optical: int = 50
     file_seconds: int = 5
-    late_part: float = 0.002  # of the reports of each sensor
+    late_part: float = 0.002  # the fraction of late reports of each sensor
 
     def generator(self, sensor: str) -> np.random.Generator:
-        """Every sensor has its own numbers: another rate of one changes nothing in the others."""
+        """Return the random numbers of one sensor. The rate of one sensor does not change the data of the others."""
         return np.random.default_rng([self.seed, *sensor.encode()])
 
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """What one sensor reports: of which object, when it was so, when it arrived; in seconds from the start."""
+    """The reports of one sensor: object, event time and arrival time, in seconds from the start."""
 
     objects: Numbers
     at: Seconds
@@ -52,14 +52,14 @@ class Reports:
 
 
 def radar(world: World) -> Reports:
-    """Sees everything, turn after turn."""
+    """Return reports of all objects in turn."""
     count = world.seconds * world.radar
     at = np.arange(count) / world.radar
     return _arrive(world, "radar", np.arange(count, dtype=np.int64) % world.objects, at, 0.3)
 
 
 def link(world: World) -> Reports:
-    """Objects that co-operate tell their place themselves; each is silent now and then."""
+    """Return reports that objects send themselves. Each object is silent at times."""
     random = world.generator("links")
     talkers = random.permutation(world.objects)[: max(1, min(world.link, world.objects // 4))]
     count = world.seconds * world.link
@@ -72,13 +72,13 @@ def link(world: World) -> Reports:
 
 
 def optical(world: World) -> Reports:
-    """A few cameras, each on one object for some seconds and then on another."""
+    """Return reports of a few cameras. Each follows one object for some seconds, then another."""
     random = world.generator("cameras")
     cameras = max(1, world.optical // 10)
-    targets = random.integers(0, world.objects, (cameras, world.seconds // LOOK_SECONDS + 1))
+    targets = random.integers(0, world.objects, (cameras, world.seconds // TARGET_SECONDS + 1))
     count = world.seconds * world.optical
     at = np.arange(count) / world.optical
-    seen = targets[np.arange(count) % cameras, (at // LOOK_SECONDS).astype(np.int64)]
+    seen = targets[np.arange(count) % cameras, (at // TARGET_SECONDS).astype(np.int64)]
     return _arrive(world, "optical", seen, at, 2.0)
 
 
@@ -130,28 +130,28 @@ SENSORS: dict[
 
 
 def write(world: World, folder: Path) -> dict[str, int]:
-    """Write the files of every sensor, cut by arrival; returns the number of rows of each."""
+    """Write the files of every sensor, split by arrival time. Returns the number of rows of each."""
     counts = {}
     for sensor, (report, lines) in SENSORS.items():
         reports = report(world)
         speed = 100 + (reports.objects * 37 % 200) + 5 * np.sin(reports.at / 7)
-        place = folder / sensor
-        place.mkdir(parents=True, exist_ok=True)
+        target = folder / sensor
+        target.mkdir(parents=True, exist_ok=True)
         text = list(lines(reports, speed))
         last = int(reports.arrived[-1]) // world.file_seconds if text else -1
         cuts = np.searchsorted(reports.arrived, np.arange(last + 2) * world.file_seconds).tolist()
         for number, (start, stop) in enumerate(itertools.pairwise(cuts)):
             if start < stop:
-                (place / f"{sensor}-{number:05d}.ndjson").write_text("".join(text[start:stop]))
+                (target / f"{sensor}-{number:05d}.ndjson").write_text("".join(text[start:stop]))
         counts[sensor] = len(text)
     return counts
 
 
 def main() -> None:
-    """Write the files and say how many rows they have."""
+    """Write the files and print how many rows they have."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=int, default=60, help="seconds of event time [default: 60]")
-    parser.add_argument("--seed", type=int, default=0, help="other numbers, other data [default: 0]")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random numbers [default: 0]")
     parser.add_argument("--objects", type=int, default=1000, help="objects in the sky [default: 1000]")
     parser.add_argument(
         "--out", type=Path, default=Path(__file__).parent / "in", help="folder [default: in, beside this file]"

@@ -6,10 +6,10 @@ a spec becomes, `FirnlineError` is the root of what it raises.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from firnline.errors import FirnlineError
-from firnline.lazy import load_name
+from firnline.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from firnline.options import PipelineOptions
@@ -19,7 +19,5 @@ __version__ = "0.1.0"
 __all__ = ["FirnlineError", "Pipeline", "PipelineOptions", "__version__"]
 _ELSEWHERE = {"Pipeline": "firnline.pipeline", "PipelineOptions": "firnline.options"}
 
-
-def __getattr__(name: str) -> Any:
-    """Load what needs Arrow and Delta only when it is used, so that `import firnline` stays cheap."""
-    return load_name(__name__, name, __all__, _ELSEWHERE)
+if not TYPE_CHECKING:  # what needs Arrow and Delta is loaded on first use: importing the package stays cheap
+    __getattr__, __dir__ = lazy_exports(__name__, __all__, _ELSEWHERE)

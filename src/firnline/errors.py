@@ -12,11 +12,13 @@
     |- SinkError                   a sink could not be read or written                (exit 3)
     |  |- CommitConflictError      nothing was written; retry is safe
     |  |- CommitUnknownError       may or may not be written; ask, never guess        (exit 4)
+    |  |- StagingError             the stager of a sink failed in a task
     |  |- NotDurableError          an fsync failed: what was written may be lost      (exit 1)
     |  |- StoreUnsafeError         the storage has no put-if-absent                   (exit 1)
     |  |- TableLostError           a table that existed is missing                    (exit 1)
     |  `- TornCommitError          a commit file of the table is truncated            (exit 1)
     |- FencedError                 a newer generation owns this pipeline              (exit 5)
+    |- AlreadyRunningError         another run holds the lease and is alive           (exit 6)
     |- EngineError                 Spark could not do the work                        (exit 3)
     |  `- WorkerLostError          a worker died, hung or timed out
     |- OperatorError               an operator's own code failed                      (exit 1)
@@ -47,6 +49,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "AlreadyRunningError",
     "BadRecordsError",
     "CheckpointError",
     "CheckpointLostError",
@@ -73,6 +76,7 @@ __all__ = [
     "SourceError",
     "SourceMovedError",
     "SpecError",
+    "StagingError",
     "StateConflictError",
     "StateDamagedError",
     "StateIncompleteError",
@@ -209,6 +213,12 @@ class CommitUnknownError(SinkError):
     default_hint = "Run again: the next run reads the table and finds out; nothing is written twice."
 
 
+class StagingError(SinkError):
+    """The stager of a sink failed in a task. For an optional sink the epoch is repeated without it."""
+
+    code = "staging"
+
+
 class NotDurableError(SinkError):
     """An fsync failed, or the disk does not hold what was written; the run must not build on it."""
 
@@ -253,6 +263,17 @@ class FencedError(FirnlineError):
     code = "fenced"
     exit_code = 5
     default_hint = "Another run of this pipeline took over; see `firnline status`."
+
+
+class AlreadyRunningError(FirnlineError):
+    """Another run of this pipeline holds the lease and is alive; nothing was changed."""
+
+    code = "already-running"
+    exit_code = 6
+    default_hint = (
+        "Stop it with `firnline stop`, wait for it with `firnline run --standby`, or repeat the command with "
+        "--take-over, which ends that run."
+    )
 
 
 class EngineError(FirnlineError):

@@ -1,7 +1,7 @@
-"""Rows that one job of an epoch hands to the next: Arrow files, distributed over shards by key.
+"""Rows that one job of an epoch passes to the next: Arrow files, partitioned by key into shards.
 
-The tasks of one job write them, the tasks of the next map them; no row passes through the JVM. They belong to one
-attempt, live as long as its epoch runs, and are never durable: a lost one makes the epoch run again.
+The tasks of one job write them, the tasks of the next map them into memory; no row passes through the JVM. The files
+belong to one attempt at an epoch and are deleted with it. They are never durable: if one is lost, the epoch runs again.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ FLUSH_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """What one job hands to the next. Without `ranges` the rows are not dealt out."""
+    """A connection from one job to the next. Without `ranges` its rows are not partitioned."""
 
     name: str  # the consumer, and what it calls this input
     keys: tuple[str, ...] = ()
     ranges: tuple[tuple[int, int], ...] = ()  # key groups of each shard
     groups: int = 0  # key groups in all
-    time: str = ""  # the column of event time, where there is one
+    time: str = ""  # the column of event time, if there is one
 
     def to_json(self) -> dict[str, Json]:
+        """Return plain JSON for the workers."""
         return {
             "name": self.name,
             "keys": list(self.keys),
@@ -47,6 +48,7 @@ class Edge:
 
     @classmethod
     def from_json(cls, value: Json) -> Edge:
+        """Parse the output of `to_json`."""
         ranges = tuple((int(a), int(b)) for a, b in value["ranges"])
         return cls(str(value["name"]), tuple(value["keys"]), ranges, int(value["groups"]), str(value["time"]))
 
@@ -56,50 +58,50 @@ class ExchangeWriter:
     """Writes the rows of one task for one edge. Rows keep their order within each shard."""
 
     edge: Edge
-    place: dict[str, Json]  # root, storage options and folder
-    _held: list[pa.RecordBatch] = field(default_factory=list)
-    _held_bytes: int = 0
+    folder: dict[str, Json]  # root, storage options and folder
+    _waiting: list[pa.RecordBatch] = field(default_factory=list)
+    _waiting_bytes: int = 0
     _rows: int = 0
     _latest: int | None = None
     _files: list[dict[str, Json]] = field(default_factory=list)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take rows; they can be read only after `close`."""
+        """Add rows. They can be read only after `close`."""
         if batch.num_rows == 0:
             return
-        if self._held and not self._held[0].schema.equals(batch.schema):
+        if self._waiting and not self._waiting[0].schema.equals(batch.schema):
             self._flush()
-        self._held.append(batch)
-        self._held_bytes += batch.nbytes
-        if self._held_bytes >= FLUSH_BYTES:
+        self._waiting.append(batch)
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_bytes >= FLUSH_BYTES:
             self._flush()
 
     def close(self) -> dict[str, Json]:
-        """Write what is held and say where everything lies."""
+        """Write the waiting rows. Returns the files, the number of rows and the latest event time."""
         self._flush()
         return {"files": self._files, "rows": self._rows, "latest": self._latest}
 
     def _flush(self) -> None:
-        if not self._held:
+        if not self._waiting:
             return
-        table = pa.Table.from_batches(self._held).combine_chunks()
-        self._held, self._held_bytes = [], 0
+        table = pa.Table.from_batches(self._waiting).combine_chunks()
+        self._waiting, self._waiting_bytes = [], 0
         self._rows += table.num_rows
         if self.edge.time in table.column_names and is_time(table.schema.field(self.edge.time).type):
             self._note_latest(table.column(self.edge.time))
         counts: list[int] | None = None
         if self.edge.ranges:
-            table, counts = self._deal(table)
+            table, counts = self._partition(table)
         self._files.append(self._put(table, counts))
 
     def _note_latest(self, times: pa.ChunkedArray) -> None:
         values, there = micros(times)
         if there.any():
-            found = int(values[there].max())
-            self._latest = found if self._latest is None else max(self._latest, found)
+            latest = int(values[there].max())
+            self._latest = latest if self._latest is None else max(self._latest, latest)
 
-    def _deal(self, table: pa.Table) -> tuple[pa.Table, list[int]]:
-        """The rows sorted by shard, and how many each shard has."""
+    def _partition(self, table: pa.Table) -> tuple[pa.Table, list[int]]:
+        """Return the rows sorted by shard, and the number of rows of each shard."""
         keys = encode_keys(select_keys(table, self.edge.keys), table.num_rows)
         groups = key_groups_of(keys, self.edge.groups)
         shards = shard_of(groups, self.edge.ranges)
@@ -109,9 +111,9 @@ class ExchangeWriter:
         return table, [int(n) for n in counts]
 
     def _put(self, table: pa.Table, counts: Sequence[int] | None) -> dict[str, Json]:
-        key = f"{self.place['folder']}/{exchange_name(uuid.uuid4().hex)}"
+        key = f"{self.folder['folder']}/{exchange_name(uuid.uuid4().hex)}"
         numbers: dict[str, int] = {}
-        with open_volatile(self.place, key) as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        with open_volatile(self.folder, key) as sink, pa.ipc.new_file(sink, table.schema) as writer:
             at = 0
             for shard, count in enumerate(counts if counts is not None else [table.num_rows]):
                 if count:
@@ -122,27 +124,27 @@ class ExchangeWriter:
 
 
 @contextlib.contextmanager
-def open_volatile(place: Mapping[str, Json], key: str) -> Iterator[Any]:
-    """A file that need not outlive the epoch: on a local disk nobody waits for it to get there."""
-    storage = open_storage(str(place["root"]), place["storage_options"])
+def open_volatile(folder: Mapping[str, Json], key: str) -> Iterator[Any]:
+    """Open a file that need not outlive the epoch: on a local disk it is not synced."""
+    storage = open_storage(str(folder["root"]), folder["storage_options"])
     if isinstance(storage, LocalStorage):
         path = storage.path_of(key)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with pa.OSFile(path, "wb") as stream:
             yield stream
     else:
-        held = pa.BufferOutputStream()
-        yield held
-        storage.put(key, held.getvalue().to_pybytes())
+        buffer = pa.BufferOutputStream()
+        yield buffer
+        storage.put(key, buffer.getvalue().to_pybytes())
 
 
 def is_time(kind: pa.DataType) -> bool:
-    """Whether values can be event times; that a column cannot is told when its operator is built."""
+    """Return whether values of a type can be event times. If a column cannot, building its operator fails."""
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_integer(kind))
 
 
 def select_keys(table: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """The key columns; one that no record has is null."""
+    """Return the key columns; one that no record has is null."""
     columns = [
         table.column(key) if key in table.column_names else pa.chunked_array([pa.nulls(table.num_rows, pa.string())])
         for key in keys
@@ -152,7 +154,7 @@ def select_keys(table: pa.Table, keys: Sequence[str]) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """What the tasks of a job wrote for one edge, in the order of the tasks."""
+    """The files that the tasks of a job wrote for one edge, in the order of the tasks."""
 
     files: list[dict[str, Json]] = field(default_factory=list)
     rows: int = 0
@@ -160,21 +162,25 @@ class Exchanged:
 
     @classmethod
     def collect(cls, reports: Iterable[dict[str, Json]], edge: str) -> Exchanged:
-        """Add up what the reports of a job say of an edge."""
-        found = [r["exchanged"][edge] for r in reports if edge in r.get("exchanged", {})]
-        latest = [int(f["latest"]) for f in found if f["latest"] is not None]
+        """Add up the output for an edge in the reports of a job."""
+        outputs = [report["exchanged"][edge] for report in reports if edge in report.get("exchanged", {})]
+        latest = [int(output["latest"]) for output in outputs if output["latest"] is not None]
         return cls(
-            [file for f in found for file in f["files"]],
-            sum(int(f["rows"]) for f in found),
+            [file for output in outputs for file in output["files"]],
+            sum(int(output["rows"]) for output in outputs),
             max(latest) if latest else None,
         )
 
 
 def read_exchange(
-    place: Mapping[str, Json], files: Sequence[dict[str, Json]], columns: pa.Schema, shard: int = 0
+    folder: Mapping[str, Json], files: Sequence[dict[str, Json]], columns: pa.Schema, shard: int = 0
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one shard (or all of an edge that is not dealt out), with exactly these columns."""
-    storage = open_storage(str(place["root"]), place["storage_options"])
+    """Yield the rows of one shard, or all rows of an edge that is not partitioned, with exactly these columns.
+
+    Raises:
+        EngineError: a file is gone or damaged; the epoch runs again.
+    """
+    storage = open_storage(str(folder["root"]), folder["storage_options"])
     for file in files:
         number = file["shards"].get(str(shard))
         if number is None:

@@ -1,12 +1,12 @@
-"""Named fault points, at which a test can kill, break or hold the process.
+"""Named fault points, where a test can kill, fail or freeze the process.
 
-A point is a no-op unless the environment variable `FIRNLINE_FAULT` names it, as
-`point:count:action`, e.g. `delta.commit.before:2:kill` (the second time that point is reached).
-Threads reach a point in any order; `point@thread:count:action` counts what threads of that name reach, e.g.
-`delta.commit.before@firnline main:2:kill` (the second commit of the sink `main`, whatever other sinks do).
-Actions: `kill` (SIGKILL to this process), `raise` (InjectedFaultError), `hang` (sleep until killed),
-`stop` (SIGSTOP to this process, which goes on after SIGCONT).
-The variable is read by the process that starts; it can never be set over a network interface.
+A point does nothing unless the environment variable `FIRNLINE_FAULT` names it as `point:count:action`. For example,
+`delta.commit.before:2:kill` acts the second time that the process reaches the point. Several threads may reach a point
+in any order: `point@thread:count:action` counts only the threads of that name. For example,
+`delta.commit.before@firnline main:2:kill` acts at the second commit of the sink `main`.
+
+Actions: `kill` (SIGKILL to this process), `raise` (InjectedFaultError), `hang` (sleep until killed), `stop` (SIGSTOP to
+this process, which continues after SIGCONT). Only the environment sets a fault; no network interface does.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 
 VARIABLE = "FIRNLINE_FAULT"
 
-# Every durable call stands between its `.before` and `.after` point; tests try each of them.
+# Every durable call has a point `.before` it and one `.after` it; tests kill at each of them.
 DURABLE_CALLS = (
     "delta.create",
     "delta.claim",
@@ -53,8 +54,11 @@ DURABLE_CALLS = (
     "lease.release",
     "stage.file",
     "outbox.copy",
+    "outbox.park",
+    "outbox.restage",
     "outbox.release",
     "upsert.rewrite",
+    "widen.rewrite",
     "stage.quarantine",
     "savepoint.pin",
     "savepoint.copy",
@@ -75,20 +79,23 @@ DURABLE_CALLS = (
     "state.export",
     "state.export.publish",
 )
-# Steps of the epoch (DESIGN: plan -> run -> stage -> commit -> record -> acknowledge).
+# The steps of an epoch.
 STEPS = ("epoch.plan", "epoch.run", "epoch.stage", "epoch.commit", "epoch.record", "epoch.acknowledge")
 POINTS = tuple(f"{call}.{side}" for call in (*DURABLE_CALLS, *STEPS) for side in ("before", "after"))
 
+followers: list[Callable[[str], None]] = []  # tests that follow the points of this process
 _seen: Counter[str] = Counter()
 _counting = threading.Lock()
 
 
 class InjectedFaultError(OSError):
-    """Raised at a fault point by a test; looks like an I/O error to everyone else."""
+    """Raised at a fault point that a test names; an I/O error for the code around it."""
 
 
 def fault_point(name: str) -> None:
-    """Do what `FIRNLINE_FAULT` asks for at this point; nothing when it names another one."""
+    """Perform the action of `FIRNLINE_FAULT` if it names this point and the count is reached."""
+    for follow in tuple(followers):
+        follow(name)
     wanted = os.environ.get(VARIABLE)
     if not wanted or not wanted.startswith((f"{name}:", f"{name}@")):
         return
@@ -96,7 +103,7 @@ def fault_point(name: str) -> None:
     _, _, thread = where.partition("@")
     if thread and thread != threading.current_thread().name:
         return
-    with _counting:  # two threads are never both the second one
+    with _counting:  # so that only one thread is the second
         _seen[name] += 1
         is_due = _seen[name] == int(count)
     if not is_due:
@@ -104,7 +111,7 @@ def fault_point(name: str) -> None:
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "stop":
-        # To this very thread: sent to the process, another thread may take it while this one runs on for a moment.
+        # Sent to this thread: a signal to the process may go to another thread, and this one would run on for a moment.
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         return
     elif action == "hang":

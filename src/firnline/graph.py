@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from firnline.errors import ConfigError
-from firnline.options import DeltaSinkOptions, OperatorOptions, PipelineOptions
+from firnline.options import OperatorOptions, PipelineOptions, SinkOptions, SourceOptions
 
 Kind = Literal["source", "operator", "sink"]
 
@@ -68,11 +68,33 @@ def split_port(text: str) -> tuple[str, str]:
 
 
 def resolve_port(text: str, names: Mapping[str, object] | Sequence[str]) -> tuple[str, str]:
-    """Return name and port of an input, where `names` may hold dots: a whole name wins."""
-    return (text, "") if text in names else split_port(text)
+    """Return name and port of an input, where names and ports may hold dots: the longest known name wins."""
+    name = text
+    while name and name not in names:
+        name = name.rpartition(".")[0]
+    return (name, text[len(name) + 1 :]) if name else split_port(text)
 
 
-def sink_input(options: PipelineOptions, sink: DeltaSinkOptions) -> str:
+def find_source(options: PipelineOptions, text: str) -> tuple[SourceOptions, str] | None:
+    """Return the source that an input names, and which of its ports; None if the input is an operator's."""
+    names = [*(source.name for source in options.sources), *(operator.name for operator in options.operators)]
+    name, port = resolve_port(text, names)
+    return next(((source, port) for source in options.sources if source.name == name), None)
+
+
+def operator_ports(options: PipelineOptions) -> set[str]:
+    """Return the ports of sources that operators read: no table has their columns."""
+    inputs = (port for operator in options.operators for port in operator.inputs)
+    return {port for port in inputs if find_source(options, port) is not None}
+
+
+def follower_ports(options: PipelineOptions) -> set[str]:
+    """Return the ports of sources that go straight to sinks, but not to the deciding one."""
+    deciding, *others = (sink_input(options, sink) for sink in options.ordered_sinks)
+    return {port for port in others if port != deciding and find_source(options, port) is not None}
+
+
+def sink_input(options: PipelineOptions, sink: SinkOptions) -> str:
     """Return the input of a sink; without `input`, the only candidate.
 
     Raises:

@@ -147,6 +147,11 @@ def quarantine_name(epoch: int, attempt: str, unique: str) -> str:
     return f"{epoch:020d}-{attempt}-{unique}.parquet"
 
 
+def parked_name(attempt: str, unique: str) -> str:
+    """The file name of rows that wait in the outbox for the stager of their sink."""
+    return f"parked-{attempt}-{unique}.arrow"
+
+
 def exchange_name(unique: str) -> str:
     """The file name of rows on their way to another job."""
     return f"{unique}.arrow"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, ClassVar, Literal
+
+from firnline.errors import ConfigError
 
 MEBIBYTE = 1024 * 1024
 
@@ -25,6 +27,7 @@ class SchemaOptions:
 
     fields: tuple[FieldOptions, ...] = ()  # empty: inferred
     evolution: Literal["add", "rescue", "fail"] = "add"
+    on_widen: Literal["rewrite", "rescue", "fail"] = "rewrite"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,10 @@ class SourceOptions:
     schema: SchemaOptions = field(default=SchemaOptions(), kw_only=True)
     lineage: bool = field(default=False, kw_only=True)
 
+    def schema_of(self, port: str) -> SchemaOptions:
+        """The declared columns of an output; `schema` has those of the main one."""
+        return replace(self.schema, fields=()) if port else self.schema
+
     @property
     def location(self) -> str:
         """Where the input lies, for logs; without credentials."""
@@ -47,23 +54,11 @@ class SourceOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class FileSourceOptions(SourceOptions):
-    """A file source: reads files in byte order of their names."""
+class Home:
+    """Where a pipeline keeps its ledger, outbox, operator state and requests: a folder that every worker reaches."""
 
-    type: ClassVar[str] = "files"
-
-    path: str  # absolute folder, glob or URI
-    format: Literal["ndjson"] = "ndjson"
-    reconcile_interval_secs: float = 3600
-    start_after: str | None = None  # a file name, or an RFC 3339 time
-    late_files: Literal["ingest", "ignore", "fail"] = "ingest"
-    file_attempts: int = 3
-    max_record_bytes: int = 16 * MEBIBYTE
+    root: str  # absolute path or URI
     storage_options: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def location(self) -> str:
-        return self.path
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +70,7 @@ class SinkOptions:
     name: str
     input: str = field(default="", kw_only=True)  # a source, an operator or one of its ports; empty: the only source
     write: Literal["append", "upsert"] = field(default="append", kw_only=True)  # upsert: applies a changelog by key
+    key: tuple[str, ...] = field(default=(), kw_only=True)  # upsert: the columns that identify a row
     required: bool = field(default=True, kw_only=True)
 
     @property
@@ -82,26 +78,10 @@ class SinkOptions:
         """Where the sink lies, for logs; without credentials."""
         return self.name
 
-
-@dataclass(frozen=True, slots=True)
-class DeltaSinkOptions(SinkOptions):
-    """A Delta table."""
-
-    type: ClassVar[str] = "delta"
-
-    table: str  # absolute path or URI
-    key: tuple[str, ...] = ()  # upsert: the columns that identify a row
-    mode: Literal["direct", "staged"] = "direct"  # staged: a committer commits the staged units
-    max_pending_units: int | None = None  # staged: wait while this many units are pending
-    max_pending_bytes: int | None = None
-    partition_by: tuple[str, ...] = ()
-    file_size_mb: int = 128
-    interop: Literal["auto", "blizzard", "none"] = "auto"  # auto: on tables that Firnline created
-    storage_options: Mapping[str, str] = field(default_factory=dict)
-
     @property
-    def location(self) -> str:
-        return self.table
+    def home(self) -> Home | None:
+        """The pipeline's home if this sink decides; None: a sink of this kind has no room for one."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +93,7 @@ class OperatorOptions:
 
     name: str
     type: str  # sql, aggregate, deduplicate, correlate, or module:Class
-    inputs: tuple[str, ...]  # sources, operators or ports of operators
+    inputs: tuple[str, ...]  # sources, operators, or ports of them: `totals.late`
     settings: Mapping[str, Any] = field(default_factory=dict)
     interval_ms: int | None = None  # checkpoint.mode per_operator: time between snapshots; None: every epoch
     initial_state: str = ""  # an exported state to start from, if the operator has none
@@ -237,7 +217,7 @@ class PipelineOptions:
 
     name: str
     sources: tuple[SourceOptions, ...]
-    sinks: tuple[DeltaSinkOptions, ...]
+    sinks: tuple[SinkOptions, ...]
     operators: tuple[OperatorOptions, ...] = ()  # in the order of the spec
     state: StateOptions = StateOptions()
     batch: BatchOptions = BatchOptions()
@@ -248,15 +228,33 @@ class PipelineOptions:
     operator_paths: tuple[str, ...] = ()  # folders from which a user's own operators are loaded
 
     @property
-    def deciding(self) -> DeltaSinkOptions:
+    def deciding(self) -> SinkOptions:
         """The sink that commits first and so fixes an epoch's boundaries."""
         return next((s for s in self.sinks if s.required), self.sinks[0])
 
     @property
-    def ordered_sinks(self) -> tuple[DeltaSinkOptions, ...]:
+    def ordered_sinks(self) -> tuple[SinkOptions, ...]:
         """The sinks, the deciding one first."""
         deciding = self.deciding
         return (deciding, *(sink for sink in self.sinks if sink is not deciding))
+
+    @property
+    def home(self) -> Home:
+        """Where the pipeline keeps its ledger, outbox, operator state and requests: with the deciding sink.
+
+        Raises:
+            ConfigError: the deciding sink has no room for them.
+        """
+        deciding = self.deciding
+        home = deciding.home
+        if home is None:
+            raise ConfigError(
+                f"sink {deciding.name!r} ({deciding.type}) is the first required sink, so it would decide, but a sink "
+                "of this kind has no folder for the pipeline's ledger",
+                hint="List a sink that can decide before it, for example a Delta table. (A kind that can decide "
+                "returns that folder from `home` of its options.)",
+            )
+        return home
 
     def describe(self) -> dict[str, Any]:
         """Facts for logs and `--json`, without secrets."""

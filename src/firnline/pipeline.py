@@ -79,19 +79,28 @@ class Pipeline:
         self._runner: Runner | None = None
         self._lock = threading.Lock()
 
-    def run(self, *, once: bool = False, observer: Observer | None = None, strict_store: bool = False) -> RunResult:
+    def run(
+        self,
+        *,
+        once: bool = False,
+        observer: Observer | None = None,
+        strict_store: bool = False,
+        take_over: bool = False,
+    ) -> RunResult:
         """Run in the calling thread until stopped or, with `once`, until the input is exhausted.
 
-        Like `firnline run`, the run takes the lease of the pipeline, from another run if necessary, and serves the
-        control socket: `firnline status`, `pause`, `resume`, `stop` and `checkpoint` reach it. It installs no signal
-        handler; call `stop` in a handler of your own.
+        Like `firnline run`, the run takes the lease of the pipeline, and serves the control socket: `firnline status`,
+        `pause`, `resume`, `stop` and `checkpoint` reach it. It installs no signal handler; call `stop` in a handler of
+        your own.
 
         Args:
             once: End when the input is exhausted.
             observer: Receives the events of the run.
             strict_store: Fail, after retries, when the checkpoint store cannot be written.
+            take_over: Take the lease even from a live run, which then ends as fenced.
 
         Raises:
+            AlreadyRunningError: another run is alive; with `once`, only if there is something to do.
             FirnlineError: the run failed. Committed epochs stay; running again is safe if `error.retryable`.
         """
         options = self.options
@@ -100,9 +109,20 @@ class Pipeline:
             runner = Runner(open_pipeline(options, once=once, strict_store=strict_store), engine, observer, once=once)
             with ExitStack() as stack:
                 stack.enter_context(self._running(runner))
-                stack.enter_context(holding_lease(options, runner, logger.info, standby=False, stop=threading.Event()))
+                take_lease = stack.enter_context(
+                    holding_lease(
+                        options,
+                        runner,
+                        logger.info,
+                        standby=False,
+                        stop=threading.Event(),
+                        take_over=take_over,
+                        at_claim=once,
+                    )
+                )
+                assert take_lease is not None  # only a standby is stopped while it waits
                 stack.enter_context(serving_control(options, runner, os.environ, logger.info))
-                result = runner.run()
+                result = runner.run(take_lease)
         finally:
             engine.stop()
         if result.error is not None:
@@ -275,7 +295,7 @@ class Pipeline:
         return load_state_view(pipeline, operator)
 
     def _import(self, operator: str, table: pa.Table, *, replace_all: bool) -> int:
-        from firnline.history.edits.state_import import import_state
+        from firnline.history.edits.operator_state import import_state
 
         pipeline = open_pipeline(self.options)
         receipt = import_state(pipeline, operator, table, pipeline.ids.new(), replace_all=replace_all)

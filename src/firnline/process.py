@@ -1,16 +1,19 @@
-"""Processes: the identity of this one, whether another is alive, and calls that may hang."""
+"""Processes: the identity of this one, whether another is alive, and calls that may hang or fail in any way."""
 
 from __future__ import annotations
 
 import getpass
+import math
 import os
 import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, cast
 
+from firnline.clock import monotonic
 from firnline.types import Json
 
 
@@ -21,6 +24,7 @@ class Process:
     user: str
     host: str
     pid: int
+    start: str = ""  # tells it from a later process with the same number; empty where the system does not say
 
     @property
     def address(self) -> dict[str, Json]:
@@ -34,7 +38,7 @@ def this_process() -> Process:
         user = getpass.getuser()
     except (OSError, KeyError):  # a user without a name, as in containers
         user = str(os.getuid())
-    return Process(user, socket.gethostname(), os.getpid())
+    return Process(user, socket.gethostname(), os.getpid(), _start_of_this_process())
 
 
 def is_this_host(host: Json) -> bool:
@@ -42,10 +46,20 @@ def is_this_host(host: Json) -> bool:
     return bool(host == socket.gethostname())
 
 
-def has_exited(host: str, pid: int) -> bool:
-    """Whether a process has surely ended. Only its own host knows: for any other host the answer is False."""
+def has_exited(host: str, pid: int, start: str = "") -> bool:
+    """Whether a process has surely ended. Only its own host knows: for any other host the answer is False.
+
+    With `start`, as `this_process` returns it, a later process with the same number does not count; nor does the
+    number alone prove anything about a process of another boot or container with the same host name.
+    """
     if not is_this_host(host):
         return False
+    if start:
+        system, _, ticks = start.rpartition(" ")
+        if system != _this_system():
+            return False
+        if (found := _start_ticks(pid)) is not None:
+            return found != ticks
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -55,7 +69,52 @@ def has_exited(host: str, pid: int) -> bool:
     return False
 
 
+def _start_of_this_process() -> str:
+    system, ticks = _this_system(), _start_ticks(os.getpid())
+    return f"{system} {ticks}" if system and ticks else ""
+
+
+def _this_system() -> str:
+    """Boot and process namespace (Linux): process numbers are comparable only within one of them."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _start_ticks(pid: int) -> str | None:
+    """When a process started, in ticks since boot (Linux); empty if it has ended, None if that cannot be read."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()  # the name before it may contain anything
+    except OSError:
+        return None
+    return "" if len(fields) < 20 or fields[0] in (b"Z", b"X") else fields[19].decode()
+
+
 _T = TypeVar("_T")
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+HURRY_SECONDS = 0.5  # at most, until a call that waits sees that it should hurry
+
+PASSING = (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError)  # of the process, whoever raises them
+
+
+def describe_failure(what: str, method: str, error: BaseException) -> str:
+    """Return the message for a foreign exception: what failed, in which method, and why."""
+    return f"{what} failed in {method}: {type(error).__name__}{f': {error}' if str(error) else ''}"
+
+
+def forward(method: _F) -> _F:
+    """Return a method that calls the same one of `self.inner` through `self.guard(name, call)`."""
+    name = method.__name__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.guard(name, partial(getattr(self.inner, name), *args, **kwargs))
+
+    call.__name__, call.__doc__ = name, method.__doc__
+    return cast("_F", call)
 
 
 class HungError(TimeoutError):
@@ -69,9 +128,15 @@ class TimedCalls:
     use the same objects at once, and threads do not pile up.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, thread: str = "firnline call") -> None:
         self._seconds = seconds
+        self._thread = thread  # the name of the threads that make the calls
         self._last: Future[Any] | None = None
+        self._until = math.inf
+
+    def hurry(self, until: float) -> None:
+        """Wait for no call beyond this time of the monotonic clock. May be called from any thread."""
+        self._until = until
 
     @property
     def busy(self) -> bool:
@@ -96,10 +161,16 @@ class TimedCalls:
                 future.set_exception(error)
 
         self._last = future
-        threading.Thread(target=run, name="firnline call", daemon=True).start()
+        threading.Thread(target=run, name=self._thread, daemon=True).start()
         self._await(future, most)
         return future.result()
 
     def _await(self, future: Future[Any], seconds: float) -> None:
-        if not wait([future], timeout=seconds).done:
-            raise HungError(f"no answer for {seconds:g} s")
+        began = monotonic()
+        while True:
+            left = min(began + seconds, self._until) - monotonic()
+            if wait([future], timeout=max(0.0, min(left, HURRY_SECONDS))).done:
+                return
+            if left <= 0:
+                waited = seconds if began + seconds <= self._until else max(0.0, self._until - began)
+                raise HungError(f"no answer for {waited:.3g} s")

@@ -32,6 +32,7 @@ __all__ = [
     "fingerprint",
     "is_column_name_ok",
     "is_json",
+    "is_wider",
     "json_field",
     "merge",
     "merge_fields",
@@ -39,6 +40,8 @@ __all__ = [
     "schema_from_spec",
     "schema_to_json",
     "type_to_text",
+    "widen",
+    "wider_columns",
 ]
 
 RESCUED_COLUMN = "_rescued_data"
@@ -59,6 +62,7 @@ _SCALARS: dict[str, pa.DataType] = {
 }
 _NAMES = {value: name for name, value in _SCALARS.items()}
 _NUMBERS = (pa.int32(), pa.int64(), pa.float32(), pa.float64())
+_WIDER = {pa.int32(): (pa.int64(), pa.float64()), pa.int64(): (pa.float64(),)}
 
 
 def is_column_name_ok(name: str) -> bool:
@@ -281,6 +285,19 @@ def schema_to_json(schema: pa.Schema) -> list[dict[str, Any]]:
     return [_field_to_json(field) for field in schema]
 
 
+def own_columns(schema: pa.Schema) -> pa.Schema:
+    """Return the columns of types that a spec may name; a table may also have others, which only other tools fill."""
+    return pa.schema([field for field in schema if _is_own(field)])
+
+
+def _is_own(field: pa.Field) -> bool:
+    try:
+        _field_to_json(field)
+    except ValueError:
+        return False
+    return True
+
+
 def schema_from_json(value: Sequence[Mapping[str, Any]]) -> pa.Schema:
     """Return the schema that `schema_to_json` wrote."""
     return pa.schema([_field_from_json(field) for field in value])
@@ -382,3 +399,29 @@ def merge(a: pa.Schema, b: pa.Schema, frozen: Collection[str]) -> pa.Schema:
     Associative and idempotent; with nothing frozen also commutative, but for the order of columns.
     """
     return pa.schema(_merge_all(list(a), list(b), frozen), metadata=a.metadata)
+
+
+# --- widening --------------------------------------------------------------------------------------------
+
+
+def is_wider(old: pa.DataType, new: pa.DataType) -> bool:
+    """Return whether a column of the type `old` may become one of the type `new`: int32 int64, integers float64.
+
+    A double does not represent every integer beyond 2^53: whoever widens checks the values.
+    """
+    return new in _WIDER.get(old, ())
+
+
+def wider_columns(old: pa.Schema, new: pa.Schema) -> dict[str, pa.DataType]:
+    """Return the columns of `old` that have a wider type in `new`, with that type. Nested fields do not count."""
+    return {
+        field.name: new.field(field.name).type
+        for field in old
+        if new.get_field_index(field.name) >= 0 and is_wider(field.type, new.field(field.name).type)
+    }
+
+
+def widen(schema: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema:
+    """Return the schema with other types of these columns."""
+    fields = [field.with_type(types[field.name]) if field.name in types else field for field in schema]
+    return pa.schema(fields, metadata=schema.metadata)

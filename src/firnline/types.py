@@ -15,13 +15,13 @@ class Delivery(enum.Enum):
     """The delivery guarantee of a sink, checked before a run starts."""
 
     EXACTLY_ONCE = "exactly-once"  # the checkpoint lives inside the sink's own transaction
-    EXACTLY_ONCE_PER_PART = "exactly-once-per-part"  # each part becomes true once, not all at one moment
+    EXACTLY_ONCE_PER_PART = "exactly-once-per-part"  # each part is committed once, but not all parts at the same moment
     AT_LEAST_ONCE = "at-least-once"  # repeats carry a deterministic idempotency key
 
 
 @dataclass(frozen=True, slots=True)
 class EntryRef:
-    """A reference to one ledger entry; a commit and the next entry hold it."""
+    """A reference to one ledger entry; the commit of its epoch and the next entry contain it."""
 
     epoch: int
     name: str
@@ -54,11 +54,11 @@ class Clock(Protocol):
     """The source of time; tests inject their own."""
 
     def now(self) -> datetime:
-        """Return the time, with the zone UTC."""
+        """Return the current time in UTC."""
         ...
 
     def monotonic(self) -> float:
-        """Return seconds that never go back, for durations."""
+        """Return seconds that never go back; for durations."""
         ...
 
     def sleep(self, seconds: float) -> None:
@@ -75,7 +75,7 @@ class Ids(Protocol):
 
 
 class RandomIds:
-    """Ids from the system's entropy: 16 hex digits."""
+    """Random ids of 16 hex digits."""
 
     def new(self) -> str:
         return secrets.token_hex(8)

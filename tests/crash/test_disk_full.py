@@ -53,12 +53,12 @@ def test_full_disk(sample: SampleInput, make_options: MakeOptions, small_disk: P
         assert run.result.error is not None
         assert "o space left on device" in run.result.error.message
     assert not list(small_disk.rglob("*.tmp"))
-    before = table_ids(options.sinks[0].table)
+    before = table_ids(options.sinks[0].location)
     assert before <= sample.ids  # nothing doubled, whole epochs only
     ballast.unlink()
     assert run_once(options).exit_code == 0
-    assert table_ids(options.sinks[0].table) == sample.ids
-    assert quarantined(options.sinks[0].table, options.name) == sample.bad
+    assert table_ids(options.sinks[0].location) == sample.ids
+    assert quarantined(options.sinks[0].location, options.name) == sample.bad
 
 
 def test_first_run_on_a_full_disk(sample: SampleInput, make_options: MakeOptions, small_disk: Path) -> None:
@@ -71,4 +71,4 @@ def test_first_run_on_a_full_disk(sample: SampleInput, make_options: MakeOptions
     assert "o space left on device" in run.result.error.message
     ballast.unlink()
     assert run_once(options).exit_code == 0
-    assert table_ids(options.sinks[0].table) == sample.ids
+    assert table_ids(options.sinks[0].location) == sample.ids

@@ -8,17 +8,18 @@ import pytest
 
 from firnline.faults import POINTS as ALL_POINTS
 from firnline.options import PipelineOptions
-from tests.support.pipelines import MakeOptions
+from tests.support.pipelines import MakeOptions, check_arrived
 from tests.support.processes import KILLED, Launcher
-from tests.support.samples import SampleInput, quarantined, table_ids
+from tests.support.samples import SampleInput
 
 pytestmark = pytest.mark.crash
 
-# What only two-stage tables, stores, tiers, leases, jumps and savepoints do is tried by their own tests.
+# What only two-stage tables, stores, tiers, leases, history edits and savepoints do is tried by their own tests.
 ELSEWHERE = (
     "staging.", "delta.compact.", "delta.sweep.", "sweep.", "lease.", "store.", "tier.", "archive.", "delta.jump.",
     "savepoint.", "restore.",
     "upsert.",
+    "widen.",
     "outbox.",
     "state.",
 )  # fmt: skip
@@ -48,11 +49,6 @@ def options(sample: SampleInput, make_options: MakeOptions) -> PipelineOptions:
     return make_options(max_files=2, max_events=20, partition_by=("month",), file_attempts=2)
 
 
-def check(sample: SampleInput, options: PipelineOptions) -> None:
-    assert table_ids(options.sinks[0].table) == sample.ids
-    assert quarantined(options.sinks[0].table, options.name) == sample.bad
-
-
 def prepare(launcher: Launcher, options: PipelineOptions, sample: SampleInput, point: str) -> set[str]:
     """A claim is written by the second run only: the first one creates the table."""
     if not point.startswith("delta.claim"):
@@ -66,7 +62,7 @@ def test_every_point_is_reached(launcher: Launcher, options: PipelineOptions, sa
     first = prepare(launcher, options, sample, "delta.claim")
     ended = launcher.run(options, patches=PATCHES)
     assert ended.exit_code == 0, ended
-    check(sample, options)
+    check_arrived(sample, options)
     assert set(POINTS) - ended.points.keys() - first == set()
 
 
@@ -76,7 +72,7 @@ def test_killed_at_a_point(launcher: Launcher, options: PipelineOptions, sample:
     ended = launcher.run(options, f"{point}:1:kill", patches=PATCHES)
     assert ended.exit_code == KILLED
     launcher.run_until_done(options, patches=PATCHES)
-    check(sample, options)
+    check_arrived(sample, options)
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -84,7 +80,7 @@ def test_broken_at_a_point(launcher: Launcher, options: PipelineOptions, sample:
     prepare(launcher, options, sample, point)
     ended = launcher.run(options, f"{point}:1:raise", patches=PATCHES)
     assert ended.exit_code == 0, ended  # one fault is healed without a new run
-    check(sample, options)
+    check_arrived(sample, options)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -99,5 +95,5 @@ def test_killed_again_and_again(launcher: Launcher, options: PipelineOptions, sa
         kills += ended.exit_code == KILLED
         sample.add(f"{rng.choice('abcxyz')}{number + 4}.json.gz", 5, bad=number % 2)
     launcher.run_until_done(options, patches=PATCHES)
-    check(sample, options)
+    check_arrived(sample, options)
     assert kills >= 1, "nothing was killed"

@@ -39,7 +39,7 @@ def options(tmp_path: Path, counted: CounterInput) -> PipelineOptions:
 
 
 def check(counted: CounterInput, options: PipelineOptions) -> None:
-    assert read_counts(options.sinks[0].table) == counted.expected()
+    assert read_counts(options.sinks[0].location) == counted.expected()
 
 
 @pytest.mark.parametrize("point", REACHED)
@@ -104,5 +104,5 @@ def test_random_kills_rescales_and_an_empty_local_tier(launcher: Launcher, tmp_p
             if rnd.random() < 0.3 and (here / "local").exists():
                 (here / "local").rename(here / f"lost-{rnd.random()}")
         launcher.run_until_done(options)
-        assert read_counts(options.sinks[0].table) == counted.expected(), f"seed {seed}"
+        assert read_counts(options.sinks[0].location) == counted.expected(), f"seed {seed}"
     assert kills >= 2 * rounds

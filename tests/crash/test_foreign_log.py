@@ -13,8 +13,9 @@ import pytest
 from deltalake import DeltaTable, PostCommitHookProperties, write_deltalake
 
 from firnline.history.status import load_files
-from firnline.options import DeltaSinkOptions, PipelineOptions
+from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
+from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.delta.sink import DeltaSink
 from firnline.types import Json
 from tests.support.damage import write_app_id, write_blizzard
@@ -248,7 +249,7 @@ def test_our_payload_reads_like_theirs(sample: SampleInput, make_options: MakeOp
     options: PipelineOptions = make_options(max_events=4, max_files=1)
     assert run_once(options).exit_code == 0
     found = []
-    for path in sorted((Path(options.sinks[0].table) / "_delta_log").glob("*.json")):
+    for path in sorted((Path(options.sinks[0].location) / "_delta_log").glob("*.json")):
         for line in path.read_text().splitlines():
             app_id = json.loads(line).get("txn", {}).get("appId", "")
             if app_id.startswith("blizzard:"):

@@ -21,8 +21,7 @@ from deltalake import DeltaTable
 import firnline.checkpoint.ledger
 import firnline.maintenance.compact
 from firnline.maintenance.compact import compact
-from firnline.maintenance.gc import gc
-from firnline.maintenance.vacuum import vacuum
+from firnline.maintenance.gc import gc, vacuum
 from firnline.options import PipelineOptions
 from tests.support.ageing import DAY, age_table
 from tests.support.kills import kill_at_every_point, perform
@@ -42,7 +41,7 @@ def options(sample: SampleInput, make_options: Callable[..., PipelineOptions], t
         sample.add(f"a{number}.json", 4, bad=number % 2)
     options = make_options(max_files=1, partition_by=("month",), rollback_window=1)
     assert run_once(options).exit_code == 0
-    root = Path(options.sinks[0].table)
+    root = Path(options.sinks[0].location)
     compact(str(root))
     for number in range(4):
         sample.add(f"b{number}.json", 4)
@@ -77,7 +76,7 @@ def operate(name: str, root: Path) -> None:
 
 
 def start_over(options: PipelineOptions, kept: Path) -> Path:
-    root = Path(options.sinks[0].table)
+    root = Path(options.sinks[0].location)
     shutil.rmtree(root)
     shutil.copytree(kept, root)  # with its times
     return root

@@ -83,11 +83,11 @@ def test_commit(
     run = run_once(options)
     assert run.exit_code == 0, run.result
     assert lossy.calls >= 4
-    assert table_ids(options.sinks[0].table) == sample.ids
+    assert table_ids(options.sinks[0].location) == sample.ids
     monkeypatch.undo()
     again = run_once(options)
     assert (again.exit_code, again.result.epochs) == (0, 0)
-    assert table_ids(options.sinks[0].table) == sample.ids
+    assert table_ids(options.sinks[0].location) == sample.ids
 
 
 @pytest.mark.parametrize("error", ERRORS)
@@ -101,7 +101,7 @@ def test_add_columns(
     run = run_once(options)
     assert run.exit_code == 0, run.result
     assert lossy.calls >= 1
-    assert table_ids(options.sinks[0].table) == sample.ids
+    assert table_ids(options.sinks[0].location) == sample.ids
 
 
 @pytest.mark.parametrize("error", ERRORS)
@@ -121,7 +121,7 @@ def test_create(sample: SampleInput, make_options: MakeOptions, monkeypatch: pyt
     run = run_once(options)
     assert run.exit_code == 0, run.result
     assert calls == [1]
-    assert table_ids(options.sinks[0].table) == sample.ids
+    assert table_ids(options.sinks[0].location) == sample.ids
 
 
 def test_for_ever_down_is_safe_to_run_again(
@@ -135,4 +135,4 @@ def test_for_ever_down_is_safe_to_run_again(
     assert run.exit_code == 3, run.result
     monkeypatch.undo()
     assert run_once(options).exit_code == 0
-    assert table_ids(options.sinks[0].table) == sample.ids
+    assert table_ids(options.sinks[0].location) == sample.ids

@@ -25,17 +25,18 @@ from deltalake.exceptions import DeltaError
 
 from firnline.epoch import messages as m
 from firnline.errors import FirnlineError, TornCommitError
-from firnline.options import DeltaSinkOptions, PipelineOptions, StoreOptions
+from firnline.options import PipelineOptions, StoreOptions
 from firnline.run.steps import Steps
 from firnline.sinks.delta.durable import DurableLog
+from firnline.sinks.delta.options import DeltaSinkOptions, delta_tables
 from firnline.storage import fsync_path
 from firnline.stores import open_store
 from firnline.stores.record import CheckpointRecord
 from firnline.stores.sqlite import SqliteStore
-from firnline.testing.store_writers import sample_record
+from firnline.testing.stores import sample_record
 from tests.support.committers import commit_table
 from tests.support.keyed import KeyedInput, keyed_options
-from tests.support.pipelines import pipeline_options, run_once, run_to_end
+from tests.support.pipelines import delta_table, pipeline_options, run_once, run_to_end
 from tests.support.power import Cut, Disk, Drop, Moment, choose, volatile
 from tests.support.proof import covered
 from tests.support.samples import SampleInput, newest_entry
@@ -55,7 +56,7 @@ NAME = "demo"
 @pytest.fixture(autouse=True)
 def _started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes from before the cut are gone, though here this very process plays them."""
-    monkeypatch.setattr("firnline.committer.lock.has_exited", lambda *_: True)
+    monkeypatch.setattr("firnline.committer.service.has_exited", lambda *_: True)
 
 
 @dataclass
@@ -69,7 +70,7 @@ class World:
 
     @property
     def staged(self) -> bool:
-        return self.options.sinks[0].mode == "staged"
+        return delta_table(self.options).mode == "staged"
 
     def record(self) -> None:
         """Run over the first files; then find out, without trouble, what each epoch has to give."""
@@ -88,19 +89,21 @@ class World:
 
     def commit(self) -> None:
         for sink in self.options.sinks:
-            commit_table(sink.table)
-            self.disk.acknowledge(f"committed {sink.name}", epoch_of(sink.table, intact_version(sink.table)))
+            commit_table(sink.location)
+            self.disk.acknowledge(f"committed {sink.name}", epoch_of(sink.location, intact_version(sink.location)))
 
     def learn(self) -> None:
         """What each epoch has to give, by a run without trouble over all the input."""
         with volatile():
             Cut("", {}, {}).restore(self.disk.root)
-            direct = tuple(replace(sink, mode="direct") for sink in self.options.sinks)  # a version for every epoch
+            direct = tuple(
+                replace(sink, mode="direct") for sink in delta_tables(self.options.sinks)
+            )  # a version for every epoch
             run_to_end(replace(self.options, sinks=direct))
         for sink in self.options.sinks:
             found: dict[int, list[Any]] = {0: []}
-            for version in range(intact_version(sink.table) + 1):
-                found[epoch_of(sink.table, version)] = rows_of(sink.table, version)
+            for version in range(intact_version(sink.location) + 1):
+                found[epoch_of(sink.location, version)] = rows_of(sink.location, version)
             self.expected[sink.name] = found
 
     def verify(self, cut: Cut) -> None:
@@ -108,16 +111,16 @@ class World:
         with volatile():
             cut.restore(self.disk.root)
             check_state(self.disk.root)
-            for sink in self.options.sinks:
+            for sink in delta_tables(self.options.sinks):
                 self.check(sink, cut.acknowledged.get(f"committed {sink.name}" if self.staged else sink.name, 0))
             if self.staged:
-                for sink in self.options.sinks:
-                    mended((sink,), partial(commit_table, sink.table))
+                for sink in delta_tables(self.options.sinks):
+                    mended((sink,), partial(commit_table, sink.location))
                     self.check(sink, cut.acknowledged.get(sink.name, 0))
-            mended(self.options.sinks, self.run)
-            for sink in self.options.sinks:
+            mended(delta_tables(self.options.sinks), self.run)
+            for sink in delta_tables(self.options.sinks):
                 if self.staged:
-                    commit_table(sink.table)
+                    commit_table(sink.location)
                 self.check(sink, FINAL)
 
     def run(self) -> None:
@@ -126,12 +129,12 @@ class World:
             raise result.error
 
     def check(self, sink: DeltaSinkOptions, acknowledged: int) -> None:
-        version = intact_version(sink.table)
-        epoch = epoch_of(sink.table, version)
+        version = intact_version(sink.location)
+        epoch = epoch_of(sink.location, version)
         assert epoch >= acknowledged
         if epoch:
-            assert rows_of(sink.table, version) == self.expected[sink.name][epoch]
-            check_ledger(Path(self.options.deciding.table), sink, version)
+            assert rows_of(sink.location, version) == self.expected[sink.name][epoch]
+            check_ledger(Path(self.options.deciding.location), sink, version)
 
 
 def mended(sinks: tuple[DeltaSinkOptions, ...], work: Callable[[], object]) -> None:
@@ -194,10 +197,10 @@ def rows_of(table: str, version: int) -> list[str]:
 
 def check_ledger(root: Path, sink: DeltaSinkOptions, version: int) -> None:
     """Every entry that the log names is there, back to the first epoch; read as plain JSON."""
-    if Path(sink.table) != root:
+    if Path(sink.location) != root:
         return
     name = newest_entry(root, NAME, version)
-    count = epoch_of(sink.table, version)
+    count = epoch_of(sink.location, version)
     while name is not None:
         entry = json.loads((root / "_firnline" / NAME / "ledger" / name).read_bytes())
         for file in entry["quarantine"]:

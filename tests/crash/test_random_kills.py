@@ -23,7 +23,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from firnline.options import DeltaSinkOptions, PipelineOptions
+from firnline.options import PipelineOptions
+from firnline.sinks.delta.options import DeltaSinkOptions
 from tests.support.committers import committer_launcher
 from tests.support.counters import CounterInput, counter_options, read_counts
 from tests.support.pipelines import pipeline_options
@@ -92,8 +93,8 @@ class Direct(World):
 
     def check(self) -> None:
         for sink in self.options.sinks:
-            assert table_ids(sink.table) == self.sample.ids
-        assert quarantined(self.options.deciding.table, self.options.name) == self.sample.bad
+            assert table_ids(sink.location) == self.sample.ids
+        assert quarantined(self.options.deciding.location, self.options.name) == self.sample.bad
 
 
 class TwoSinks(Direct):
@@ -151,7 +152,7 @@ class State(World):
         return {key: count for key, count, *_ in read_counts(table)}
 
     def check(self) -> None:
-        assert read_counts(self.options.deciding.table) == self.counted.expected()
+        assert read_counts(self.options.deciding.location) == self.counted.expected()
 
 
 KINDS: dict[str, type[World]] = {
@@ -199,7 +200,7 @@ class Reader(threading.Thread):
 
 @contextmanager
 def readers(world: World) -> Iterator[None]:
-    found = [Reader(sink.table, world.look) for sink in world.options.sinks]
+    found = [Reader(sink.location, world.look) for sink in world.options.sinks]
     for reader in found:
         reader.start()
     yield

@@ -51,7 +51,7 @@ def options(sample: SampleInput, make_options: MakeOptions) -> PipelineOptions:
 
 
 def table_of(options: PipelineOptions) -> Path:
-    return Path(options.sinks[0].table)
+    return Path(options.sinks[0].location)
 
 
 def go_on(options: PipelineOptions, sample: SampleInput, *, hole: bool = False) -> None:
@@ -196,7 +196,7 @@ class Bench:
     def __init__(self, options: PipelineOptions) -> None:
         self.options = options
         pipeline = open_pipeline(options)
-        storage = open_storage(options.sinks[0].table)
+        storage = open_storage(options.sinks[0].location)
         sink = as_delta(pipeline.deciding)
         held = sink.load()
         self.digest = sink.table.txn(f"firnline-entry:{options.name}")
@@ -271,7 +271,7 @@ def test_every_byte_of_the_copy_in_the_log(options: PipelineOptions, change: Cha
 
 @pytest.mark.parametrize("change", [flips, cuts])
 def test_every_byte_of_an_interchange_payload(options: PipelineOptions, change: Change) -> None:
-    app_id = DeltaLog(open_storage(options.sinks[0].table)).read(int(newest_commit(options).stem)).blizzard()  # type: ignore[union-attr]
+    app_id = DeltaLog(open_storage(options.sinks[0].location)).read(int(newest_commit(options).stem)).blizzard()  # type: ignore[union-attr]
     assert app_id is not None
     true = decode_blizzard(app_id)
     for at, damaged in change(app_id.removeprefix("blizzard:").encode()):  # type: ignore[attr-defined]

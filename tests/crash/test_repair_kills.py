@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from firnline.options import DeltaSinkOptions, PipelineOptions
+from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
+from firnline.sinks.delta.options import DeltaSinkOptions
 from tests.support.damage import ledger_files
 from tests.support.history_edits import repair_launcher
 from tests.support.pipelines import MakeOptions, run_once, run_to_end
@@ -39,12 +40,12 @@ def is_whole(options: PipelineOptions) -> bool:
 
 def check_tables(options: PipelineOptions, sample: SampleInput) -> None:
     run_to_end(options)
-    assert [table_ids(sink.table) for sink in options.sinks] == [sample.ids, sample.ids]
+    assert [table_ids(sink.location) for sink in options.sinks] == [sample.ids, sample.ids]
 
 
 @pytest.mark.parametrize("point", POINTS)
 def test_killed(options: PipelineOptions, sample: SampleInput, tmp_path: Path, point: str) -> None:
-    ledger_files(options.deciding.table, options.name)[1].unlink()
+    ledger_files(options.deciding.location, options.name)[1].unlink()
     repairs = repair_launcher(tmp_path / "repairs", new=["*/f3.json"], processed=["*/f4.json"])
     assert repairs.run(options, f"{point}:1:kill").exit_code == KILLED
     decided = open_pipeline(options).load().epoch == 4
@@ -62,8 +63,8 @@ def test_killed_while_copies_are_put_back(
     options: PipelineOptions, sample: SampleInput, tmp_path: Path, point: str, count: int
 ) -> None:
     backup = tmp_path / "backup"
-    shutil.copytree(Path(options.deciding.table) / "_firnline" / options.name / "ledger", backup)
-    for damaged in ledger_files(options.deciding.table, options.name)[:2]:
+    shutil.copytree(Path(options.deciding.location) / "_firnline" / options.name / "ledger", backup)
+    for damaged in ledger_files(options.deciding.location, options.name)[:2]:
         damaged.write_bytes(b"")
     repairs = repair_launcher(tmp_path / "repairs", copies=[str(backup)])
     assert repairs.run(options, f"{point}:{count}:kill").exit_code == KILLED

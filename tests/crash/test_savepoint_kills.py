@@ -26,8 +26,9 @@ from firnline.history.savepoints.catalog import dispose_savepoint, list_savepoin
 from firnline.history.savepoints.create import create_savepoint
 from firnline.history.status import load_quarantine
 from firnline.maintenance.gc import gc
-from firnline.options import DeltaSinkOptions, PipelineOptions
+from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
+from firnline.sinks.delta.options import DeltaSinkOptions
 from tests.support.ageing import DAY, age_files
 from tests.support.kills import count_points, kill_at_every_point
 from tests.support.pipelines import MakeOptions, run_once
@@ -73,7 +74,7 @@ def stage(sample: SampleInput, make_options: MakeOptions, tmp_path: Path) -> Sta
     for number in range(2):
         sample.add(f"f{number}.json", 3, bad=1)
         assert run_once(options).exit_code == 0
-    rows = table_ids(options.sinks[0].table)
+    rows = table_ids(options.sinks[0].location)
     create_savepoint(open_pipeline(options), str(folder / "saved"), copy=True)
     sample.add("f2.json", 3, extra="x")
     assert run_once(options).exit_code == 0
@@ -85,8 +86,8 @@ def prepare(name: str, stage: Stage) -> Stage:
     stage.start_over()
     if name == "restore-swept":
         for sink in stage.options.sinks:
-            DeltaTable(sink.table).optimize.compact()
-            lose_removed(Path(sink.table))
+            DeltaTable(sink.location).optimize.compact()
+            lose_removed(Path(sink.location))
     return stage
 
 
@@ -114,7 +115,7 @@ def files(folder: Path) -> list[str]:
 
 
 def pins(stage: Stage) -> int:
-    return sum(len(list((Path(s.table) / "_firnline/pins").glob("savepoint-*"))) for s in stage.options.sinks)
+    return sum(len(list((Path(s.location) / "_firnline/pins").glob("savepoint-*"))) for s in stage.options.sinks)
 
 
 def check(name: str, sample: SampleInput, stage: Stage, where: str) -> None:
@@ -127,7 +128,7 @@ def check(name: str, sample: SampleInput, stage: Stage, where: str) -> None:
         check_restore(name, stage, sample, where)
     for sink in stage.options.sinks:
         if not name.startswith("restore"):
-            assert table_ids(sink.table) == sample.ids, where
+            assert table_ids(sink.location) == sample.ids, where
 
 
 def check_create(stage: Stage, where: str) -> None:
@@ -161,18 +162,18 @@ def check_restore(name: str, stage: Stage, sample: SampleInput, where: str) -> N
     options = stage.target if name == "restore-new" else stage.options
     kept = files(stage.keep / "saved")
     result = restore_savepoint(open_pipeline(options), str(stage.saved), "again")
-    assert table_ids(options.sinks[0].table) == stage.rows, where
+    assert table_ids(options.sinks[0].location) == stage.rows, where
     run = run_once(options)
     assert (run.exit_code, run.told.late) == (0, 0), where
     assert restore_savepoint(open_pipeline(options), str(stage.saved), "again").epoch == result.epoch, where
     assert files(stage.saved) == kept, where
     for sink in options.sinks:
-        assert table_ids(sink.table) == sample.ids, where
+        assert table_ids(sink.location) == sample.ids, where
     found = [bytes(record["raw"]).strip() for record in load_quarantine(open_pipeline(options))]
     assert sorted(found) == sorted(sample.bad.elements()), where
     ledger = {options.name: open_pipeline(options).storage}
     for sink in options.sinks:
-        root = Path(sink.table)
+        root = Path(sink.location)
         age_files(root, 2 * DAY)
         gc(str(root), grace_seconds=3600, ledgers=ledger if sink is not options.deciding else None)
         assert table_ids(root) == sample.ids, where

@@ -56,7 +56,7 @@ def test_one_long_run(sample: SampleInput, make_options: MakeOptions, monkeypatc
     runner = Runner(open_pipeline(options, once=True), LocalEngine(1), meter, once=True)
     assert runner.run().exit_code == 0
     assert len(meter.epochs) == EPOCHS
-    assert table_ids(options.sinks[0].table) == sample.ids
+    assert table_ids(options.sinks[0].location) == sample.ids
 
     half = len(meter.readings) // 2
     settled, last = meter.readings[half], meter.readings[-1]
@@ -66,7 +66,7 @@ def test_one_long_run(sample: SampleInput, make_options: MakeOptions, monkeypatc
     assert max(facts.checkpoint_bytes for facts in meter.epochs) < 4096
     assert max(facts.state_files for facts in meter.epochs) <= 10
 
-    ledger = Path(options.sinks[0].table) / "_firnline" / options.name / "ledger"
+    ledger = Path(options.sinks[0].location) / "_firnline" / options.name / "ledger"
     names = [path.name for path in ledger.iterdir()]
     assert any(name.startswith("fold-") for name in names)
     assert len(names) < EPOCHS / 2
@@ -77,7 +77,7 @@ def test_one_long_run(sample: SampleInput, make_options: MakeOptions, monkeypatc
     sample.add("00007b.json", 2)  # late, far back in what is folded
     late = run_once(options)
     assert late.told.late == 1
-    assert table_ids(options.sinks[0].table) == sample.ids
+    assert table_ids(options.sinks[0].location) == sample.ids
 
 
 def test_commits_stay_flat(sample: SampleInput, make_options: MakeOptions) -> None:
@@ -96,9 +96,9 @@ def test_log_stays_bounded_over_many_short_runs(sample: SampleInput, make_option
     for number in range(24):
         sample.add(f"{number:05d}.json", 1)
         assert run_once(options).exit_code == 0
-    log = Path(options.sinks[0].table) / "_delta_log"
+    log = Path(options.sinks[0].location) / "_delta_log"
     assert (log / "_last_checkpoint").exists()
-    assert table_ids(options.sinks[0].table) == sample.ids
+    assert table_ids(options.sinks[0].location) == sample.ids
 
 
 @pytest.mark.parametrize("kill", ["storage.put", "storage.delete"])
@@ -115,12 +115,12 @@ def test_killed_while_it_folds(
     assert set(codes) <= {KILLED, 0}, f"a recovery failed: {codes}"
     assert codes[0] == KILLED
     launcher.run_until_done(options, patches=patches)
-    assert table_ids(options.sinks[0].table) == sample.ids
+    assert table_ids(options.sinks[0].location) == sample.ids
     pipeline = open_pipeline(options)
     assert len(known_files(pipeline, pipeline.load().entry)) == 16
     sample.add("00003b.json", 2)
     assert run_once(options).told.late == 1
-    assert table_ids(options.sinks[0].table) == sample.ids
+    assert table_ids(options.sinks[0].location) == sample.ids
 
 
 def test_position_stays_small_over_100_000_files() -> None:

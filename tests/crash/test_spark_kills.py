@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from firnline.options import PipelineOptions
-from tests.support.pipelines import MakeOptions
+from tests.support.pipelines import MakeOptions, check_arrived
 from tests.support.processes import KILLED, Child, Launcher
-from tests.support.samples import SampleInput, quarantined, table_ids
+from tests.support.samples import SampleInput
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(300)]
 
@@ -27,11 +27,6 @@ def options(sample: SampleInput, make_options: MakeOptions) -> PipelineOptions:
         sample.add(f"f{number}.json.gz", 3000, bad=1, **({"extra": "x"} if number > 3 else {}))
     found: PipelineOptions = make_options(max_files=2, partition_by=("month",), attempts=5)
     return found
-
-
-def check(sample: SampleInput, options: PipelineOptions) -> None:
-    assert table_ids(options.sinks[0].table) == sample.ids
-    assert quarantined(options.sinks[0].table, options.name) == sample.bad
 
 
 def below(child: Child, wanted: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
@@ -75,7 +70,7 @@ def test_driver_and_then_everything_killed(launcher: Launcher, options: Pipeline
     os.killpg(child.pid, signal.SIGKILL)
     assert child.wait(WAIT).exit_code == KILLED
     assert launcher.start(options, spark=True).wait(WAIT).exit_code == 0
-    check(sample, options)
+    check_arrived(sample, options)
 
 
 def test_a_worker_and_then_the_jvm_killed_alone(
@@ -89,7 +84,7 @@ def test_a_worker_and_then_the_jvm_killed_alone(
     kill_one(child, is_jvm)
     ended = child.wait(WAIT)
     assert ended.exit_code == 0, child.log()[-6000:]
-    check(sample, options)
+    check_arrived(sample, options)
 
 
 def test_executor_killed(
@@ -102,4 +97,4 @@ def test_executor_killed(
     kill_one(child, is_executor)
     ended = child.wait(WAIT)
     assert ended.exit_code == 0, child.log()[-6000:]
-    check(sample, found)
+    check_arrived(sample, found)

@@ -30,7 +30,7 @@ from tests.support.committers import (
     rejected_reasons,
 )
 from tests.support.pipelines import pipeline_options, run_once
-from tests.support.processes import KILLED, Child, Launcher, RunOrder
+from tests.support.processes import KILLED, Child, Launcher, RunOrder, wait_until
 from tests.support.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
@@ -95,13 +95,6 @@ def world(tmp_path: Path) -> Iterator[World]:
     made = World(tmp_path)
     yield made
     made.close()
-
-
-def wait_until(done: Callable[[], bool], child: Child | None = None, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, child.log()[-3000:] if child else ""
-        time.sleep(0.01)
 
 
 # -- the writer dies ------------------------------------------------------------------------------------
@@ -223,7 +216,7 @@ def test_committer_is_down_for_long(world: World) -> None:
 def test_the_ledger_is_not_folded_past_the_log_while_the_committer_is_down(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is pending may still be discarded: its writer then needs the entry that the log stands at."""
+    """What is pending may still be discarded: its writer then needs the entry that the log is at."""
     monkeypatch.setattr("firnline.checkpoint.ledger.FOLD_ENTRIES", 4)
     monkeypatch.setattr("firnline.run.steps.FOLD_EVERY", 2)
     world.options = world.pipeline(rollback_window=2)
@@ -478,7 +471,7 @@ def test_a_running_writer_is_fenced_by_a_discard(world: World) -> None:
 
 def discard_from_two(order: RunOrder) -> int:
     """In a child."""
-    table = order.options.sinks[0].table
+    table = order.options.sinks[0].location
     discard(Table(table, {}), open_storage(table), "demo", 2, "person")
     return 0
 

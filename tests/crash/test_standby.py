@@ -7,9 +7,8 @@ import os
 import random
 import signal
 import time
-import urllib.request
 from collections import Counter
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,10 +16,11 @@ from deltalake import DeltaTable
 
 from firnline.options import PipelineOptions, StoreOptions
 from firnline.stores import open_store
-from firnline.stores.lease_rules import LeaseRecord
-from tests.support.commands import JumpingClock, run_plainly, run_standby
+from firnline.stores.lease import LeaseRecord
+from tests.support.commands import JumpingClock, run_plainly, run_standby, run_taking_over
 from tests.support.pipelines import MakeOptions
-from tests.support.processes import KILLED, Child, Launcher
+from tests.support.processes import KILLED, Child, Launcher, wait_until
+from tests.support.s3 import new_bucket, s3_options
 from tests.support.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
@@ -48,15 +48,8 @@ def options(make_options: MakeOptions, tmp_path: Path) -> PipelineOptions:
     return made
 
 
-def wait_until(done: Callable[[], bool], child: Child) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not done():
-        assert time.monotonic() < deadline, child.log()[-4000:]
-        time.sleep(0.02)
-
-
 def wait_for_rows(options: PipelineOptions, sample: SampleInput, child: Child) -> None:
-    wait_until(lambda: table_ids(options.sinks[0].table) == sample.ids, child)
+    wait_until(lambda: table_ids(options.sinks[0].location) == sample.ids, child)
 
 
 def stop(child: Child) -> int:
@@ -76,7 +69,7 @@ def lease_record(options: PipelineOptions) -> LeaseRecord:
 def committed_epochs(options: PipelineOptions) -> Counter[int]:
     """How often each epoch was committed, by the table's own log."""
     found: Counter[int] = Counter()
-    for commit in DeltaTable(options.sinks[0].table).history():
+    for commit in DeltaTable(options.sinks[0].location).history():
         value = commit.get("firnline")
         facts = json.loads(value) if isinstance(value, str) else value
         if facts and facts["kind"] == "epoch":
@@ -85,7 +78,7 @@ def committed_epochs(options: PipelineOptions) -> Counter[int]:
 
 
 def check(options: PipelineOptions, sample: SampleInput) -> None:
-    assert table_ids(options.sinks[0].table) == sample.ids
+    assert table_ids(options.sinks[0].location) == sample.ids
     epochs = committed_epochs(options)
     assert set(epochs) == set(range(1, max(epochs) + 1))
     assert set(epochs.values()) == {1}
@@ -166,13 +159,56 @@ def test_a_released_lease_is_taken_at_once_and_a_standby_can_be_stopped(
     check(options, sample)
 
 
-def test_a_plain_run_takes_the_lease_from_a_living_holder(
+@pytest.mark.parametrize("point", ["lease.take.before", "lease.take.after"])
+def test_of_two_starts_at_the_same_instant_exactly_one_runs(
+    plain: Launcher, options: PipelineOptions, sample: SampleInput, point: str
+) -> None:
+    """Both have read that nobody holds the lease; both are held where they write it, or one after it wrote it."""
+    long = replace(options, checkpoint=replace(options.checkpoint, lease_seconds=60.0))  # frozen, but alive
+    sample.add("a1.json", 4)
+    held = plain.start(long, f"{point}:1:stop", once=False)
+    held.wait_until_stopped()
+    other = plain.start(long, f"{point}:1:stop" if point.endswith("before") else "", once=False)
+    if point.endswith("before"):
+        other.wait_until_stopped()
+        other.signal(signal.SIGCONT)
+        wait_for_rows(long, sample, other)
+        held.signal(signal.SIGCONT)
+        runs, refused = other, held
+    else:
+        runs, refused = held, other
+    assert refused.wait(PATIENCE).exit_code == 6
+    assert f"(pid {runs.pid})" in refused.log()
+    runs.signal(signal.SIGCONT)
+    wait_for_rows(long, sample, runs)
+    assert stop(runs) == 0
+    check(long, sample)
+
+
+def test_the_lease_of_a_killed_run_is_taken_at_once_but_not_that_of_a_frozen_one(
     plain: Launcher, options: PipelineOptions, sample: SampleInput
+) -> None:
+    long = replace(options, checkpoint=replace(options.checkpoint, lease_seconds=3600.0))
+    sample.add("a1.json", 4)
+    first = plain.start(long, once=False)
+    wait_for_rows(long, sample, first)
+    first.signal(signal.SIGSTOP)
+    first.wait_until_stopped()
+    sample.add("b1.json", 4)
+    assert plain.run(long).exit_code == 6
+    first.signal(signal.SIGKILL)  # not waited for: it may be a zombie
+    wait_until(lambda: plain.run(long).exit_code == 0)
+    assert first.wait().exit_code == KILLED
+    check(long, sample)
+
+
+def test_a_run_that_takes_over_takes_the_lease_from_a_living_holder(
+    plain: Launcher, options: PipelineOptions, sample: SampleInput, tmp_path: Path
 ) -> None:
     sample.add("a1.json", 4)
     first = plain.start(options, once=False)
     wait_for_rows(options, sample, first)
-    second = plain.start(options, once=False)
+    second = Launcher(tmp_path / "second", run_taking_over).start(options, once=False)
     second.wait_for("took the lease over from run ")
     ended = first.wait(PATIENCE)  # without any commit of the second: its renewal tells
     assert ended.exit_code == 5
@@ -259,11 +295,8 @@ def test_jumps_of_the_wall_clock_neither_give_nor_take_a_lease(
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> StoreOptions:
     if request.param == "s3":
         server = request.getfixturevalue("s3")
-        bucket = "b" + os.urandom(6).hex()
-        urllib.request.urlopen(urllib.request.Request(f"{server}/{bucket}", method="PUT")).close()
-        secrets = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
-        access = {**secrets, "AWS_ENDPOINT_URL": server, "AWS_ALLOW_HTTP": "true"}
-        return StoreOptions(type="object", uri=f"s3://{bucket}/checkpoints", storage_options=access)
+        uri = f"s3://{new_bucket(server)}/checkpoints"
+        return StoreOptions(type="object", uri=uri, storage_options=s3_options(server))
     if request.param == "postgres":
         return StoreOptions(type="postgres", dsn=request.getfixturevalue("postgres"))
     return StoreOptions(type="sqlite", path=str(tmp_path / "checkpoints.db"))

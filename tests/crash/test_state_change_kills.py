@@ -18,8 +18,8 @@ from tests.support.state_changes import export_launcher, import_launcher, rescal
 
 pytestmark = pytest.mark.crash
 
-JUMP = ("delta.claim", "storage.put", "delta.jump", "state.begin", "state.shard", "state.commit")
-POINTS = [f"{call}.{side}" for call in JUMP for side in ("before", "after")]
+EDIT_POINTS = ("delta.claim", "storage.put", "delta.jump", "state.begin", "state.shard", "state.commit")
+POINTS = [f"{call}.{side}" for call in EDIT_POINTS for side in ("before", "after")]
 LEFT = ["delta.claim.after", "state.commit.after", "delta.jump.before", "delta.jump.after"]  # and never repeated
 IMPORT_POINTS = [*POINTS, "state.run.before", "state.run.after", "state.timers.before", "state.timers.after"]
 
@@ -59,7 +59,7 @@ def test_rescale_killed(tmp_path: Path, launcher: Launcher, point: str, count: i
     keyed.add()
     keyed.add()
     launcher.run_until_done(options)
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
 
 
 @pytest.mark.parametrize("point", ["delta.claim.after", "storage.put.after", "delta.jump.before", "delta.jump.after"])
@@ -73,7 +73,7 @@ def test_rescale_from_snapshots_that_lack_epochs_killed(tmp_path: Path, launcher
     keyed.add()
     launcher.run_until_done(options)
     assert shards_of(options) == 3
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
 
 
 def test_every_point_of_a_rescale_is_listed_above(tmp_path: Path, launcher: Launcher) -> None:
@@ -95,7 +95,7 @@ def test_rescale_broken(tmp_path: Path, launcher: Launcher, point: str) -> None:
     assert shards_of(options) == 3
     keyed.add()
     launcher.run_until_done(options)
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_rescale_killed_on_its_way_to_the_remote_tier(
     assert rescale.run(options).exit_code == 0
     keyed.add()
     launcher.run_until_done(options)
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
 
 
 @pytest.mark.parametrize("point", ["before", "publish.before", "publish.after"])
@@ -165,7 +165,7 @@ def test_rescales_and_runs_killed_in_turns(tmp_path: Path, launcher: Launcher) -
         assert rescale.run(options).exit_code == 0
         assert shards_of(options) == shards
     launcher.run_until_done(options)
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
 
 
 def test_an_active_run_is_fenced_by_a_rescale(tmp_path: Path, launcher: Launcher) -> None:
@@ -180,4 +180,4 @@ def test_an_active_run_is_fenced_by_a_rescale(tmp_path: Path, launcher: Launcher
     assert active.wait().exit_code == 5
     launcher.run_until_done(options)
     assert shards_of(options) == 3
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)

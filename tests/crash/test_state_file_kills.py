@@ -12,8 +12,8 @@ from firnline.state.columns import Layout
 from firnline.state.home import StateHome
 from firnline.state.keys import locate
 from firnline.state.lookup import scan
+from firnline.state.manifest import SegmentRef
 from firnline.state.merge import merge_segments
-from firnline.state.refs import SegmentRef
 from firnline.state.segments import open_segments, write_segment
 from firnline.state.timers import due_slots, write_timers
 from tests.support.kills import kill

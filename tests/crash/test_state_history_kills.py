@@ -23,7 +23,7 @@ from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from tests.support.keyed import KeyedInput, answers, answers_without_trouble, keyed_options
 from tests.support.kills import kill_at_every_point
-from tests.support.pipelines import run_to_end
+from tests.support.pipelines import delta_table, run_to_end
 
 pytestmark = pytest.mark.crash
 
@@ -49,7 +49,7 @@ class Stage:
     @property
     def target(self) -> PipelineOptions:
         """The same pipeline, into a table that does not exist yet."""
-        return replace(self.options, sinks=(replace(self.options.deciding, table=str(self.folder / "new")),))
+        return replace(self.options, sinks=(replace(delta_table(self.options), table=str(self.folder / "new")),))
 
     def start_over(self) -> Stage:
         shutil.rmtree(self.folder)
@@ -113,7 +113,7 @@ def test_killed_anywhere_it_is_ended_by_the_same_command(stage: Stage, name: str
         finish(name, stage)
         options = stage.target if name == "restore" else stage.options
         run_to_end(options)
-        assert answers(options.deciding.table) == stage.answers, where
+        assert answers(options.deciding.location) == stage.answers, where
 
     points = kill_at_every_point(stage.start_over, partial(operate, name), check, most=MOST_KILLS)
     assert points[f"{NEEDED[name]}.before"] > 0

@@ -23,7 +23,16 @@ from firnline.state.sweep import Marks, sweep
 from firnline.storage import LocalStorage, Storage
 from tests.support.kills import kill_at_every_point, perform
 from tests.support.processes import KILLED
-from tests.support.states import StateHistory, finish_all, list_checkpoints, make_checkpoint, new_states, sample_plan
+from tests.support.samples import files_below
+from tests.support.states import (
+    StateHistory,
+    check_complete,
+    finish_all,
+    list_checkpoints,
+    make_checkpoint,
+    new_states,
+    sample_plan,
+)
 
 pytestmark = pytest.mark.crash
 
@@ -115,13 +124,6 @@ def sums(storage: Storage) -> dict[int, str]:
     return {shard: finish_shard(storage, ID, shard, {})[1] for shard in range(2)}
 
 
-def check_all_whole(storage: Storage) -> None:
-    """What says that it is complete is complete."""
-    for info in list_checkpoints(storage):
-        if info.status == "COMPLETED":
-            verify_files(storage, load(storage, info.checkpoint_id), deep=True)
-
-
 def check_begin(folder: Path) -> None:
     assert begin(local(folder), PLAN) == ID
     commit_now(local(folder))
@@ -174,21 +176,21 @@ def check_abort(folder: Path) -> None:
 def check_sweep(folder: Path) -> None:
     """Against a sweep of the same home that nobody killed."""
     storage = local(folder)
-    check_all_whole(storage)
+    check_complete(storage)
     for checkpoint in marks(folder).ids:
         verify_files(storage, load(storage, checkpoint), deep=True)
     operate("sweep", folder)
-    check_all_whole(storage)
-    assert content(storage) == content(local(folder.parent / "unkilled"))
+    check_complete(storage)
+    assert files_below(storage.root) == files_below(local(folder.parent / "unkilled").root)
 
 
 def check_replicate(folder: Path) -> None:
     storage, copy = local(folder), remote(folder)
-    check_all_whole(copy)
+    check_complete(copy)
     Replica(storage, copy).replicate(ID)
     assert load(copy, ID) == load(storage, ID)
-    check_all_whole(copy)
-    assert not {name for name in content(copy) if not name.endswith(".tmp")} - content(storage).keys()
+    check_complete(copy)
+    assert not {name for name in files_below(copy.root) if not name.endswith(".tmp")} - files_below(storage.root).keys()
 
 
 def check_restore(folder: Path) -> None:
@@ -196,12 +198,7 @@ def check_restore(folder: Path) -> None:
     digest = load(copy, ID).digest
     Replica(storage, copy).restore_missing(ID, digest)
     assert load(storage, ID, digest) == load(copy, ID, digest)
-    check_all_whole(storage)
-
-
-def content(storage: LocalStorage) -> dict[str, bytes]:
-    root = Path(storage.root)
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    check_complete(storage)
 
 
 CHECKS: dict[str, Callable[[Path], None]] = {
@@ -238,7 +235,7 @@ def test_a_sweep_that_is_killed_again_and_again_comes_to_an_end(tmp_path: Path) 
     storage = local(tmp_path)
     for _ in range(100):
         code, _ = perform("state.sweep.after:6:kill", operate, "sweep", tmp_path)
-        check_all_whole(storage)
+        check_complete(storage)
         if code == 0:
             break
         assert code == KILLED

@@ -12,8 +12,8 @@ import pytest
 
 from firnline.options import PipelineOptions
 from firnline.testing.faults import ERRORS, Faults, faulty_storage
-from tests.support.pipelines import LocalRun, MakeOptions, run_once
-from tests.support.samples import SampleInput, quarantined, table_ids
+from tests.support.pipelines import LocalRun, MakeOptions, check_arrived, run_once
+from tests.support.samples import SampleInput
 
 pytestmark = pytest.mark.crash
 
@@ -33,13 +33,8 @@ def options(sample: SampleInput, make_options: MakeOptions) -> PipelineOptions:
     return make_options(max_files=2, max_events=8, partition_by=("month",), max_inflight=1)
 
 
-def check(sample: SampleInput, options: PipelineOptions) -> None:
-    assert table_ids(options.sinks[0].table) == sample.ids
-    assert quarantined(options.sinks[0].table, options.name) == sample.bad
-
-
 def start_over(options: PipelineOptions, kept: Path | None) -> None:
-    table = Path(options.sinks[0].table)
+    table = Path(options.sinks[0].location)
     shutil.rmtree(table, ignore_errors=True)
     if kept is not None:
         shutil.copytree(kept, table)
@@ -62,7 +57,7 @@ def sweep(options: PipelineOptions, sample: SampleInput, kept: Path | None, **ho
         elif run.exit_code:
             assert run.result.error is not None
         assert run_once(options).exit_code == 0
-        check(sample, options)
+        check_arrived(sample, options)
         yield run
 
 
@@ -76,7 +71,7 @@ def test_first_run(options: PipelineOptions, sample: SampleInput, how: dict[str,
 def test_recovery(options: PipelineOptions, sample: SampleInput, tmp_path: Path, how: dict[str, bool]) -> None:
     assert run_once(options).exit_code == 0
     kept = tmp_path / "kept"
-    shutil.copytree(options.sinks[0].table, kept)
+    shutil.copytree(options.sinks[0].location, kept)
     sample.add("a0.json", 3)  # late
     sample.add("c1.json.gz", 3)
     for _ in sweep(options, sample, kept, **how):

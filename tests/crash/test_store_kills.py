@@ -15,7 +15,7 @@ from firnline.options import StoreOptions
 from firnline.stores import open_store
 from firnline.stores.base import CheckpointStore
 from firnline.stores.record import CheckpointRecord
-from firnline.testing.store_writers import sample_record
+from firnline.testing.stores import sample_record
 from tests.support.kills import kill_at_every_point
 from tests.support.postgres import PostgresServer
 

@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import threading
 import urllib.request
 from dataclasses import replace
@@ -31,9 +30,9 @@ from firnline.testing.local import LocalEngine
 from firnline.types import Json
 from tests.support.committers import commit_table
 from tests.support.damage import break_info, commits_of, flips, ledger_files
-from tests.support.pipelines import MakeOptions, Recorder, file_source, run_once
-from tests.support.processes import KILLED, Launcher
-from tests.support.s3 import running_s3
+from tests.support.pipelines import MakeOptions, Recorder, delta_table, file_source, run_once
+from tests.support.processes import KILLED, Launcher, free_port
+from tests.support.s3 import running_s3, s3_options
 from tests.support.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
@@ -64,7 +63,7 @@ def with_checkpoint(options: PipelineOptions, **changes: Any) -> PipelineOptions
 
 
 def table_of(options: PipelineOptions) -> Path:
-    return Path(options.sinks[0].table)
+    return Path(options.sinks[0].location)
 
 
 def local_of(options: PipelineOptions) -> Path:
@@ -236,7 +235,7 @@ def test_a_foreign_local_copy_is_passed_over(options: PipelineOptions, sample: S
         options,
         name="other",
         sources=(replace(file_source(options), path=str(other_input.folder)),),
-        sinks=(replace(options.sinks[0], table=str(tmp_path / "out2")),),
+        sinks=(replace(delta_table(options), table=str(tmp_path / "out2")),),
     )
     start(options)
     start(other)
@@ -521,22 +520,8 @@ def in_remote_when_away(options: PipelineOptions, switch: Path) -> int:
     return found
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def s3_settings(port: int) -> dict[str, str]:
-    return {
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_ALLOW_HTTP": "true",
-        "timeout": "2s",
-        "connect_timeout": "1s",
-    }
+    return {**s3_options(f"http://127.0.0.1:{port}"), "timeout": "2s", "connect_timeout": "1s"}
 
 
 @pytest.mark.s3
@@ -606,7 +591,7 @@ def test_a_damaged_newest_version_is_put_again(options: PipelineOptions, sample:
 def test_a_store_that_is_no_store_any_more_does_not_stop_a_run(
     options: PipelineOptions, sample: SampleInput, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The table is the truth: it is warned, and a store in its place is brought level by the next run."""
+    """The table is the truth: it is warned, and a store in its place is caught up by the next run."""
     path = tmp_path / "checkpoints.db"
     options = with_checkpoint(options, store=StoreOptions(type="sqlite", path=str(path)))
     start(options)
@@ -812,7 +797,7 @@ def test_a_checkpoint_that_is_asked_for_is_in_both_tiers(options: PipelineOption
 
 
 def staged(options: PipelineOptions) -> PipelineOptions:
-    return replace(options, sinks=(replace(options.sinks[0], mode="staged"),))
+    return replace(options, sinks=(replace(delta_table(options), mode="staged"),))
 
 
 def test_a_staged_table_recovers_to_its_newest_unit(options: PipelineOptions, sample: SampleInput) -> None:
@@ -861,7 +846,7 @@ def test_units_that_vanished_are_made_again(options: PipelineOptions, sample: Sa
 
 def test_a_deciding_table_that_was_lost_is_not_started_over(options: PipelineOptions, tmp_path: Path) -> None:
     """Without a store or tier too: the further sink would never be given its epochs again."""
-    further = replace(options.sinks[0], name="further", table=str(tmp_path / "out2"))
+    further = replace(delta_table(options), name="further", table=str(tmp_path / "out2"))
     options = replace(options, sinks=(*options.sinks, further), checkpoint=CheckpointOptions())
     start(options)
     lose_table(options)

@@ -77,7 +77,7 @@ def test_a_torn_commit_is_never_built_on(
     options = make_options(max_files=1)
     sample.add("f001.json", 3)
     make_epochs(sample, options, 1, first=2)
-    table = Path(options.deciding.table)
+    table = Path(options.deciding.location)
     if version == 0:
         for commit in commit_files(table)[1:]:
             commit.unlink()
@@ -96,7 +96,7 @@ def test_a_torn_commit_of_other_programs_files_is_never_built_on(
 ) -> None:
     """The rows would be there, and the transaction that says so would not: they would be committed twice."""
     options = make_options(mode="staged")
-    table = Path(options.deciding.table)
+    table = Path(options.deciding.location)
     make_epochs(sample, options, 1)
     commit_table(table)
     bring_file(table, "u1", {"id": [901]})
@@ -122,7 +122,7 @@ def test_a_compaction_that_is_torn_between_removal_and_addition_is_refused(
 ) -> None:
     options = make_options(max_files=1)
     make_epochs(sample, options, 3)
-    table = Path(options.deciding.table)
+    table = Path(options.deciding.location)
     compact(str(table))
     commit = commit_files(table)[-1]
     sample.add("g.json", 3)
@@ -135,7 +135,7 @@ def test_a_compaction_that_is_torn_between_removal_and_addition_is_refused(
 def test_a_torn_commit_that_others_built_on_is_not_taken_out(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1)
     make_epochs(sample, options, 3)
-    table = Path(options.deciding.table)
+    table = Path(options.deciding.location)
     commit = commit_files(table)[-2]
     commit.write_bytes(commit.read_bytes()[:-20])
     run = run_once(options)
@@ -152,7 +152,7 @@ def test_a_torn_commit_is_found_before_any_copy_is_made_of_it(
     assert run_once(options).exit_code == 0
     sample.add("b.json", 3)
     assert launcher.run(options, "delta.sync.before:3:kill").exit_code == KILLED
-    newest = commit_files(Path(options.deciding.table))[-1]
+    newest = commit_files(Path(options.deciding.location))[-1]
     lines = newest.read_bytes().splitlines(keepends=True)
     epoch = next(number for number, line in enumerate(lines) if f'"firnline:{options.name}"'.encode() in line)
     newest.write_bytes(b"".join(lines[: epoch + 1]))  # of the transactions, the power cut left the first
@@ -161,13 +161,13 @@ def test_a_torn_commit_is_found_before_any_copy_is_made_of_it(
     assert run.result.error is not None
     mend(run.result.error)
     assert run_once(options).exit_code == 0
-    assert table_ids(options.deciding.table) == sample.ids
+    assert table_ids(options.deciding.location) == sample.ids
 
 
 def test_an_emptied_commit_that_others_built_on_is_told(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1)
     make_epochs(sample, options, 3)
-    emptied = commits_of(options.deciding.table, options.name)[1]
+    emptied = commits_of(options.deciding.location, options.name)[1]
     emptied.write_bytes(b"")
     sample.add("z.json", 3)
     run = run_once(options)

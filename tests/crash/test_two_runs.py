@@ -48,16 +48,16 @@ def test_zombie(launcher: Launcher, sample: SampleInput, make_options: MakeOptio
     zombie = launcher.start(options, f"{point}:stop")
     zombie.wait_until_stopped()
     assert run_once(options).exit_code == 0
-    assert table_ids(options.sinks[0].table) == sample.ids
+    assert table_ids(options.sinks[0].location) == sample.ids
     zombie.signal(signal.SIGCONT)
     ended = zombie.wait()
     assert ended.exit_code == 5, ended
     assert ended.error_code == "fenced"
-    assert table_ids(options.sinks[0].table) == sample.ids
-    assert quarantined(options.sinks[0].table, options.name) == sample.bad
+    assert table_ids(options.sinks[0].location) == sample.ids
+    assert quarantined(options.sinks[0].location, options.name) == sample.bad
     sample.add("c1.json", 4)
     assert run_once(options).exit_code == 0
-    assert table_ids(options.sinks[0].table) == sample.ids
+    assert table_ids(options.sinks[0].location) == sample.ids
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_zombie_of_a_first_run(launcher: Launcher, sample: SampleInput, make_opt
     assert run_once(options).exit_code == 0
     zombie.signal(signal.SIGCONT)
     assert zombie.wait().exit_code == 5
-    assert table_ids(options.sinks[0].table) == sample.ids
+    assert table_ids(options.sinks[0].location) == sample.ids
 
 
 def test_zombie_before_its_claim_takes_over(launcher: Launcher, sample: SampleInput, make_options: MakeOptions) -> None:
@@ -88,7 +88,7 @@ def test_zombie_before_its_claim_takes_over(launcher: Launcher, sample: SampleIn
     sample.add("b2.json", 4)
     late.signal(signal.SIGCONT)
     assert late.wait().exit_code == 0
-    assert table_ids(options.sinks[0].table) == sample.ids
+    assert table_ids(options.sinks[0].location) == sample.ids
 
 
 @pytest.mark.parametrize("runs", [2, 4])
@@ -105,15 +105,15 @@ def test_at_once(launcher: Launcher, sample: SampleInput, make_options: MakeOpti
     codes = sorted(ended.exit_code for ended in ends)
     assert set(codes) <= {0, 5}, ends
     launcher.run_until_done(options)
-    assert table_ids(options.sinks[0].table) == sample.ids
-    assert quarantined(options.sinks[0].table, options.name) == sample.bad
+    assert table_ids(options.sinks[0].location) == sample.ids
+    assert quarantined(options.sinks[0].location, options.name) == sample.bad
 
 
 def test_a_running_pipeline_is_taken_over(launcher: Launcher, sample: SampleInput, make_options: MakeOptions) -> None:
     options: PipelineOptions = make_options()
     sample.add("a1.json", 4)
     running = launcher.start(options, once=False)
-    table = Path(options.sinks[0].table)
+    table = Path(options.sinks[0].location)
     deadline = time.monotonic() + 30
     while not (table / "_delta_log").exists() or table_ids(table) != sample.ids:
         assert time.monotonic() < deadline, running.log()
@@ -136,5 +136,5 @@ def test_each_claim_is_a_new_generation(sample: SampleInput, make_options: MakeO
         assert run_once(options).exit_code == 0
         held = open_pipeline(options).load()
         assert (held.generation, held.epoch) == (number, number)
-    assert DeltaTable(options.sinks[0].table).transaction_version("firnline:demo") == 4
-    assert DeltaTable(options.sinks[0].table).transaction_version("firnline-gen:demo") == 4
+    assert DeltaTable(options.sinks[0].location).transaction_version("firnline:demo") == 4
+    assert DeltaTable(options.sinks[0].location).transaction_version("firnline-gen:demo") == 4

@@ -11,8 +11,9 @@ import pytest
 
 from firnline.cli.dry_run_preview import preview
 from firnline.history.status import load_status
-from firnline.options import DeltaSinkOptions, OperatorOptions, PipelineOptions
+from firnline.options import OperatorOptions, PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
+from firnline.sinks.delta.options import DeltaSinkOptions
 from tests.support.committers import commit_table
 from tests.support.pipelines import MakeOptions, run_once
 from tests.support.processes import KILLED, Launcher
@@ -62,7 +63,7 @@ def months(sample: SampleInput) -> dict[str, int]:
 
 
 def both(options: PipelineOptions) -> tuple[Counter[int], Counter[int]]:
-    return table_ids(options.sinks[1].table), table_ids(options.sinks[0].table)
+    return table_ids(options.sinks[1].location), table_ids(options.sinks[0].location)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_killed(
 
 def second_log(options: PipelineOptions) -> Path:
     """The log of the sink that does not decide."""
-    return Path(options.ordered_sinks[1].table) / "_delta_log"
+    return Path(options.ordered_sinks[1].location) / "_delta_log"
 
 
 def break_second(options: PipelineOptions) -> None:
@@ -177,7 +178,7 @@ def test_second_sink_is_down(
         assert run.exit_code == 3, run.result
     else:
         assert run.exit_code == 0, run.result
-        assert table_ids(main.table) == sample.ids
+        assert table_ids(main.location) == sample.ids
     mend_second(options)
     sample.add("b.json", 3)
     for _ in range(2):
@@ -218,5 +219,5 @@ def test_first_required_sink_decides(sample: SampleInput, make_options: MakeOpti
     options: PipelineOptions = make_options(**sinks)
     assert run_once(options).exit_code == 0
     assert open_pipeline(options).deciding.name == "main"
-    assert (Path(options.sinks[1].table) / "_firnline").exists()
-    assert not (Path(options.sinks[0].table) / "_firnline" / options.name / "ledger").exists()
+    assert (Path(options.sinks[1].location) / "_firnline").exists()
+    assert not (Path(options.sinks[0].location) / "_firnline" / options.name / "ledger").exists()

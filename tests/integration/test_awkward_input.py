@@ -10,7 +10,8 @@ import duckdb
 import pytest
 from deltalake import DeltaTable
 
-from firnline.options import DeltaSinkOptions, SchemaOptions
+from firnline.options import SchemaOptions
+from firnline.sinks.delta.options import DeltaSinkOptions
 from tests.support.keyed import keyed_options
 from tests.support.pipelines import LocalRun, MakeOptions, run_once
 

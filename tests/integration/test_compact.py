@@ -21,8 +21,7 @@ import firnline.maintenance.compact
 from firnline import faults
 from firnline.errors import CommitConflictError, CommitUnknownError, ConfigError, SinkError
 from firnline.maintenance.compact import CompactTable, compact
-from firnline.maintenance.gc import gc
-from firnline.maintenance.vacuum import vacuum
+from firnline.maintenance.gc import gc, vacuum
 from firnline.options import PipelineOptions
 from firnline.sinks.delta.contents import find_removable
 from tests.support.ageing import DAY, age_table
@@ -46,7 +45,7 @@ def options(sample: SampleInput, make_options: MakeOptions) -> PipelineOptions:
 
 @pytest.fixture
 def table(options: PipelineOptions) -> Path:
-    return Path(options.sinks[0].table)
+    return Path(options.sinks[0].location)
 
 
 def rows(table: Path) -> Counter[str]:

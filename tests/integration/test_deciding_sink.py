@@ -13,15 +13,11 @@ import pytest
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import DecidingSinkError
 from firnline.history.status import load_status
-from firnline.options import DeltaSinkOptions, PipelineOptions
+from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
+from firnline.sinks.delta.options import DeltaSinkOptions, delta_tables
 from tests.support.pipelines import pipeline_options, run_once, run_to_end
 from tests.support.samples import SampleInput, table_ids
-
-
-@pytest.fixture
-def sample(tmp_path: Path) -> SampleInput:
-    return SampleInput(tmp_path / "in")
 
 
 @pytest.fixture
@@ -47,7 +43,7 @@ def optional(options: PipelineOptions) -> PipelineOptions:
 
 def crossed(options: PipelineOptions) -> PipelineOptions:
     """The names stay in their order, the tables change places."""
-    a, b = options.sinks
+    a, b = delta_tables(options.sinks)
     return replace(options, sinks=(replace(a, table=b.table), replace(b, table=a.table)))
 
 
@@ -60,17 +56,17 @@ def test_another_table_does_not_decide(
     options: PipelineOptions, sample: SampleInput, change: Callable[[PipelineOptions], PipelineOptions]
 ) -> None:
     changed = change(options)
-    before = [table_ids(sink.table) for sink in options.sinks]
+    before = [table_ids(sink.location) for sink in options.sinks]
     run = run_once(changed)
     assert (run.exit_code, run.error_code) == (1, "deciding-sink")
     assert run.result.error is not None
     assert "'a'" in run.result.error.hint
     with pytest.raises(DecidingSinkError):
         load_status(open_pipeline(changed))
-    assert [table_ids(sink.table) for sink in options.sinks] == before
+    assert [table_ids(sink.location) for sink in options.sinks] == before
     sample.add("f2.json", 3)  # late: only the ledger of the deciding table tells
     run_to_end(options)
-    assert [table_ids(sink.table) for sink in options.sinks] == [sample.ids, sample.ids]
+    assert [table_ids(sink.location) for sink in options.sinks] == [sample.ids, sample.ids]
 
 
 @pytest.mark.parametrize("change", [swapped, optional, crossed, removed])
@@ -117,4 +113,4 @@ def test_a_checkpoint_of_an_older_version_is_judged_by_where_the_ledger_lies(
     run = run_once(swapped(options))
     assert (run.exit_code, run.error_code) == (1, "deciding-sink")
     run_to_end(options)
-    assert [table_ids(sink.table) for sink in options.sinks] == [sample.ids, sample.ids]
+    assert [table_ids(sink.location) for sink in options.sinks] == [sample.ids, sample.ids]

@@ -100,11 +100,11 @@ def test_statistics_are_true(tmp_path: Path, make_options: MakeOptions) -> None:
         write(tmp_path / "in", f"{number}.json", [record(number * 100 + k) for k in range(100)])
     options: PipelineOptions = make_options(schema=FIELDS, max_files=1)
     assert run_once(options).exit_code == 0
-    found = adds(options.sinks[0].table)
+    found = adds(options.sinks[0].location)
     assert len(found) == 4
     for add in found:
         stats = json.loads(add["stats"], parse_float=Decimal)
-        file = str(Path(options.sinks[0].table) / add["path"])
+        file = str(Path(options.sinks[0].location) / add["path"])
         assert stats["numRecords"] == 100
         for column in PATHS:
             query = f"select min({column}), max({column}), count(*) - count({column}) from read_parquet('{file}')"
@@ -133,7 +133,7 @@ def test_skipping_by_statistics_loses_nothing(tmp_path: Path, make_options: Make
         write(tmp_path / "in", f"{number}.json", [record(number * 100 + k) for k in range(100)])
     options: PipelineOptions = make_options(schema=FIELDS, max_files=1)
     assert run_once(options).exit_code == 0
-    table = DeltaTable(options.sinks[0].table)
+    table = DeltaTable(options.sinks[0].location)
     everything = table.to_pyarrow_table().to_pylist()
     dataset = table.to_pyarrow_dataset()
     for column in ("id", "f", "s", "long_text", "d", "ts", "day"):
@@ -151,9 +151,9 @@ def test_infinite_and_huge_numbers_leave_valid_statistics(tmp_path: Path, make_o
     (tmp_path / "in" / "a.json").write_text(rows)
     options: PipelineOptions = make_options()
     assert run_once(options).exit_code == 0
-    for add in adds(options.sinks[0].table):
+    for add in adds(options.sinks[0].location):
         json.loads(add["stats"], parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert DeltaTable(options.sinks[0].table).to_pyarrow_table().num_rows == 4
+    assert DeltaTable(options.sinks[0].location).to_pyarrow_table().num_rows == 4
 
 
 ODD = [
@@ -180,14 +180,14 @@ def test_partition_values_read_back(tmp_path: Path, make_options: MakeOptions) -
     write(tmp_path / "in", "a.json", rows)
     options: PipelineOptions = make_options(partition_by=("p",))
     assert run_once(options).exit_code == 0
-    found = {row["id"]: row["p"] for row in DeltaTable(options.sinks[0].table).to_pyarrow_table().to_pylist()}
+    found = {row["id"]: row["p"] for row in DeltaTable(options.sinks[0].location).to_pyarrow_table().to_pylist()}
     expected: dict[int, Any] = dict(enumerate(ODD))
     expected |= {100: None, 101: None, 102: None}  # Delta knows no empty partition value: it reads as null
     assert found == expected
-    dataset = DeltaTable(options.sinks[0].table).to_pyarrow_dataset()
+    dataset = DeltaTable(options.sinks[0].location).to_pyarrow_dataset()
     rows_by_duckdb = duckdb.from_arrow(dataset).project("id, p").fetchall()
     assert dict(rows_by_duckdb) == expected
-    for add in adds(options.sinks[0].table):
+    for add in adds(options.sinks[0].location):
         assert "p" not in json.loads(add["stats"])["minValues"]
 
 
@@ -207,7 +207,7 @@ def test_typed_partition_values_read_back(tmp_path: Path, make_options: MakeOpti
     fields = SchemaOptions(fields=(FieldOptions("id", "int64"), FieldOptions("p", declared)))
     options: PipelineOptions = make_options(partition_by=("p",), schema=fields)
     assert run_once(options).exit_code == 0
-    rows = DeltaTable(options.sinks[0].table).to_pyarrow_table().to_pylist()
+    rows = DeltaTable(options.sinks[0].location).to_pyarrow_table().to_pylist()
     assert {row["id"]: row["p"] for row in rows} == dict(enumerate(expected))
 
 
@@ -217,7 +217,7 @@ def test_negative_decimal_partition_value(tmp_path: Path, make_options: MakeOpti
     fields = SchemaOptions(fields=(FieldOptions("id", "int64"), FieldOptions("p", "decimal(10,2)")))
     options: PipelineOptions = make_options(partition_by=("p",), schema=fields)
     assert run_once(options).exit_code == 0
-    assert [add["partitionValues"] for add in adds(options.sinks[0].table)] == [{"p": "-0.01"}]
+    assert [add["partitionValues"] for add in adds(options.sinks[0].location)] == [{"p": "-0.01"}]
 
 
 def test_timestamp_partition_reads_back(tmp_path: Path, make_options: MakeOptions) -> None:
@@ -227,7 +227,7 @@ def test_timestamp_partition_reads_back(tmp_path: Path, make_options: MakeOption
     fields = SchemaOptions(fields=(FieldOptions("id", "int64"), FieldOptions("p", "timestamp")))
     options: PipelineOptions = make_options(partition_by=("p",), schema=fields)
     assert run_once(options).exit_code == 0
-    rows = DeltaTable(options.sinks[0].table).to_pyarrow_table().to_pylist()
+    rows = DeltaTable(options.sinks[0].location).to_pyarrow_table().to_pylist()
     found = {row["id"]: row["p"].isoformat() for row in rows}
     assert found == {1: "2026-01-02T03:04:05+00:00", 2: "2026-01-02T03:04:05.250000+00:00"}
 
@@ -237,7 +237,7 @@ def test_odd_partition_column_names(tmp_path: Path, make_options: MakeOptions, n
     write(tmp_path / "in", "a.json", [{"id": 1, name: "x"}, {"id": 2, name: "y"}])
     options: PipelineOptions = make_options(partition_by=(name,))
     assert run_once(options).exit_code == 0
-    rows = DeltaTable(options.sinks[0].table).to_pyarrow_table().to_pylist()
+    rows = DeltaTable(options.sinks[0].location).to_pyarrow_table().to_pylist()
     assert {row["id"]: row[name] for row in rows} == {1: "x", 2: "y"}
 
 
@@ -249,5 +249,5 @@ def test_columns_from_folders(tmp_path: Path, make_options: MakeOptions) -> None
         write(tmp_path / "in" / folder, "a.json", [{"id": number}])
     options: PipelineOptions = make_options(partition_by=("day",))
     assert run_once(options).exit_code == 0
-    rows = DeltaTable(options.sinks[0].table).to_pyarrow_table().to_pylist()
+    rows = DeltaTable(options.sinks[0].location).to_pyarrow_table().to_pylist()
     assert {row["id"]: row["day"] for row in rows} == {0: "2026-11-01", 1: None, 2: "a b"}

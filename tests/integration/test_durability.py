@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from firnline.errors import NotDurableError
-from firnline.maintenance.vacuum import vacuum
+from firnline.maintenance.gc import vacuum
 from firnline.sinks.delta.table import Table
 from firnline.storage import LocalStorage, fsync_path
 from tests.support.committers import bring_file, commit_table, pending_units
@@ -82,7 +82,7 @@ def test_a_failed_fsync_of_a_commit_ends_the_run(
 
     def fails(path: str) -> bool:
         return path.endswith(suffix) and os.path.exists(
-            os.path.join(options.sinks[0].table, "_delta_log", commit_name(3))
+            os.path.join(options.sinks[0].location, "_delta_log", commit_name(3))
         )
 
     fail_fsync(monkeypatch, fails)
@@ -90,7 +90,7 @@ def test_a_failed_fsync_of_a_commit_ends_the_run(
     assert (run.exit_code, run.error_code, run.told.epochs) == (1, "not-durable", [])
     assert run_once(options).exit_code == 1  # this process does not ask again: the answer would be worth nothing
     assert launcher.run(options).exit_code == 0
-    assert table_ids(options.sinks[0].table) == sample.ids
+    assert table_ids(options.sinks[0].location) == sample.ids
 
 
 def test_an_adopted_commit_that_the_disk_does_not_hold_is_refused(
@@ -99,7 +99,7 @@ def test_an_adopted_commit_that_the_disk_does_not_hold_is_refused(
     """An fsync of the process before failed, and the system called the lost pages clean."""
     options = make_options()
     make_epochs(sample, options, 1)
-    commit = Path(options.sinks[0].table, "_delta_log", commit_name(1))
+    commit = Path(options.sinks[0].location, "_delta_log", commit_name(1))
 
     def drop(descriptor: int, *_: int) -> None:
         if os.readlink(f"/proc/self/fd/{descriptor}") == str(commit):
@@ -117,7 +117,7 @@ def test_a_unit_is_deleted_only_after_its_commit_is_durable(
     options = make_options(mode="staged")
     sample.add("a.json", 3)
     run_to_end(options)
-    table = options.sinks[0].table
+    table = options.sinks[0].location
     fail_fsync(monkeypatch, lambda path: path.endswith(".json") and path.startswith(f"{table}/_delta_log/"))
     for _ in range(2):  # the second finds the transaction in the log
         with pytest.raises(NotDurableError):
@@ -131,7 +131,7 @@ def test_files_of_other_writers_are_durable_before_they_are_committed(
     options = make_options(mode="staged")
     sample.add("a.json", 3)
     run_to_end(options)
-    table = Path(options.sinks[0].table)
+    table = Path(options.sinks[0].location)
     bring_file(table, "foreign", {"id": [901]}, at="deep/er/foreign.parquet")
     fsyncs.clear()
     commit_table(table)
@@ -146,7 +146,7 @@ def test_a_delta_checkpoint_is_durable_before_older_commits_are_deleted(
 ) -> None:
     options = make_options()
     make_epochs(sample, options, 2)
-    table = Table(options.sinks[0].table, {})
+    table = Table(options.sinks[0].location, {})
     table.refresh()
     seen: list[str] = []
     real = DeltaTable.cleanup_metadata
@@ -158,7 +158,7 @@ def test_a_delta_checkpoint_is_durable_before_older_commits_are_deleted(
     monkeypatch.setattr(DeltaTable, "cleanup_metadata", clean_up)
     fsyncs.clear()
     table.checkpoint()
-    log = f"{options.sinks[0].table}/_delta_log"
+    log = f"{options.sinks[0].location}/_delta_log"
     made = f"{log}/{table.version:020d}.checkpoint.parquet"
     assert {made, f"{log}/_last_checkpoint", log} <= set(seen)
     assert seen.index(made) < len(seen) - seen[::-1].index(log)
@@ -170,8 +170,8 @@ def test_a_sweep_makes_the_version_durable_that_it_follows(
     options = make_options()
     make_epochs(sample, options, 1)
     fsyncs.clear()
-    vacuum(options.sinks[0].table)
-    assert f"{options.sinks[0].table}/_delta_log/{commit_name(1)}" in [path for path, _ in fsyncs]
+    vacuum(options.sinks[0].location)
+    assert f"{options.sinks[0].location}/_delta_log/{commit_name(1)}" in [path for path, _ in fsyncs]
 
 
 def test_a_failed_fsync_is_never_repeated_as_a_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

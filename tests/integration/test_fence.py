@@ -17,11 +17,12 @@ from firnline.committer.committer import Committer
 from firnline.errors import ConfigError, FencedError, SchemaError
 from firnline.history.edits.rollback import Rollback
 from firnline.maintenance.compact import compact
-from firnline.options import DeltaSinkOptions, FileSourceOptions
 from firnline.run.open_pipeline import open_pipeline
+from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.delta.sink import DeltaSink
 from firnline.sinks.delta.table import Table
 from firnline.sinks.staged.discard import discard
+from firnline.sources.files.options import FileSourceOptions
 from firnline.storage import open_storage
 from tests.support.committers import commit_table
 from tests.support.pipelines import MakeOptions, make_epochs, pipeline_options, run_once, run_to_end
@@ -64,8 +65,8 @@ def test_an_epoch_that_was_checked_before_a_takeover_is_refused(
     zombie = run_once(options)
     assert met
     assert zombie.error_code == "fenced"
-    assert table_ids(options.deciding.table) == sample.ids
-    assert generation(options.deciding.table) == 3
+    assert table_ids(options.deciding.location) == sample.ids
+    assert generation(options.deciding.location) == 3
 
 
 def test_an_upsert_that_was_checked_before_a_takeover_is_refused(
@@ -97,8 +98,8 @@ def test_a_claim_that_was_made_before_another_takes_a_number_of_its_own(
     met = interrupt(monkeypatch, "transact", "delta.claim", lambda: run_to_end(options))
     run_to_end(options)
     assert met
-    assert generation(options.deciding.table) == 3, "one of the successor, and a later one of ours"
-    assert table_ids(options.deciding.table) == sample.ids
+    assert generation(options.deciding.location) == 3, "one of the successor, and a later one of ours"
+    assert table_ids(options.deciding.location) == sample.ids
 
 
 def test_a_rollback_that_was_checked_before_a_takeover_is_refused(
@@ -111,14 +112,14 @@ def test_a_rollback_that_was_checked_before_a_takeover_is_refused(
     with pytest.raises(FencedError):
         Rollback(open_pipeline(options), 2).perform("test")
     assert met
-    assert table_ids(options.deciding.table) == sample.ids
+    assert table_ids(options.deciding.location) == sample.ids
 
 
 def test_units_that_another_committer_committed_meanwhile_are_committed_once(
     sample: SampleInput, make_options: MakeOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = make_options(max_files=1, mode="staged")
-    table = options.deciding.table
+    table = options.deciding.location
     make_epochs(sample, options, 1)
     commit_table(table)
     make_epochs(sample, options, 2, first=2)
@@ -133,7 +134,7 @@ def test_units_that_are_committed_meanwhile_are_not_discarded(
     sample: SampleInput, make_options: MakeOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = make_options(max_files=1, mode="staged")
-    table = options.deciding.table
+    table = options.deciding.location
     make_epochs(sample, options, 1)
     commit_table(table)
     make_epochs(sample, options, 1, first=2)
@@ -151,7 +152,7 @@ def test_files_that_are_replaced_meanwhile_are_not_compacted(
 ) -> None:
     options = make_options(max_files=1)
     make_epochs(sample, options, 3)
-    table = options.deciding.table
+    table = options.deciding.location
     met = interrupt(monkeypatch, "transact", "delta.compact", lambda: DeltaTable(table).optimize.compact())
     compact(table)
     assert met

@@ -28,7 +28,7 @@ def done(options: PipelineOptions, **settings: Any) -> LocalRun:
 
 
 def ids(options: PipelineOptions) -> Counter[int]:
-    return table_ids(options.sinks[0].table)
+    return table_ids(options.sinks[0].location)
 
 
 def statuses(options: PipelineOptions) -> dict[str, str]:
@@ -57,6 +57,7 @@ def test_a_file_that_a_full_task_did_not_reach_is_read_next(sample: SampleInput,
     options = make_options(max_files=4, max_events=10)
     run = done(options, threads=2)
     assert [epoch.records for epoch in run.told.epochs] == [10, 10]
+    assert sum(epoch.files - epoch.files_again for epoch in run.told.epochs) == 4
     assert ids(options) == sample.ids
     assert run.told.late == 0
     again = done(options, threads=2)
@@ -85,7 +86,9 @@ def test_late_file_over_several_epochs(sample: SampleInput, make_options: MakeOp
     done(options)
     sample.add("a.json", 10)
     sample.add("a2.json.gz", 10)
-    done(options)
+    run = done(options)
+    assert len(run.told.epochs) == 6
+    assert sum(epoch.files - epoch.files_again for epoch in run.told.epochs) == 2, "each file is counted once"
     assert ids(options) == sample.ids
     assert position(options)["last_committed_file"] == str(sample.path("b.json"))
 
@@ -133,18 +136,19 @@ def test_reconcile_while_an_epoch_settles(
     sample: SampleInput, make_options: MakeOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What commits while the ledger is being read is neither lost nor taken for late."""
-    from firnline.run.open_pipeline import OpenPipeline
+    from firnline.run.ledger_files import LedgerFiles
     from firnline.run.runner import Runner
     from firnline.testing.local import LocalEngine
     from tests.support.pipelines import Recorder
 
-    add_known = OpenPipeline.add_known
+    load = LedgerFiles.load
 
-    def slowly(self: OpenPipeline, *args: Any) -> None:
-        add_known(self, *args)
+    def slowly(self: LedgerFiles, *args: Any) -> Any:
+        found = load(self, *args)
         time.sleep(0.15)  # epochs in flight commit meanwhile
+        return found
 
-    monkeypatch.setattr(OpenPipeline, "add_known", slowly)
+    monkeypatch.setattr(LedgerFiles, "load", slowly)
     options = make_options(max_files=1, reconcile_interval_secs=0.02, poll_interval_secs=0.01)
     for number in range(10):
         sample.add(f"a{number}.json", 3)
@@ -379,7 +383,7 @@ def test_broken_large_file_leaves_no_rows(
     sample.add("c.json.gz", 50, bad=2)
     done(options)
     assert ids(options) == sample.ids
-    assert quarantined(options.sinks[0].table, options.name) == sample.bad
+    assert quarantined(options.sinks[0].location, options.name) == sample.bad
 
 
 def test_gzip_with_several_members_is_read_whole(sample: SampleInput, make_options: MakeOptions) -> None:
@@ -427,8 +431,8 @@ def test_large_file_over_several_epochs(
     run = done(options, threads=threads)
     assert run.result.epochs >= 8
     assert ids(options) == sample.ids
-    assert quarantined(options.sinks[0].table, options.name) == sample.bad
-    records = table_ids(options.sinks[0].table, column="_firnline_record")
+    assert quarantined(options.sinks[0].location, options.name) == sample.bad
+    records = table_ids(options.sinks[0].location, column="_firnline_record")
     assert max(records) >= 499
 
 
@@ -442,7 +446,7 @@ def test_large_file_over_several_epochs_with_kills(
         assert launcher.run(options, f"{point}:kill").exit_code == -9
     launcher.run_until_done(options)
     assert ids(options) == sample.ids
-    assert quarantined(options.sinks[0].table, options.name) == sample.bad
+    assert quarantined(options.sinks[0].location, options.name) == sample.bad
 
 
 def test_blank_lines_bom_crlf_and_no_last_newline(sample: SampleInput, make_options: MakeOptions) -> None:
@@ -452,7 +456,7 @@ def test_blank_lines_bom_crlf_and_no_last_newline(sample: SampleInput, make_opti
     sample.path("b.json.gz").write_bytes(pack("b.json.gz", b"\xef\xbb\xbf" + b"\r\n".join(sample.lines(5))))
     done(options)
     assert ids(options) == sample.ids
-    assert quarantined(options.sinks[0].table, options.name) == Counter()
+    assert quarantined(options.sinks[0].location, options.name) == Counter()
 
 
 @pytest.mark.parametrize("partition_by", [(), ("month",)])
@@ -484,7 +488,7 @@ def test_only_bad_records(sample: SampleInput, make_options: MakeOptions) -> Non
     options = make_options(partition_by=("month",))
     sample.add("a.json", 0, bad=3)
     done(options)
-    assert quarantined(options.sinks[0].table, options.name) == sample.bad
+    assert quarantined(options.sinks[0].location, options.name) == sample.bad
 
 
 def test_many_small_files(sample: SampleInput, make_options: MakeOptions) -> None:

@@ -34,8 +34,9 @@ from firnline.maintenance.compact import compact
 from firnline.maintenance.gc import gc
 from firnline.maintenance.references import References
 from firnline.maintenance.survey import Survey
-from firnline.options import DeltaSinkOptions, PipelineOptions
+from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
+from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.delta.table import Table
 from firnline.spec.build import load_options
 from firnline.storage import open_storage
@@ -59,7 +60,7 @@ def options(sample: SampleInput, make_options: Callable[..., PipelineOptions]) -
 
 @pytest.fixture
 def table(options: PipelineOptions) -> Path:
-    root = Path(options.sinks[0].table)
+    root = Path(options.sinks[0].location)
     age_files(root, 2 * DAY)
     return root
 
@@ -574,7 +575,7 @@ def twelve_epochs(
         sample.add(f"f{number:02d}.json", 3, bad=1)
     options = make_options(max_files=1, rollback_window=2)
     assert run_once(options).exit_code == 0
-    root = Path(options.sinks[0].table)
+    root = Path(options.sinks[0].location)
     ledger = root / "_firnline/demo/ledger"
     first = sorted(ledger.iterdir())[0]
     (ledger / f"{1:020d}-{'e' * 16}.json").write_bytes(first.read_bytes())
@@ -590,7 +591,7 @@ def test_beside_a_live_run_neither_its_ledger_nor_rows_on_their_way_are_touched(
 ) -> None:
     """The run folds its ledger itself, and reads the rows that its own jobs exchange."""
     options = twelve_epochs(sample, make_options, monkeypatch)
-    root = Path(options.sinks[0].table)
+    root = Path(options.sinks[0].location)
     on_its_way = root / "_firnline/demo/exchange/0/rows.arrow"
     on_its_way.parent.mkdir(parents=True)
     on_its_way.write_bytes(b"rows")
@@ -613,7 +614,7 @@ def test_old_ledger_entries_are_folded_and_attempts_that_never_committed_swept(
     sample: SampleInput, make_options: Callable[..., PipelineOptions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = twelve_epochs(sample, make_options, monkeypatch)
-    root = Path(options.sinks[0].table)
+    root = Path(options.sinks[0].location)
     report = gc(str(root))
     assert report.entries_folded >= 4
     assert report.entries_swept == 1
@@ -635,7 +636,7 @@ def test_old_ledger_entries_are_folded_and_attempts_that_never_committed_swept(
 def test_a_hole_in_the_ledger_leaves_quarantine_and_entries_alone(
     sample: SampleInput, make_options: Callable[..., PipelineOptions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = Path(twelve_epochs(sample, make_options, monkeypatch).sinks[0].table)
+    root = Path(twelve_epochs(sample, make_options, monkeypatch).sinks[0].location)
     sorted((root / "_firnline/demo/ledger").iterdir())[6].unlink()
     kept, path = files(root), orphan(root, OWN)
     report = gc(str(root))
@@ -657,7 +658,7 @@ def test_staged_pipelines_lose_nothing_before_between_and_after_commits(
     sample: SampleInput, make_options: Callable[..., PipelineOptions]
 ) -> None:
     options = make_options(max_files=1, partition_by=("month",), mode="staged")
-    root = Path(options.sinks[0].table)
+    root = Path(options.sinks[0].location)
     for number in range(3):
         sample.add(f"a{number}.json", 6)
         sample.add(f"b{number}.json", 6)

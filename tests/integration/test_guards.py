@@ -41,7 +41,7 @@ def before(patch: pytest.MonkeyPatch, cls: type, method: str, act: Callable[[Any
 
 
 def txn(options: PipelineOptions, part: str) -> int | None:
-    return DeltaTable(options.deciding.table).transaction_version(f"firnline{part}:demo")
+    return DeltaTable(options.deciding.location).transaction_version(f"firnline{part}:demo")
 
 
 def fenced(run: LocalRun) -> None:
@@ -56,19 +56,19 @@ def test_a_bare_claim_fences_the_run_before_it(
     options = make_options(max_files=1, mode=mode)
     make_epochs(sample, options, 1)
     if mode == "staged":
-        commit_table(options.deciding.table)
+        commit_table(options.deciding.location)
     sample.add("g.json", 3)
     cls = StagedDeltaSink if mode == "staged" else DeltaSink
     met = before(monkeypatch, cls, "commit", lambda _: open_pipeline(options).deciding.claim("successor"))
     fenced(run_once(options))
     assert met
     assert txn(options, "-gen") == 3
-    assert not pending_units(options.deciding.table), "a run that is fenced puts no unit"
+    assert not pending_units(options.deciding.location), "a run that is fenced puts no unit"
     monkeypatch.undo()
     run_to_end(options)
     if mode == "staged":
-        commit_table(options.deciding.table)
-    assert table_ids(options.deciding.table) == sample.ids
+        commit_table(options.deciding.location)
+    assert table_ids(options.deciding.location) == sample.ids
 
 
 def test_a_claim_between_the_look_and_the_put_fences_the_writer(
@@ -76,7 +76,7 @@ def test_a_claim_between_the_look_and_the_put_fences_the_writer(
 ) -> None:
     options = make_options(max_files=1, mode="staged")
     make_epochs(sample, options, 1)
-    commit_table(options.deciding.table)
+    commit_table(options.deciding.location)
     sample.add("g.json", 3)
     claimed: list[int] = []
     put = LocalStorage.put
@@ -90,8 +90,8 @@ def test_a_claim_between_the_look_and_the_put_fences_the_writer(
     fenced(run_once(options))
     assert claimed == [3]
     run_to_end(options)
-    commit_table(options.deciding.table)
-    assert table_ids(options.deciding.table) == sample.ids
+    commit_table(options.deciding.location)
+    assert table_ids(options.deciding.location) == sample.ids
 
 
 def test_an_epoch_follows_its_entry_not_only_its_number(
@@ -170,7 +170,7 @@ def test_a_table_that_another_run_creates_first_is_not_ours(
     assert txn(options, "") == (1 if commits else None)
     monkeypatch.undo()
     run_to_end(options)
-    assert table_ids(options.deciding.table) == sample.ids
+    assert table_ids(options.deciding.location) == sample.ids
 
 
 def test_a_repeated_commit_is_recognised_by_its_checkpoint(sample: SampleInput, make_options: MakeOptions) -> None:
@@ -199,7 +199,7 @@ def test_a_table_that_is_lost_between_check_and_write_gets_no_second_log(
     sample: SampleInput, make_options: MakeOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = make_options(max_files=1)
-    table = Path(options.deciding.table)
+    table = Path(options.deciding.location)
     make_epochs(sample, options, 1)
     sample.add("g.json", 3)
     met = before(monkeypatch, DeltaSink, "_append", lambda _: shutil.rmtree(table / "_delta_log"))
@@ -221,7 +221,7 @@ def test_a_table_that_is_lost_in_mid_run_is_not_created_again(
     A handle that is kept does not notice; one that is opened again, as after Delta's checkpoint, finds no table.
     """
     options = make_options(max_files=1, mode=mode)
-    table = Path(options.deciding.table)
+    table = Path(options.deciding.location)
     if history:
         make_epochs(sample, options, 1)
         if mode == "staged":

@@ -11,8 +11,9 @@ from firnline.errors import LedgerHoleError
 from firnline.history.edits.ledger_repair import LedgerRepair
 from firnline.history.edits.rollback import Rollback
 from firnline.history.status import load_status
-from firnline.options import DeltaSinkOptions, PipelineOptions
+from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
+from firnline.sinks.delta.options import DeltaSinkOptions
 from tests.support.committers import commit_table
 from tests.support.damage import ledger_files
 from tests.support.pipelines import MakeOptions, run_once, run_to_end
@@ -40,7 +41,7 @@ def options(sample: SampleInput, make_options: MakeOptions, tmp_path: Path) -> P
 
 
 def entry_of(options: PipelineOptions, epoch: int) -> Path:
-    return ledger_files(options.deciding.table, options.name)[epoch - 1]
+    return ledger_files(options.deciding.location, options.name)[epoch - 1]
 
 
 def repair(options: PipelineOptions) -> list[str]:

@@ -13,14 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from firnline.options import (
-    DeltaSinkOptions,
-    FieldOptions,
-    FileSourceOptions,
-    OperatorOptions,
-    PipelineOptions,
-    SchemaOptions,
-)
+from firnline.options import FieldOptions, OperatorOptions, PipelineOptions, SchemaOptions
+from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sources.files.options import FileSourceOptions
 from tests.support.pipelines import pipeline_options, run_once, run_to_end
 from tests.support.processes import Launcher, RunOrder
 

@@ -38,7 +38,7 @@ def read(sample: SampleInput, options: PipelineOptions, *numbers: int) -> None:
 
 
 def entry_of(options: PipelineOptions, epoch: int) -> Path:
-    return ledger_files(options.deciding.table, options.name)[epoch - 1]
+    return ledger_files(options.deciding.location, options.name)[epoch - 1]
 
 
 def spoil_checkpoint(entry: Path) -> None:
@@ -56,7 +56,7 @@ def taken(plan: RepairPlan) -> dict[str, str]:
 
 
 def ids(options: PipelineOptions) -> Counter[int]:
-    return table_ids(options.deciding.table)
+    return table_ids(options.deciding.location)
 
 
 def run_with_hole(options: PipelineOptions) -> LocalRun:
@@ -132,7 +132,7 @@ def test_a_copy_is_put_back_and_nothing_is_decided(
     options: PipelineOptions, sample: SampleInput, tmp_path: Path
 ) -> None:
     backup = tmp_path / "backup"
-    shutil.copytree(Path(options.deciding.table) / "_firnline" / options.name / "ledger", backup)
+    shutil.copytree(Path(options.deciding.location) / "_firnline" / options.name / "ledger", backup)
     entry_of(options, 1).unlink()
     entry_of(options, 1).write_bytes(b"{}")  # what is now the oldest file: the entry of epoch 2
     epoch = open_pipeline(options).load().epoch
@@ -164,7 +164,7 @@ def test_a_copy_that_is_not_what_the_chain_names_is_left(options: PipelineOption
 
 def test_where_the_log_is_silent_nothing_below_is_taken_for_granted(options: PipelineOptions) -> None:
     entry_of(options, 3).unlink()
-    for commit in commits_of(options.deciding.table, options.name)[:3]:
+    for commit in commits_of(options.deciding.location, options.name)[:3]:
         break_info(commit)
     plan = LedgerRepair(open_pipeline(options)).plan()
     assert [hole.goes_on_at for hole in plan.holes] == [None]
@@ -180,7 +180,7 @@ def test_a_lost_fold_is_bridged_and_a_fold_keeps_the_bridge(
     tip = pipeline.load().entry
     assert tip is not None
     assert pipeline.ledger.fold(tip, 3) == 2
-    next(Path(options.deciding.table).rglob("fold-*")).write_bytes(b"rot")
+    next(Path(options.deciding.location).rglob("fold-*")).write_bytes(b"rot")
     sample.add("f3.json", 3)
     assert set(taken(LedgerRepair(pipeline).plan())) == {"f2.json", "f3.json", "f4.json"}
     repair(options, new=["*/f3.json"], processed=["*"])
@@ -188,10 +188,10 @@ def test_a_lost_fold_is_bridged_and_a_fold_keeps_the_bridge(
     tip = pipeline.load().entry
     assert tip is not None
     assert pipeline.ledger.fold(tip, tip.epoch) > 1  # the repair is folded, and still leads over the hole
-    assert any(link.jumps for link in pipeline.ledger.chain(tip) if isinstance(link, Fold))
+    assert any(link.edits for link in pipeline.ledger.chain(tip) if isinstance(link, Fold))
     read(sample, options, 5)
     assert ids(options) == sample.ids
-    saved, _ = create_savepoint(open_pipeline(options), str(Path(options.deciding.table).parent / "saved"))
+    saved, _ = create_savepoint(open_pipeline(options), str(Path(options.deciding.location).parent / "saved"))
     assert saved.epoch == pipeline.load().epoch
 
 

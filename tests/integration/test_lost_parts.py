@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from firnline.options import DeltaSinkOptions
+from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sources.base import Limits
 from firnline.sources.files import planning
 from firnline.sources.files.position import FileState

@@ -13,17 +13,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from firnline.checkpoint.model import Checkpoint
 from firnline.history.edits.ledger_repair import LedgerRepair
-from firnline.history.edits.rescale import Rescale
+from firnline.history.edits.operator_state import Rescale, import_state
 from firnline.history.edits.restore import restore_savepoint
 from firnline.history.edits.rollback import Rollback
-from firnline.history.edits.state_import import import_state
 from firnline.history.savepoints.create import create_savepoint
 from firnline.history.state import load_state_view
 from firnline.options import (
     CheckpointOptions,
-    DeltaSinkOptions,
     LocalTierOptions,
     OperatorOptions,
     PipelineOptions,
@@ -32,10 +29,11 @@ from firnline.options import (
     TriggerOptions,
 )
 from firnline.run.open_pipeline import open_pipeline
+from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.state.export import write_export
 from tests.support.damage import break_info, commits_of, ledger_files
 from tests.support.keyed import FIRSTS, TOTALS, WINDOWS, KeyedInput, answers, answers_without_trouble, keyed_options
-from tests.support.pipelines import run_once, run_to_end
+from tests.support.pipelines import checkpoint_of, run_once, run_to_end
 
 ADDED = OperatorOptions("second", "deduplicate", ("files",), {"keys": ["k"]}, initial_state="empty")
 EVERY_TWO = CheckpointOptions(trigger=TriggerOptions(every_epochs=2))
@@ -72,12 +70,6 @@ class Story:
 
     def births(self, options: PipelineOptions) -> dict[str, int | None]:
         return {name: ref.get("born") for name, ref in checkpoint_of(options).state.items()}
-
-
-def checkpoint_of(options: PipelineOptions) -> Checkpoint:
-    found = open_pipeline(options).load().checkpoint
-    assert found is not None
-    return found
 
 
 @pytest.fixture

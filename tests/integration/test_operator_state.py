@@ -32,20 +32,10 @@ from tests.support.keyed import (
     answers,
     answers_without_trouble,
     keyed_options,
+    run_epochs,
 )
 from tests.support.pipelines import run_once, run_to_end
 from tests.support.state_changes import import_rows_of, rescale_to, state_rows
-
-
-@pytest.fixture
-def keyed(tmp_path: Path) -> KeyedInput:
-    return KeyedInput(tmp_path / "in")
-
-
-def run_epochs(keyed: KeyedInput, options: PipelineOptions, epochs: int) -> None:
-    for _ in range(epochs):
-        keyed.add()
-    run_to_end(options)
 
 
 def epoch_of(options: PipelineOptions) -> int:
@@ -71,7 +61,7 @@ def test_state_is_what_the_table_says_after_every_epoch(tmp_path: Path, keyed: K
     told = {}
     for epoch in range(1, 5):
         run_epochs(keyed, options, 1)
-        told[epoch] = as_totals(answers(options.deciding.table))
+        told[epoch] = as_totals(answers(options.deciding.location))
     for epoch, rows in told.items():
         assert state_rows(options, "totals", at=epoch) == rows
         view = load_state_view(open_pipeline(options), "totals", at=epoch)
@@ -164,24 +154,24 @@ def test_keys_move_from_one_pipeline_to_another(tmp_path: Path, keyed: KeyedInpu
     assert import_rows_of(second, "totals", counted) == 2
     expected = {**own, **{row["k"]: row for row in counted}}
     assert state_rows(second, "totals") == sorted(expected.values(), key=str)
-    table = answers(second.deciding.table)
+    table = answers(second.deciding.location)
     run_epochs(fresh, second, 2)
     after = {row["k"]: row["n"] for row in state_rows(second, "totals")}
     assert sum(after.values()) == sum(row["n"] for row in expected.values()) + 2 * 6
-    assert {row[0] for row in table} <= {row[0] for row in answers(second.deciding.table)}
+    assert {row[0] for row in table} <= {row[0] for row in answers(second.deciding.location)}
 
 
 def test_an_import_changes_state_alone(tmp_path: Path, keyed: KeyedInput) -> None:
     options = keyed_options(tmp_path, (FIRSTS, FIRST_TOTALS))
     run_epochs(keyed, options, 2)
-    before, rows = open_pipeline(options).load().checkpoint, answers(options.deciding.table)
+    before, rows = open_pipeline(options).load().checkpoint, answers(options.deciding.location)
     firsts = state_rows(options, "firsts")
     import_rows_of(options, "totals", [{"k": "new", "n": 7, "total": 70}])
     after = open_pipeline(options).load().checkpoint
     assert before is not None
     assert after is not None
     assert (after.positions, after.watermarks, after.columns) == (before.positions, before.watermarks, before.columns)
-    assert answers(options.deciding.table) == rows
+    assert answers(options.deciding.location) == rows
     assert state_rows(options, "firsts") == firsts
     assert {"k": "new", "_timer": None, "n": 7, "total": 70} in state_rows(options, "totals")
 
@@ -207,7 +197,7 @@ def test_one_can_go_back_before_an_import(tmp_path: Path, keyed: KeyedInput) -> 
     run_epochs(keyed, options, 1)
     Rollback(open_pipeline(options), 2).perform("back")
     run_to_end(options)
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
 
 
 def test_an_import_that_is_lost_is_never_replaced_by_what_was_before(tmp_path: Path, keyed: KeyedInput) -> None:
@@ -233,13 +223,13 @@ def test_a_rescale_that_is_lost_costs_nothing(tmp_path: Path, keyed: KeyedInput)
     home = Path(open_pipeline(options).state_home.root)
     shutil.rmtree(home / checkpoint.state["totals"]["checkpoint"])
     run_epochs(keyed, options, 2)
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
 
 
 def test_a_wrong_import_fences_nobody(tmp_path: Path, keyed: KeyedInput) -> None:
     options = keyed_options(tmp_path)
     run_epochs(keyed, options, 1)
-    version = DeltaTable(options.deciding.table).version()
+    version = DeltaTable(options.deciding.location).version()
     for rows, told in (
         ([{"k": "a", "n": 1}], "lack total"),
         ([{"k": "a", "n": 1, "total": 1, "x": 1}], "have x"),
@@ -250,7 +240,7 @@ def test_a_wrong_import_fences_nobody(tmp_path: Path, keyed: KeyedInput) -> None
             import_rows_of(options, "totals", rows)
     with pytest.raises(ConfigError, match="no operator 'nobody'"):
         import_rows_of(options, "nobody", [])
-    assert DeltaTable(options.deciding.table).version() == version
+    assert DeltaTable(options.deciding.location).version() == version
 
 
 def test_an_import_stands_in_the_history(tmp_path: Path, keyed: KeyedInput) -> None:
@@ -260,8 +250,8 @@ def test_an_import_stands_in_the_history(tmp_path: Path, keyed: KeyedInput) -> N
     run_epochs(keyed, options, 1)
     pipeline = open_pipeline(options)
     between = load_between(pipeline, None, load_epoch(pipeline, None, 1), load_epoch(pipeline, None, 3))
-    jump = {"epoch": 2, "kind": "import", "to_epoch": 1, "operator": "totals", "keys": 1, "replaced": False}
-    assert between.jumps == [jump]
+    edit = {"epoch": 2, "kind": "import", "to_epoch": 1, "operator": "totals", "keys": 1, "replaced": False}
+    assert between.edits == [edit]
 
 
 # -- the Python interface ---------------------------------------------------------------------------------
@@ -307,7 +297,7 @@ def test_snapshot_and_restore_of_one_operator(tmp_path: Path, keyed: KeyedInput)
     assert pipeline.restore("totals", path) == 4
     assert state_rows(options, "totals") == then, "keys that the snapshot did not have are gone"
     run_epochs(keyed, options, 2)
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
 
 
 def test_going_back_to_a_checkpoint_by_its_id(tmp_path: Path, keyed: KeyedInput) -> None:
@@ -316,20 +306,24 @@ def test_going_back_to_a_checkpoint_by_its_id(tmp_path: Path, keyed: KeyedInput)
     assert pipeline.restored_position() is None
     run_epochs(keyed, options, 2)
     held = open_pipeline(options).load()
-    rows, state, position = answers(options.deciding.table), state_rows(options, "totals"), pipeline.restored_position()
+    rows, state, position = (
+        answers(options.deciding.location),
+        state_rows(options, "totals"),
+        pipeline.restored_position(),
+    )
     assert position is not None
     assert position["files"]["last_committed_file"].endswith("f00002.json")
     run_epochs(keyed, options, 2)
     assert pipeline.restored_position() != position
     assert pipeline.restore_from_checkpoint(held.attempt) == 5
-    assert (answers(options.deciding.table), state_rows(options, "totals")) == (rows, state)
+    assert (answers(options.deciding.location), state_rows(options, "totals")) == (rows, state)
     assert pipeline.restored_position() == position
     newest = open_pipeline(options).load().attempt
     assert pipeline.restore_from_checkpoint(newest) == 5, "it stands there already"
     with pytest.raises(ConfigError, match="has no checkpoint 'nosuch'"):
         pipeline.restore_from_checkpoint("nosuch")
     run_to_end(options)
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
 
 
 class Followed(Observer):

@@ -29,14 +29,14 @@ def write(folder: Path, files: int, days: list[list[int]]) -> Counter[int]:
 
 def staged(options: PipelineOptions) -> list[int]:
     """How many files each commit adds, by the log's own words."""
-    lines = [path.read_text().splitlines() for path in commits_of(options.deciding.table, options.name)]
+    lines = [path.read_text().splitlines() for path in commits_of(options.deciding.location, options.name)]
     return [sum("add" in json.loads(line) for line in found) for found in lines]
 
 
 def read_all(options: PipelineOptions, threads: int, expected: Counter[int]) -> LocalRun:
     run = run_once(options, threads=threads)
     assert run.exit_code == 0, run.result
-    assert table_ids(options.deciding.table) == expected
+    assert table_ids(options.deciding.location) == expected
     return run
 
 

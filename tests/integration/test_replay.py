@@ -70,7 +70,7 @@ def test_a_replay_of_the_middle_of_a_file_reads_neither_its_beginning_nor_its_en
         run_to_end(options)
     source.add(files=1, rows=2)
     run_to_end(options)
-    assert read_counts(options.sinks[0].table) == source.expected()
+    assert read_counts(options.sinks[0].location) == source.expected()
 
 
 def test_a_window_that_ends_exactly_at_the_watermark_is_closed(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_replay_is_told_the_time_that_its_epoch_was_told(tmp_path: Path) -> No
     for minute, key in enumerate(("x", "y", "y")):
         (tmp_path / "in" / f"f{minute}.json").write_text(f'{{"k": "{key}", "v": 1}}\n')
         assert run_at(options, minute).exit_code == 0
-    assert [row[1][14:16] for row in answers(sink.table) if row[0] == "y"] == ["01", "01"]
+    assert [row[1][14:16] for row in answers(sink.location) if row[0] == "y"] == ["01", "01"]
 
 
 def test_the_first_epoch_with_other_shards_ends_with_a_checkpoint_of_the_state(tmp_path: Path) -> None:

@@ -12,15 +12,12 @@ from deltalake import DeltaTable
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from firnline.checkpoint.model import Checkpoint
 from firnline.errors import CheckpointError, CommitConflictError, ConfigError
 from firnline.history.checkpoints import load_checkpoints
-from firnline.history.edits.rescale import Rescale
+from firnline.history.edits.operator_state import Rescale
 from firnline.history.edits.rollback import Rollback
 from firnline.history.status import load_status
 from firnline.options import (
-    DeltaSinkOptions,
-    FileSourceOptions,
     LocalTierOptions,
     OperatorOptions,
     PipelineOptions,
@@ -28,7 +25,9 @@ from firnline.options import (
     TriggerOptions,
 )
 from firnline.run.open_pipeline import open_pipeline
+from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.delta.sink import DeltaSink
+from firnline.sources.files.options import FileSourceOptions
 from tests.support.committers import commit_table
 from tests.support.keyed import (
     FIRST_TOTALS,
@@ -39,45 +38,34 @@ from tests.support.keyed import (
     answers,
     answers_without_trouble,
     keyed_options,
+    run_epochs,
 )
-from tests.support.pipelines import pipeline_options, run_once, run_to_end
+from tests.support.pipelines import checkpoint_of, delta_table, pipeline_options, run_once, run_to_end
 from tests.support.samples import SampleInput
 from tests.support.state_changes import rescale_to, state_rows
-
-
-def checkpoint_of(options: PipelineOptions) -> Checkpoint:
-    checkpoint = open_pipeline(options).load().checkpoint
-    assert checkpoint is not None
-    return checkpoint
 
 
 def shards_of(options: PipelineOptions) -> dict[str, int]:
     return {name: int(ref["shards"]) for name, ref in checkpoint_of(options).state.items()}
 
 
-def run_epochs(keyed: KeyedInput, options: PipelineOptions, epochs: int) -> None:
-    for _ in range(epochs):
-        keyed.add()
-    run_to_end(options)
-
-
 def test_state_is_dealt_out_anew_and_nothing_is_rewritten(tmp_path: Path) -> None:
     keyed, options = KeyedInput(tmp_path / "in"), keyed_options(tmp_path, shards=None)
     run_epochs(keyed, options, 3)
-    before, rows = answers(options.deciding.table), state_rows(options, "totals")
-    version = DeltaTable(options.deciding.table).version()
+    before, rows = answers(options.deciding.location), state_rows(options, "totals")
+    version = DeltaTable(options.deciding.location).version()
     home = Path(open_pipeline(options).state_home.root)
     files = set(home.rglob("*.arrow"))
     plan, receipt = Rescale(open_pipeline(options), 5).perform("test")
     assert receipt is not None
     assert (plan.shards_now, plan.shards, receipt.epoch, plan.new_epoch) == (1, 5, 4, 4)
-    assert DeltaTable(options.deciding.table).version() == version + 2, "a claim, and one commit"
+    assert DeltaTable(options.deciding.location).version() == version + 2, "a claim, and one commit"
     assert shards_of(options) == {"totals": 5}
     assert set(home.rglob("*.arrow")) == files
-    assert (answers(options.deciding.table), state_rows(options, "totals")) == (before, rows)
+    assert (answers(options.deciding.location), state_rows(options, "totals")) == (before, rows)
     run_epochs(keyed, options, 3)
     assert shards_of(options) == {"totals": 5}, "a run goes on with as many as it finds"
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
 
 
 def test_positions_watermarks_and_columns_stay(tmp_path: Path) -> None:
@@ -98,10 +86,10 @@ def test_repeating_it_changes_nothing(tmp_path: Path) -> None:
     keyed, options = KeyedInput(tmp_path / "in"), keyed_options(tmp_path, shards=None)
     run_epochs(keyed, options, 1)
     assert rescale_to(options, 3) == 2
-    version = DeltaTable(options.deciding.table).version()
+    version = DeltaTable(options.deciding.location).version()
     plan, receipt = Rescale(open_pipeline(options), 3).perform("again")
     assert (plan.already, receipt) == (True, None)
-    assert DeltaTable(options.deciding.table).version() == version
+    assert DeltaTable(options.deciding.location).version() == version
 
 
 STEPS = st.lists(
@@ -133,8 +121,8 @@ def test_any_way_of_rescaling_equals_none(
         by_spec = replace(options, state=replace(options.state, shards=shards))
         run_epochs(keyed, by_spec if how == "spec" else options, epochs)
     never = answers_without_trouble(folder, options)
-    assert answers(options.deciding.table) == never
-    untroubled = replace(options, sinks=(replace(options.deciding, table=str(folder / "untroubled-delta")),))
+    assert answers(options.deciding.location) == never
+    untroubled = replace(options, sinks=(replace(delta_table(options), table=str(folder / "untroubled-delta")),))
     for operator in graph:
         assert state_rows(options, operator.name) == state_rows(untroubled, operator.name)
 
@@ -147,7 +135,7 @@ def test_runs_that_were_cut_are_merged_in_time(tmp_path: Path, graph: tuple[Oper
         run_epochs(keyed, options, 7)
         rescale_to(options, shards)
     run_epochs(keyed, options, 7)
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
     home = Path(open_pipeline(options).state_home.root)
     assert len(list(home.rglob("*.arrow"))) > 30, "each epoch wrote its own"
     checkpoint = open_pipeline(options).load().checkpoint
@@ -169,7 +157,7 @@ def test_one_can_go_back_before_it_and_to_it(tmp_path: Path) -> None:
     Rollback(open_pipeline(options), 2).perform("back before it")
     assert shards_of(options) == {"totals": 1}
     run_to_end(options)
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
 
 
 def test_it_stands_in_the_list_of_checkpoints(tmp_path: Path) -> None:
@@ -195,7 +183,7 @@ def test_further_sinks_come_through_it(tmp_path: Path) -> None:
     assert [sink.load().epoch for sink in open_pipeline(options).sinks] == [3, 3]
     run_epochs(keyed, options, 2)
     assert DeltaTable(raw.table).to_pyarrow_table().num_rows == 4 * 6
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
 
 
 # -- refusals ---------------------------------------------------------------------------------------------
@@ -278,7 +266,7 @@ def test_a_run_on_another_machine_finds_it_in_the_remote_tier(tmp_path: Path) ->
     assert shards_of(there) == {"totals": 4}
     run_epochs(keyed, there, 2)
     assert shards_of(there) == {"totals": 4}
-    assert answers(there.deciding.table) == answers_without_trouble(tmp_path, there)
+    assert answers(there.deciding.location) == answers_without_trouble(tmp_path, there)
 
 
 def test_two_sources_and_the_state_of_both(tmp_path: Path) -> None:
@@ -296,7 +284,7 @@ def test_two_sources_and_the_state_of_both(tmp_path: Path) -> None:
         rescale_to(options, shards)
     two.add()
     run_epochs(one, options, 2)
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
 
 
 def test_a_pipeline_that_a_run_finds_rescaled_is_at_its_end_with_nothing_to_do(tmp_path: Path) -> None:
@@ -343,4 +331,4 @@ def test_a_table_that_moves_meanwhile_is_looked_at_again(tmp_path: Path, monkeyp
     assert sorted((path / "ABORTED").exists() for path in made) == [False, True], "nobody will ever name the first"
     run_epochs(keyed, options, 1)
     assert shards_of(options) == {"totals": 3}
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)

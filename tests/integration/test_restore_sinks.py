@@ -15,17 +15,17 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 import firnline.history.edits.restore as restoring
-import firnline.run.joining as jumps
 from firnline.errors import RollbackRefusedError
 from firnline.history.edits.restore import Restored, restore_savepoint
 from firnline.history.edits.restore_plan import copy_ledger
 from firnline.history.edits.rollback import Rollback
 from firnline.history.savepoints.create import create_savepoint
-from firnline.options import DeltaSinkOptions, PipelineOptions
-from firnline.run import rollback_sinks
+from firnline.options import PipelineOptions
+from firnline.run import joining
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.history_edit import find_owners
 from firnline.sinks.delta.log import encode_blizzard
+from firnline.sinks.delta.options import DeltaSinkOptions
 from tests.support.pipelines import MakeOptions, make_epochs, run_once, run_to_end
 from tests.support.samples import SampleInput, table_ids
 
@@ -61,9 +61,9 @@ def saved(request: pytest.FixtureRequest, sample: SampleInput, options: Pipeline
     create_savepoint(open_pipeline(options), str(tmp_path / "saved"), copy=True)
     make_epochs(sample, options, 1, first=3)
     for sink in options.sinks:
-        DeltaTable(sink.table).optimize.compact()
+        DeltaTable(sink.location).optimize.compact()
         if request.param == "copies":
-            vacuum(sink.table)
+            vacuum(sink.location)
     return str(tmp_path / "saved")
 
 
@@ -73,7 +73,7 @@ def dies_after_the_decision(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(jumps, "settle_edits", die)
+        patch.setattr(joining, "settle_edits", die)
         with pytest.raises(KeyboardInterrupt):
             yield
 
@@ -97,7 +97,7 @@ def once_before(original: Callable[..., Any], act: Callable[[], None]) -> Callab
 def test_rows_that_come_after_the_plan_are_seen_before_the_decision(
     options: PipelineOptions, saved: str, monkeypatch: pytest.MonkeyPatch, app_id: str | None
 ) -> None:
-    main, copy = (sink.table for sink in options.sinks)
+    main, copy = (sink.location for sink in options.sinks)
     before = table_ids(main)
     with monkeypatch.context() as patch:
         patch.setattr(restoring, "copy_ledger", once_before(copy_ledger, lambda: write_as(copy, app_id)))
@@ -113,7 +113,7 @@ def test_rows_that_come_after_the_decision_are_not_lost(
     sample: SampleInput, options: PipelineOptions, saved: str, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """Before the sink is checked for rows of others, right after that check, and before its commit."""
-    copy = options.sinks[1].table
+    copy = options.sinks[1].location
     pipeline = open_pipeline(options)
     told: list[str] = []
     if moment == "decided":
@@ -121,7 +121,7 @@ def test_rows_that_come_after_the_decision_are_not_lost(
             pipeline.ledger, "stage", once_before(pipeline.ledger.stage, lambda: write_as(copy, "reports"))
         )
     elif moment == "checked":
-        check = rollback_sinks.check_unchanged
+        check = joining.check_unchanged
         late = once_before(lambda: None, lambda: write_as(copy, "reports"))
 
         def check_then_write(*arguments: Any) -> None:
@@ -129,11 +129,11 @@ def test_rows_that_come_after_the_decision_are_not_lost(
             if pipeline.sinks[0].load().epoch == arguments[1].epoch:
                 late()
 
-        monkeypatch.setattr(rollback_sinks, "check_unchanged", check_then_write)
+        monkeypatch.setattr(joining, "check_unchanged", check_then_write)
     else:
         sink = pipeline.sinks[1]
         monkeypatch.setattr(sink, "edit", once_before(sink.edit, lambda: write_as(copy, "reports")))
-    restore_savepoint(pipeline, saved, "test", tell=told.append)
+    restore_savepoint(pipeline, saved, "test", report=told.append)
     assert any("copy follows when the next run joins it: copy: others changed rows" in line for line in told)
     assert table_ids(copy)[-1] == 1
     check_ways_out(sample, options, saved, "reports")
@@ -145,13 +145,13 @@ def test_rows_that_come_between_a_kill_and_the_next_run_are_not_lost(
 ) -> None:
     with dies_after_the_decision(monkeypatch):
         restore(options, saved)
-    write_as(options.sinks[1].table, app_id)
+    write_as(options.sinks[1].location, app_id)
     check_ways_out(sample, options, saved, app_id or "WRITE")
 
 
 def check_ways_out(sample: SampleInput, options: PipelineOptions, saved: str, name: str) -> None:
     """The run is refused, so is the same restore; with --accept it is made again."""
-    copy = options.sinks[1].table
+    copy = options.sinks[1].location
     run = run_once(options)
     assert run.error_code == "rollback-refused", run.result
     assert run.result.error is not None
@@ -165,7 +165,7 @@ def check_ways_out(sample: SampleInput, options: PipelineOptions, saved: str, na
     assert restore(options, saved).already
     run_to_end(options)
     for sink in options.sinks:
-        assert table_ids(sink.table) == sample.ids
+        assert table_ids(sink.location) == sample.ids
 
 
 @pytest.mark.parametrize("saved", ["version"], indirect=True)
@@ -174,7 +174,7 @@ def test_a_sink_with_rows_of_others_can_be_left_as_it_is(
 ) -> None:
     with dies_after_the_decision(monkeypatch):
         restore(options, saved)
-    main, copy = (sink.table for sink in options.sinks)
+    main, copy = (sink.location for sink in options.sinks)
     write_as(copy, "reports")
     run = run_once(options)
     assert run.result.error is not None
@@ -194,27 +194,27 @@ def test_a_vacuum_after_a_kill_does_not_block_the_pipeline(
 ) -> None:
     with dies_after_the_decision(monkeypatch):
         restore(options, saved)
-    vacuum(options.sinks[1].table)
+    vacuum(options.sinks[1].location)
     run = run_once(options)
     assert run.error_code == "rollback-refused", run.result
     assert run.result.error is not None
     assert "file(s) that it needs are gone" in run.result.error.message
     assert f"firnline run --from-savepoint {saved}" in run.result.error.hint
     told: list[str] = []
-    again = restore(options, saved, tell=told.append)
+    again = restore(options, saved, report=told.append)
     assert not again.already
     assert again.copied_bytes > 0
     assert any(line.endswith("restoring once more") for line in told)
     run_to_end(options)
     for sink in options.sinks:
-        assert table_ids(sink.table) == sample.ids
+        assert table_ids(sink.location) == sample.ids
 
 
 @pytest.mark.parametrize("saved", ["copies"], indirect=True)
 def test_copies_that_are_deleted_after_a_kill_are_made_again(
     sample: SampleInput, options: PipelineOptions, saved: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy = options.sinks[1].table
+    copy = options.sinks[1].location
     with dies_after_the_decision(monkeypatch):
         restore(options, saved)
     named = {os.path.basename(uri) for uri in DeltaTable(copy).file_uris()}
@@ -225,7 +225,7 @@ def test_copies_that_are_deleted_after_a_kill_are_made_again(
     assert not restore(options, saved).already
     run_to_end(options)
     for sink in options.sinks:
-        assert table_ids(sink.table) == sample.ids
+        assert table_ids(sink.location) == sample.ids
 
 
 def test_without_copies_the_sink_is_left_as_it_is(
@@ -234,7 +234,7 @@ def test_without_copies_the_sink_is_left_as_it_is(
     make_epochs(sample, options, 2)
     create_savepoint(open_pipeline(options), str(tmp_path / "saved"))
     make_epochs(sample, options, 1, first=3)
-    main, copy = (sink.table for sink in options.sinks)
+    main, copy = (sink.location for sink in options.sinks)
     DeltaTable(copy).optimize.compact()
     with dies_after_the_decision(monkeypatch):
         restore(options, str(tmp_path / "saved"))
@@ -262,7 +262,7 @@ def test_a_vacuum_between_plan_and_commit_is_told_as_such(
     which: int,
     moment: str,
 ) -> None:
-    table = options.sinks[which].table
+    table = options.sinks[which].location
     pipeline = open_pipeline(options)
     with monkeypatch.context() as patch:
         if moment == "planned":
@@ -272,14 +272,14 @@ def test_a_vacuum_between_plan_and_commit_is_told_as_such(
             patch.setattr(target, "edit", once_before(target.edit, lambda: vacuum(table)))
         told: list[str] = []
         try:
-            restore_savepoint(pipeline, saved, "test", tell=told.append)
+            restore_savepoint(pipeline, saved, "test", report=told.append)
         except RollbackRefusedError as error:
             told.append(error.message)
     assert any("file(s)" in line and ("are gone" in line or "were deleted" in line) for line in told), told
     assert restore(options, saved).copied_bytes > 0
     run_to_end(options)
     for sink in options.sinks:
-        assert table_ids(sink.table) == sample.ids
+        assert table_ids(sink.location) == sample.ids
 
 
 # -- who is a stranger ----------------------------------------------------------------------------------
@@ -306,15 +306,15 @@ def test_names_like_ours_are_strangers(
     saved = str(tmp_path / "saved")
     create_savepoint(open_pipeline(options), saved)
     make_epochs(sample, options, 1, first=3)
-    write_as(options.sinks[which].table, app_id)
+    write_as(options.sinks[which].location, app_id)
     with pytest.raises(RollbackRefusedError) as caught:
         restore(options, saved)
     assert f"--accept {app_id}" in caught.value.hint
     with pytest.raises(RollbackRefusedError) as caught:
         Rollback(open_pipeline(options), 2).perform("test")
     assert f"--accept {app_id}" in caught.value.hint
-    assert table_ids(options.sinks[which].table)[-1] == 1
+    assert table_ids(options.sinks[which].location)[-1] == 1
     restore(options, saved, accept=[app_id])
     run_to_end(options)
     for sink in options.sinks:
-        assert table_ids(sink.table) == sample.ids
+        assert table_ids(sink.location) == sample.ids

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from firnline.errors import FencedError, RollbackRefusedError
 from firnline.history.edits.rollback import Rollback, RollbackPlan, find_epoch_at
-from firnline.options import DeltaSinkOptions, PipelineOptions
+from firnline.options import PipelineOptions
 from firnline.run.commits import entry_commit
 from firnline.run.open_pipeline import open_pipeline
 from tests.support.committers import commit_table
-from tests.support.pipelines import MakeOptions, make_epochs, pipeline_options, run_once, run_to_end
+from tests.support.pipelines import MakeOptions, make_epochs, pipeline_options, run_once, run_to_end, two_sinks
 from tests.support.samples import SampleInput, table_ids
 
 
@@ -43,17 +43,17 @@ def columns(table: str) -> list[str]:
 def test_rows_columns_and_checkpoint_go_back_in_one_commit(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1)
     make_epochs(sample, options, 2)
-    before = table_ids(options.deciding.table)
+    before = table_ids(options.deciding.location)
     then = held(options)
     sample.add("f003.json", 3, extra="x")
     make_epochs(sample, options, 1, first=4)
-    assert "extra" in columns(options.deciding.table)
-    version = DeltaTable(options.deciding.table).version()
+    assert "extra" in columns(options.deciding.location)
+    version = DeltaTable(options.deciding.location).version()
     plan = roll_back(options, 2)
-    table = DeltaTable(options.deciding.table)
+    table = DeltaTable(options.deciding.location)
     assert table.version() == version + 2, "a claim, and one commit with everything"
-    assert table_ids(options.deciding.table) == before
-    assert "extra" not in columns(options.deciding.table)
+    assert table_ids(options.deciding.location) == before
+    assert "extra" not in columns(options.deciding.location)
     now = held(options)
     assert (now.epoch, now.checkpoint.positions) == (plan.new_epoch, then.checkpoint.positions)
     assert table.transaction_version(f"firnline:{options.name}") == now.epoch
@@ -61,7 +61,7 @@ def test_rows_columns_and_checkpoint_go_back_in_one_commit(sample: SampleInput, 
     assert (plan.input_files, plan.input_records) == (2, 6)
     assert plan.sinks[0].rows_removed == 6
     run_to_end(options)
-    assert table_ids(options.deciding.table) == sample.ids
+    assert table_ids(options.deciding.location) == sample.ids
     assert held(options).epoch > now.epoch
 
 
@@ -69,7 +69,7 @@ def test_the_commit_says_what_it_did(sample: SampleInput, make_options: MakeOpti
     options = make_options(max_files=1)
     make_epochs(sample, options, 3)
     roll_back(options, 1)
-    newest = DeltaTable(options.deciding.table).history(1)[0]
+    newest = DeltaTable(options.deciding.location).history(1)[0]
     assert newest["operation"] == "RESTORE"
     assert '"kind":"rollback"' in newest["firnline"]
     assert '"to_epoch":1' in newest["firnline"]
@@ -84,10 +84,10 @@ def test_late_files_of_the_undone_epochs_are_read_again(sample: SampleInput, mak
     sample.add("a.json", 3)  # below the mark: late
     sample.add("z.json", 3)
     run_to_end(options)
-    assert table_ids(options.deciding.table) == sample.ids
+    assert table_ids(options.deciding.location) == sample.ids
     roll_back(options, first)
     run_to_end(options)
-    assert table_ids(options.deciding.table) == sample.ids
+    assert table_ids(options.deciding.location) == sample.ids
 
 
 def test_a_file_that_was_half_read_is_read_on_from_there(sample: SampleInput, make_options: MakeOptions) -> None:
@@ -96,9 +96,9 @@ def test_a_file_that_was_half_read_is_read_on_from_there(sample: SampleInput, ma
     run_to_end(options)
     assert held(options).epoch > 4
     roll_back(options, 3)
-    assert 0 < sum(table_ids(options.deciding.table).values()) < 30
+    assert 0 < sum(table_ids(options.deciding.location).values()) < 30
     run_to_end(options)
-    assert table_ids(options.deciding.table) == sample.ids
+    assert table_ids(options.deciding.location) == sample.ids
 
 
 def test_the_floor_never_goes_back_and_the_schema_version_grows(sample: SampleInput, make_options: MakeOptions) -> None:
@@ -122,7 +122,7 @@ def test_another_tool_reads_the_position_gone_back_to(sample: SampleInput, make_
     options = make_options(max_files=1)
     make_epochs(sample, options, 3)
     roll_back(options, 1)
-    commit = DeltaLog(open_storage(options.deciding.table)).read(DeltaTable(options.deciding.table).version())
+    commit = DeltaLog(open_storage(options.deciding.location)).read(DeltaTable(options.deciding.location).version())
     assert commit is not None
     payload = commit.blizzard()
     assert payload is not None
@@ -136,15 +136,15 @@ def test_one_can_go_back_again_and_again(sample: SampleInput, make_options: Make
     roll_back(options, 3)
     roll_back(options, 2)
     run_to_end(options)
-    assert table_ids(options.deciding.table) == sample.ids
+    assert table_ids(options.deciding.location) == sample.ids
     newest = held(options).epoch
     with pytest.raises(RollbackRefusedError, match="no longer belongs to the history"):
         roll_back(options, 4)
     roll_back(options, 6)
     assert held(options).epoch == newest + 1
-    assert sum(table_ids(options.deciding.table).values()) == 6, "epoch 6 was the rollback to epoch 2"
+    assert sum(table_ids(options.deciding.location).values()) == 6, "epoch 6 was the rollback to epoch 2"
     run_to_end(options)
-    assert table_ids(options.deciding.table) == sample.ids
+    assert table_ids(options.deciding.location) == sample.ids
 
 
 def test_a_file_that_was_set_aside_then_and_retried_since_is_retried_again(
@@ -160,10 +160,10 @@ def test_a_file_that_was_set_aside_then_and_retried_since_is_retried_again(
     pipeline = open_pipeline(options)
     pipeline.requests.ask_retry(str(sample.path("b.json.gz")), changed=True, ids=pipeline.ids)
     run_to_end(options)
-    assert table_ids(options.deciding.table) == sample.ids
+    assert table_ids(options.deciding.location) == sample.ids
     roll_back(options, aside)
     run_to_end(options)
-    assert table_ids(options.deciding.table) == sample.ids
+    assert table_ids(options.deciding.location) == sample.ids
 
 
 def test_what_is_quarantined_after_it_comes_again_once(sample: SampleInput, make_options: MakeOptions) -> None:
@@ -209,10 +209,10 @@ def test_an_active_run_is_fenced(sample: SampleInput, make_options: MakeOptions)
 
 
 def refused(options: PipelineOptions, to: int, **settings: Any) -> RollbackRefusedError:
-    version = DeltaTable(options.deciding.table).version()
+    version = DeltaTable(options.deciding.location).version()
     with pytest.raises(RollbackRefusedError) as caught:
         roll_back(options, to, **settings)
-    assert DeltaTable(options.deciding.table).version() == version, "refused before anything was written"
+    assert DeltaTable(options.deciding.location).version() == version, "refused before anything was written"
     return caught.value
 
 
@@ -231,7 +231,7 @@ def test_refused_when_the_input_is_gone_or_changed(sample: SampleInput, make_opt
 def test_refused_when_files_are_vacuumed(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1)
     make_epochs(sample, options, 3)
-    table = DeltaTable(options.deciding.table)
+    table = DeltaTable(options.deciding.location)
     table.optimize.compact()
     table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
     error = refused(options, 2)
@@ -242,11 +242,11 @@ def test_refused_when_files_are_vacuumed(sample: SampleInput, make_options: Make
 def test_compaction_without_vacuum_is_no_hindrance(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1)
     make_epochs(sample, options, 3)
-    DeltaTable(options.deciding.table).optimize.compact()
+    DeltaTable(options.deciding.location).optimize.compact()
     plan = roll_back(options, 2)
     assert (plan.sinks[0].rows_removed, plan.sinks[0].rows_restored) == (9, 6)
     run_to_end(options)
-    assert table_ids(options.deciding.table) == sample.ids
+    assert table_ids(options.deciding.location) == sample.ids
 
 
 def test_refused_when_another_pipeline_wrote_unless_it_is_named(
@@ -262,13 +262,13 @@ def test_refused_when_another_pipeline_wrote_unless_it_is_named(
     assert "other (version" in error.message
     assert "--accept other" in error.hint
     roll_back(options, 1, accept=["other"])
-    assert sum(table_ids(options.deciding.table).values()) == 3, "the other pipeline's rows are gone, as accepted"
+    assert sum(table_ids(options.deciding.location).values()) == 3, "the other pipeline's rows are gone, as accepted"
 
 
 def test_refused_when_somebody_else_deleted_rows(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1)
     make_epochs(sample, options, 3)
-    DeltaTable(options.deciding.table).delete("id = 8")
+    DeltaTable(options.deciding.location).delete("id = 8")
     assert "--accept DELETE" in refused(options, 2).hint
 
 
@@ -282,7 +282,7 @@ def test_refused_below_the_floor(sample: SampleInput, make_options: MakeOptions)
     roll_back(options, floor)
 
 
-@pytest.mark.parametrize(("to", "words"), [(9, "stands at epoch 3"), (3, "already"), (0, "older than the ledger")])
+@pytest.mark.parametrize(("to", "words"), [(9, "is at epoch 3"), (3, "already"), (0, "older than the ledger")])
 def test_refused_where_there_is_nothing(sample: SampleInput, make_options: MakeOptions, to: int, words: str) -> None:
     options = make_options(max_files=1)
     make_epochs(sample, options, 3)
@@ -292,10 +292,10 @@ def test_refused_where_there_is_nothing(sample: SampleInput, make_options: MakeO
 def test_refused_when_the_log_is_cleaned_up(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1)
     make_epochs(sample, options, 4)
-    log = Path(options.deciding.table) / "_delta_log"
-    DeltaTable(options.deciding.table).create_checkpoint()
+    log = Path(options.deciding.location) / "_delta_log"
+    DeltaTable(options.deciding.location).create_checkpoint()
     for path in log.glob("*.json"):
-        if int(path.stem) <= DeltaTable(options.deciding.table).version() - 2:
+        if int(path.stem) <= DeltaTable(options.deciding.location).version() - 2:
             path.unlink()
     assert "no longer in the table's log" in refused(options, 1).message
 
@@ -321,57 +321,50 @@ def test_an_epoch_is_found_by_time(sample: SampleInput, make_options: MakeOption
 def test_staged_with_units_pending(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1, mode="staged")
     make_epochs(sample, options, 2)
-    commit_table(options.deciding.table)
+    commit_table(options.deciding.location)
     make_epochs(sample, options, 2, first=3)
-    version = DeltaTable(options.deciding.table).version()
-    with pytest.raises(RollbackRefusedError, match="stands at epoch 2") as caught:
+    version = DeltaTable(options.deciding.location).version()
+    with pytest.raises(RollbackRefusedError, match="is at epoch 2") as caught:
         roll_back(options, 3)
     assert "--discard-from 4" in caught.value.hint
-    assert DeltaTable(options.deciding.table).version() == version
-    commit_table(options.deciding.table)
+    assert DeltaTable(options.deciding.location).version() == version
+    commit_table(options.deciding.location)
     make_epochs(sample, options, 1, first=5)
     with pytest.raises(RollbackRefusedError, match="committed together with later ones") as caught:
         roll_back(options, 3)
     assert "--to 2 or 4" in caught.value.hint
     plan = roll_back(options, 2)
     assert (plan.pending_units, plan.from_epoch, plan.new_epoch) == (1, 5, 6)
-    assert not list((Path(options.deciding.table) / "_staging" / "pending").glob("*.meta.json"))
-    commit_table(options.deciding.table)
-    assert sum(table_ids(options.deciding.table).values()) == 6
+    assert not list((Path(options.deciding.location) / "_staging" / "pending").glob("*.meta.json"))
+    commit_table(options.deciding.location)
+    assert sum(table_ids(options.deciding.location).values()) == 6
     run_to_end(options)
-    commit_table(options.deciding.table)
-    assert table_ids(options.deciding.table) == sample.ids
+    commit_table(options.deciding.location)
+    assert table_ids(options.deciding.location) == sample.ids
 
 
 # -- several sinks --------------------------------------------------------------------------------------
 
 
-def two(tmp_path: Path) -> tuple[DeltaSinkOptions, DeltaSinkOptions]:
-    return (
-        DeltaSinkOptions("main", str(tmp_path / "one")),
-        DeltaSinkOptions("copy", str(tmp_path / "two"), partition_by=("month",)),
-    )
-
-
 def test_every_sink_goes_back(sample: SampleInput, make_options: MakeOptions, tmp_path: Path) -> None:
-    options = make_options(max_files=1, sinks=two(tmp_path))
+    options = make_options(max_files=1, sinks=two_sinks(tmp_path))
     make_epochs(sample, options, 4)
     plan = roll_back(options, 2)
     assert [s.rows_removed for s in plan.sinks] == [6, 6]
-    one, copy = (table_ids(s.table) for s in options.sinks)
+    one, copy = (table_ids(s.location) for s in options.sinks)
     assert one == copy
     assert sum(one.values()) == 6
     run_to_end(options)
     for sink in options.sinks:
-        assert table_ids(sink.table) == sample.ids
+        assert table_ids(sink.location) == sample.ids
 
 
 def test_a_sink_that_cannot_go_back_must_be_named(
     sample: SampleInput, make_options: MakeOptions, tmp_path: Path
 ) -> None:
-    options = make_options(max_files=1, sinks=two(tmp_path))
+    options = make_options(max_files=1, sinks=two_sinks(tmp_path))
     make_epochs(sample, options, 3)
-    copy = DeltaTable(options.sinks[1].table)
+    copy = DeltaTable(options.sinks[1].location)
     copy.optimize.compact()
     copy.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
     with pytest.raises(RollbackRefusedError, match="copy: 6 file"):
@@ -380,8 +373,8 @@ def test_a_sink_that_cannot_go_back_must_be_named(
     assert plan.sinks[1].left
     assert any("copy: left as it is: its rows and columns stay" in line for line in plan.not_undone)
     run_to_end(options)
-    assert table_ids(options.sinks[0].table) == sample.ids
-    assert sum(table_ids(options.sinks[1].table).values()) == sum(sample.ids.values()) + 3
+    assert table_ids(options.sinks[0].location) == sample.ids
+    assert sum(table_ids(options.sinks[1].location).values()) == sum(sample.ids.values()) + 3
 
 
 def test_the_deciding_sink_cannot_be_left(sample: SampleInput, make_options: MakeOptions) -> None:
@@ -396,7 +389,7 @@ def test_a_sink_that_lags_is_brought_through_the_rollback_when_it_is_back(
     sample: SampleInput, make_options: MakeOptions, tmp_path: Path, behind: int
 ) -> None:
     """`behind` 1: it lacks epochs before the target; 3: it holds epochs that are undone."""
-    main, copy = two(tmp_path)
+    main, copy = two_sinks(tmp_path)
     options = make_options(
         max_files=1, sinks=(main, dataclasses.replace(copy, required=False)), commit_policy="required"
     )
@@ -414,10 +407,10 @@ def test_a_sink_that_lags_is_brought_through_the_rollback_when_it_is_back(
     os.rename(away, log)
     roll_back(options, 2)
     for sink in options.sinks:
-        assert sum(table_ids(sink.table).values()) == 6
+        assert sum(table_ids(sink.location).values()) == 6
     run_to_end(options)
     for sink in options.sinks:
-        assert table_ids(sink.table) == sample.ids
+        assert table_ids(sink.location) == sample.ids
 
 
 # -- the property ---------------------------------------------------------------------------------------
@@ -438,14 +431,14 @@ def test_any_rollbacks_end_like_a_run_that_never_went_wrong(tmp_path: Path, step
         if step and newest - step in known:
             roll_back(options, newest - step)
     run_to_end(options)
-    assert table_ids(options.deciding.table) == sample.ids
+    assert table_ids(options.deciding.location) == sample.ids
 
 
 def test_a_table_written_by_others_before_us_is_left_alone(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1)
-    write_deltalake(options.deciding.table, pa.table({"id": [-1], "month": ["2026-01"], "v": [0.5]}))
+    write_deltalake(options.deciding.location, pa.table({"id": [-1], "month": ["2026-01"], "v": [0.5]}))
     make_epochs(sample, options, 3)
     roll_back(options, 1)
-    assert table_ids(options.deciding.table)[-1] == 1
+    assert table_ids(options.deciding.location)[-1] == 1
     run_to_end(options)
-    assert table_ids(options.deciding.table) - sample.ids == {-1: 1}
+    assert table_ids(options.deciding.location) - sample.ids == {-1: 1}

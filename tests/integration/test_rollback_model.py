@@ -11,13 +11,14 @@ import pytest
 from deltalake import DeltaTable
 
 import firnline.checkpoint.ledger as ledger
-import firnline.run.joining as jumps
 import firnline.run.steps as steps
 from firnline.errors import RollbackRefusedError, SinkError
 from firnline.history.edits.fresh_start import start_over
 from firnline.history.edits.rollback import Rollback
-from firnline.options import DeltaSinkOptions, PipelineOptions
+from firnline.options import PipelineOptions
+from firnline.run import joining
 from firnline.run.open_pipeline import open_pipeline
+from firnline.sinks.delta.options import DeltaSinkOptions
 from tests.support.committers import commit_table, pending_units
 from tests.support.pipelines import pipeline_options, run_once
 from tests.support.samples import SampleInput, table_ids
@@ -66,7 +67,7 @@ class History:
 
     def commit(self) -> None:
         if self.staged:
-            report = commit_table(self.options.deciding.table)
+            report = commit_table(self.options.deciding.location)
             self.trace.append(("commit", report.units))
             assert not report.alarms, self.trace
 
@@ -85,7 +86,7 @@ class History:
         self.trace.append(("down", self.down))
 
     def compact(self) -> None:
-        DeltaTable(self.options.deciding.table).optimize.compact()
+        DeltaTable(self.options.deciding.location).optimize.compact()
 
     def roll_back(self, *, crash: bool = False) -> None:
         pipeline = open_pipeline(self.options)
@@ -100,7 +101,7 @@ class History:
         with self.patch.context() as patch:
             if crash:
                 die = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt())  # noqa: E731
-                patch.setattr(jumps, "_record", die)
+                patch.setattr(joining, "_record", die)
                 patch.setattr("firnline.sinks.staged.sink.drop_pending", die)
             try:
                 Rollback(pipeline, to).perform("test")
@@ -156,6 +157,6 @@ def test_every_history_ends_with_the_input(
     history = History(tmp_path, seed, monkeypatch, staged=staged)
     history.live(40 if LONG else 14)
     for sink in history.options.sinks:
-        assert table_ids(sink.table) == history.sample.ids, history.trace
+        assert table_ids(sink.location) == history.sample.ids, history.trace
     if staged:
-        assert pending_units(history.options.deciding.table) == [], history.trace
+        assert pending_units(history.options.deciding.location) == [], history.trace

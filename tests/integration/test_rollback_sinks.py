@@ -12,13 +12,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-import firnline.run.joining as jumps
 from firnline.committer.committer import CycleReport
 from firnline.errors import ConfigError, RollbackRefusedError
 from firnline.history.edits.fresh_start import start_over
 from firnline.history.edits.rollback import Rollback, RollbackPlan
-from firnline.options import DeltaSinkOptions, PipelineOptions
+from firnline.options import PipelineOptions
+from firnline.run import joining
 from firnline.run.open_pipeline import open_pipeline
+from firnline.sinks.delta.options import DeltaSinkOptions
 from tests.support.committers import commit_table, pending_units, rejected_reasons
 from tests.support.pipelines import MakeOptions, make_epochs, run_once, run_to_end
 from tests.support.samples import SampleInput, table_ids
@@ -50,7 +51,7 @@ def outage(table: str) -> Iterator[None]:
 
 @contextmanager
 def dies_after_the_decision(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    original = jumps.settle_edits
+    original = joining.settle_edits
     decided: list[bool] = []
 
     def decide(*arguments: Any) -> Any:
@@ -62,10 +63,10 @@ def dies_after_the_decision(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             raise KeyboardInterrupt
         return original(*arguments)
 
-    decide_first = jumps._decide
+    decide_first = joining._decide
     with monkeypatch.context() as patch:
-        patch.setattr(jumps, "settle_edits", die)
-        patch.setattr(jumps, "_decide", decide)
+        patch.setattr(joining, "settle_edits", die)
+        patch.setattr(joining, "_decide", decide)
         with pytest.raises(KeyboardInterrupt):
             yield
 
@@ -77,7 +78,7 @@ def dies_after_the_decision(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_staged_sink_drops_the_units_that_are_undone(
     sample: SampleInput, make_options: MakeOptions, tmp_path: Path, to: int
 ) -> None:
-    """Its log stands at 2, units 3 to 5 are pending."""
+    """Its log is at 2, units 3 to 5 are pending."""
     copy = DeltaSinkOptions("copy", str(tmp_path / "two"), mode="staged", max_pending_units=3)
     main = DeltaSinkOptions("main", str(tmp_path / "one"))
     options = make_options(max_files=1, sinks=(main, copy))
@@ -103,9 +104,9 @@ def test_a_committer_at_work_does_not_look_like_a_fence(
 ) -> None:
     options = make_options(max_files=1, mode="staged")
     make_epochs(sample, options, 2)
-    commit_table(options.deciding.table)
+    commit_table(options.deciding.location)
     make_epochs(sample, options, 1, first=3)
-    commit_table(options.deciding.table)
+    commit_table(options.deciding.location)
     make_epochs(sample, options, 2, first=4)
     pipeline = open_pipeline(options)
     original = pipeline.ledger.stage
@@ -113,17 +114,17 @@ def test_a_committer_at_work_does_not_look_like_a_fence(
 
     def committing(entry: Any) -> Any:
         if not cycles:
-            cycles.append(commit_table(options.deciding.table))
+            cycles.append(commit_table(options.deciding.location))
         return original(entry)
 
     monkeypatch.setattr(pipeline.ledger, "stage", committing)
     plan, receipt = Rollback(pipeline, 2).perform("test")
     assert cycles[0].units == 2, "the committer came between the look and the commit"
     assert (plan.pending_units, receipt.epoch) == (0, 6)
-    assert rows(options.deciding.table) == 6
+    assert rows(options.deciding.location) == 6
     run_to_end(options)
-    commit_table(options.deciding.table)
-    assert table_ids(options.deciding.table) == sample.ids
+    commit_table(options.deciding.location)
+    assert table_ids(options.deciding.location) == sample.ids
 
 
 def test_units_left_by_a_kill_are_set_aside_not_committed(
@@ -131,17 +132,17 @@ def test_units_left_by_a_kill_are_set_aside_not_committed(
 ) -> None:
     options = make_options(max_files=1, mode="staged")
     make_epochs(sample, options, 2)
-    commit_table(options.deciding.table)
+    commit_table(options.deciding.location)
     make_epochs(sample, options, 1, first=3)
     with monkeypatch.context() as patch:
         patch.setattr("firnline.sinks.staged.sink.drop_pending", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             start_over(open_pipeline(options), 3, "test", truncate=True)
-    assert not commit_table(options.deciding.table).alarms
-    assert next(iter(rejected_reasons(options.deciding.table).values())).startswith("fork")
+    assert not commit_table(options.deciding.location).alarms
+    assert next(iter(rejected_reasons(options.deciding.location).values())).startswith("fork")
     run_to_end(options)
-    commit_table(options.deciding.table)
-    assert table_ids(options.deciding.table) == sample.ids
+    commit_table(options.deciding.location)
+    assert table_ids(options.deciding.location) == sample.ids
 
 
 # -- new, lagging, unreachable --------------------------------------------------------------------------
@@ -175,7 +176,7 @@ def test_a_fresh_start_takes_a_new_sink_in_also_after_a_crash(
 
 
 def lagging(sample: SampleInput, make_options: MakeOptions, tmp_path: Path) -> PipelineOptions:
-    """`copy` is optional, stands at epoch 1 and is out of reach; `main` stands at 4."""
+    """`copy` is optional, is at epoch 1 and is out of reach; `main` is at 4."""
     sinks = (
         DeltaSinkOptions("main", str(tmp_path / "one")),
         DeltaSinkOptions("copy", str(tmp_path / "two"), required=False),
@@ -188,7 +189,7 @@ def test_refused_when_files_that_a_lagging_sink_is_owed_are_gone(
 ) -> None:
     options = lagging(sample, make_options, tmp_path)
     make_epochs(sample, options, 1)
-    main, copy = (sink.table for sink in options.sinks)
+    main, copy = (sink.location for sink in options.sinks)
     with outage(copy):
         for number in range(2, 5):
             sample.add(f"f{number:03d}.json", 3)
@@ -205,7 +206,7 @@ def test_refused_when_files_that_a_lagging_sink_is_owed_are_gone(
 def test_a_left_sink_may_be_out_of_reach(sample: SampleInput, make_options: MakeOptions, tmp_path: Path) -> None:
     options = lagging(sample, make_options, tmp_path)
     make_epochs(sample, options, 3)
-    main, copy = (sink.table for sink in options.sinks)
+    main, copy = (sink.location for sink in options.sinks)
     with outage(copy):
         with pytest.raises(RollbackRefusedError, match="copy cannot be read") as caught:
             roll_back(options, 1)
@@ -227,7 +228,7 @@ def test_a_strangers_rows_in_a_further_sink_are_not_lost_by_a_rollback_that_is_f
     make_epochs(sample, options, 3)
     with dies_after_the_decision(monkeypatch):
         roll_back(options, 2)
-    copy = options.sinks[1].table
+    copy = options.sinks[1].location
     write_deltalake(copy, pa.table({"id": [-1], "month": ["2026-01"], "v": [0.5]}), mode="append")
     run = run_once(options)
     assert run.error_code == "rollback-refused", run.result
@@ -236,7 +237,7 @@ def test_a_strangers_rows_in_a_further_sink_are_not_lost_by_a_rollback_that_is_f
     assert "firnline rollback --to 2 --leave copy" in run.result.error.hint
     roll_back(options, 2, leave=["copy"])
     run_to_end(options)
-    assert table_ids(options.sinks[0].table) == sample.ids
+    assert table_ids(options.sinks[0].location) == sample.ids
     assert table_ids(copy)[-1] == 1
 
 
@@ -249,19 +250,21 @@ def test_a_strangers_rows_that_come_between_look_and_commit_are_seen(
     original = pipeline.ledger.stage
 
     def write_first(entry: Any) -> Any:
-        write_deltalake(options.deciding.table, pa.table({"id": [-1], "month": ["2026-01"], "v": [0.5]}), mode="append")
+        write_deltalake(
+            options.deciding.location, pa.table({"id": [-1], "month": ["2026-01"], "v": [0.5]}), mode="append"
+        )
         return original(entry)
 
     monkeypatch.setattr(pipeline.ledger, "stage", write_first)
     with pytest.raises(RollbackRefusedError, match="others changed rows since"):
         Rollback(pipeline, 2).perform("test")
-    assert table_ids(options.deciding.table)[-1] == 1
-    assert rows(options.deciding.table) == 10
+    assert table_ids(options.deciding.location)[-1] == 1
+    assert rows(options.deciding.location) == 10
 
 
 def test_an_append_only_table_is_refused(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1)
     make_epochs(sample, options, 2)
-    DeltaTable(options.deciding.table).alter.set_table_properties({"delta.appendOnly": "true"})
+    DeltaTable(options.deciding.location).alter.set_table_properties({"delta.appendOnly": "true"})
     with pytest.raises(RollbackRefusedError, match="append-only"):
         roll_back(options, 1)

@@ -21,11 +21,13 @@ from firnline.errors import ConfigError, DamagedError
 from firnline.history.edits.restore import restore_savepoint
 from firnline.history.savepoints.catalog import dispose_savepoint, list_savepoints
 from firnline.history.savepoints.create import create_savepoint
-from firnline.options import DeltaSinkOptions, PipelineOptions
+from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
+from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.storage import Storage, open_storage
-from tests.support.pipelines import MakeOptions, run_once
+from tests.support.pipelines import MakeOptions, delta_table, run_once
 from tests.support.processes import KILLED, Launcher, RunOrder
+from tests.support.s3 import new_bucket, s3_options
 from tests.support.samples import pack
 
 pytestmark = [pytest.mark.s3, pytest.mark.crash]
@@ -33,22 +35,13 @@ pytestmark = [pytest.mark.s3, pytest.mark.crash]
 
 @pytest.fixture
 def storage_options(s3: str) -> dict[str, str]:
-    return {
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": s3,
-        "AWS_ALLOW_HTTP": "true",
-    }
+    return s3_options(s3)
 
 
 @pytest.fixture
 def bucket(s3: str, tmp_path: Any) -> str:
     """A new bucket for each test."""
-    name = "b" + os.urandom(6).hex()
-    request = urllib.request.Request(f"{s3}/{name}", method="PUT")
-    urllib.request.urlopen(request).close()
-    return name
+    return new_bucket(s3)
 
 
 @pytest.fixture
@@ -89,8 +82,8 @@ def options(bucket: str, storage_options: dict[str, str], make_options: MakeOpti
 
 
 def ids(options: PipelineOptions) -> Counter[int]:
-    sink = options.sinks[0]
-    table = DeltaTable(sink.table, storage_options=dict(sink.storage_options)).to_pyarrow_table()
+    home = options.home
+    table = DeltaTable(home.root, storage_options=dict(home.storage_options)).to_pyarrow_table()
     return Counter(table.column("id").to_pylist())
 
 
@@ -230,7 +223,7 @@ def test_large_object_over_several_epochs(options: PipelineOptions, remote: Remo
 
 def restore_from(place: str, order: RunOrder) -> int:
     """In a child: delta-rs holds the interpreter's lock while it restores a version, and the server needs it here."""
-    restore_savepoint(open_pipeline(order.options), place, "test", dict(order.options.sinks[0].storage_options))
+    restore_savepoint(open_pipeline(order.options), place, "test", dict(order.options.home.storage_options))
     return 0
 
 
@@ -254,7 +247,7 @@ def test_a_savepoint_in_another_bucket(
     remote.add("b.json.gz", 5)
     assert run_once(options).exit_code == 0
     assert [s.state for s in list_savepoints(open_pipeline(options), storage_options)] == ["complete"]
-    new = dataclasses.replace(options.sinks[0], table=f"s3://{backup}/tables/new")
+    new = dataclasses.replace(delta_table(options), table=f"s3://{backup}/tables/new")
     launcher = Launcher(tmp_path / "restores", partial(restore_from, place))
     for target in (options, dataclasses.replace(options, sinks=(new,))):
         assert launcher.run(target).exit_code == 0

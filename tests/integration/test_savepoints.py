@@ -19,8 +19,9 @@ from deltalake import DeltaTable, write_deltalake
 
 import firnline.checkpoint.ledger
 from firnline.checkpoint.codec import canonical, checksum
-from firnline.cli.beginning import Beginning, CopyProgress, begin
+from firnline.cli.long_task import CopyProgress
 from firnline.cli.output import size_text
+from firnline.cli.run import Beginning, begin
 from firnline.errors import (
     CheckpointError,
     ConfigError,
@@ -40,37 +41,25 @@ from firnline.history.savepoints.files import COPIERS, each
 from firnline.history.savepoints.format import Savepoint
 from firnline.history.status import load_quarantine
 from firnline.maintenance.compact import compact
-from firnline.maintenance.gc import gc
-from firnline.maintenance.vacuum import vacuum
-from firnline.options import (
-    DeltaSinkOptions,
-    LocalTierOptions,
-    PipelineOptions,
-    RemoteTierOptions,
-    StoreOptions,
-)
+from firnline.maintenance.gc import gc, vacuum
+from firnline.options import LocalTierOptions, PipelineOptions, RemoteTierOptions, StoreOptions
 from firnline.run.commits import entry_commit
 from firnline.run.open_pipeline import open_pipeline
 from firnline.storage import LocalStorage
 from firnline.stores import open_store
 from firnline.stores.audit import load_audit
 from tests.support.committers import commit_table
-from tests.support.pipelines import MakeOptions, file_source, known_files, run_once
-from tests.support.samples import SampleInput, table_ids, table_rows
+from tests.support.pipelines import MakeOptions, delta_table, file_source, known_files, run_once, run_to_end, two_sinks
+from tests.support.samples import SampleInput, files_below, table_ids, table_rows
 
 SAMPLES = Path(__file__).parent.parent / "data" / "formats" / "v1"
-
-
-def done(options: PipelineOptions) -> None:
-    run = run_once(options)
-    assert run.exit_code == 0, run.result
 
 
 def epochs(sample: SampleInput, options: PipelineOptions, count: int, first: int = 1, **fields: Any) -> None:
     """One epoch per file."""
     for number in range(first, first + count):
         sample.add(f"f{number:03d}.json", 3, **fields)
-        done(options)
+        run_to_end(options)
 
 
 def save(options: PipelineOptions, path: Path | None = None, *, copy: bool = False) -> tuple[Savepoint, Path]:
@@ -88,17 +77,13 @@ def held(options: PipelineOptions) -> Any:
 
 def elsewhere(options: PipelineOptions, table: Path) -> PipelineOptions:
     """The same pipeline with its deciding table in another place."""
-    return dataclasses.replace(options, sinks=(dataclasses.replace(options.sinks[0], table=str(table)),))
+    return dataclasses.replace(options, sinks=(dataclasses.replace(delta_table(options), table=str(table)),))
 
 
 def wipe(table: str | Path) -> None:
     """What is not the newest version goes, by Firnline's own sweeps without any grace."""
     gc(str(table), grace_seconds=0)
     vacuum(str(table), retention_hours=0, allow_short_retention=True)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def states(options: PipelineOptions) -> list[str]:
@@ -113,22 +98,22 @@ def test_rows_columns_and_progress_come_back_and_the_rest_is_read_again(
 ) -> None:
     options = make_options(max_files=1, partition_by=("month",))
     epochs(sample, options, 3)
-    before, then = table_rows(options.deciding.table), held(options)
+    before, then = table_rows(options.deciding.location), held(options)
     made, path = save(options)
     epochs(sample, options, 2, first=4, extra="x")
-    kept = contents(path)
+    kept = files_below(path)
     result = restore(options, path)
     assert (result.to_epoch, result.epoch, result.files, result.rows, result.copied_bytes) == (3, 6, 9, 9, 0)
-    table = DeltaTable(options.deciding.table)
+    table = DeltaTable(options.deciding.location)
     assert "extra" not in [field.name for field in table.schema().fields], "the log still had the version: columns go"
-    assert sorted(table_rows(options.deciding.table), key=str) == sorted(before, key=str)
+    assert sorted(table_rows(options.deciding.location), key=str) == sorted(before, key=str)
     now = held(options)
     assert (now.epoch, now.checkpoint.positions) == (6, then.checkpoint.positions)
     assert '"kind":"restore"' in table.history(1)[0]["firnline"]
     assert made.id in table.history(1)[0]["firnline"]
-    done(options)
-    assert table_ids(options.deciding.table) == sample.ids
-    assert contents(path) == kept, "a restore only reads"
+    run_to_end(options)
+    assert table_ids(options.deciding.location) == sample.ids
+    assert files_below(path) == kept, "a restore only reads"
 
 
 def test_the_same_command_again_goes_on(sample: SampleInput, make_options: MakeOptions) -> None:
@@ -137,19 +122,19 @@ def test_the_same_command_again_goes_on(sample: SampleInput, make_options: MakeO
     made, path = save(options)
     epochs(sample, options, 1, first=3)
     first = restore(options, path)
-    done(options)
-    version = DeltaTable(options.deciding.table).version()
+    run_to_end(options)
+    version = DeltaTable(options.deciding.location).version()
     told: list[str] = []
-    again = restore(options, path, tell=told.append)
+    again = restore(options, path, report=told.append)
     assert (again.already, again.epoch) == (True, first.epoch)
     assert told == [
         f"savepoint {made.id} was restored as epoch {first.epoch} already; going on"
         f" (to go back to it: firnline rollback --to {first.epoch})"
     ]
     Rollback(open_pipeline(options), first.epoch).perform("test")
-    assert DeltaTable(options.deciding.table).version() > version
-    done(options)
-    assert table_ids(options.deciding.table) == sample.ids
+    assert DeltaTable(options.deciding.location).version() > version
+    run_to_end(options)
+    assert table_ids(options.deciding.location) == sample.ids
 
 
 def test_it_is_still_known_when_the_ledger_is_folded(
@@ -161,7 +146,7 @@ def test_it_is_still_known_when_the_ledger_is_folded(
     _, path = save(options)
     first = restore(options, path)
     epochs(sample, options, 5, first=3)
-    gc(options.deciding.table)
+    gc(options.deciding.location)
     pipeline = open_pipeline(options)
     assert not any(entry.epoch == first.epoch for entry in pipeline.entries(held(options).entry)), "folded away"
     again = restore(options, path)
@@ -169,76 +154,76 @@ def test_it_is_still_known_when_the_ledger_is_folded(
     _, folded = save(options)
     epochs(sample, options, 1, first=8)
     restore(options, folded)
-    done(options)
-    assert table_ids(options.deciding.table) == sample.ids
+    run_to_end(options)
+    assert table_ids(options.deciding.location) == sample.ids
     assert len(known_files(pipeline, held(options).entry)) == 8
 
 
 def test_after_deleted_rows_compaction_and_sweeps_without_grace(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1)
     epochs(sample, options, 3)
-    before = table_ids(options.deciding.table)
+    before = table_ids(options.deciding.location)
     _, path = save(options)
-    DeltaTable(options.deciding.table).delete("id = 2")
+    DeltaTable(options.deciding.location).delete("id = 2")
     epochs(sample, options, 2, first=4)
-    compact(options.deciding.table)
-    wipe(options.deciding.table)
+    compact(options.deciding.location)
+    wipe(options.deciding.location)
     result = restore(options, path)
     assert result.copied_bytes == 0, "the pin kept every file"
     assert any("DELETE" in warning for warning in result.warnings)
-    assert table_ids(options.deciding.table) == before
-    done(options)
-    assert table_ids(options.deciding.table) == sample.ids
+    assert table_ids(options.deciding.location) == before
+    run_to_end(options)
+    assert table_ids(options.deciding.location) == sample.ids
 
 
 def test_without_the_pin_the_sweeps_delete(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1)
     epochs(sample, options, 3)
     made, path = save(options)
-    (Path(options.deciding.table) / f"_firnline/pins/savepoint-{made.id}.json").unlink()
-    compact(options.deciding.table)
-    wipe(options.deciding.table)
-    version = DeltaTable(options.deciding.table).version()
+    (Path(options.deciding.location) / f"_firnline/pins/savepoint-{made.id}.json").unlink()
+    compact(options.deciding.location)
+    wipe(options.deciding.location)
+    version = DeltaTable(options.deciding.location).version()
     with pytest.raises(RollbackRefusedError, match=r"3 file\(s\) of the savepoint are gone"):
         restore(options, path)
-    assert DeltaTable(options.deciding.table).version() == version, "refused before anything was written"
+    assert DeltaTable(options.deciding.location).version() == version, "refused before anything was written"
 
 
 def test_with_copies_after_anybodys_vacuum(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1, partition_by=("month",))
     epochs(sample, options, 3)
-    before = table_ids(options.deciding.table)
+    before = table_ids(options.deciding.location)
     made, path = save(options, copy=True)
     epochs(sample, options, 1, first=4, extra="x")
-    table = DeltaTable(options.deciding.table)
+    table = DeltaTable(options.deciding.location)
     table.optimize.compact()
     table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
     result = restore(options, path)
     assert result.copied_bytes == made.size_bytes
-    assert table_ids(options.deciding.table) == before
-    rows = table_rows(options.deciding.table)
+    assert table_ids(options.deciding.location) == before
+    rows = table_rows(options.deciding.location)
     assert all(row["extra"] is None for row in rows), "files were copied in: later columns stay, and are empty"
-    done(options)
-    assert table_ids(options.deciding.table) == sample.ids
-    assert not list((Path(options.deciding.table) / "_firnline/pins").glob("restore-*"))
+    run_to_end(options)
+    assert table_ids(options.deciding.location) == sample.ids
+    assert not list((Path(options.deciding.location) / "_firnline/pins").glob("restore-*"))
 
 
 def test_when_the_log_no_longer_reaches_back(sample: SampleInput, make_options: MakeOptions) -> None:
     """The files are there, so they are copied within the table."""
     options = make_options(max_files=1)
     epochs(sample, options, 2)
-    before = table_ids(options.deciding.table)
+    before = table_ids(options.deciding.location)
     made, path = save(options)
     epochs(sample, options, 2, first=3)
-    table = DeltaTable(options.deciding.table)
+    table = DeltaTable(options.deciding.location)
     table.create_checkpoint()
-    for log in (Path(options.deciding.table) / "_delta_log").glob("*.json"):
+    for log in (Path(options.deciding.location) / "_delta_log").glob("*.json"):
         if int(log.stem) < table.version():
             log.unlink()
     assert restore(options, path).copied_bytes == made.size_bytes
-    assert table_ids(options.deciding.table) == before
-    done(options)
-    assert table_ids(options.deciding.table) == sample.ids
+    assert table_ids(options.deciding.location) == before
+    run_to_end(options)
+    assert table_ids(options.deciding.location) == sample.ids
 
 
 def test_one_can_go_back_over_a_restore(sample: SampleInput, make_options: MakeOptions) -> None:
@@ -249,13 +234,13 @@ def test_one_can_go_back_over_a_restore(sample: SampleInput, make_options: MakeO
     at = restore(options, path).epoch
     epochs(sample, options, 1, first=5)
     Rollback(open_pipeline(options), at).perform("test")
-    assert sum(table_ids(options.deciding.table).values()) == 9
+    assert sum(table_ids(options.deciding.location).values()) == 9
     Rollback(open_pipeline(options), 2).perform("test")
-    assert sum(table_ids(options.deciding.table).values()) == 6
+    assert sum(table_ids(options.deciding.location).values()) == 6
     restore(options, path)
-    assert sum(table_ids(options.deciding.table).values()) == 9
-    done(options)
-    assert table_ids(options.deciding.table) == sample.ids
+    assert sum(table_ids(options.deciding.location).values()) == 9
+    run_to_end(options)
+    assert table_ids(options.deciding.location) == sample.ids
 
 
 def test_an_active_run_is_fenced(sample: SampleInput, make_options: MakeOptions) -> None:
@@ -283,7 +268,7 @@ def test_what_the_source_no_longer_has_is_told(sample: SampleInput, make_options
     epochs(sample, options, 2, first=2)
     sample.path("f002.json").unlink()
     told: list[str] = []
-    result = restore(options, path, tell=told.append)
+    result = restore(options, path, report=told.append)
     assert any("1 file(s) that were read after the savepoint" in w and "f002.json" in w for w in result.warnings)
     assert any(line.startswith("warning: ") for line in told)
 
@@ -300,19 +285,19 @@ def test_a_moved_source_is_told_before_anything_is_changed(
         options, sources=(dataclasses.replace(file_source(options), path=str(tmp_path / "moved")),)
     )
     moved = (str(tmp_path / "in"), str(tmp_path / "moved"))
-    version = DeltaTable(options.deciding.table).version()
+    version = DeltaTable(options.deciding.location).version()
     with pytest.raises(SourceMovedError) as caught:
         restore(there, path)
     assert f"--source-moved {moved[0]}={moved[1]}" in caught.value.hint
-    assert DeltaTable(options.deciding.table).version() == version
+    assert DeltaTable(options.deciding.location).version() == version
     restore_savepoint(open_pipeline(there, moved=moved), str(path), "test")
     assert run_once(there, moved=moved).exit_code == 0
     assert restore(there, path).already, "a repeat need not be told of the move any more"
-    done(there)
+    run_to_end(there)
     Rollback(open_pipeline(there), 2).perform("test")
     begin(there, Beginning(from_savepoint=str(path)), "test", lambda _: None, moved=moved)
     assert run_once(there, moved=moved).exit_code == 0
-    assert table_ids(options.deciding.table) == sample.ids
+    assert table_ids(options.deciding.location) == sample.ids
 
 
 # -- another table --------------------------------------------------------------------------------------
@@ -324,7 +309,7 @@ def test_into_an_empty_place_after_the_folder_moved(
 ) -> None:
     options = make_options(max_files=1, partition_by=("month",))
     epochs(sample, options, 3)
-    before = table_ids(options.deciding.table)
+    before = table_ids(options.deciding.location)
     _, path = save(options, copy=copy)
     epochs(sample, options, 1, first=4)
     moved = tmp_path / "far" / "away"
@@ -332,17 +317,17 @@ def test_into_an_empty_place_after_the_folder_moved(
     os.rename(path, moved)
     assert states(options) == ["missing"]
     if copy:
-        shutil.rmtree(options.deciding.table)
+        shutil.rmtree(options.deciding.location)
     there = elsewhere(options, tmp_path / "new" / "table")
     result = restore(there, moved)
     assert result.epoch == 4
-    assert table_ids(there.deciding.table) == before
+    assert table_ids(there.deciding.location) == before
     assert restore(there, moved).already
     sample.add("a-late.json", 2)
-    done(there)
-    assert table_ids(there.deciding.table) == sample.ids
+    run_to_end(there)
+    assert table_ids(there.deciding.location) == sample.ids
     assert held(there).epoch > 4
-    log = "".join(p.read_text() for p in sorted((Path(there.deciding.table) / "_delta_log").glob("*.json")))
+    log = "".join(p.read_text() for p in sorted((Path(there.deciding.location) / "_delta_log").glob("*.json")))
     stats = [json.loads(line)["add"]["stats"] for line in log.splitlines() if '"add"' in line]
     assert all(json.loads(text)["numRecords"] for text in stats)
 
@@ -350,12 +335,12 @@ def test_into_an_empty_place_after_the_folder_moved(
 def test_quarantine_comes_along(sample: SampleInput, make_options: MakeOptions, tmp_path: Path) -> None:
     options = make_options(max_files=1)
     sample.add("a.json", 3, bad=2)
-    done(options)
+    run_to_end(options)
     _, path = save(options)
     sample.add("b.json", 3, bad=1)
     there = elsewhere(options, tmp_path / "new")
     restore(there, path)
-    done(there)
+    run_to_end(there)
     found = [bytes(record["raw"]).strip() for record in load_quarantine(open_pipeline(there))]
     assert sorted(found) == sorted(sample.bad.elements())
     gone = dispose_savepoint(open_pipeline(options), str(path))
@@ -367,19 +352,19 @@ def test_awkward_partition_values_survive(sample: SampleInput, make_options: Mak
     options = make_options(max_files=1, partition_by=("place",))
     for number, place in enumerate(["a b", "x/y=z", "100%", "", None, "é"]):
         sample.add(f"p{number}.json", 2, place=place)
-    done(options)
+    run_to_end(options)
     write_deltalake(
-        options.deciding.table,
+        options.deciding.location,
         pa.table({"id": pa.array([77], pa.int64()), "place": ["w w/%20"]}),
         mode="append",
         schema_mode="merge",
     )
-    before = sorted(map(str, ((r["id"], r["place"]) for r in table_rows(options.deciding.table))))
+    before = sorted(map(str, ((r["id"], r["place"]) for r in table_rows(options.deciding.location))))
     _, path = save(options, copy=True)
     there = elsewhere(options, tmp_path / "new")
     restore(there, path)
-    assert sorted(map(str, ((r["id"], r["place"]) for r in table_rows(there.deciding.table)))) == before
-    done(there)
+    assert sorted(map(str, ((r["id"], r["place"]) for r in table_rows(there.deciding.location)))) == before
+    run_to_end(there)
 
 
 def test_rows_of_others_are_not_lost_in_silence(sample: SampleInput, make_options: MakeOptions, tmp_path: Path) -> None:
@@ -388,16 +373,16 @@ def test_rows_of_others_are_not_lost_in_silence(sample: SampleInput, make_option
     _, path = save(options)
     other = SampleInput(tmp_path / "other")
     other.add("x.json", 2)
-    done(make_options(name="other", path=str(other.folder)))
+    run_to_end(make_options(name="other", path=str(other.folder)))
     with pytest.raises(RollbackRefusedError, match="rows of others, which would be lost: other") as caught:
         restore(options, path)
     assert "--accept other" in caught.value.hint
     restore(options, path, accept=["other"])
     foreign = elsewhere(options, tmp_path / "foreign")
-    write_deltalake(foreign.deciding.table, pa.table({"id": pa.array([-1], pa.int64())}))
+    write_deltalake(foreign.deciding.location, pa.table({"id": pa.array([-1], pa.int64())}))
     with pytest.raises(RollbackRefusedError, match="rows of others"):
         restore(foreign, path)
-    assert table_ids(foreign.deciding.table) == Counter({-1: 1})
+    assert table_ids(foreign.deciding.location) == Counter({-1: 1})
 
 
 def test_onto_another_history_of_the_same_name(sample: SampleInput, make_options: MakeOptions, tmp_path: Path) -> None:
@@ -410,9 +395,9 @@ def test_onto_another_history_of_the_same_name(sample: SampleInput, make_options
     newest = held(there).epoch
     result = restore(there, path)
     assert result.epoch == newest + 1
-    assert sum(table_ids(there.deciding.table).values()) == 6
-    done(there)
-    assert table_ids(there.deciding.table) == sample.ids
+    assert sum(table_ids(there.deciding.location).values()) == 6
+    run_to_end(there)
+    assert table_ids(there.deciding.location) == sample.ids
 
 
 def test_a_store_that_knows_more_than_the_new_table(
@@ -423,10 +408,10 @@ def test_a_store_that_knows_more_than_the_new_table(
     _, path = save(options, copy=True)
     assert path.parent == tmp_path / "store" / "savepoints"
     epochs(sample, options, 3, first=3)
-    shutil.rmtree(options.deciding.table)
+    shutil.rmtree(options.deciding.location)
     assert restore(options, path).epoch == 6
-    done(options)
-    assert table_ids(options.deciding.table) == sample.ids
+    run_to_end(options)
+    assert table_ids(options.deciding.location) == sample.ids
     assert options.checkpoint.store is not None
     trail = load_audit(open_store(options.checkpoint.store), options.name)
     told = [(entry.record.what, entry.record.outcome) for entry in trail if entry.record is not None]
@@ -438,82 +423,75 @@ def test_a_store_that_knows_more_than_the_new_table(
 # -- several sinks and staged tables --------------------------------------------------------------------
 
 
-def two(folder: Path) -> tuple[DeltaSinkOptions, DeltaSinkOptions]:
-    return (
-        DeltaSinkOptions("main", str(folder / "one")),
-        DeltaSinkOptions("copy", str(folder / "two"), partition_by=("month",)),
-    )
-
-
 @pytest.mark.parametrize("place", ["same", "swept", "new", "half"])
 def test_every_sink_comes_back(sample: SampleInput, make_options: MakeOptions, tmp_path: Path, place: str) -> None:
-    options = make_options(max_files=1, sinks=two(tmp_path))
+    options = make_options(max_files=1, sinks=two_sinks(tmp_path))
     epochs(sample, options, 2)
-    before = table_ids(options.sinks[0].table)
+    before = table_ids(options.sinks[0].location)
     _, path = save(options, copy=True)
     epochs(sample, options, 2, first=3)
     target = options
     if place == "swept":
         for sink in options.sinks:
-            table = DeltaTable(sink.table)
+            table = DeltaTable(sink.location)
             table.optimize.compact()
             table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
     elif place == "new":
-        target = dataclasses.replace(options, sinks=two(tmp_path / "new"))
+        target = dataclasses.replace(options, sinks=two_sinks(tmp_path / "new"))
     elif place == "half":
-        shutil.rmtree(options.sinks[0].table)
+        shutil.rmtree(options.sinks[0].location)
     restore(target, path)
     for sink in target.sinks:
-        assert table_ids(sink.table) == before
-    done(target)
+        assert table_ids(sink.location) == before
+    run_to_end(target)
     for sink in target.sinks:
-        assert table_ids(sink.table) == sample.ids
+        assert table_ids(sink.location) == sample.ids
 
 
 def test_a_sink_that_was_not_reached_is_brought_through_by_the_next_run(
     sample: SampleInput, make_options: MakeOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = make_options(max_files=1, sinks=two(tmp_path))
+    options = make_options(max_files=1, sinks=two_sinks(tmp_path))
     epochs(sample, options, 2)
     _, path = save(options, copy=True)
     epochs(sample, options, 1, first=3)
-    target = dataclasses.replace(options, sinks=two(tmp_path / "new"))
-    import firnline.run.joining as jumps
+    target = dataclasses.replace(options, sinks=two_sinks(tmp_path / "new"))
+    from firnline.run import joining
 
     def lost(*_: Any) -> int:
         raise SinkError("the network is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(jumps, "settle_edits", lost)
+        patch.setattr(joining, "settle_edits", lost)
         told: list[str] = []
-        restore(target, path, tell=told.append)
+        restore(target, path, report=told.append)
         assert "copy follows when the next run joins it: the network is gone" in told
     assert not (tmp_path / "new" / "two" / "_delta_log").exists()
     assert restore(target, path).already
-    done(target)
+    run_to_end(target)
     for sink in target.sinks:
-        assert table_ids(sink.table) == sample.ids
+        assert table_ids(sink.location) == sample.ids
 
 
 def test_a_further_sink_that_is_lost_comes_back_over_a_rollback(
     sample: SampleInput, make_options: MakeOptions, tmp_path: Path
 ) -> None:
-    options = make_options(max_files=1, sinks=two(tmp_path))
+    options = make_options(max_files=1, sinks=two_sinks(tmp_path))
     epochs(sample, options, 3)
     _, path = save(options, copy=True)
     Rollback(open_pipeline(options), 1).perform("test")
-    done(options)
-    shutil.rmtree(options.sinks[1].table)
+    run_to_end(options)
+    shutil.rmtree(options.sinks[1].location)
     restore(options, path)
     epochs(sample, options, 1, first=4)
     for sink in options.sinks:
-        assert table_ids(sink.table) == sample.ids
+        assert table_ids(sink.location) == sample.ids
 
 
 def test_a_sink_that_lags_is_named(
     sample: SampleInput, make_options: MakeOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = make_options(max_files=1, sinks=two(tmp_path))
+    options = make_options(max_files=1, sinks=two_sinks(tmp_path))
     epochs(sample, options, 2)
     Rollback(open_pipeline(dataclasses.replace(options, sinks=options.sinks[:1])), 1).perform("test")
     monkeypatch.setattr("firnline.history.savepoints.create.LOOKS", 2)
@@ -528,22 +506,22 @@ def test_staged_tables(sample: SampleInput, make_options: MakeOptions, tmp_path:
     epochs(sample, options, 2)
     with pytest.raises(CheckpointError, match="no epoch to save yet"):
         save(options)
-    commit_table(options.deciding.table)
+    commit_table(options.deciding.location)
     epochs(sample, options, 1, first=3)
     made, path = save(options, copy=copy)
     assert made.epoch == 2
-    commit_table(options.deciding.table)
+    commit_table(options.deciding.location)
     epochs(sample, options, 2, first=4)
     assert restore(options, path).epoch == 6
-    assert not list((Path(options.deciding.table) / "_staging/pending").glob("*.meta.json"))
-    commit_table(options.deciding.table)
-    assert sum(table_ids(options.deciding.table).values()) == 6
+    assert not list((Path(options.deciding.location) / "_staging/pending").glob("*.meta.json"))
+    commit_table(options.deciding.location)
+    assert sum(table_ids(options.deciding.location).values()) == 6
     there = elsewhere(options, tmp_path / "new")
     for target in (options, there):
         restore(target, path)
-        done(target)
-        commit_table(target.deciding.table)
-        assert table_ids(target.deciding.table) == sample.ids
+        run_to_end(target)
+        commit_table(target.deciding.location)
+        assert table_ids(target.deciding.location) == sample.ids
 
 
 # -- create, list, dispose ------------------------------------------------------------------------------
@@ -561,7 +539,7 @@ def test_a_folder_that_holds_something_is_refused(
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="is not empty"):
         save(options, tmp_path / "mine")
-    assert not (Path(options.deciding.table) / "_firnline/pins").exists()
+    assert not (Path(options.deciding.location) / "_firnline/pins").exists()
 
 
 @pytest.mark.parametrize("place", ["in/s", "table/s", "store/s", "local/s", "remote/s", "store", "alias/s"])
@@ -583,8 +561,8 @@ def test_a_place_that_is_used_otherwise_is_refused(
         save(dataclasses.replace(options, checkpoint=checkpoint), tmp_path / place)
     assert not (tmp_path / place / "savepoint.json").exists()
     assert states(options) == []
-    done(options)
-    assert table_ids(options.deciding.table) == sample.ids
+    run_to_end(options)
+    assert table_ids(options.deciding.location) == sample.ids
 
 
 def test_a_place_that_cannot_be_written_is_told_before_anything_is_pinned(
@@ -626,18 +604,18 @@ def test_a_pin_that_cannot_be_read_is_listed(sample: SampleInput, make_options: 
     epochs(sample, options, 1)
     made, path = save(options)
     save(options, path.parent / "second")
-    pin = Path(options.deciding.table) / f"_firnline/pins/savepoint-{made.id}.json"
+    pin = Path(options.deciding.location) / f"_firnline/pins/savepoint-{made.id}.json"
     if how == "newer":
         reseal(pin, lambda body: body.update(format=99))
     else:
         pin.write_bytes(pin.read_bytes()[:-9])
     with pytest.raises(CheckpointError):
-        gc(options.deciding.table)
+        gc(options.deciding.location)
     assert states(options) == ["complete", "damaged"]
     assert list_savepoints(open_pipeline(options))[1].id == made.id
     dispose_savepoint(open_pipeline(options), str(path))
     assert states(options) == ["complete"]
-    gc(options.deciding.table)
+    gc(options.deciding.location)
 
 
 @pytest.mark.parametrize("how", ["interrupt", "stop"])
@@ -691,8 +669,8 @@ def test_a_stopped_restore_has_decided_nothing(sample: SampleInput, make_options
         restore(there, path, stopping=lambda: True)
     assert not (tmp_path / "new" / "_delta_log").exists()
     restore(there, path)
-    done(there)
-    assert table_ids(there.deciding.table) == sample.ids
+    run_to_end(there)
+    assert table_ids(there.deciding.location) == sample.ids
 
 
 def test_copy_progress_has_a_unit_and_ends_at_the_total() -> None:
@@ -724,13 +702,13 @@ def test_listed_and_disposed_of(sample: SampleInput, make_options: MakeOptions, 
     assert (looked.files, looked.pins) == (1 + 3 + 3, 1)
     assert len(list_savepoints(open_pipeline(options))) == 2
     dispose_savepoint(open_pipeline(options), str(there))
-    assert contents(there) == {"notes.txt": b"mine"}
+    assert files_below(there) == {"notes.txt": b"mine"}
     dispose_savepoint(open_pipeline(options), first.id)
     assert not path.exists()
     assert list_savepoints(open_pipeline(options)) == []
-    compact(options.deciding.table)
-    wipe(options.deciding.table)
-    assert len(list(Path(options.deciding.table).glob("*.parquet"))) == 1, "nothing is pinned any more"
+    compact(options.deciding.location)
+    wipe(options.deciding.location)
+    assert len(list(Path(options.deciding.location).glob("*.parquet"))) == 1, "nothing is pinned any more"
 
 
 def test_disposing_of_a_copy_leaves_the_pins_to_the_original(
@@ -756,11 +734,11 @@ def test_what_is_no_savepoint_of_the_pipeline_is_not_disposed_of(
     epochs(sample, options, 1)
     _, path = save(options)
     other = make_options(name="other", table=str(tmp_path / "other"))
-    kept = contents(path)
+    kept = files_below(path)
     for target in (str(path), str(tmp_path / "in"), "0123456789abcdef"):
         with pytest.raises(ConfigError):
             dispose_savepoint(open_pipeline(other), target)
-    assert contents(path) == kept
+    assert files_below(path) == kept
     with pytest.raises(RollbackRefusedError, match="savepoint of 'demo', not of 'other'"):
         restore(other, path)
 
@@ -768,10 +746,10 @@ def test_what_is_no_savepoint_of_the_pipeline_is_not_disposed_of(
 def test_a_table_whose_files_are_not_all_there_is_refused(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_files=1)
     epochs(sample, options, 1)
-    DeltaTable(options.deciding.table).alter.set_table_properties(
+    DeltaTable(options.deciding.location).alter.set_table_properties(
         {"delta.enableDeletionVectors": "true"}, raise_if_not_exists=False
     )
-    log = max((Path(options.deciding.table) / "_delta_log").glob("*.json"))
+    log = max((Path(options.deciding.location) / "_delta_log").glob("*.json"))
     if "deletionVectors" not in log.read_text():
         features = ["deletionVectors"]
         action = {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": features,
@@ -834,15 +812,15 @@ def test_hostile_manifests(sample: SampleInput, make_options: MakeOptions, tmp_p
     change, error = HOSTILE[case]
     reseal(path / "savepoint.json", change)
     there = elsewhere(options, tmp_path / "new")
-    outside = contents(tmp_path / "in")
+    outside = files_below(tmp_path / "in")
     with pytest.raises(error):
         restore(there, path)
     assert not (tmp_path / "new").exists()
     if error is DamagedError:
-        (Path(options.deciding.table) / "_firnline/pins").rename(tmp_path / "pins")
+        (Path(options.deciding.location) / "_firnline/pins").rename(tmp_path / "pins")
         with pytest.raises(FirnlineError):
             dispose_savepoint(open_pipeline(options), str(path))
-    assert contents(tmp_path / "in") == outside
+    assert files_below(tmp_path / "in") == outside
 
 
 @pytest.mark.parametrize("name", ["savepoint.json", "ledger", "data"])
@@ -854,7 +832,7 @@ def test_links_are_refused(sample: SampleInput, make_options: MakeOptions, tmp_p
     (path / name).symlink_to(tmp_path / "real")
     with pytest.raises(DamagedError):
         restore(elsewhere(options, tmp_path / "new"), path)
-    (Path(options.deciding.table) / "_firnline/pins").rename(tmp_path / "pins")
+    (Path(options.deciding.location) / "_firnline/pins").rename(tmp_path / "pins")
     with pytest.raises(DamagedError):
         dispose_savepoint(open_pipeline(options), str(path))
     assert (tmp_path / "real").exists()
@@ -906,8 +884,8 @@ def test_flipped_bits_and_cut_files_are_found_before_anything_is_committed(
     target.write_bytes(whole)
     assert hashlib.sha256(target.read_bytes()).hexdigest() == hashlib.sha256(whole).hexdigest()
     restore(there, path)
-    done(there)
-    assert table_ids(there.deciding.table) == sample.ids
+    run_to_end(there)
+    assert table_ids(there.deciding.location) == sample.ids
 
 
 def test_a_damaged_file_that_was_not_copied_is_found_by_its_footer(
@@ -916,7 +894,7 @@ def test_a_damaged_file_that_was_not_copied_is_found_by_its_footer(
     options = make_options(max_files=1)
     epochs(sample, options, 1)
     _, path = save(options)
-    file = next(Path(options.deciding.table).glob("*.parquet"))
+    file = next(Path(options.deciding.location).glob("*.parquet"))
     whole = file.read_bytes()
     file.write_bytes(whole[:-8] + b"\xff\xff\xff\x7f" + whole[-4:])
     with pytest.raises(DamagedError):
@@ -949,10 +927,10 @@ def test_a_savepoint_of_format_1_is_restored(sample: SampleInput, make_options: 
     root = json.loads((path / "savepoint.json").read_text())["checkpoint"]["positions"]["files"]["root"]
     pipeline = open_pipeline(options, moved=(root, str(tmp_path / "in")))
     assert restore_savepoint(pipeline, str(path), "test").epoch == 3
-    assert table_ids(options.deciding.table) == Counter(dict.fromkeys([1, 2, 3, 4, 5, 6], 1))
+    assert table_ids(options.deciding.location) == Counter(dict.fromkeys([1, 2, 3, 4, 5, 6], 1))
     sample.add("f2.json", 3)
     sample.add("a-late.json", 3)
     assert run_once(options, moved=(root, str(tmp_path / "in"))).exit_code == 0
-    assert sum(table_ids(options.deciding.table).values()) == 12
+    assert sum(table_ids(options.deciding.location).values()) == 12
     assert len(known_files(open_pipeline(options), held(options).entry)) == 4
     assert [bytes(record["raw"]) for record in load_quarantine(open_pipeline(options))] == [b"{bad 7"]

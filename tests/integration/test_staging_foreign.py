@@ -20,7 +20,7 @@ from firnline.committer import committer as committer_module
 from firnline.committer.committed import CommittedUnits
 from firnline.committer.committer import Committer
 from firnline.sinks.delta.table import Table
-from firnline.sinks.staged.set_aside import retry
+from firnline.sinks.staged.unit import retry
 from firnline.storage import open_storage
 from tests.support.committers import (
     PENDING,

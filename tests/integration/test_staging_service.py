@@ -21,14 +21,14 @@ from firnline.checkpoint.codec import canonical, seal, unseal
 from firnline.clock import SystemClock
 from firnline.committer import committer as committer_module
 from firnline.committer.committer import Committer
-from firnline.committer.lock import CommitterLock, find_holder
-from firnline.committer.service import CommitterService, TableRef
+from firnline.committer.service import CommitterLock, CommitterService, TableRef, find_holder
 from firnline.errors import CommitUnknownError, FencedError, SinkError
-from firnline.options import DeltaSinkOptions, PipelineOptions
-from firnline.run.log import load_runs
+from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
+from firnline.run.status import load_runs
+from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.delta.table import Table, parse_interval
-from firnline.sinks.staged.set_aside import retry
+from firnline.sinks.staged.unit import retry
 from firnline.storage import LocalStorage, open_storage
 from firnline.testing.faults import Faults, faulty_storage
 from tests.support.committers import (

@@ -21,7 +21,6 @@ from firnline.history.edits.rollback import Rollback
 from firnline.maintenance.gc import gc
 from firnline.maintenance.state import StateSwept, find_needed, sweep_state
 from firnline.options import (
-    DeltaSinkOptions,
     LocalTierOptions,
     PipelineOptions,
     RemoteTierOptions,
@@ -29,10 +28,11 @@ from firnline.options import (
     TriggerOptions,
 )
 from firnline.run.open_pipeline import open_pipeline
+from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.spec.build import load_options
 from firnline.state.remote import Replica
-from tests.support.keyed import KeyedInput, answers, answers_without_trouble, keyed_options
-from tests.support.pipelines import run_to_end
+from tests.support.keyed import KeyedInput, answers, answers_without_trouble, keyed_options, run_each_epoch
+from tests.support.pipelines import run_to_end, state_folder
 
 SPEC = """\
 name: demo
@@ -54,23 +54,8 @@ checkpoint: {rollback_window: 2, keep_checkpoints: 1}
 """
 
 
-@pytest.fixture
-def keyed(tmp_path: Path) -> KeyedInput:
-    return KeyedInput(tmp_path / "in")
-
-
 def options_of(folder: Path, **settings: Any) -> PipelineOptions:
     return keyed_options(folder, **{"rollback_window": 2, "keep_checkpoints": 0, "keep_aborted_secs": 0.0, **settings})
-
-
-def epochs(keyed: KeyedInput, options: PipelineOptions, count: int) -> None:
-    for _ in range(count):
-        keyed.add()
-        run_to_end(options)
-
-
-def home(options: PipelineOptions) -> Path:
-    return Path(open_pipeline(options).state_home.root)
 
 
 def complete(folder: Path) -> list[int]:
@@ -101,51 +86,51 @@ def test_what_lies_below_the_floor_goes_and_one_may_go_back_to_all_that_is_left(
     tmp_path: Path, keyed: KeyedInput
 ) -> None:
     options = options_of(tmp_path)
-    epochs(keyed, options, 8)
+    run_each_epoch(keyed, options, 8)
     checkpoint = open_pipeline(options).load().checkpoint
     assert checkpoint is not None
     floor = checkpoint.floor
     assert 0 < floor < 8
-    before = files(home(options))
+    before = files(state_folder(options))
     (planned,) = sweep(options, dry_run=True)
-    assert files(home(options)) == before
+    assert files(state_folder(options)) == before
     (swept,) = sweep(options)
     assert replace(planned, dry_run=False) == swept
-    assert swept.files == len(before) - len(files(home(options))) > 0
-    assert complete(home(options)) == list(range(floor, 9))
+    assert swept.files == len(before) - len(files(state_folder(options))) > 0
+    assert complete(state_folder(options)) == list(range(floor, 9))
     assert swept.kept == 9 - floor
     assert all(not Rollback(open_pipeline(options), to).plan().refusals for to in range(floor, 8))
     assert sweep(options)[0].files == 0
     Rollback(open_pipeline(options), floor).perform("test")
     run_to_end(options)
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
 
 
 def test_young_files_and_the_newest_checkpoints_stay(tmp_path: Path, keyed: KeyedInput) -> None:
     options = options_of(tmp_path, keep_checkpoints=6)
-    epochs(keyed, options, 8)
+    run_each_epoch(keyed, options, 8)
     assert sweep(options, grace_seconds=3600)[0].files == 0
     sweep(options)
-    assert complete(home(options)) == [3, 4, 5, 6, 7, 8]
+    assert complete(state_folder(options)) == [3, 4, 5, 6, 7, 8]
 
 
 def test_what_a_sparse_snapshot_is_followed_by_stays(tmp_path: Path, keyed: KeyedInput) -> None:
     options = options_of(tmp_path, trigger=TriggerOptions(every_epochs=5))
-    epochs(keyed, options, 9)  # snapshots after 1 and 6
+    run_each_epoch(keyed, options, 9)  # snapshots after 1 and 6
     sweep(options)
-    epochs(keyed, options, 3)
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    run_each_epoch(keyed, options, 3)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
 
 
 def test_a_rollback_keeps_the_older_state_that_it_stands_on(tmp_path: Path, keyed: KeyedInput) -> None:
     options = options_of(tmp_path, rollback_window=6)
-    epochs(keyed, options, 5)
+    run_each_epoch(keyed, options, 5)
     Rollback(open_pipeline(options), 1).perform("test")
     for _ in range(2):
         sweep(options)
-        assert 1 in complete(home(options))
+        assert 1 in complete(state_folder(options))
     run_to_end(options)
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
 
 
 def test_a_sink_that_lags_keeps_what_its_epoch_names(
@@ -154,7 +139,7 @@ def test_a_sink_that_lags_keeps_what_its_epoch_names(
     first = DeltaSinkOptions("delta", str(tmp_path / "out"), input="totals", write="upsert")
     second = DeltaSinkOptions("copy", str(tmp_path / "two"), input="totals", write="upsert", required=False)
     options = options_of(tmp_path, sinks=(first, second), commit_policy="required")
-    epochs(keyed, options, 6)
+    run_each_epoch(keyed, options, 6)
     pipeline = open_pipeline(options)
     entries = {entry.epoch: entry for entry in pipeline.entries(pipeline.load().entry)}
     before = find_needed(pipeline).marks
@@ -175,9 +160,9 @@ def test_versions_of_the_store_and_of_the_tiers_are_marked(tmp_path: Path, keyed
         local=LocalTierOptions(str(tmp_path / "local"), interval_ms=1),
         remote=RemoteTierOptions(str(tmp_path / "remote"), interval_ms=1),
     )
-    epochs(keyed, options, 6)
+    run_each_epoch(keyed, options, 6)
     pipeline = open_pipeline(options)
-    since = {place.path: [r.epoch for r in place.load_since(3)] for place in pipeline.recorder.places}
+    since = {store.tier: [r.epoch for r in store.load_since(3)] for store in pipeline.recorder.stores}
     assert since["store"] == [6, 5, 4, 3]
     assert since["local"][0] == since["remote"][0] == 6
     assert min(since["local"] + since["remote"]) >= 3
@@ -191,42 +176,42 @@ def test_versions_of_the_store_and_of_the_tiers_are_marked(tmp_path: Path, keyed
 
 def test_a_hole_in_the_ledger_stops_it(tmp_path: Path, keyed: KeyedInput) -> None:
     options = options_of(tmp_path, rollback_window=6)
-    epochs(keyed, options, 8)
+    run_each_epoch(keyed, options, 8)
     (entry,) = (tmp_path / "out/_firnline/demo/ledger").glob(f"{6:020d}-*")
     entry.unlink()
-    before = files(home(options))
+    before = files(state_folder(options))
     with pytest.raises(LedgerHoleError):
         sweep(options)
-    assert files(home(options)) == before
+    assert files(state_folder(options)) == before
 
 
 def test_a_pin_that_cannot_be_read_stops_it(tmp_path: Path, keyed: KeyedInput) -> None:
     options = options_of(tmp_path)
-    epochs(keyed, options, 6)
+    run_each_epoch(keyed, options, 6)
     pin = tmp_path / "out/_firnline/pins/savepoint-0123456789abcdef.json"
     pin.parent.mkdir(parents=True)
     pin.write_text("{")
-    before = files(home(options))
+    before = files(state_folder(options))
     with pytest.raises(CheckpointError, match="pin"):
         sweep(options)
-    assert files(home(options)) == before
+    assert files(state_folder(options)) == before
 
 
 def test_damage_in_what_the_newest_epoch_names_stops_it(tmp_path: Path, keyed: KeyedInput) -> None:
     options = options_of(tmp_path)
-    epochs(keyed, options, 6)
-    (committed,) = home(options).glob(f"{6:020d}-*/COMMITTED")
+    run_each_epoch(keyed, options, 6)
+    (committed,) = state_folder(options).glob(f"{6:020d}-*/COMMITTED")
     committed.unlink()
-    before = files(home(options))
+    before = files(state_folder(options))
     with pytest.raises(StateIncompleteError):
         sweep(options)
-    assert files(home(options)) == before
+    assert files(state_folder(options)) == before
 
 
 def test_before_the_first_commit_nothing_goes(tmp_path: Path, keyed: KeyedInput) -> None:
     options = options_of(tmp_path)
     assert [one.files for one in sweep(options)] == [0]
-    left = home(options) / f"{1:020d}-abc" / "shard_0" / "totals.abc.arrow"
+    left = state_folder(options) / f"{1:020d}-abc" / "shard_0" / "totals.abc.arrow"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"of an epoch in flight")
     sweep(options)
@@ -238,10 +223,10 @@ def test_broken_off_anywhere_it_is_ended_by_the_next_one(
     tmp_path: Path, keyed: KeyedInput, monkeypatch: pytest.MonkeyPatch, side: str
 ) -> None:
     options = options_of(tmp_path)
-    epochs(keyed, options, 6)
+    run_each_epoch(keyed, options, 6)
     shutil.copytree(tmp_path / "out", tmp_path / "kept")
     deletions = sweep(options)[0].files
-    ended = files(home(options))
+    ended = files(state_folder(options))
     assert deletions > 3
     for count in range(1, deletions + 1):
         shutil.rmtree(tmp_path / "out")
@@ -253,9 +238,9 @@ def test_broken_off_anywhere_it_is_ended_by_the_next_one(
         assert isinstance(caught.value.__cause__ or caught.value, InjectedFaultError)
         monkeypatch.delenv("FIRNLINE_FAULT")
         sweep(options)
-        assert files(home(options)) == ended, count
-    epochs(keyed, options, 1)
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+        assert files(state_folder(options)) == ended, count
+    run_each_epoch(keyed, options, 1)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
 
 
 # -- the remote tier --------------------------------------------------------------------------------------
@@ -265,8 +250,8 @@ def test_broken_off_anywhere_it_is_ended_by_the_next_one(
 def tiered(tmp_path: Path, keyed: KeyedInput) -> PipelineOptions:
     """Seven epochs, all of whose state lies in the home and in the remote tier."""
     options = options_of(tmp_path, local=LocalTierOptions(str(tmp_path / "local"), interval_ms=1))
-    epochs(keyed, options, 7)
-    shutil.copytree(home(options), tmp_path / "remote/state/demo")
+    run_each_epoch(keyed, options, 7)
+    shutil.copytree(state_folder(options), tmp_path / "remote/state/demo")
     remote = RemoteTierOptions(str(tmp_path / "remote"), interval_ms=1)
     return replace(options, checkpoint=replace(options.checkpoint, remote=remote))
 
@@ -280,7 +265,7 @@ def test_the_remote_tier_is_swept_while_no_run_is_at_work(tmp_path: Path, tiered
     record_run(tmp_path / "out", status="done")
     _, swept = sweep(tiered)
     assert swept.files > 0
-    assert complete(remote) == complete(home(tiered))
+    assert complete(remote) == complete(state_folder(tiered))
 
 
 def test_the_run_sweeps_the_remote_tier_through_its_replica(tmp_path: Path, tiered: PipelineOptions) -> None:
@@ -294,15 +279,15 @@ def test_the_run_sweeps_the_remote_tier_through_its_replica(tmp_path: Path, tier
 def test_what_only_the_remote_tier_has_does_not_stop_the_home(
     tmp_path: Path, keyed: KeyedInput, tiered: PipelineOptions
 ) -> None:
-    shutil.rmtree(home(tiered))
-    epochs(keyed, tiered, 1)
+    shutil.rmtree(state_folder(tiered))
+    run_each_epoch(keyed, tiered, 1)
     swept, _ = sweep(tiered)
     assert any("remote tier alone" in note for note in swept.notes)
     floor = open_pipeline(tiered).load().checkpoint.floor  # type: ignore[union-attr]  # there are epochs
     assert not Rollback(open_pipeline(tiered), floor).plan().refusals
     Rollback(open_pipeline(tiered), floor).perform("test")
     run_to_end(tiered)
-    assert answers(tiered.deciding.table) == answers_without_trouble(tmp_path, tiered)
+    assert answers(tiered.deciding.location) == answers_without_trouble(tmp_path, tiered)
 
 
 # -- rows on their way ------------------------------------------------------------------------------------
@@ -310,7 +295,7 @@ def test_what_only_the_remote_tier_has_does_not_stop_the_home(
 
 def test_rows_on_their_way_go_an_hour_after_their_run_has_died(tmp_path: Path, keyed: KeyedInput) -> None:
     options = options_of(tmp_path)
-    epochs(keyed, options, 1)
+    run_each_epoch(keyed, options, 1)
     left = tmp_path / "out/_firnline/demo/exchange/0123456789abcdef"
     left.mkdir(parents=True)
     old, young = left / "old.arrow", left / "young.arrow"
@@ -318,11 +303,11 @@ def test_rows_on_their_way_go_an_hour_after_their_run_has_died(tmp_path: Path, k
         path.write_bytes(b"rows")
         os.utime(path, (time.time() - age,) * 2)
     record_run(tmp_path / "out", **ALIVE)
-    assert "exchange" not in gc(options.deciding.table).kinds
+    assert "exchange" not in gc(options.deciding.location).kinds
     record_run(tmp_path / "out", status="done")
-    assert gc(options.deciding.table, dry_run=True).kinds["exchange"].files == 1
+    assert gc(options.deciding.location, dry_run=True).kinds["exchange"].files == 1
     assert old.exists()
-    assert gc(options.deciding.table).kinds["exchange"].files == 1
+    assert gc(options.deciding.location).kinds["exchange"].files == 1
     assert (old.exists(), young.exists()) == (False, True)
 
 
@@ -335,19 +320,19 @@ def test_the_command_shows_and_performs_it(
     spec = tmp_path / "firnline.yml"
     spec.write_text(SPEC)
     options = load_options(spec, environ={})
-    epochs(keyed, options, 7)
-    before = files(home(options))
+    run_each_epoch(keyed, options, 7)
+    before = files(state_folder(options))
     assert run_command(["gc", str(spec), "--grace", "0s"]) == 0
     shown = capsys.readouterr().out
-    assert f"state in {home(options)}" in shown
+    assert f"state in {state_folder(options)}" in shown
     assert "would delete" in shown
     assert "add --yes" in shown
-    assert files(home(options)) == before
+    assert files(state_folder(options)) == before
     assert run_command(["gc", str(spec), "--grace", "0s", "--yes", "--json"]) == 0
     (state,) = json.loads(capsys.readouterr().out)["state"]
     assert state["tier"] == "home"
-    assert state["files"] == len(before) - len(files(home(options))) > 0
-    (newest,) = home(options).glob(f"{7:020d}-*/COMMITTED")
+    assert state["files"] == len(before) - len(files(state_folder(options))) > 0
+    (newest,) = state_folder(options).glob(f"{7:020d}-*/COMMITTED")
     newest.unlink()
     assert run_command(["gc", str(spec), "--grace", "0s", "--yes"]) == 0
     assert "the state was left alone" in capsys.readouterr().out
@@ -357,8 +342,8 @@ def test_a_table_alone_says_nothing_of_state(
     tmp_path: Path, keyed: KeyedInput, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = options_of(tmp_path)
-    epochs(keyed, options, 5)
-    before = files(home(options))
-    assert run_command(["gc", options.deciding.table, "--grace", "0s", "--yes", "--json"]) == 0
+    run_each_epoch(keyed, options, 5)
+    before = files(state_folder(options))
+    assert run_command(["gc", options.deciding.location, "--grace", "0s", "--yes", "--json"]) == 0
     assert "state" not in json.loads(capsys.readouterr().out)
-    assert files(home(options)) == before
+    assert files(state_folder(options)) == before

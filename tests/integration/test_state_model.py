@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import firnline.checkpoint.ledger as ledger
-import firnline.run.joining as jumps
 import firnline.run.steps as steps
 from firnline.history.edits.fresh_start import start_over
 from firnline.history.edits.rollback import Rollback
 from firnline.maintenance.gc import gc
 from firnline.maintenance.state import sweep_state
 from firnline.options import OperatorOptions, StateOptions, TriggerOptions
+from firnline.run import joining
 from firnline.run.open_pipeline import open_pipeline
 from tests.support.keyed import GRAPHS, KeyedInput, answers, answers_without_trouble, keyed_options
 from tests.support.pipelines import run_once
@@ -73,7 +73,7 @@ class History:
         to = self.random.choice(known)
         with self.patch.context() as patch:
             if crash:
-                patch.setattr(jumps, "_record", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+                patch.setattr(joining, "_record", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
             try:
                 Rollback(pipeline, to).perform("test")
             except KeyboardInterrupt:
@@ -93,7 +93,7 @@ class History:
         self.trace.append(("fresh", done.epoch))
 
     def sweep(self) -> None:
-        gc(self.options.deciding.table, grace_seconds=0)
+        gc(self.options.deciding.location, grace_seconds=0)
         (home,) = sweep_state(open_pipeline(self.options), grace_seconds=0)
         self.trace.append(("sweep", home.checkpoints, home.files, home.kept))
 
@@ -127,5 +127,5 @@ def test_every_history_ends_with_the_answers_of_a_run_without_trouble(
 ) -> None:
     history = History(tmp_path, seed, monkeypatch, GRAPHS[graph])
     history.live(40 if LONG else 14)
-    found = answers(history.options.deciding.table)
+    found = answers(history.options.deciding.location)
     assert found == answers_without_trouble(tmp_path, history.options), history.trace

@@ -8,25 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from firnline.checkpoint.model import Checkpoint
 from firnline.errors import RollbackRefusedError
 from firnline.history.edits.fresh_start import start_over
 from firnline.history.edits.rollback import Rollback, RollbackPlan
 from firnline.options import LocalTierOptions, PipelineOptions, RemoteTierOptions, StateOptions, TriggerOptions
 from firnline.run.open_pipeline import open_pipeline
-from tests.support.keyed import GRAPHS, KeyedInput, answers, answers_without_trouble, keyed_options
-from tests.support.pipelines import run_once, run_to_end
-
-
-@pytest.fixture
-def keyed(tmp_path: Path) -> KeyedInput:
-    return KeyedInput(tmp_path / "in")
-
-
-def epochs(keyed: KeyedInput, options: PipelineOptions, count: int) -> None:
-    for _ in range(count):
-        keyed.add()
-        run_to_end(options)
+from tests.support.keyed import GRAPHS, KeyedInput, answers, answers_without_trouble, keyed_options, run_each_epoch
+from tests.support.pipelines import checkpoint_of, run_once, run_to_end, state_folder
 
 
 def plan(options: PipelineOptions, to: int) -> RollbackPlan:
@@ -37,25 +25,15 @@ def go_back(options: PipelineOptions, to: int) -> None:
     Rollback(open_pipeline(options), to).perform("test")
 
 
-def held(options: PipelineOptions) -> Checkpoint:
-    found = open_pipeline(options).load().checkpoint
-    assert found is not None
-    return found
-
-
-def home(options: PipelineOptions) -> Path:
-    return Path(open_pipeline(options).state_home.root)
-
-
 def reasons(options: PipelineOptions, to: int) -> list[str]:
     return [error.message for error in plan(options, to).refusals]
 
 
 def test_the_plan_tells_what_state_goes_back(tmp_path: Path, keyed: KeyedInput) -> None:
     options = keyed_options(tmp_path, GRAPHS["windows"])
-    epochs(keyed, options, 2)
-    then = held(options)
-    epochs(keyed, options, 3)
+    run_each_epoch(keyed, options, 2)
+    then = checkpoint_of(options)
+    run_each_epoch(keyed, options, 3)
     found = plan(options, 2)
     assert [(one.operator, one.epoch) for one in found.state_now] == [("windows", 5)]
     (back,) = found.state_then
@@ -67,29 +45,29 @@ def test_the_plan_tells_what_state_goes_back(tmp_path: Path, keyed: KeyedInput) 
 
 def test_the_watermark_goes_back_with_the_state(tmp_path: Path, keyed: KeyedInput) -> None:
     options = keyed_options(tmp_path, GRAPHS["windows"])
-    epochs(keyed, options, 2)
-    then = held(options)
-    epochs(keyed, options, 4)
-    assert held(options).watermarks["windows"]["at"] > then.watermarks["windows"]["at"]
+    run_each_epoch(keyed, options, 2)
+    then = checkpoint_of(options)
+    run_each_epoch(keyed, options, 4)
+    assert checkpoint_of(options).watermarks["windows"]["at"] > then.watermarks["windows"]["at"]
     go_back(options, 2)
-    now = held(options)
+    now = checkpoint_of(options)
     assert (now.watermarks, now.state, now.columns) == (then.watermarks, then.state, then.columns)
     run_to_end(options)
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
 
 
 @pytest.mark.parametrize("graph", list(GRAPHS))
 def test_twice_and_over_a_rescale(tmp_path: Path, keyed: KeyedInput, graph: str) -> None:
     options = keyed_options(tmp_path, GRAPHS[graph])
-    epochs(keyed, options, 4)
+    run_each_epoch(keyed, options, 4)
     options = replace(options, state=StateOptions(shards=3))
-    epochs(keyed, options, 2)
+    run_each_epoch(keyed, options, 2)
     go_back(options, 3)  # to before the rescale
-    epochs(keyed, options, 1)
+    run_each_epoch(keyed, options, 1)
     go_back(options, 7)  # to the first rollback
     options = replace(options, state=StateOptions(shards=1))
-    epochs(keyed, options, 1)
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    run_each_epoch(keyed, options, 1)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
 
 
 # -- what stands in the way -------------------------------------------------------------------------------
@@ -98,8 +76,8 @@ def test_twice_and_over_a_rescale(tmp_path: Path, keyed: KeyedInput, graph: str)
 @pytest.mark.parametrize("lost", ["COMMITTED", "metadata.json", "shard_0/metadata.json"])
 def test_state_that_is_not_whole_is_refused(tmp_path: Path, keyed: KeyedInput, lost: str) -> None:
     options = keyed_options(tmp_path)
-    epochs(keyed, options, 3)
-    (folder,) = home(options).glob(f"{2:020d}-*")
+    run_each_epoch(keyed, options, 3)
+    (folder,) = state_folder(options).glob(f"{2:020d}-*")
     (folder / lost).rename(tmp_path / "away")
     (message,) = reasons(options, 2)
     assert "the state of epoch 2 is not whole" in message
@@ -114,8 +92,8 @@ def test_state_that_is_not_whole_is_refused(tmp_path: Path, keyed: KeyedInput, l
 
 def test_a_missing_or_shortened_file_of_state_is_refused(tmp_path: Path, keyed: KeyedInput) -> None:
     options = keyed_options(tmp_path, shards=1)
-    epochs(keyed, options, 3)
-    (path,) = home(options).glob(f"{1:020d}-*/shard_0/*.arrow")
+    run_each_epoch(keyed, options, 3)
+    (path,) = state_folder(options).glob(f"{1:020d}-*/shard_0/*.arrow")
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     assert "bytes, not" in reasons(options, 1)[0]
@@ -131,22 +109,22 @@ def test_the_remote_tier_stands_in_for_the_home(tmp_path: Path, keyed: KeyedInpu
         local=LocalTierOptions(str(tmp_path / "local"), interval_ms=1),
         remote=RemoteTierOptions(str(tmp_path / "remote"), interval_ms=1),
     )
-    epochs(keyed, options, 4)
-    shutil.rmtree(home(options))
+    run_each_epoch(keyed, options, 4)
+    shutil.rmtree(state_folder(options))
     before = {str(p) for p in tmp_path.rglob("*")}
     assert reasons(options, 2) == []
     assert {str(p) for p in tmp_path.rglob("*")} == before  # a plan writes nothing
     go_back(options, 2)
     run_to_end(options)
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
     shutil.rmtree(tmp_path / "remote" / "state")
-    shutil.rmtree(home(options))
+    shutil.rmtree(state_folder(options))
     assert "not whole" in reasons(options, 2)[0]
 
 
 def test_epochs_since_an_older_snapshot_need_their_input(tmp_path: Path, keyed: KeyedInput) -> None:
     options = keyed_options(tmp_path, trigger=TriggerOptions(every_epochs=4))
-    epochs(keyed, options, 7)  # snapshots after 1 and 5
+    run_each_epoch(keyed, options, 7)  # snapshots after 1 and 5
     found = plan(options, 3)
     assert ([one.epoch for one in found.state_then], found.state_replayed, found.refusals) == ([1], [2, 3], [])
     (keyed.folder / "f00002.json").rename(tmp_path / "away")
@@ -157,12 +135,12 @@ def test_epochs_since_an_older_snapshot_need_their_input(tmp_path: Path, keyed: 
     (tmp_path / "away").rename(keyed.folder / "f00002.json")
     go_back(options, 3)
     run_to_end(options)
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
 
 
 def test_an_operator_that_the_spec_no_longer_has_is_refused(tmp_path: Path, keyed: KeyedInput) -> None:
     options = keyed_options(tmp_path, GRAPHS["two operators"])
-    epochs(keyed, options, 2)
+    run_each_epoch(keyed, options, 2)
     (totals,) = GRAPHS["one operator"]
     without = replace(options, operators=(totals,))
     assert "which the spec no longer has" in reasons(without, 1)[0]
@@ -175,34 +153,34 @@ def test_an_operator_that_the_spec_no_longer_has_is_refused(tmp_path: Path, keye
 @pytest.mark.parametrize("graph", list(GRAPHS))
 def test_a_fresh_start_begins_with_empty_state(tmp_path: Path, keyed: KeyedInput, graph: str) -> None:
     options = keyed_options(tmp_path, GRAPHS[graph])
-    epochs(keyed, options, 3)
+    run_each_epoch(keyed, options, 3)
     start_over(open_pipeline(options), 3, "test", truncate=True)
-    now = held(options)
+    now = checkpoint_of(options)
     assert (now.state, now.watermarks, now.columns) == ({}, {}, {})
-    assert answers(options.deciding.table) == []
+    assert answers(options.deciding.location) == []
     run_to_end(options)
-    epochs(keyed, options, 1)
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    run_each_epoch(keyed, options, 1)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
 
 
 def test_a_fresh_start_that_keeps_rows_gives_keys_that_come_again_new_answers(
     tmp_path: Path, keyed: KeyedInput
 ) -> None:
     options = keyed_options(tmp_path)
-    epochs(keyed, options, 2)
-    before = answers(options.deciding.table)
+    run_each_epoch(keyed, options, 2)
+    before = answers(options.deciding.location)
     start_over(open_pipeline(options), 2, "test")
-    assert answers(options.deciding.table) == before
+    assert answers(options.deciding.location) == before
     run_to_end(options)
-    assert answers(options.deciding.table) == before  # counted once, not on top of what was there
+    assert answers(options.deciding.location) == before  # counted once, not on top of what was there
 
 
 def test_one_may_go_back_to_a_fresh_start_and_to_what_came_before_it(tmp_path: Path, keyed: KeyedInput) -> None:
     options = keyed_options(tmp_path)
-    epochs(keyed, options, 2)
+    run_each_epoch(keyed, options, 2)
     start_over(open_pipeline(options), 2, "test", truncate=True)
     run_to_end(options)
     go_back(options, 3)
-    assert held(options).state == {}
+    assert checkpoint_of(options).state == {}
     assert run_once(options).exit_code == 0
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)

@@ -22,19 +22,9 @@ from firnline.maintenance.gc import gc
 from firnline.maintenance.state import sweep_state
 from firnline.options import LocalTierOptions, PipelineOptions, RemoteTierOptions, TriggerOptions
 from firnline.run.open_pipeline import open_pipeline
-from tests.support.keyed import GRAPHS, KeyedInput, answers, answers_without_trouble, keyed_options
-from tests.support.pipelines import run_once, run_to_end
-
-
-@pytest.fixture
-def keyed(tmp_path: Path) -> KeyedInput:
-    return KeyedInput(tmp_path / "in")
-
-
-def epochs(keyed: KeyedInput, options: PipelineOptions, count: int) -> None:
-    for _ in range(count):
-        keyed.add()
-        run_to_end(options)
+from tests.support.keyed import GRAPHS, KeyedInput, answers, answers_without_trouble, keyed_options, run_each_epoch
+from tests.support.pipelines import delta_table, run_once, run_to_end, state_folder
+from tests.support.samples import files_below
 
 
 def save(options: PipelineOptions, path: Path, *, copy: bool) -> Savepoint:
@@ -47,16 +37,8 @@ def restore(options: PipelineOptions, path: Path, **settings: Any) -> Restored:
 
 def sweep(options: PipelineOptions) -> None:
     """Everything goes that may, at once."""
-    gc(options.deciding.table, grace_seconds=0)
+    gc(options.deciding.location, grace_seconds=0)
     sweep_state(open_pipeline(options), grace_seconds=0)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
-def home(options: PipelineOptions) -> Path:
-    return Path(open_pipeline(options).state_home.root)
 
 
 @pytest.mark.parametrize("copy", [False, True], ids=["pinned", "copied"])
@@ -65,19 +47,19 @@ def test_state_comes_back_and_the_rest_is_folded_again(
     tmp_path: Path, keyed: KeyedInput, graph: str, copy: bool
 ) -> None:
     options = keyed_options(tmp_path, GRAPHS[graph], rollback_window=1, keep_checkpoints=0)
-    epochs(keyed, options, 3)
-    before = answers(options.deciding.table)
+    run_each_epoch(keyed, options, 3)
+    before = answers(options.deciding.location)
     made = save(options, tmp_path / "saved", copy=copy)
-    kept = contents(tmp_path / "saved")
-    epochs(keyed, options, 5)
+    kept = files_below(tmp_path / "saved")
+    run_each_epoch(keyed, options, 5)
     sweep(options)
     result = restore(options, tmp_path / "saved")
     assert (result.to_epoch, result.state_bytes) == (3, made.state_size_bytes)
     assert made.state_size_bytes > 0
-    assert answers(options.deciding.table) == before
+    assert answers(options.deciding.location) == before
     run_to_end(options)
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
-    assert contents(tmp_path / "saved") == kept
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
+    assert files_below(tmp_path / "saved") == kept
     assert restore(options, tmp_path / "saved").already
 
 
@@ -85,66 +67,66 @@ def test_a_pinned_savepoint_keeps_its_state_from_sweeps_until_it_is_disposed_of(
     tmp_path: Path, keyed: KeyedInput
 ) -> None:
     options = keyed_options(tmp_path, rollback_window=1, keep_checkpoints=0)
-    epochs(keyed, options, 2)
+    run_each_epoch(keyed, options, 2)
     made = save(options, tmp_path / "saved", copy=False)
     (listed,) = list_savepoints(open_pipeline(options))
     assert listed.state_size_bytes == made.state_size_bytes
-    epochs(keyed, options, 6)
+    run_each_epoch(keyed, options, 6)
     sweep(options)
-    assert all((home(options) / file.name).is_file() for file in made.state_files)
+    assert all((state_folder(options) / file.name).is_file() for file in made.state_files)
     dispose_savepoint(open_pipeline(options), made.id)
     sweep(options)
     (state,) = made.state
-    assert not (home(options) / state.checkpoint / "COMMITTED").exists()
+    assert not (state_folder(options) / state.checkpoint / "COMMITTED").exists()
 
 
 def test_a_copy_restores_where_nothing_else_is_left(tmp_path: Path, keyed: KeyedInput) -> None:
     options = keyed_options(tmp_path, GRAPHS["two operators"])
-    epochs(keyed, options, 3)
+    run_each_epoch(keyed, options, 3)
     save(options, tmp_path / "saved", copy=True)
     shutil.move(tmp_path / "saved", tmp_path / "moved")
-    shutil.rmtree(options.deciding.table)
+    shutil.rmtree(options.deciding.location)
     local = LocalTierOptions(str(tmp_path / "local"))
     there = dataclasses.replace(
         options,
-        sinks=(dataclasses.replace(options.deciding, table=str(tmp_path / "elsewhere")),),
+        sinks=(dataclasses.replace(delta_table(options), table=str(tmp_path / "elsewhere")),),
         checkpoint=dataclasses.replace(options.checkpoint, local=local),
     )
     result = restore(there, tmp_path / "moved")
     assert result.state_copied_bytes >= result.state_bytes > 0
-    assert str(home(there)).startswith(local.path)
-    epochs(keyed, there, 2)
-    assert answers(there.deciding.table) == answers_without_trouble(tmp_path, there)
+    assert str(state_folder(there)).startswith(local.path)
+    run_each_epoch(keyed, there, 2)
+    assert answers(there.deciding.location) == answers_without_trouble(tmp_path, there)
 
 
 def test_without_copies_another_table_takes_the_state_from_where_it_was_saved(
     tmp_path: Path, keyed: KeyedInput
 ) -> None:
     options = keyed_options(tmp_path)
-    epochs(keyed, options, 3)
+    run_each_epoch(keyed, options, 3)
     save(options, tmp_path / "saved", copy=False)
     there = dataclasses.replace(
-        options, sinks=(dataclasses.replace(options.deciding, table=str(tmp_path / "elsewhere")),)
+        options, sinks=(dataclasses.replace(delta_table(options), table=str(tmp_path / "elsewhere")),)
     )
     result = restore(there, tmp_path / "saved")
     assert result.state_copied_bytes > 0
-    epochs(keyed, there, 2)
-    assert answers(there.deciding.table) == answers_without_trouble(tmp_path, there)
+    run_each_epoch(keyed, there, 2)
+    assert answers(there.deciding.location) == answers_without_trouble(tmp_path, there)
 
 
 def test_sweeping_goes_on_after_a_restore_elsewhere(tmp_path: Path, keyed: KeyedInput) -> None:
     options = keyed_options(tmp_path, rollback_window=100, keep_checkpoints=0)
-    epochs(keyed, options, 4)
+    run_each_epoch(keyed, options, 4)
     save(options, tmp_path / "saved", copy=True)
     there = dataclasses.replace(
-        options, sinks=(dataclasses.replace(options.deciding, table=str(tmp_path / "elsewhere")),)
+        options, sinks=(dataclasses.replace(delta_table(options), table=str(tmp_path / "elsewhere")),)
     )
     restore(there, tmp_path / "saved")
-    epochs(keyed, there, 1)
+    run_each_epoch(keyed, there, 1)
     (swept,) = sweep_state(open_pipeline(there), grace_seconds=0)
     assert any("cannot go back" in note for note in swept.notes)
-    epochs(keyed, there, 1)
-    assert answers(there.deciding.table) == answers_without_trouble(tmp_path, there)
+    run_each_epoch(keyed, there, 1)
+    assert answers(there.deciding.location) == answers_without_trouble(tmp_path, there)
 
 
 def test_state_that_only_the_remote_tier_has_is_saved_from_there(tmp_path: Path, keyed: KeyedInput) -> None:
@@ -153,14 +135,14 @@ def test_state_that_only_the_remote_tier_has_is_saved_from_there(tmp_path: Path,
         local=LocalTierOptions(str(tmp_path / "local"), interval_ms=1),
         remote=RemoteTierOptions(str(tmp_path / "remote"), interval_ms=1),
     )
-    epochs(keyed, options, 2)
-    shutil.rmtree(home(options))
+    run_each_epoch(keyed, options, 2)
+    shutil.rmtree(state_folder(options))
     made = save(options, tmp_path / "saved", copy=True)
     assert made.state_size_bytes > 0
     shutil.rmtree(tmp_path / "remote" / "state")
     restore(options, tmp_path / "saved")
-    epochs(keyed, options, 2)
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    run_each_epoch(keyed, options, 2)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
 
 
 # -- snapshots that are older than the epoch --------------------------------------------------------------
@@ -169,21 +151,21 @@ def test_state_that_only_the_remote_tier_has_is_saved_from_there(tmp_path: Path,
 @pytest.mark.parametrize("copy", [False, True], ids=["pinned", "copied"])
 def test_epochs_since_the_snapshot_are_folded_again(tmp_path: Path, keyed: KeyedInput, copy: bool) -> None:
     options = keyed_options(tmp_path, trigger=TriggerOptions(every_epochs=4))
-    epochs(keyed, options, 3)
+    run_each_epoch(keyed, options, 3)
     assert is_behind(open_pipeline(options))
     made = save(options, tmp_path / "saved", copy=copy)
     assert made.state_replayed == [2, 3]
-    epochs(keyed, options, 3)
+    run_each_epoch(keyed, options, 3)
     told: list[str] = []
-    restore(options, tmp_path / "saved", tell=told.append)
+    restore(options, tmp_path / "saved", report=told.append)
     assert any("folded again" in line for line in told)
     run_to_end(options)
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
 
 
 def test_a_savepoint_whose_state_could_not_be_made_again_is_refused(tmp_path: Path, keyed: KeyedInput) -> None:
     options = keyed_options(tmp_path, trigger=TriggerOptions(every_epochs=4))
-    epochs(keyed, options, 3)
+    run_each_epoch(keyed, options, 3)
     (keyed.folder / "f00002.json").unlink()
     with pytest.raises(CheckpointError, match=r"f00002\.json: gone"):
         save(options, tmp_path / "saved", copy=False)
@@ -195,7 +177,7 @@ def test_a_restore_whose_state_could_not_be_made_again_is_refused_while_nothing_
     tmp_path: Path, keyed: KeyedInput
 ) -> None:
     options = keyed_options(tmp_path, trigger=TriggerOptions(every_epochs=4))
-    epochs(keyed, options, 3)
+    run_each_epoch(keyed, options, 3)
     save(options, tmp_path / "saved", copy=True)
     (keyed.folder / "f00003.json").unlink()
     before = open_pipeline(options).load()
@@ -212,7 +194,7 @@ def test_an_older_snapshot_that_a_restore_goes_on_from_is_saved_too(
     options = keyed_options(tmp_path, GRAPHS["two operators"], mode="per_operator", rollback_window=1)
     options = dataclasses.replace(options, checkpoint=dataclasses.replace(options.checkpoint, keep_checkpoints=0))
     for due in ((), (), ("totals",), ("firsts",), ()):  # the first epoch makes a snapshot of both
-        epochs(keyed, every(options, due), 1)
+        run_each_epoch(keyed, every(options, due), 1)
     rare = every(options, ())
     held = open_pipeline(rare).load().checkpoint
     assert held is not None
@@ -220,13 +202,15 @@ def test_an_older_snapshot_that_a_restore_goes_on_from_is_saved_too(
     made = save(rare, tmp_path / "saved", copy=copy)
     assert made.state_replayed == [2, 3, 4, 5]
     assert sorted(int(one.checkpoint[:20]) for one in made.state) == [1, 3, 4]
-    epochs(keyed, every(options, ("firsts", "totals")), 5)
+    run_each_epoch(keyed, every(options, ("firsts", "totals")), 5)
     sweep(options)
-    assert all((home(options) / file.name).is_file() for file in made.state_files) or copy
-    there = dataclasses.replace(rare, sinks=(dataclasses.replace(options.deciding, table=str(tmp_path / "elsewhere")),))
+    assert all((state_folder(options) / file.name).is_file() for file in made.state_files) or copy
+    there = dataclasses.replace(
+        rare, sinks=(dataclasses.replace(delta_table(options), table=str(tmp_path / "elsewhere")),)
+    )
     restore(there, tmp_path / "saved")
     run_to_end(there)
-    assert answers(there.deciding.table) == answers_without_trouble(tmp_path, there)
+    assert answers(there.deciding.location) == answers_without_trouble(tmp_path, there)
 
 
 def every(options: PipelineOptions, due: tuple[str, ...]) -> PipelineOptions:
@@ -240,10 +224,10 @@ def every(options: PipelineOptions, due: tuple[str, ...]) -> PipelineOptions:
 
 def test_rot_in_any_copied_file_of_state_is_found_while_nothing_has_changed(tmp_path: Path, keyed: KeyedInput) -> None:
     options = keyed_options(tmp_path, GRAPHS["windows"])
-    epochs(keyed, options, 2)
+    run_each_epoch(keyed, options, 2)
     save(options, tmp_path / "saved", copy=True)
     there = dataclasses.replace(
-        options, sinks=(dataclasses.replace(options.deciding, table=str(tmp_path / "elsewhere")),)
+        options, sinks=(dataclasses.replace(delta_table(options), table=str(tmp_path / "elsewhere")),)
     )
     generator = random.Random(1)
     files = sorted(p for p in (tmp_path / "saved" / "state").rglob("*") if p.is_file())
@@ -258,8 +242,8 @@ def test_rot_in_any_copied_file_of_state_is_found_while_nothing_has_changed(tmp_
             path.write_bytes(whole)
     assert not (tmp_path / "elsewhere").exists()
     restore(there, tmp_path / "saved")
-    epochs(keyed, there, 1)
-    assert answers(there.deciding.table) == answers_without_trouble(tmp_path, there)
+    run_each_epoch(keyed, there, 1)
+    assert answers(there.deciding.location) == answers_without_trouble(tmp_path, there)
 
 
 def _flipped(whole: bytes, generator: random.Random) -> bytes:
@@ -270,8 +254,8 @@ def _flipped(whole: bytes, generator: random.Random) -> bytes:
 
 def test_rot_in_the_home_does_not_get_into_a_copy(tmp_path: Path, keyed: KeyedInput) -> None:
     options = keyed_options(tmp_path)
-    epochs(keyed, options, 2)
-    for path in home(options).rglob("*.arrow"):
+    run_each_epoch(keyed, options, 2)
+    for path in state_folder(options).rglob("*.arrow"):
         path.write_bytes(_flipped(path.read_bytes(), random.Random(2)))
     with pytest.raises(CheckpointError, match="checksum"):
         save(options, tmp_path / "saved", copy=True)
@@ -280,7 +264,7 @@ def test_rot_in_the_home_does_not_get_into_a_copy(tmp_path: Path, keyed: KeyedIn
 
 def test_a_link_among_the_copies_is_refused(tmp_path: Path, keyed: KeyedInput) -> None:
     options = keyed_options(tmp_path)
-    epochs(keyed, options, 1)
+    run_each_epoch(keyed, options, 1)
     save(options, tmp_path / "saved", copy=True)
     path = next((tmp_path / "saved" / "state").rglob("*.arrow"))
     path.rename(tmp_path / "outside")
@@ -307,7 +291,7 @@ def test_a_manifest_with_other_state_than_its_checkpoint_names_is_refused(
     from firnline.checkpoint.codec import canonical, seal
 
     options = keyed_options(tmp_path)
-    epochs(keyed, options, 1)
+    run_each_epoch(keyed, options, 1)
     save(options, tmp_path / "saved", copy=True)
     path = tmp_path / "saved" / "savepoint.json"
     body = json.loads(path.read_bytes())
@@ -322,10 +306,10 @@ def test_a_broken_off_restore_is_taken_up_again(
     tmp_path: Path, keyed: KeyedInput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = keyed_options(tmp_path)
-    epochs(keyed, options, 2)
+    run_each_epoch(keyed, options, 2)
     save(options, tmp_path / "saved", copy=True)
     there = dataclasses.replace(
-        options, sinks=(dataclasses.replace(options.deciding, table=str(tmp_path / "elsewhere")),)
+        options, sinks=(dataclasses.replace(delta_table(options), table=str(tmp_path / "elsewhere")),)
     )
     broken = 0
     for count in range(1, 30):
@@ -338,14 +322,14 @@ def test_a_broken_off_restore_is_taken_up_again(
     monkeypatch.delenv("FIRNLINE_FAULT")
     assert broken > 0
     restore(there, tmp_path / "saved")
-    epochs(keyed, there, 1)
-    assert answers(there.deciding.table) == answers_without_trouble(tmp_path, there)
+    run_each_epoch(keyed, there, 1)
+    assert answers(there.deciding.location) == answers_without_trouble(tmp_path, there)
     assert not [name for name in os.listdir(tmp_path / "elsewhere" / "_firnline" / "pins") if "restore" in name]
 
 
 def test_disposing_of_a_copy_deletes_its_state(tmp_path: Path, keyed: KeyedInput) -> None:
     options = keyed_options(tmp_path)
-    epochs(keyed, options, 1)
+    run_each_epoch(keyed, options, 1)
     made = save(options, tmp_path / "saved", copy=True)
     dispose_savepoint(open_pipeline(options), made.id)
     assert not (tmp_path / "saved").exists()
@@ -354,7 +338,7 @@ def test_disposing_of_a_copy_deletes_its_state(tmp_path: Path, keyed: KeyedInput
 
 def test_disposing_of_a_copy_that_was_killed_leaves_no_empty_folders(tmp_path: Path, keyed: KeyedInput) -> None:
     options = keyed_options(tmp_path)
-    epochs(keyed, options, 1)
+    run_each_epoch(keyed, options, 1)
     made = save(options, tmp_path / "saved", copy=True)
     (tmp_path / "saved" / "savepoint.json").unlink()
     for path in (tmp_path / "saved" / "state").rglob("shard_1/*"):

@@ -24,7 +24,7 @@ from tests.support.pipelines import run_to_end
 
 
 def home_of(options: PipelineOptions) -> Path:
-    return Path(options.deciding.table) / "_firnline/demo/state"
+    return Path(options.deciding.location) / "_firnline/demo/state"
 
 
 def sweep_all(options: PipelineOptions) -> int:
@@ -61,19 +61,19 @@ def test_a_sweep_spares_what_the_run_stands_on(
     monkeypatch.setattr(OperatorStates, "catch_up", catch_up)
     run_to_end(options)
     assert swept
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
     held = open_pipeline(options).deciding.load()
     assert held.checkpoint is not None
     made = SnapshotRef.from_json(held.checkpoint.state["totals"]).epoch
     assert made == held.epoch, "the first epoch after the restore makes a snapshot"
-    assert not list(Path(options.deciding.table).glob("_firnline/pins/stands-on-*")), (
+    assert not list(Path(options.deciding.location).glob("_firnline/pins/stands-on-*")), (
         "the sinks name it: no pin is needed"
     )
     monkeypatch.undo()
     sweep_all(options)
     keyed.add(40)
     run_to_end(options)
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options, "again")
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options, "again")
 
 
 @pytest.mark.crash
@@ -85,8 +85,8 @@ def test_a_run_that_dies_at_its_pin_leaves_nothing_that_matters(
     kill(point, run_to_end, options)
     sweep_all(options)
     run_to_end(options)
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
-    assert not list(Path(options.deciding.table).glob("_firnline/pins/stands-on-*"))
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
+    assert not list(Path(options.deciding.location).glob("_firnline/pins/stands-on-*"))
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_a_restore_is_refused_when_its_state_is_swept_before_it_commits(
 
     def lose() -> int:
         dispose_savepoint(open_pipeline(options), place)
-        for pin in Path(options.deciding.table).glob("_firnline/pins/restore-*"):
+        for pin in Path(options.deciding.location).glob("_firnline/pins/restore-*"):
             pin.unlink()  # taken for abandoned: the restore stood still for days
         return sweep_all(options)
 
@@ -139,14 +139,14 @@ def test_a_restore_is_refused_when_its_state_is_swept_before_it_commits(
     assert found[-1] > 0
     monkeypatch.undo()
     run_to_end(options)
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
 
 
 def test_a_restore_does_not_take_up_state_that_a_sweep_is_about_to_delete(
     saved: tuple[PipelineOptions, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options, place = saved
-    for pin in Path(options.deciding.table).glob("_firnline/pins/savepoint-*"):
+    for pin in Path(options.deciding.location).glob("_firnline/pins/savepoint-*"):
         pin.unlink()
     found = at_point(
         monkeypatch, "delta.sweep.after", lambda: restore_savepoint(open_pipeline(options), place, "e" * 16)
@@ -156,14 +156,14 @@ def test_a_restore_does_not_take_up_state_that_a_sweep_is_about_to_delete(
     assert "deleted by a sweep of state" in found[-1].message
     monkeypatch.undo()
     run_to_end(options)
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)
 
 
 def test_a_sweep_lets_go_when_a_restore_came_before_it_declared(
     saved: tuple[PipelineOptions, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options, place = saved
-    for pin in Path(options.deciding.table).glob("_firnline/pins/savepoint-*"):
+    for pin in Path(options.deciding.location).glob("_firnline/pins/savepoint-*"):
         pin.unlink()
     found = at_point(
         monkeypatch, "delta.sweep.before", lambda: restore_savepoint(open_pipeline(options), place, "e" * 16)
@@ -172,4 +172,4 @@ def test_a_sweep_lets_go_when_a_restore_came_before_it_declared(
     assert getattr(found[-1], "to_epoch", None) == 2
     monkeypatch.undo()
     run_to_end(options)
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)

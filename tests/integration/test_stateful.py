@@ -20,9 +20,7 @@ from firnline.history.state import load_state_view
 from firnline.history.status import load_status
 from firnline.jobs.engine import Engine
 from firnline.options import (
-    DeltaSinkOptions,
     FieldOptions,
-    FileSourceOptions,
     LocalTierOptions,
     OperatorOptions,
     PipelineOptions,
@@ -32,6 +30,8 @@ from firnline.options import (
 )
 from firnline.run.open_pipeline import open_pipeline
 from firnline.run.runner import Runner
+from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sources.files.options import FileSourceOptions
 from firnline.sources.files.source import FileSource
 from firnline.state.export import write_export
 from firnline.testing.local import LocalEngine

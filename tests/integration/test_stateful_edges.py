@@ -18,20 +18,14 @@ from deltalake import DeltaTable, write_deltalake
 from firnline.checkpoint import ledger
 from firnline.errors import SchemaError, SourceError, WorkerLostError
 from firnline.history.state import load_state_view
-from firnline.options import (
-    DeltaSinkOptions,
-    FieldOptions,
-    FileSourceOptions,
-    OperatorOptions,
-    PipelineOptions,
-    SchemaOptions,
-    TriggerOptions,
-)
+from firnline.options import FieldOptions, OperatorOptions, PipelineOptions, SchemaOptions, TriggerOptions
 from firnline.run import operator_state, steps
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.run.requests import FileRequest
 from firnline.run.runner import Runner
 from firnline.sinks.base import EpochCommit, RunTasks
+from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sources.files.options import FileSourceOptions
 from firnline.sources.files.source import FileSource
 from firnline.sources.group import EpochPlan
 from firnline.testing.local import LocalEngine

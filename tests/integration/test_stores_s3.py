@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -18,6 +16,7 @@ from firnline.stores import open_store
 from firnline.stores.base import CheckpointStore
 from firnline.stores.objects import ObjectStore
 from firnline.testing.stores import StoreConformance
+from tests.support.s3 import new_bucket, s3_options
 
 pytestmark = pytest.mark.s3
 
@@ -25,16 +24,7 @@ pytestmark = pytest.mark.s3
 @pytest.fixture
 def options(s3: str) -> StoreOptions:
     """A new bucket for each test."""
-    name = "b" + os.urandom(6).hex()
-    urllib.request.urlopen(urllib.request.Request(f"{s3}/{name}", method="PUT")).close()
-    given = {
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": s3,
-        "AWS_ALLOW_HTTP": "true",
-    }
-    return StoreOptions(type="object", uri=f"s3://{name}/deep/er", storage_options=given)
+    return StoreOptions(type="object", uri=f"s3://{new_bucket(s3)}/deep/er", storage_options=s3_options(s3))
 
 
 @pytest.fixture

@@ -21,15 +21,14 @@ from firnline.history.savepoints.catalog import dispose_savepoint
 from firnline.history.savepoints.create import create_savepoint
 from firnline.maintenance import compact as compacting
 from firnline.maintenance.compact import compact
-from firnline.maintenance.gc import gc
-from firnline.maintenance.vacuum import vacuum
+from firnline.maintenance.gc import gc, vacuum
 from firnline.options import PipelineOptions
 from firnline.process import Process
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.sink import DeltaSink
 from firnline.sinks.delta.sweeps import SweepLog
 from firnline.sinks.delta.table import Table
-from firnline.sinks.staged.set_aside import reject, retry
+from firnline.sinks.staged.unit import reject, retry
 from firnline.storage import open_storage
 from tests.support.committers import commit_table
 from tests.support.pipelines import MakeOptions, make_epochs, run_to_end
@@ -90,13 +89,13 @@ def options(sample: SampleInput, make_options: MakeOptions) -> PipelineOptions:
     """Four epochs, compacted: the files of every earlier version are removed ones."""
     options = make_options(max_files=1)
     make_epochs(sample, options, 4)
-    compact(options.sinks[0].table)
+    compact(options.sinks[0].location)
     return options
 
 
 @pytest.fixture
 def root(options: PipelineOptions) -> Path:
-    return Path(options.sinks[0].table)
+    return Path(options.sinks[0].location)
 
 
 def rows(root: Path) -> int:
@@ -113,7 +112,7 @@ def roll_back(options: PipelineOptions, to: int = 2) -> Callable[[], object]:
 
 def check_goes_on(options: PipelineOptions, sample: SampleInput) -> None:
     run_to_end(options)
-    assert table_ids(options.sinks[0].table) == sample.ids
+    assert table_ids(options.sinks[0].location) == sample.ids
 
 
 @SWEEPS
@@ -202,7 +201,7 @@ def test_a_savepoint_is_not_made_of_what_a_sweep_is_about_to_delete(
     """It read the log, stood still while its files were compacted away, and pins them now."""
     options = make_options(max_files=1)
     make_epochs(sample, options, 3)
-    root = Path(options.sinks[0].table)
+    root = Path(options.sinks[0].location)
     taken: list[object] = []
     real = firnline.storage.LocalStorage.put
 
@@ -228,7 +227,7 @@ def test_a_restore_does_not_take_back_what_a_sweep_is_about_to_delete(
     """The savepoint was made without copies and is disposed of while it is restored."""
     options = make_options(max_files=1)
     make_epochs(sample, options, 2)
-    root, place = Path(options.sinks[0].table), str(tmp_path / "saved")
+    root, place = Path(options.sinks[0].location), str(tmp_path / "saved")
     create_savepoint(open_pipeline(options), place)
     make_epochs(sample, options, 2, first=3)
     compact(str(root))
@@ -250,7 +249,7 @@ def test_a_compaction_whose_pin_was_given_up_commits_no_file_that_is_gone(
     """It ran on another host and stood still for more than a day."""
     options = make_options(max_files=1)
     make_epochs(sample, options, 4)
-    root = Path(options.sinks[0].table)
+    root = Path(options.sinks[0].location)
     monkeypatch.setattr(compacting, "this_process", lambda: Process("somebody", "elsewhere", 1))
     monkeypatch.setattr(
         firnline.maintenance.references, "COMPACTION_KEPT", -firnline.maintenance.references.COMPACTION_KEPT
@@ -267,7 +266,7 @@ def test_a_unit_that_is_taken_up_again_is_not_committed_while_a_sweep_deletes_it
 ) -> None:
     options = make_options(max_files=1, mode="staged")
     make_epochs(sample, options, 2)
-    root = Path(options.sinks[0].table)
+    root = Path(options.sinks[0].location)
     storage = open_storage(str(root))
     units = sorted(p.name.removesuffix(".meta.json") for p in (root / "_staging/pending").glob("*.meta.json"))
     for name in units:
@@ -289,7 +288,7 @@ def test_a_unit_that_is_taken_up_again_is_not_committed_while_a_sweep_deletes_it
     assert DeltaTable(root).file_uris() == []
 
 
-def test_a_jump_is_made_onto_the_version_that_was_looked_at(options: PipelineOptions, root: Path) -> None:
+def test_a_history_edit_is_made_onto_the_version_that_was_looked_at(options: PipelineOptions, root: Path) -> None:
     """A check under one version and a commit onto another one would let a sweep come between."""
     seen: list[int | None] = []
     real = DeltaSink.edit

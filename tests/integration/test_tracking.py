@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import random
-import sys
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import duckdb
@@ -18,20 +15,14 @@ import pytest
 from deltalake import DeltaTable
 
 from firnline.faults import POINTS
-from firnline.options import (
-    DeltaSinkOptions,
-    FieldOptions,
-    FileSourceOptions,
-    OperatorOptions,
-    PipelineOptions,
-    SchemaOptions,
-    TriggerOptions,
-)
+from firnline.options import FieldOptions, OperatorOptions, PipelineOptions, SchemaOptions, TriggerOptions
 from firnline.run.open_pipeline import open_pipeline
+from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sources.files.options import FileSourceOptions
+from tests.support.examples import load_example
 from tests.support.pipelines import pipeline_options, run_to_end
 from tests.support.processes import KILLED, Launcher
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "tracking"
 GAPS = {"radar": 12, "link": 25, "optical": 40}  # seconds between two rows of an object, on average
 SENSORS = tuple(GAPS)
 OBJECTS, SECONDS, FILE_SECONDS = 12, 240, 20
@@ -50,16 +41,6 @@ REACHED = [
 ]
 
 Seen = tuple[str, datetime, str]  # object, time, sensor
-
-
-def load_example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"tracking_{name}", EXAMPLE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 generate = load_example("generate")

@@ -13,10 +13,12 @@ from firnline.checkpoint.model import Checkpoint
 from firnline.committer.committer import Committer
 from firnline.errors import ConfigError, FencedError
 from firnline.history.status import load_status
-from firnline.options import DeltaSinkOptions, PipelineOptions, StoreOptions
+from firnline.options import PipelineOptions, StoreOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.run.runner import Runner
 from firnline.sinks.base import EpochCommit, RunTasks
+from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sinks.delta.sink import as_delta
 from firnline.sinks.delta.table import Table
 from firnline.sinks.staged.discard import discard
 from firnline.sinks.staged.sink import StagedDeltaSink
@@ -27,11 +29,6 @@ from tests.support.pipelines import Recorder, pipeline_options, run_once, run_to
 from tests.support.samples import SampleInput, table_ids
 
 SECONDS = 60  # for a thread that hangs; nobody waits so long
-
-
-@pytest.fixture
-def sample(tmp_path: Path) -> SampleInput:
-    return SampleInput(tmp_path / "in")
 
 
 def two_sinks(folder: Path, second: str = "staged", **settings: Any) -> PipelineOptions:
@@ -100,7 +97,7 @@ class Zombie:
         commit = StagedDeltaSink.commit
 
         def stands_still(sink: StagedDeltaSink, epoch: EpochCommit, run_tasks: RunTasks | None = None) -> Any:
-            if sink is self._pipeline.deciding:
+            if sink is as_delta(self._pipeline.deciding):
                 self._stands.set()
                 assert self._goes.wait(SECONDS)
             return commit(sink, epoch, run_tasks)
@@ -231,7 +228,7 @@ def test_a_sink_that_holds_another_chain_is_refused_by_name(tmp_path: Path, samp
 def test_a_run_whose_unit_was_replaced_in_the_log_stops(tmp_path: Path, sample: SampleInput) -> None:
     options = two_sinks(tmp_path)
     sample.add("f1.json", 3)
-    sink = run_once(options).pipeline.deciding
+    sink = as_delta(run_once(options).pipeline.deciding)
     assert isinstance(sink, StagedDeltaSink)
     sink._chain[1] += 1  # the run takes its own unit for another one
     commit_table(tmp_path / "a")

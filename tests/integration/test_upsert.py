@@ -30,19 +30,21 @@ from firnline.errors import (
 from firnline.faults import VARIABLE, _seen
 from firnline.maintenance.compact import compact
 from firnline.maintenance.gc import gc
-from firnline.options import DeltaSinkOptions, FileSourceOptions
 from firnline.run.commits import check_staged
-from firnline.run.rollback_sinks import plan_sink
+from firnline.run.joining import plan_sink
 from firnline.sinks.base import EpochCommit, RestoreVersion
+from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.delta.sink import DeltaSink
 from firnline.sinks.delta.upsert import rewrite as rewriting
-from firnline.sinks.delta.upsert import rewrite_plan as working
+from firnline.sinks.delta.upsert import sink as working
 from firnline.sinks.delta.upsert.rewrite import run_in_threads
 from firnline.sinks.delta.upsert.sink import UpsertSink
+from firnline.sources.files.options import FileSourceOptions
 from firnline.storage import open_storage
 from firnline.types import Json
 from tests.support.ageing import DAY, age_files
 from tests.support.pipelines import pipeline_options, run_once, run_to_end
+from tests.support.s3 import new_bucket, s3_options
 from tests.support.samples import table_rows
 from tests.support.upserts import UpsertDriver, changes, read_by_delta, read_by_duckdb, sink_context, tip_of
 
@@ -545,8 +547,8 @@ def test_a_rollback_takes_rows_back_and_upserts_go_on_from_there(driver: UpsertD
     assert (problems, plan.files_restored) == ([], 2)
     assert plan.version_then is not None
     onto = tip_of(driver)
-    jump = {"to_epoch": 2}
-    entry = LedgerEntry(driver.stage().checkpoint, tip_then, {}, kind="rollback", onto=onto, jump=jump)
+    edit = {"to_epoch": 2}
+    entry = LedgerEntry(driver.stage().checkpoint, tip_then, {}, kind="rollback", onto=onto, edit=edit)
     commit = EpochCommit(entry.checkpoint, driver.ledger.stage(entry), tip_then, [], SCHEMA, kind="rollback")
     driver.sink.edit(commit, RestoreVersion(plan.version_then), onto, plan.version_now)
     assert rows_of(table) == then
@@ -615,22 +617,11 @@ def test_change_files_of_a_ledger_elsewhere_follow_that_ledger(table: str, tmp_p
 
 @pytest.mark.s3
 def test_upserts_on_an_object_store(s3: str) -> None:
-    import urllib.request
-
-    options = {
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": s3,
-        "AWS_ALLOW_HTTP": "true",
-    }
-    urllib.request.urlopen(urllib.request.Request(f"{s3}/upserts", method="PUT")).close()
-    driver = UpsertDriver("s3://upserts/out", ["id"], storage_options=options)
+    table, options = f"s3://{new_bucket(s3)}/out", s3_options(s3)
+    driver = UpsertDriver(table, ["id"], storage_options=options)
     driver.apply(changes([{"id": n, "v": "old"} for n in range(1000)], SCHEMA))
     driver.apply(changes([{"id": 1, "v": "new"}, {"id": 2, "_op": "delete"}, {"id": 5000, "v": "new"}], SCHEMA))
-    found = {
-        r["id"]: r["v"] for r in DeltaTable("s3://upserts/out", storage_options=options).to_pyarrow_table().to_pylist()
-    }
+    found = {r["id"]: r["v"] for r in DeltaTable(table, storage_options=options).to_pyarrow_table().to_pylist()}
     wanted = {**dict.fromkeys(range(1000), "old"), 1: "new", 5000: "new"}
     del wanted[2]
     assert found == wanted
@@ -681,7 +672,7 @@ def test_why_an_epoch_is_lost_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     put_change(tmp_path / "in", 1)
     run_to_end(options)
     put_change(tmp_path / "in", 2)
-    monkeypatch.setattr("firnline.sinks.delta.upsert.rewrite_plan.find_removable", lambda _: None)
+    monkeypatch.setattr("firnline.sinks.delta.upsert.sink.find_removable", lambda _: None)
     run = run_once(options)
     assert (run.exit_code, run.error_code) == (3, "schema")
     assert run.result.error is not None

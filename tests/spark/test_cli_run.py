@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.processes import wait_until
 from tests.support.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.spark
@@ -50,7 +49,7 @@ class Command:
         return self._err.read_text()
 
     def wait_for(self, text: str) -> None:
-        until(lambda: text in self.err or self.process.poll() is not None)
+        wait_until(lambda: text in self.err or self.process.poll() is not None)
         assert text in self.err
 
     def wait(self) -> int:
@@ -63,13 +62,6 @@ class Command:
         except ProcessLookupError:
             return True
         return False
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def run_json(folder: Path, *tokens: str) -> tuple[int, Any]:
@@ -90,7 +82,7 @@ def test_signals_stop_a_run_cleanly_or_at_once_and_nothing_is_lost(tmp_path: Pat
     assert first.out.startswith("stopped cleanly after epoch ")
     stopped = int(first.out.split()[-1])
     assert 2 <= stopped < 30
-    until(first.is_gone)
+    wait_until(first.is_gone)
 
     second = Command(tmp_path, "run")
     second.wait_for(f"resuming after epoch {stopped}")
@@ -98,7 +90,7 @@ def test_signals_stop_a_run_cleanly_or_at_once_and_nothing_is_lost(tmp_path: Pat
     second.process.send_signal(signal.SIGTERM)
     second.process.send_signal(signal.SIGTERM)
     assert second.wait() in (0, 130)  # 0 only where both signals fell into the end of the clean stop
-    until(second.is_gone)
+    wait_until(second.is_gone)
 
     code, found = run_json(tmp_path, "run", "--once")
     assert (code, found["status"], found["epoch"]) == (0, "done", 30)

@@ -18,9 +18,11 @@ import pytest
 from deltalake import DeltaTable
 
 from firnline.jobs.spark import SparkEngine
-from firnline.options import DeltaSinkOptions, FileSourceOptions, OperatorOptions, PipelineOptions, TriggerOptions
+from firnline.options import OperatorOptions, PipelineOptions, TriggerOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.run.runner import Runner
+from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sources.files.options import FileSourceOptions
 from tests.support.counters import CounterInput, counter_options, read_counts
 from tests.support.pipelines import Recorder, pipeline_options
 

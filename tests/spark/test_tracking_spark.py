@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
 import shutil
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from firnline.options import PipelineOptions
 from firnline.spec.build import load_options
+from tests.support.examples import TRACKING, load_example
 from tests.support.processes import KILLED, Launcher
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(600)]
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "tracking"
 WAIT = 240
 # Points in the driver; a point in a worker would kill every worker that takes the task up again.
 KILLS = (
@@ -33,16 +30,6 @@ KILLS = (
 )
 
 
-def load_example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"tracking_{name}", EXAMPLE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
 def options(tmp_path: Path) -> PipelineOptions:
     """The example's own spec over small data: four epochs."""
@@ -51,7 +38,7 @@ def options(tmp_path: Path) -> PipelineOptions:
         seconds=70, seed=4, objects=40, radar=100, link=10, optical=10, file_seconds=12, late_part=0.02
     )
     assert generate.write(world, tmp_path / "in") == {"radar": 7000, "link": 700, "optical": 700}
-    shutil.copy(EXAMPLE / "firnline.yml", tmp_path)
+    shutil.copy(TRACKING / "firnline.yml", tmp_path)
     return load_options(tmp_path, environ={})
 
 

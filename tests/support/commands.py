@@ -6,8 +6,10 @@ import importlib
 import random
 import sys
 import threading
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from firnline.clock import SystemClock
 from firnline.jobs import spark
@@ -19,6 +21,11 @@ from tests.support.processes import RunOrder
 def run_plainly(order: RunOrder) -> int:
     """In the child: `firnline run`."""
     return _run_command(order)
+
+
+def run_taking_over(order: RunOrder) -> int:
+    """In the child: `firnline run --take-over`."""
+    return _run_command(order, "--take-over")
 
 
 def run_standby(order: RunOrder) -> int:
@@ -46,14 +53,11 @@ class JumpingClock(SystemClock):
 
 
 def drill_child() -> None:
-    """The process that a drill kills, without Spark. The first one hangs in the middle, so that a kill surely meets it.
-
-    Its arguments are those of `firnline.cli.drill_child`.
-    """
-    drilling = importlib.import_module("firnline.cli.drill_child")
+    """Run the process that a drill kills, without Spark. The first one hangs in mid-run, so that a kill hits it."""
+    drilling = importlib.import_module("firnline.cli.drill")
     marker = Path(sys.argv[2]).with_name("hung")
     setattr(spark, "SparkEngine", lambda *_, **__: _HangingEngine(marker))  # noqa: B010  # the child's own copy
-    drilling.main()
+    drilling.run_child()
 
 
 class _HangingEngine(LocalEngine):
@@ -72,3 +76,14 @@ class _HangingEngine(LocalEngine):
         if self._jobs == 5 and self._hangs:
             threading.Event().wait()
         return super().run(tag, orders, timeout_seconds)
+
+
+def keys_of(value: Any) -> Iterator[str]:
+    """Every key in a JSON value, at any depth."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from keys_of(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from keys_of(inner)

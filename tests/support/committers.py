@@ -17,6 +17,7 @@ from firnline.committer.committer import CycleReport
 from firnline.committer.service import CommitterObserver, CommitterService, TableRef
 from firnline.errors import FirnlineError
 from firnline.options import PipelineOptions
+from firnline.sinks.delta.options import delta_tables
 from firnline.storage import open_storage
 from firnline.testing.faults import reached_points
 from firnline.types import Json, RandomIds
@@ -55,7 +56,7 @@ def make_service(
     options: PipelineOptions, observer: CommitterObserver | None = None, **settings: Any
 ) -> CommitterService:
     """A service for the staged tables of a pipeline."""
-    refs = [TableRef(s.table, s.storage_options) for s in options.sinks if s.mode == "staged"]
+    refs = [TableRef(s.location, s.storage_options) for s in delta_tables(options.sinks) if s.mode == "staged"]
     settings = {"poll_interval_secs": 0.05, **settings}
     return CommitterService(refs, RandomIds().new(), SystemClock(), observer, **settings)
 

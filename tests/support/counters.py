@@ -1,7 +1,7 @@
 """Pipelines that check themselves: counters per key, whose sequence numbers show any update that went wrong.
 
 A file holds rows `{"key": ..., "number": ...}`; the numbers of a key count up from 1 over all files, in their order.
-The operator, `examples/counters/operators/counters.py`, notes in its state every number that does not follow the one
+The operator, `operators/counters.py`, records in its state every number that does not follow the one
 before, and the table is read by DuckDB.
 """
 
@@ -17,17 +17,12 @@ from typing import Any
 import duckdb
 from deltalake import DeltaTable
 
-from firnline.options import (
-    DeltaSinkOptions,
-    FieldOptions,
-    FileSourceOptions,
-    OperatorOptions,
-    PipelineOptions,
-    SchemaOptions,
-)
+from firnline.options import FieldOptions, OperatorOptions, PipelineOptions, SchemaOptions
+from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sources.files.options import FileSourceOptions
 from tests.support.pipelines import pipeline_options
 
-OPERATORS = Path(__file__).parents[2] / "examples" / "counters" / "operators"
+OPERATORS = Path(__file__).parent / "operators"
 FIELDS = (FieldOptions("key", "string"), FieldOptions("number", "int64"))
 
 

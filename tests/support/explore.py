@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.support.proof import covered
 from tests.support.simulation import Move, Simulation
@@ -47,7 +47,8 @@ class Judge:
             if verdict:
                 break
             if actor.alive:
-                about = (world.sinks, world.recorded, actor.state, actor.number, actor.generation, bool(actor.tasks))
+                done = (world.sinks, world.recorded, world.forgotten)
+                about = (done, actor.state, actor.number, actor.generation, bool(actor.tasks))
                 found = self._runs.get(about)
                 if found is None:
                     found = self._runs[about] = next(self._run(world, actor), "")
@@ -85,6 +86,11 @@ class Judge:
         """The newest epoch that sources may forget: not the newest of all, and none that a sink lacks."""
         return min(len(world.sinks[0].chain) - 1, *(len(sink.chain) for sink in world.sinks))
 
+    def _is_owed(self, world: World, state: Any) -> bool:
+        """Whether the source could have forgotten more, as far as a run knows."""
+        safe = min(self._safe(world), state.recorded - 1, *(sink.epoch for sink in state.sinks))
+        return bool(safe > 0 and world.forgotten < world.sinks[0].chain[safe - 1].end)
+
     def _most(self, world: World, sink: int) -> int:
         """The newest epoch that a run may believe a sink to hold."""
         return len(world.sinks[sink].chain)
@@ -119,6 +125,11 @@ class Judge:
                 yield "a run ended well though an epoch is not recorded"
             if state.acknowledged < min(state.settled - 1, *(sink.epoch for sink in state.sinks)):
                 yield "a run ended well though an epoch is not acknowledged"
+            if not state.missed and self._is_owed(world, state):
+                yield "a run ended well though the source missed an acknowledgement"
+        is_idle = state.polling and not (state.resting or state.acknowledging or state.owing_rests or state.reclaiming)
+        if is_idle and state.exit_code is None and self._is_owed(world, state):
+            yield "an idle run leaves it at a missed acknowledgement"
 
     def _outrun(self, world: World, actor: Actor) -> bool:
         """Whether two runs claimed a table before there was one, and the other was the first to commit."""

@@ -12,7 +12,8 @@ from typing import Any
 import duckdb
 from deltalake import DeltaTable
 
-from firnline.options import DeltaSinkOptions, FieldOptions, OperatorOptions, PipelineOptions, SchemaOptions
+from firnline.options import FieldOptions, OperatorOptions, PipelineOptions, SchemaOptions
+from firnline.sinks.delta.options import DeltaSinkOptions, delta_tables
 from tests.support.pipelines import pipeline_options, run_to_end
 
 COUNTS = [{"name": "n", "function": "count"}, {"name": "total", "function": "sum", "column": "v"}]
@@ -82,7 +83,20 @@ def answers(table: str | Path) -> list[tuple[Any, ...]]:
 
 def answers_without_trouble(folder: Path, options: PipelineOptions, table: str = "untroubled") -> list[tuple[Any, ...]]:
     """What the table holds after one run over the same input, into a table of its own, in which nothing went wrong."""
-    sinks = tuple(replace(sink, table=str(folder / f"{table}-{sink.name}")) for sink in options.sinks)
+    sinks = tuple(replace(sink, table=str(folder / f"{table}-{sink.name}")) for sink in delta_tables(options.sinks))
     checkpoint = replace(options.checkpoint, store=None, local=None, remote=None)
     run_to_end(replace(options, sinks=sinks, checkpoint=checkpoint))
-    return answers(sinks[0].table)
+    return answers(sinks[0].location)
+
+
+def run_epochs(keyed: KeyedInput, options: PipelineOptions, epochs: int) -> None:
+    """Add a file per epoch, then run once over all of them."""
+    for _ in range(epochs):
+        keyed.add()
+    run_to_end(options)
+
+
+def run_each_epoch(keyed: KeyedInput, options: PipelineOptions, epochs: int) -> None:
+    """Add a file and run, for each epoch."""
+    for _ in range(epochs):
+        run_epochs(keyed, options, 1)

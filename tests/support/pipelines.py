@@ -5,27 +5,23 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeAlias
 
+from firnline.checkpoint.model import Checkpoint
 from firnline.errors import FirnlineError
-from firnline.options import (
-    BatchOptions,
-    CheckpointOptions,
-    DeltaSinkOptions,
-    FileSourceOptions,
-    PipelineOptions,
-    RestartOptions,
-    StateOptions,
-)
+from firnline.options import BatchOptions, CheckpointOptions, PipelineOptions, RestartOptions, StateOptions
 from firnline.run.observer import EpochFacts, Observer
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.run.runner import Runner, RunResult
 from firnline.sinks.base import Head
+from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sources.files.options import FileSourceOptions
 from firnline.sources.known import KnownFiles
 from firnline.stores.replicator import Replication
 from firnline.testing.local import LocalEngine
 from firnline.types import EntryRef
-from tests.support.samples import SampleInput
+from tests.support.samples import SampleInput, quarantined, table_ids
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +59,13 @@ def pipeline_options(path: str, table: str, name: str = "demo", **settings: Any)
     if unknown:
         raise TypeError(f"no part has {sorted(unknown)}")
     return options
+
+
+def delta_table(options: PipelineOptions, index: int = 0) -> DeltaSinkOptions:
+    """The options of a sink that is a Delta table."""
+    sink = options.sinks[index]
+    assert isinstance(sink, DeltaSinkOptions)
+    return sink
 
 
 def file_source(options: PipelineOptions) -> FileSourceOptions:
@@ -162,3 +165,30 @@ def known_files(pipeline: OpenPipeline, tip: EntryRef | None) -> dict[str, str]:
     known = {name: KnownFiles() for name in pipeline.sources.names}
     pipeline.add_known(known, tip)
     return {path: etag for of_source in known.values() for path, etag in of_source}
+
+
+def two_sinks(folder: Path) -> tuple[DeltaSinkOptions, DeltaSinkOptions]:
+    """A table and a copy of it that is partitioned."""
+    return (
+        DeltaSinkOptions("main", str(folder / "one")),
+        DeltaSinkOptions("copy", str(folder / "two"), partition_by=("month",)),
+    )
+
+
+def checkpoint_of(options: PipelineOptions) -> Checkpoint:
+    """The newest checkpoint, which must exist."""
+    checkpoint = open_pipeline(options).load().checkpoint
+    assert checkpoint is not None
+    return checkpoint
+
+
+def state_folder(options: PipelineOptions) -> Path:
+    """The local folder of the operators' state."""
+    return Path(open_pipeline(options).state_home.root)
+
+
+def check_arrived(sample: SampleInput, options: PipelineOptions) -> None:
+    """Every record arrived once, in the table or in quarantine."""
+    table = options.sinks[0].location
+    assert table_ids(table) == sample.ids
+    assert quarantined(table, options.name) == sample.bad

@@ -7,7 +7,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from firnline.clock import SystemClock
+from tests.support.processes import free_port
 
 PASSWORD = "s3cret-in-tests"  # of a server that lives as long as a test
 START_SECONDS = 60.0
@@ -62,7 +62,7 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start on the port that it had, or on a free one, and wait until it answers."""
-        self.port = self.port or _free_port()
+        self.port = self.port or free_port()
         with open(self._folder / "log", "ab") as log:
             self._process = subprocess.Popen(
                 [_program("postgres"), "-D", str(self._data), "-p", str(self.port), "-c", "listen_addresses=127.0.0.1",
@@ -146,9 +146,3 @@ def _as_user() -> dict[str, Any]:
     entry = pwd.getpwnam(user)
     environment = {**os.environ, "HOME": entry.pw_dir, "USER": user}
     return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": [], "env": environment}
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

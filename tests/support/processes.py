@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import socket
 import sys
 import time
 from collections import Counter
@@ -227,3 +228,18 @@ class _Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         facts = {k: v for k, v in record.__dict__.items() if k not in self._known}
         return f"{record.relativeCreated:9.0f} {record.threadName} {super().format(record)} {facts or ''}"
+
+
+def wait_until(condition: Callable[[], bool], child: Child | None = None, seconds: float = 60) -> None:
+    """Wait until a condition holds; a test that waits in vain fails with the end of the child's log."""
+    deadline = monotonic() + seconds
+    while not condition():
+        assert monotonic() < deadline, child.log()[-4000:] if child is not None else f"not within {seconds:.0f} s"
+        time.sleep(0.01)
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

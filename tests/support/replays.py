@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from firnline.clock import SystemClock
-from firnline.history.edits.rescale import Rescale
+from firnline.history.edits.operator_state import Rescale
 from firnline.options import (
-    DeltaSinkOptions,
     FieldOptions,
-    FileSourceOptions,
     OperatorOptions,
     PipelineOptions,
     SchemaOptions,
@@ -28,6 +26,8 @@ from firnline.options import (
 )
 from firnline.run.open_pipeline import open_pipeline
 from firnline.run.runner import Runner, RunResult
+from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sources.files.options import FileSourceOptions
 from firnline.testing.faults import reached_points
 from firnline.testing.local import LocalEngine
 from firnline.types import RandomIds
@@ -195,7 +195,7 @@ class Life:
 
     def _lose(self) -> None:
         """The newest snapshot is lost, or all of them: what they held is folded again."""
-        home = Path(self.troubled.sinks[0].table) / "_firnline" / self.troubled.name / "state"
+        home = Path(self.troubled.sinks[0].location) / "_firnline" / self.troubled.name / "state"
         snapshots = sorted(home.iterdir()) if home.exists() else []
         for snapshot in snapshots[-1:] if self.random.random() < 0.5 else snapshots:
             shutil.rmtree(snapshot)
@@ -205,7 +205,7 @@ class Life:
         """The tables that differ between the two, with what each holds."""
         found = {}
         for plain, troubled in zip(self.plain.sinks, self.troubled.sinks, strict=True):
-            rows = answers(plain.table), answers(troubled.table)
+            rows = answers(plain.location), answers(troubled.location)
             if rows[0] != rows[1]:
                 found[plain.name] = rows
         return found

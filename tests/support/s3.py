@@ -6,7 +6,9 @@ no real S3 does. One at a time, the condition holds.
 
 from __future__ import annotations
 
+import os
 import threading
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -34,3 +36,21 @@ def running_s3(port: int = 0) -> Iterator[str]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def s3_options(url: str) -> dict[str, str]:
+    """The storage options that reach the server at this address."""
+    return {
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ALLOW_HTTP": "true",
+    }
+
+
+def new_bucket(url: str) -> str:
+    """Make a bucket, and return its name."""
+    name = "b" + os.urandom(6).hex()
+    urllib.request.urlopen(urllib.request.Request(f"{url}/{name}", method="PUT")).close()
+    return name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +17,12 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from firnline.types import Json
+
+
+def make_old(path: Path, seconds: float = 60.0) -> None:
+    """Set the file's time back, so that no run takes it for one that is still being written."""
+    stat = path.stat()
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns - int(seconds * 1e9)))
 
 
 class SampleInput:
@@ -50,6 +57,7 @@ class SampleInput:
         path = self.path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(pack(name, b"".join(line + b"\n" for line in self.lines(records, bad, **fields))))
+        make_old(path)
         return path
 
     def add_truncated(self, name: str, records: int = 200) -> bytes:
@@ -57,6 +65,7 @@ class SampleInput:
         lines = self.lines(records)
         whole = pack(name, b"".join(line + b"\n" for line in lines))
         self.path(name).write_bytes(whole[: len(whole) // 2])
+        make_old(self.path(name))
         self.forget(lines)
         return whole
 
@@ -131,3 +140,9 @@ def newest_entry(root: Path, pipeline: str, version: int | None = None) -> str |
             if value["pipeline"] == pipeline and value["kind"] == "epoch":
                 return str(value["entry"]["name"])
     return None
+
+
+def files_below(folder: str | Path) -> dict[str, bytes]:
+    """Every file below a folder, by its path in it."""
+    root = Path(folder)
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}

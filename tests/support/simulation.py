@@ -248,8 +248,9 @@ class Simulation(Rules):
                 return self._simple(job, m.Staged(epoch, attempt), m.EpochLost(epoch, attempt), after)
             case m.Record(epoch):
                 return self._simple(job, m.Recorded(epoch), m.RecordFailed(), self.recorded(world, epoch))
-            case m.Acknowledge(epoch):
-                return self._simple(job, m.Acknowledged(epoch), m.RecordFailed(), self.acknowledged(world, epoch))
+            case m.Acknowledge(epoch, _, again):
+                failed = m.Acknowledged(epoch, missed=True) if again else m.RecordFailed()
+                return self._acknowledge(job, epoch, failed)
             case m.Wait(_, sink):
                 return iter([("is over", False, self._hear(job, m.TimerFired(sink)))])
             case m.Plan() as action:
@@ -274,6 +275,11 @@ class Simulation(Rules):
         yield "is done", False, self._hear(job, done, after)
         yield "fails", True, self._hear(job, failed)
 
+    def _acknowledge(self, job: Job, epoch: int, failed: m.Event) -> Outcomes:
+        """The source takes an acknowledgement or misses it, or the step itself fails."""
+        yield from self._simple(job, m.Acknowledged(epoch), failed, self.acknowledged(job.world, epoch))
+        yield "is missed", True, self._hear(job, m.Acknowledged(epoch, missed=True))
+
     def _read_sinks(self, job: Job) -> Outcomes:
         """Sinks are read one after the other; runs differ in the order. One that is down is left out."""
         names = [n for n in self.names if n not in self.scenario.dead]
@@ -289,6 +295,8 @@ class Simulation(Rules):
             if self.scenario.tells_recorded:
                 forgotten = sum(entry.end <= job.world.forgotten for entry in job.world.sinks[0].chain)
                 event = replace(event, recorded=job.world.recorded, acknowledged=forgotten)
+            else:
+                event = replace(event, owed=True)
             yield f"reads {name}", False, self._hear(job, event)
         yield "fails", True, self._hear(job, m.Failed(retry=True))
 

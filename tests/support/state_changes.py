@@ -9,8 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from firnline.errors import FirnlineError
-from firnline.history.edits.rescale import Rescale
-from firnline.history.edits.state_import import import_state
+from firnline.history.edits.operator_state import Rescale, import_state
 from firnline.history.state import load_state_view
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline

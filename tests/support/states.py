@@ -12,8 +12,17 @@ from isal import isal_zlib
 
 from firnline.errors import CheckpointError
 from firnline.names import METADATA, shard_folder
-from firnline.state.manifest import CheckpointPlan, CompleteCheckpoint, OperatorInfo, ShardContent, Worker, assemble
-from firnline.state.refs import SegmentRef, ShardState, TimerRef
+from firnline.state.manifest import (
+    CheckpointPlan,
+    CompleteCheckpoint,
+    OperatorInfo,
+    SegmentRef,
+    ShardContent,
+    ShardState,
+    TimerRef,
+    Worker,
+    assemble,
+)
 from firnline.state.snapshot import Status, begin, commit, finish_shard, list_folders, load, verify_files
 from firnline.storage import Storage
 
@@ -193,3 +202,10 @@ def find_newest_complete(
             continue
         return found
     return None
+
+
+def check_complete(storage: Storage) -> None:
+    """Check that every checkpoint which claims to be complete has all its files, intact."""
+    for info in list_checkpoints(storage):
+        if info.status == "COMPLETED":
+            verify_files(storage, load(storage, info.checkpoint_id), deep=True)

@@ -12,7 +12,7 @@ from types import ModuleType
 
 from firnline.epoch import decide as real_core
 from firnline.epoch import messages as m
-from firnline.sinks.staged.chain import Arranged, Standing, arrange
+from firnline.sinks.staged.chain import Arranged, LogHead, arrange
 from tests.support.explore import Judge
 from tests.support.simulation import Job, Move, Outcomes, Simulation
 from tests.support.world import NO_FAULTS, Actor, Entry, Pick, Scenario, Sink, Task, Unit, World, Write, digest
@@ -42,14 +42,14 @@ class TwoStage(Simulation):
     def sort_out(self, sink: Sink, units: tuple[Unit, ...]) -> Arranged[Unit]:
         """Which units may be committed onto what a log holds."""
         epoch, tip = sink.adopted
-        standing = Standing(
+        log_head = LogHead(
             epoch=len(sink.chain),
             entry=digest(sink.tip) if sink.chain else None,
             generation=sink.generation,
             tip_epoch=epoch,
             tip=digest(tip) if tip else None,
         )
-        return arrange(standing, units)
+        return arrange(log_head, units)
 
     def held(self, sink: Sink) -> tuple[Entry, ...]:
         """What a sink holds: its log, and the units that follow it without a gap."""

@@ -12,7 +12,7 @@ import pytest  # noqa: F401
 
 import firnline.committer.service
 import firnline.history.edits.ledger_repair
-import firnline.history.edits.rescale
+import firnline.history.edits.operator_state
 import firnline.history.edits.restore
 import firnline.history.edits.rollback
 import firnline.history.savepoints.catalog
@@ -21,7 +21,6 @@ import firnline.history.status
 import firnline.maintenance.compact
 import firnline.maintenance.gc
 import firnline.maintenance.state
-import firnline.maintenance.vacuum
 import firnline.run.open_pipeline
 import firnline.run.runner
 import firnline.testing.local  # noqa: F401

@@ -5,13 +5,23 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shlex
+import textwrap
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from ruamel.yaml import YAML
+
+from tests.support.pages import page_commands
+from tests.support.pipelines import delta_table
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/tracking/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+HOW_TO = sorted((ROOT / "docs" / "how-to").glob("*.md"))
 
 
 def generator() -> ModuleType:
@@ -61,6 +71,34 @@ def test_links_resolve(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_anchors_resolve(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#]*)#([^)]*)\)", page.read_text()):
+        if "://" not in target:
+            assert anchor in anchors(page.parent / target if target else page), (
+                f"{page.name} links to {target}#{anchor}"
+            )
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub and the site give to a page's headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_command_on_a_page_is_one_that_firnline_takes(page: Path) -> None:
+    from firnline.cli.main import ALIASES, app
+
+    for command in page_commands(page, "console|sh"):
+        words = shlex.split(command.line, comments=True)
+        if words[0] == "firnline":
+            ends = [words.index(word) for word in ("|", ">", ";", "&&") if word in words]
+            tokens = words[1 : min(ends, default=len(words))]
+            app.parse_args([ALIASES.get(tokens[0], tokens[0]), *tokens[1:]], exit_on_error=False, print_error=False)
+
+
 def test_the_readme_links_every_command() -> None:
     from firnline.cli.main import COMMANDS
 
@@ -77,7 +115,46 @@ def test_the_readmes_spec_loads(tmp_path: Path) -> None:
     (tmp_path / "firnline.yml").write_text(found[1])
     options = load_options(tmp_path, environ={})
     assert options.name == "flights"
-    assert options.deciding.partition_by == ("month",)
+    assert delta_table(options).partition_by == ("month",)
+
+
+@pytest.mark.parametrize("page", HOW_TO, ids=lambda p: p.name)
+def test_the_spec_of_a_page_by_task_loads(page: Path, tmp_path: Path) -> None:
+    from firnline.spec.build import load_options
+
+    for number, block in enumerate(re.findall(r"^ *```yaml\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE)):
+        spec = YAML(typ="safe").load(textwrap.dedent(block))
+        if "livenessProbe" in spec:  # of Kubernetes
+            continue
+        whole = {"name": "orders", "sources": {"orders": {"path": "in"}}, "sinks": [{"table": "out"}], **spec}
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "firnline.yml").write_text(json.dumps(whole))  # JSON is YAML, too
+        assert load_options(folder, environ={}).name == "orders"
+
+
+@pytest.mark.parametrize("page", HOW_TO, ids=lambda p: p.name)
+def test_metrics_on_a_page_by_task_exist(page: Path) -> None:
+    known = set(re.findall(r"^\| `(firnline_\w+)`", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE))
+    assert set(re.findall(r"(?<!/)\bfirnline_\w+", page.read_text())) <= known
+
+
+def test_the_picture_of_the_screen_is_on_the_readme_and_asks_no_other_host() -> None:
+    """It is drawn by the screen's own code; `test_generated_pages_are_fresh` fails when the screen has changed."""
+    picture = (ROOT / "docs" / "screen.svg").read_text()
+    assert not re.search(r"url\(.?http|href=|@import", picture)
+    assert "committed" in picture
+    assert "](docs/screen.svg)" in (ROOT / "README.md").read_text()
+
+
+def test_the_glossary_has_the_usual_word_beside_each_of_ours() -> None:
+    rows = re.findall(
+        r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE
+    )
+    words = [word.strip() for row in rows for word in row[0].split(",") if row[0] != "word"]
+    assert len(words) == len(set(words)), "a word stands twice"
+    assert {"epoch", "fence", "deciding sink", "floor", "head", "split", "segment", "tier", "ledger"} <= set(words)
+    assert {"store", "set aside", "settled", "history edit", "lease", "quarantine"} <= set(words)
 
 
 def test_the_readmes_first_screen_is_short() -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from firnline.cli.main import run_command
-from firnline.testing.local import LocalEngine
 from tests.support.samples import SampleInput, table_ids
+
+pytestmark = pytest.mark.usefixtures("no_spark")
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "rollback.md"
 SPEC = """\
@@ -19,11 +20,6 @@ sources: {flights: {path: in}}
 sinks: [{table: out}]
 batch: {max_files: 1}
 """
-
-
-@pytest.fixture(autouse=True)
-def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("firnline.jobs.spark.SparkEngine", lambda *_, **__: LocalEngine())
 
 
 def blocks() -> list[tuple[list[str], list[str]]]:

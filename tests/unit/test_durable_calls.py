@@ -41,12 +41,13 @@ BETWEEN_POINTS = {
     "jobs/epoch_job.py:EpochJobs._sweep": "rows on their way, which nothing names any more",
     "exchange.py:open_volatile": "rows on their way: lost with the epoch's attempt, which runs again",
     "run/opening.py:Opening.claim": "OperatorStates.restore reads; what it repairs has points of its own",
-    "jobs/worker.py:pinging": "a ping says nothing about the data",
-    "jobs/worker.py:pinging.beat": "a ping says nothing about the data",
+    "jobs/heartbeat.py:pinging": "a ping says nothing about the data",
+    "jobs/heartbeat.py:pinging.beat": "a ping says nothing about the data",
     "sinks/delta/table.py:Table.create.write": "called by Table._write between delta.create.before and .after",
     "sinks/delta/table.py:Table.add_columns.write": "called by Table._write between delta.evolve.before and .after",
     "sinks/delta/table.py:Table.transact.write": "called by Table._write between the points that its caller names",
     "sinks/delta/table.py:Table.restore.write": "called by Table._write between the points that its caller names",
+    "sinks/delta/table.py:Table.replace_all.write": "called by Table._write between the points that its caller names",
     "sinks/delta/history_edit.py:apply_effect": "calls Table.restore, which is looked at itself",
 }
 

@@ -14,6 +14,7 @@ from firnline.graph import (
     default_inputs,
     downstream,
     find_cycle,
+    find_source,
     graph_of,
     resolve_port,
     sink_input,
@@ -23,7 +24,9 @@ from firnline.graph import (
     topological,
     upstream,
 )
-from firnline.options import DeltaSinkOptions, FileSourceOptions, OperatorOptions, PipelineOptions
+from firnline.options import OperatorOptions, PipelineOptions
+from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sources.files.options import FileSourceOptions
 
 NAMES = [f"o{number}" for number in range(8)]
 
@@ -53,6 +56,26 @@ DIAMOND = pipeline(
     sources=("s", "my.source"),
     sql=("join",),
 )
+
+
+def test_the_longest_known_name_is_the_node_and_the_rest_its_port() -> None:
+    names = ["shop", "shop.old", "a"]
+    assert resolve_port("shop", names) == ("shop", "")
+    assert resolve_port("shop.public.orders", names) == ("shop", "public.orders")
+    assert resolve_port("shop.old.orders", names) == ("shop.old", "orders")
+    assert resolve_port("other.x", names) == ("other", "x")
+    options = pipeline({"a": ("s.orders",)}, "a", "s.users")
+    assert [find_source(options, text) for text in ("s.orders", "s", "a")] == [
+        (options.sources[0], "orders"),
+        (options.sources[0], ""),
+        None,
+    ]
+    assert [node.name for node in downstream(options, "s")] == ["a", "delta-1", "delta-2"]
+    assert [(edge.source.name, edge.port) for edge in graph_of(options).edges] == [
+        ("s", "orders"),
+        ("a", ""),
+        ("s", "users"),
+    ]
 
 
 @pytest.mark.parametrize(

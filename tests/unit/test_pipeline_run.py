@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from firnline import Pipeline
-from firnline.errors import FencedError, NotRunningError
+from firnline.errors import AlreadyRunningError, FencedError, NotRunningError
 from firnline.run.control import ask
 from firnline.run.observer import EpochFacts, Observer
 from firnline.run.runner import RunResult
 from firnline.stores import open_store
-from firnline.stores.lease_rules import LeaseRecord
+from firnline.stores.lease import LeaseRecord
 from firnline.testing.local import LocalEngine
 from tests.support.samples import SampleInput, table_ids
 
@@ -101,8 +101,13 @@ def test_a_run_on_the_main_thread_is_stopped_by_its_observer(pipeline: Pipeline,
 
 def test_a_newer_run_takes_the_lease_and_the_former_one_is_fenced(pipeline: Pipeline, sample: SampleInput) -> None:
     answer = start(pipeline)
+    with pytest.raises(AlreadyRunningError, match="pipeline 'flights' is already running: run "):
+        make().run()
+    pipeline.pause()  # so that the other run finds the file
     sample.add("b.json", 3)
-    assert make().run(once=True).exit_code == 0
+    with pytest.raises(AlreadyRunningError):
+        make().run(once=True)
+    assert make().run(once=True, take_over=True).exit_code == 0
     with pytest.raises(FencedError):
         answer.result(60)
     assert table_ids(sample.folder.parent / "out").total() == 6

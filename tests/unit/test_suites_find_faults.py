@@ -17,12 +17,15 @@ from dataclasses import replace
 import memory_sink
 import memory_source
 import pytest
+import shop_source
 from firnline.sinks import Capabilities, Delivery, GoesBack
 from firnline.sources import Budget, Split
 from memory_sink import MemorySink, MemorySinkOptions
 from memory_source import MemoryReader, MemorySource
 from test_memory_sink import TestMemorySink as SinkSuite
+from shop_source import ShopReader, ShopSource
 from test_memory_source import TestMemorySource as SourceSuite
+from test_shop_source import TestShopSource as ShopSuite
 
 EXACTLY = Delivery.EXACTLY_ONCE
 
@@ -130,11 +133,49 @@ class Halting(Skipping):
 
 class Overrunning(MemorySource):
     class Reader(MemoryReader):
-        def read(self, schema, budget):
+        def read(self, schemas, budget):
             unlimited = Budget(Split([], 1 << 60, 1 << 60, 1 << 60))
-            for rows in super().read(schema, unlimited):
+            for rows in super().read(schemas, unlimited):
                 budget.records = unlimited.records
                 yield rows
+
+
+class Swapping(ShopSource):  # a slice that is read again comes out on other ports
+    def replan(self, position, records, parallelism):
+        plan = super().replan(position, records, parallelism)
+        plan.splits[0].inputs[0]["again"] = True
+        return plan
+
+    class Reader(ShopReader):
+        def by_port(self, numbered):
+            swapped = {"orders": "users", "users": "orders"} if "again" in self._item else {}
+            return {swapped.get(port, port): found for port, found in super().by_port(numbered).items()}
+
+
+class Undeclared(ShopSource):
+    def has_port(self, port):
+        return port == ""
+
+
+class Merging(ShopSource):  # what nobody wants comes out on the main port
+    class Reader(ShopReader):
+        def by_port(self, numbered):
+            return super().by_port([(n, r if r["table"] in self._wanted else {**r, "table": ""}) for n, r in numbered])
+
+
+class Selective(ShopSource):  # the position depends on what is wanted
+    class Reader(ShopReader):
+        def end(self):
+            ended = super().end()
+            if len(self._wanted) == 1:
+                ended.outcomes[0]["to"] = self._item["from"]
+            return ended
+
+
+class Silent(ShopSource):
+    class Reader(ShopReader):
+        def end(self):
+            return replace(super().end(), columns={})
 
 
 def sink_suite(kind):
@@ -157,19 +198,32 @@ def source_suite(kind):
     return Suite
 
 
+def shop_suite(kind):
+    class Suite(ShopSuite):
+        @pytest.fixture(autouse=True)
+        def broken(self, monkeypatch):
+            monkeypatch.setattr(shop_source, "ShopSource", kind)
+            monkeypatch.setattr(shop_source, "ShopReader", getattr(kind, "Reader", ShopReader))
+
+    return Suite
+
+
 SINKS = [MemorySink, *MemorySink.__subclasses__()]
-SOURCES = [MemorySource, *MemorySource.__subclasses__(), Halting]
+SHOPS = [ShopSource, *ShopSource.__subclasses__()]
+SOURCES = [MemorySource, *(kind for kind in MemorySource.__subclasses__() if kind is not ShopSource), Halting]
 for kind in SINKS:
     globals()[f"Test{kind.__name__}"] = sink_suite(kind)
 for kind in SOURCES:
     globals()[f"Test{kind.__name__}"] = source_suite(kind)
+for kind in SHOPS:
+    globals()[f"Test{kind.__name__}"] = shop_suite(kind)
 
 
 class TestCutting(SourceSuite):
     is_atomic = True  # and the source cuts anywhere
 
 
-del SinkSuite, SourceSuite
+del SinkSuite, SourceSuite, ShopSuite
 """
 
 
@@ -187,6 +241,8 @@ def test_every_broken_kind_fails_and_the_whole_ones_pass(tmp_path: Path) -> None
     outcomes = {kind: {outcome for outcome, other in ran if other == kind} for _, kind in ran}
     assert outcomes.pop("MemorySink") == {"PASSED"}, done.stdout[-3000:]
     assert outcomes.pop("MemorySource") == {"PASSED"}, done.stdout[-3000:]
-    assert len(outcomes) == len(re.findall(r"^class \w+\((?:Memory\w+|Skipping)\):$", BROKEN, re.MULTILINE)) + 1
+    assert outcomes.pop("ShopSource") == {"PASSED"}, done.stdout[-3000:]
+    kinds = re.findall(r"^class \w+\((?:Memory\w+|ShopSource|Skipping)\):", BROKEN, re.MULTILINE)
+    assert len(outcomes) == len(kinds) + 1
     assert all("PASSED" in found and "ERROR" not in found for found in outcomes.values()), outcomes
     assert [kind for kind, found in outcomes.items() if "FAILED" not in found] == []

@@ -24,10 +24,16 @@ from firnline.storage import Storage
 from firnline.types import EntryRef, Json
 
 FOLD_ENTRIES = 128  # entries per fold: a fold stays a few MB, and a year of minutes a few thousand files
-JUMPS = ("rollback", "fresh", "restore", "rescale", "import", "repair")
+HISTORY_EDITS = ("rollback", "fresh", "restore", "rescale", "import", "repair")
+_EDIT_NAMES = {"fresh": "fresh start", "import": "state import", "repair": "ledger repair"}
 FOLD_FILES = 20_000  # then a fold is complete, so that a reader needs some tens of MB
 _READERS = 8
 _AHEAD = 16
+
+
+def edit_name(kind: str) -> str:
+    """Return the name of a history edit for people: rollback, restore, fresh start, rescale and so on."""
+    return _EDIT_NAMES.get(kind, kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +42,9 @@ class LedgerEntry:
 
     `inputs` lists, per source, every file with its record range, size and etag. `staged` lists, per sink, the files
     that a commit adds; a lagging sink gets exactly those. `kind` is `epoch`; `baseline` for input that another tool
-    read before Firnline took over; or one of `JUMPS`, a history edit. A history edit reads nothing. It moves the
-    pipeline to another epoch, changes operator state, or repairs a damaged ledger. Then `previous` is the entry that
-    the history continues from, `onto` the head of the deciding sink, and `jump` describes the edit. The inputs of a
+    read before Firnline took over; or one of `HISTORY_EDITS`. A history edit reads nothing. It moves the pipeline to
+    another epoch, changes operator state, or repairs a damaged ledger. Then `previous` is the entry that the history
+    continues from, `onto` the head of the deciding sink, and `edit` describes the edit. The inputs of a
     repair are files that earlier epochs have read.
     """
 
@@ -54,7 +60,8 @@ class LedgerEntry:
     previous_checkpoint: str = ""  # checksum of the previous checkpoint
     kind: str = "epoch"
     onto: EntryRef | None = None
-    jump: dict[str, Json] = field(default_factory=dict)
+    edit: dict[str, Json] = field(default_factory=dict)
+    rescued: list[dict[str, Json]] = field(default_factory=list)  # values in `_rescued_data`, by source and column
 
     @property
     def epoch(self) -> int:
@@ -62,9 +69,13 @@ class LedgerEntry:
         return self.checkpoint.epoch
 
     @property
-    def is_jump(self) -> bool:
+    def is_history_edit(self) -> bool:
         """Whether the entry is a history edit."""
-        return self.kind in JUMPS
+        return self.kind in HISTORY_EDITS
+
+    def supersedes(self, epoch: int) -> bool:
+        """Whether this is a history edit that superseded an epoch."""
+        return self.is_history_edit and (self.previous.epoch if self.previous else -1) < epoch < self.epoch
 
     def schema_of(self, sink: str) -> list[dict[str, Json]]:
         """Return the columns of the rows staged for a sink."""
@@ -72,7 +83,9 @@ class LedgerEntry:
 
     def to_bytes(self) -> bytes:
         """Return the durable form. The inputs have their own checksum, so that they survive a damaged checkpoint."""
-        elsewhere = {"onto": self.onto.to_json() if self.onto else None, "jump": self.jump} if self.is_jump else {}
+        elsewhere = (
+            {"onto": self.onto.to_json() if self.onto else None, "jump": self.edit} if self.is_history_edit else {}
+        )
         return canonical(
             {
                 "format": FORMAT,
@@ -87,6 +100,7 @@ class LedgerEntry:
                 "previous_checkpoint": self.previous_checkpoint,
                 **({"schemas": self.schemas} if self.schemas else {}),
                 **({"epoch_time": self.epoch_time} if self.epoch_time else {}),
+                **({"rescued": self.rescued} if self.rescued else {}),
                 **elsewhere,
             }
         )
@@ -115,9 +129,10 @@ class LedgerEntry:
                 previous_checkpoint=str(body["previous_checkpoint"]),
                 kind=str(body["kind"]),
                 onto=EntryRef.from_json(body["onto"]) if body.get("onto") else None,
-                jump=dict(body.get("jump") or {}),
+                edit=dict(body.get("jump") or {}),
                 schemas=dict(body.get("schemas", {})),
                 epoch_time=str(body.get("epoch_time", "")),
+                rescued=list(body.get("rescued", [])),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"{what} lacks {error}", what=what) from error
@@ -132,9 +147,13 @@ class Fold:
     previous: EntryRef | None
     inputs: dict[str, list[dict[str, Json]]]
     quarantine: list[dict[str, Json]] = field(default_factory=list)
-    jumps: list[dict[str, Json]] = field(default_factory=list)  # epoch, kind and description, newest first
+    edits: list[dict[str, Json]] = field(default_factory=list)  # epoch, kind and description, newest first
     is_part: bool = False  # without its newest entries, which the reader saw before they were folded
     is_bridge: bool = False  # no fold: `last` is missing or damaged, and a repair replaces it
+
+    def supersedes(self, epoch: int) -> bool:
+        """Whether one of the history edits superseded an epoch."""
+        return any(int(edit["jump"].get("to_epoch", -1)) < epoch < int(edit["epoch"]) for edit in self.edits)
 
     def down_from(self, last: EntryRef) -> Fold:
         """Return the fold without the entries after `last`, which is one of them."""
@@ -147,7 +166,7 @@ class Fold:
             last=last,
             inputs={source: upto(files) for source, files in self.inputs.items()},
             quarantine=[file for file in self.quarantine if int(str(file["name"])[:20]) <= last.epoch],
-            jumps=upto(self.jumps),
+            edits=upto(self.edits),
             is_part=True,
         )
 
@@ -157,14 +176,14 @@ Bridges: TypeAlias = Mapping[EntryRef, EntryRef | None]  # a damaged link, and t
 
 def bridges_of(link: LedgerEntry | Fold) -> dict[EntryRef, EntryRef | None]:
     """Return the damaged links that a repair in this entry bridges."""
-    jumps = (
-        [(jump["kind"], jump["jump"]) for jump in link.jumps] if isinstance(link, Fold) else [(link.kind, link.jump)]
+    edits = (
+        [(edit["kind"], edit["jump"]) for edit in link.edits] if isinstance(link, Fold) else [(link.kind, link.edit)]
     )
     return {
         EntryRef.from_json(bridge["over"]): EntryRef.from_json(bridge["to"]) if bridge["to"] else None
-        for kind, jump in jumps
+        for kind, edit in edits
         if kind == "repair"
-        for bridge in jump["bridges"]
+        for bridge in edit["bridges"]
     }
 
 
@@ -456,7 +475,7 @@ class Ledger:
             "previous": previous.to_json() if previous else None,
             "inputs": inputs,
             "quarantine": [file for entry in entries for file in entry.quarantine],
-            "jumps": [{"epoch": e.epoch, "kind": e.kind, "jump": e.jump} for e in entries if e.is_jump],
+            "jumps": [{"epoch": e.epoch, "kind": e.kind, "jump": e.edit} for e in entries if e.is_history_edit],
         }
         self._storage.put(f"{self.folder}/{fold_name(last)}", zstandard.compress(canonical(seal(body))))
 

@@ -27,7 +27,7 @@ class Checkpoint:
     positions: dict[str, Json]
     state: dict[str, Json] = field(default_factory=dict)  # operator -> snapshot references
     watermarks: dict[str, Json] = field(default_factory=dict)
-    columns: dict[str, Json] = field(default_factory=dict)  # of sources whose rows pass through operators
+    columns: dict[str, Json] = field(default_factory=dict)  # of source ports whose columns the deciding table lacks
     schema_fingerprint: str = ""
     schema_version: int = 0
     floor: int = 0

@@ -1,19 +1,25 @@
-"""`firnline checkpoints`: lists the newest checkpoints, with the fields that Flink uses, and the audit trail."""
+"""`firnline checkpoints`: lists checkpoints and the audit trail; shows, compares and deletes checkpoints."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from firnline.cli.common import Common, Flag, Spec, load_pipeline, read_with_store
-from firnline.cli.output import Column, say, short_time
+from firnline.cli.output import Column, Output, count_text, say, short_time, size_text
 from firnline.errors import SinkError
+from firnline.rescued import Rescued
 
 if TYPE_CHECKING:
+    from firnline.history.epoch import EpochView
+    from firnline.history.state import OperatorSnapshot
     from firnline.run.open_pipeline import OpenPipeline
+    from firnline.sources.base import PositionView
     from firnline.types import Json
 
 COLUMNS = (
@@ -61,8 +67,8 @@ and checkpoints [...] with these fields):
   names), acknowledged (sinks that hold it / sinks), path (sink, local, remote
   or fresh, for restores), table_version, kind (epoch, baseline, rollback,
   fresh, restore, rescale, import, repair), generation, run, files, rows,
-  quarantined, last_committed_file, read_from (ledger, store; runs: an attempt
-  from the run history), undone, reason (of IN_PROGRESS, FAILED)
+  quarantined, rescued, last_committed_file, read_from (ledger, store; runs: an
+  attempt from the run history), undone, reason (of IN_PROGRESS, FAILED)
 With --audit (JSON: pipeline, more, audit [...] with these fields):
   version, at, user, host, pid, run, what (rollback, savepoint-create,
   savepoint-dispose, restore, import, delete, fresh-start, rescale,
@@ -81,20 +87,6 @@ Examples:
 """
 
 app = App(name="checkpoints", help_epilogue=EPILOGUE)
-for _order, (_verb, _target, _help) in enumerate(
-    (
-        ("show", "checkpoints_show:app", "Show one checkpoint, and which of its copies are intact."),
-        ("diff", "checkpoints_diff:app", "Show what changed between two epochs."),
-        ("export", "checkpoints_transfer:export_app", "Write the checkpoints and the audit trail into one file."),
-        (
-            "import",
-            "checkpoints_transfer:import_app",
-            "Import an exported file into the checkpoint store.",
-        ),
-        ("delete", "checkpoints_delete:app", "Delete the checkpoint store's copies; the table keeps its own."),
-    )
-):
-    app.command(f"firnline.cli.{_target}", name=_verb, help=_help, sort_key=_order)
 
 
 @app.default
@@ -116,32 +108,32 @@ def checkpoints(
         return _audit(pipeline, None if every else limit, before, common)
     from firnline.history.checkpoints import load_checkpoints
 
-    found = read_with_store(
+    listing = read_with_store(
         pipeline, lambda store: load_checkpoints(pipeline, None if every else limit, store, before=before, undone=every)
     )
-    if found.lost is not None:
-        say(f"{found.lost}; the list comes from the store")
+    if listing.lost is not None:
+        say(f"{listing.lost}; the list comes from the store")
     if common.json:
-        rows = found.checkpoints
+        rows = listing.checkpoints
         common.out.json(
-            {"pipeline": pipeline.options.name, "checkpoints": rows, "more": found.more, "damaged": found.damaged}
+            {"pipeline": pipeline.options.name, "checkpoints": rows, "more": listing.more, "damaged": listing.damaged}
         )
         return 0
-    if found.checkpoints:
-        stateful = any(row["state_size_bytes"] for row in found.checkpoints)
+    if listing.checkpoints:
+        stateful = any(row["state_size_bytes"] for row in listing.checkpoints)
         left_out = set() if stateful else {"state_size_bytes"}
-        if all(row["status"] == "COMPLETED" for row in found.checkpoints):
+        if all(row["status"] == "COMPLETED" for row in listing.checkpoints):
             left_out.add("reason")
         columns = [column for column in COLUMNS if column.field not in left_out]
-        common.out.table(columns, [_shown(row) for row in found.checkpoints])
-        if found.more:
-            oldest = found.checkpoints[-1]["epoch"]
+        common.out.table(columns, [_shown(row) for row in listing.checkpoints])
+        if listing.more:
+            oldest = listing.checkpoints[-1]["epoch"]
             common.out.line(f"there are more: --before {oldest} lists the next, --all lists them all")
     elif before is not None:
         common.out.line(f"no checkpoint before epoch {before}")
     else:
         common.out.line("no checkpoint yet; `firnline run` makes the first")
-    for damage in found.damaged:
+    for damage in listing.damaged:
         common.out.line(f"damaged: {damage['problem']}")
     return 0
 
@@ -160,18 +152,18 @@ def _audit(pipeline: OpenPipeline, limit: int | None, before: int | None, common
     try:
         store = find_store(pipeline)
         with closing(store) if store is not None else nullcontext():
-            found = load_audit(store, name, None if limit is None else limit + 1, before) if store is not None else []
+            entries = load_audit(store, name, None if limit is None else limit + 1, before) if store is not None else []
     except OSError as error:
         options = pipeline.options.checkpoint.store
-        place = (options.path or options.uri or options.type) if options is not None else ""
+        location = (options.path or options.uri or options.type) if options is not None else ""
         raise SinkError(
-            f"the checkpoint store ({place}) cannot be read: {error}",
+            f"the checkpoint store ({location}) cannot be read: {error}",
             hint="Make it reachable, then try again: only the store holds the audit trail.",
         ) from error
-    more = limit is not None and len(found) > limit
+    more = limit is not None and len(entries) > limit
     rows: list[dict[str, Json]] = [
         {"version": entry.version, **(entry.record.to_json() if entry.record else {}), "problem": entry.problem or None}
-        for entry in found[:limit]
+        for entry in entries[:limit]
     ]
     if common.json:
         common.out.json({"pipeline": name, "audit": rows, "more": more})
@@ -193,3 +185,374 @@ def _shown_audit(row: dict[str, Json]) -> dict[str, Json]:
         return {"version": row["version"], "what": "damaged", "details": row["problem"]}
     details = ", ".join(f"{name} {value}" for name, value in row["details"].items())
     return {**row, "pid": str(row["pid"]), "at": short_time(row["at"]), "details": details}
+
+
+EPOCH_HELP = "The epoch, as `firnline checkpoints` lists it."
+
+SINK_COLUMNS = (
+    Column("name", "sink"),
+    Column("holds"),
+    Column("version", right=True),
+    Column("rows", right=True),
+    Column("size_bytes", "bytes", right=True),
+    Column("committed_at"),
+)
+COPY_COLUMNS = (Column("where", "copy"), Column("status"), Column("place", "entry or version"), Column("detail"))
+
+SHOW_EPILOGUE = """\
+Reads the ledger, the table's log and the checkpoint store; starts no Spark and
+writes nothing.
+
+Output (JSON fields):
+  pipeline, epoch, kind, status, is_savepoint, undone (by a rollback, restore or
+  fresh start)
+  checkpoint    as it is stored, sealed: pipeline, epoch, generation, run,
+                attempt, created_at, positions, state, watermarks, schema
+                {fingerprint, version}, floor, format, checksum
+  positions     {source: summary}; of files: last_committed_file,
+                files_in_progress, files_set_aside, root
+  operators     [{operator, epoch, checkpoint, shards, size_bytes, rows,
+                watermark, idle_inputs}]: the snapshots of the state that the
+                checkpoint names
+  entry         the ledger's: epoch, name, checksum; null when unknown
+  inputs        {source: files}; null when the entry is folded away
+  rescued       [{source, column, values, expected, first, file, line}]: values
+                in _rescued_data; null when the entry is folded away
+  sinks         [{name, holds, version, committed_at, rows, size_bytes}]
+  sizes         checkpoint_bytes, entry_bytes, state_bytes
+  durations_ms  {step: milliseconds}
+  copies        [{where (ledger, commitInfo, store), status (intact, damaged,
+                differs, folded, missing), place, detail}]
+
+Environment:
+  FIRNLINE__A__B      overrides the key a.b of the spec
+
+Examples:
+  firnline checkpoints show 42
+  firnline checkpoints show 42 --json | jq .checkpoint.positions
+"""
+
+
+@app.command(help_epilogue=SHOW_EPILOGUE, sort_key=0)
+def show(
+    epoch: Annotated[int, Parameter(help=EPOCH_HELP, validator=Number(gte=0))],
+    spec: Spec = None,
+    /,
+    *,
+    common: Common = Common(),
+) -> int:
+    """Show one checkpoint, and which of its copies are intact."""
+    pipeline = load_pipeline(spec)
+    from firnline.history.epoch import load_epoch
+
+    view = read_with_store(pipeline, lambda store: load_epoch(pipeline, store, epoch))
+    if common.json:
+        common.out.json(_show_json(pipeline, view))
+    else:
+        _show_epoch(common.out, pipeline, view)
+    return 0
+
+
+def _show_json(pipeline: OpenPipeline, view: EpochView) -> dict[str, Json]:
+    from firnline.checkpoint.codec import canonical
+    from firnline.history.state import snapshots_of
+
+    entry = view.ledger_entry
+    sealed = view.checkpoint.to_json()
+    positions = pipeline.sources.describe(view.checkpoint.positions)
+    snapshots = snapshots_of(view.checkpoint)
+    return {
+        "pipeline": pipeline.options.name,
+        "epoch": view.epoch,
+        "kind": view.kind,
+        "status": "COMPLETED",
+        "is_savepoint": view.is_savepoint,
+        "undone": view.undone,
+        "checkpoint": sealed,
+        "positions": {name: position.facts for name, position in positions.items()},
+        "operators": [asdict(one) for one in snapshots],
+        "entry": view.entry.to_json() if view.entry else None,
+        "inputs": {name: len(files) for name, files in entry.inputs.items()} if entry else None,
+        "rescued": entry.rescued if entry else None,
+        "sinks": [sink.to_json() for sink in view.sinks],
+        "sizes": {
+            "checkpoint_bytes": len(canonical(sealed)),
+            "entry_bytes": len(entry.to_bytes()) if entry else None,
+            "state_bytes": sum(one.size_bytes for one in snapshots),
+        },
+        "durations_ms": view.durations_ms,
+        "copies": [copy.to_json() for copy in view.copies],
+    }
+
+
+def state_facts(snapshots: Sequence[OperatorSnapshot]) -> dict[str, str]:
+    """Return one line about the state of every operator."""
+    facts = {}
+    for one in snapshots:
+        text = f"{count_text(one.rows, 'row')}, {size_text(one.size_bytes)} in {count_text(one.shards, 'shard')}"
+        mark = f", watermark {one.watermark}" if one.watermark else ""
+        idle = f", idle: {', '.join(one.idle_inputs)}" if one.idle_inputs else ""
+        facts[f"state of {one.operator}"] = f"{text}, snapshot of epoch {one.epoch}{mark}{idle}"
+    return facts
+
+
+def _show_epoch(out: Output, pipeline: OpenPipeline, view: EpochView) -> None:
+    from firnline.history.state import snapshots_of
+
+    checkpoint = view.checkpoint
+    facts: dict[str, Json] = {
+        "epoch": ", ".join(
+            [
+                str(view.epoch),
+                view.kind,
+                *(["undone by a later one"] if view.undone else []),
+                *(["held by a savepoint"] if view.is_savepoint else []),
+            ]
+        ),
+        "pipeline": checkpoint.pipeline,
+        "made at": checkpoint.created_at,
+        "generation": checkpoint.generation,
+        "run": checkpoint.run,
+        "attempt": checkpoint.attempt,
+        "floor": f"epoch {checkpoint.floor}",
+        "schema": f"version {checkpoint.schema_version}, fingerprint {checkpoint.schema_fingerprint or '-'}",
+    }
+    for name, position in pipeline.sources.describe(checkpoint.positions).items():
+        facts[f"source {name}"] = _position_text(position)
+    facts |= state_facts(snapshots_of(checkpoint)) or {"state": "none"}
+    facts["checksum"] = checkpoint.checksum
+    if view.entry is not None:
+        facts["ledger entry"] = view.entry.name
+        facts["its checksum"] = view.entry.checksum
+    known = _show_json(pipeline, view)
+    if known["inputs"] is not None:
+        facts["read"] = count_text(sum(known["inputs"].values()), "file")
+    if known["rescued"]:
+        facts["rescued"] = "; ".join(Rescued.from_json(one).text() for one in known["rescued"])
+    facts["checkpoint size"] = size_text(known["sizes"]["checkpoint_bytes"])
+    if view.durations_ms:
+        facts["took"] = ", ".join(f"{step} {ms:,} ms" for step, ms in view.durations_ms.items())
+    out.facts(facts)
+    out.line()
+    out.table(SINK_COLUMNS, [sink.to_json() for sink in view.sinks])
+    out.line()
+    out.table(COPY_COLUMNS, [copy.to_json() for copy in view.copies])
+
+
+def _position_text(position: PositionView) -> str:
+    if not position.by_input:
+        return ", ".join(f"{name} {value}" for name, value in position.facts.items())
+    text = f"up to {position.last}" if position.last else "at the start"
+    if position.in_progress:
+        text += f", {count_text(len(position.in_progress), 'file')} in progress"
+    if position.set_aside:
+        text += f", {count_text(len(position.set_aside), 'file')} set aside"
+    return text
+
+
+NAMES_SHOWN = 10  # names of a kind in the text; JSON has them all
+
+DIFF_EPILOGUE = """\
+Shows what the epochs after the older one changed, up to the newer one. Reads
+the ledger, the table's log and the checkpoint store; starts no Spark and writes
+nothing.
+
+Output (JSON fields):
+  pipeline, from_epoch, to_epoch, epochs, epochs_unknown (folded away, their
+  rows not in the store), rows, size_bytes, quarantined, notes
+  jumps       [{epoch, kind, ...}], history edits between: rollbacks, restores,
+              fresh starts
+  sources     {source: {root, last_committed_file, in_progress {now, begun,
+              ended}, set_aside {path: reason}, taken_up, files_read [{path,
+              epoch, from, to, status}], or, not of files: changed}}
+  schema      from, to {fingerprint, version}, columns {name: {from, to}}
+  watermarks  {operator: {from, to}}, event time, those that changed
+  state       {operator: {from, to}}, those that changed, each {epoch,
+              checkpoint, shards, size_bytes, rows} of the snapshot, or null
+  floor, generation   {from, to}
+
+Environment:
+  FIRNLINE__A__B      overrides the key a.b of the spec
+
+Examples:
+  firnline checkpoints diff 40 42
+  firnline checkpoints diff 1 42 --json | jq '.sources.flights.files_read'
+"""
+
+
+@app.command(help_epilogue=DIFF_EPILOGUE, sort_key=1)
+def diff(
+    one: Annotated[int, Parameter(name="A", help="An epoch.", validator=Number(gte=0))],
+    other: Annotated[int, Parameter(name="B", help="Another one.", validator=Number(gte=0))],
+    spec: Spec = None,
+    /,
+    *,
+    common: Common = Common(),
+) -> int:
+    """Show what changed between two epochs."""
+    pipeline = load_pipeline(spec)
+    from firnline.history.diff import diff_epochs
+
+    changes = read_with_store(pipeline, lambda store: diff_epochs(pipeline, store, one, other))
+    if common.json:
+        common.out.json(changes)
+    else:
+        for line in _diff_lines(changes):
+            common.out.line(line)
+    return 0
+
+
+def _diff_lines(changes: dict[str, Json]) -> Iterator[str]:
+    from firnline.checkpoint.ledger import edit_name
+
+    unknown = changes["epochs_unknown"]
+    yield f"from epoch {changes['from_epoch']} to {changes['to_epoch']}: {count_text(changes['epochs'], 'epoch')}"
+    at_least = "at least " if unknown else ""
+    yield f"  {at_least}{count_text(changes['rows'], 'row')}, {size_text(changes['size_bytes'])} written"
+    if unknown:
+        yield f"  the rows of {count_text(unknown, 'epoch')} are not known: folded away, and not in the store"
+    if changes["quarantined"]:
+        yield f"  {count_text(changes['quarantined'], 'record')} quarantined"
+    for edit in changes["jumps"]:
+        yield f"  epoch {edit['epoch']} was a {edit_name(edit['kind'])}"
+    for name, source in changes["sources"].items():
+        yield f"source {name}"
+        yield from (f"  {line}" for line in _source_lines(source))
+    yield from _schema_lines(changes["schema"])
+    for name, moved in changes["watermarks"].items():
+        yield f"watermark of {name}: {moved['from'] or 'none'} -> {moved['to'] or 'none'}"
+    for name, moved in changes["state"].items():
+        yield f"state of {name}: {_state_text(moved['from'])} -> {_state_text(moved['to'])}"
+    for what in ("generation", "floor"):
+        if changes[what]["from"] != changes[what]["to"]:
+            yield f"{what}: {changes[what]['from']} -> {changes[what]['to']}"
+    yield from (f"note: {note}" for note in changes["notes"])
+
+
+def _state_text(snapshot: dict[str, Json] | None) -> str:
+    if snapshot is None:
+        return "none"
+    contents = f"{count_text(snapshot['rows'], 'row')}, {size_text(snapshot['size_bytes'])}"
+    return f"{contents} in {count_text(snapshot['shards'], 'shard')} (epoch {snapshot['epoch']})"
+
+
+def _source_lines(source: dict[str, Json]) -> Iterator[str]:
+    read = [file for file in source["files_read"] if file["status"] != "set_aside"]
+    yield f"{count_text(len({file['path'] for file in read}), 'file')} read"
+    yield from _names([f"{file['path']} ({file['status']}, epoch {file['epoch']})" for file in read])
+    for name, moved in source.get("changed", {}).items():
+        yield f"{name}: {moved['from']} -> {moved['to']}"
+    if "changed" in source:
+        return
+    mark = source["last_committed_file"]
+    if mark["from"] != mark["to"]:
+        yield f"read up to: {mark['from'] or 'the start'} -> {mark['to'] or 'the start'}"
+    if source["root"]["from"] != source["root"]["to"]:
+        yield f"root: {source['root']['from']} -> {source['root']['to']}"
+    now = source["in_progress"]["now"]
+    if now:
+        yield f"{count_text(len(now), 'file')} in progress"
+        yield from _names([f"{path}, {count_text(records, 'record')} read" for path, records in now.items()])
+    if source["set_aside"]:
+        yield f"{count_text(len(source['set_aside']), 'file')} set aside"
+        yield from _names([f"{path}: {reason}" for path, reason in source["set_aside"].items()])
+    if source["taken_up"]:
+        yield f"{count_text(len(source['taken_up']), 'file')} no longer set aside"
+        yield from _names(source["taken_up"])
+
+
+def _schema_lines(schema: dict[str, Json]) -> Iterator[str]:
+    if schema["from"] == schema["to"]:
+        yield "schema: the same"
+        return
+    yield f"schema: version {schema['from']['version']} -> {schema['to']['version']}"
+    for name, moved in (schema["columns"] or {}).items():
+        if moved["from"] is None:
+            yield f"  {name} added: {moved['to']}"
+        elif moved["to"] is None:
+            yield f"  {name} gone"
+        else:
+            yield f"  {name}: {moved['from']} -> {moved['to']}"
+
+
+def _names(names: list[str]) -> Iterator[str]:
+    yield from (f"  {name}" for name in names[:NAMES_SHOWN])
+    if len(names) > NAMES_SHOWN:
+        yield f"  and {len(names) - NAMES_SHOWN:,} more; --json has them all"
+
+
+app.command(
+    "firnline.cli.checkpoints_transfer:export_app",
+    name="export",
+    help="Write the checkpoints and the audit trail into one file.",
+    sort_key=2,
+)
+app.command(
+    "firnline.cli.checkpoints_transfer:import_app",
+    name="import",
+    help="Import an exported file into the checkpoint store.",
+    sort_key=3,
+)
+
+DELETE_EPILOGUE = """\
+Deletes every version of this pipeline's checkpoint from the checkpoint store.
+Table, ledger and audit trail stay, so the pipeline continues from its newest
+epoch. Checkpoints that the ledger has folded can then no longer be shown.
+
+Output (JSON fields):
+  pipeline, status (deleted, would_delete, nothing_there), versions, size_bytes,
+  epoch (the newest among them), place
+
+Environment:
+  FIRNLINE__A__B      overrides the key a.b of the spec
+
+Examples:
+  firnline checkpoints delete --dry-run
+  firnline checkpoints delete flights.yml --yes
+"""
+
+
+@app.command(help_epilogue=DELETE_EPILOGUE, sort_key=4)
+def delete(
+    spec: Spec = None,
+    /,
+    *,
+    dry_run: Annotated[bool, Flag, Parameter(help="Only show what would be deleted, even with --yes.")] = False,
+    yes: Annotated[bool, Flag, Parameter(help="Delete; without it nothing is deleted.")] = False,
+    common: Common = Common(),
+) -> int:
+    """Delete the checkpoint store's copies; the table keeps its own."""
+    pipeline = load_pipeline(spec)
+    from firnline.history.store import open_for_writing
+    from firnline.stores.audit import audited, make_record
+    from firnline.stores.transfer import count_versions
+
+    name = pipeline.options.name
+    really = yes and not dry_run
+    with closing(open_for_writing(pipeline)) as store:
+        stored, location = count_versions(store, name), store.place
+        if stored.versions and really:
+            details = {"versions": stored.versions, "place": location}
+            with audited(store, make_record(name, "delete", from_epoch=stored.epoch, details=details)):
+                store.delete(name)
+    status = ("deleted" if really else "would_delete") if stored.versions else "nothing_there"
+    facts: dict[str, Json] = {
+        "pipeline": name,
+        "status": status,
+        "versions": stored.versions,
+        "size_bytes": stored.size_bytes,
+        "epoch": stored.epoch,
+        "place": location,
+    }
+    if common.json:
+        common.out.json(facts)
+    elif not stored.versions:
+        common.out.line(f"{location} has no checkpoint of {name}")
+    else:
+        verb = "deleted" if really else "would delete"
+        common.out.line(
+            f"{verb} {count_text(stored.versions, 'version')}, {size_text(stored.size_bytes)}, of {name} in {location}"
+        )
+        if not really and not dry_run:
+            common.out.line("add --yes to delete them")
+    return 0

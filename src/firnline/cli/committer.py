@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Flag, MetricsPort
+from firnline.cli.common import Common, Flag, MetricsPort, Tables, named_tables
 from firnline.cli.output import count_text, safe
-from firnline.cli.tables import Tables, named_tables
 from firnline.clock import monotonic
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def committer(
 ) -> int:
     """Run the committer of two-stage tables."""
     named = named_tables(tables)
-    from firnline.cli.signals import stop_on_signals
+    from firnline.cli.long_task import stop_on_signals
     from firnline.clock import SystemClock
     from firnline.committer.service import CommitterService, TableRef
     from firnline.types import RandomIds
@@ -133,9 +132,9 @@ def _observer(port: int | None) -> Iterator[CommitterObserver]:
     if port is None:
         yield Lines()
         return
-    from firnline.service.committer_metrics import StagingMetrics
     from firnline.service.endpoints import HOST, Endpoints
     from firnline.service.health import CommitterHealth
+    from firnline.service.metrics import StagingMetrics
 
     health = CommitterHealth(monotonic, poll_seconds=10)
     metrics = StagingMetrics(Lines(), health)

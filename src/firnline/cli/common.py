@@ -1,34 +1,39 @@
-"""Shared by all commands: the spec argument, `--json`, `--debug`, the read-only checkpoint store, the decoder."""
+"""Shared by commands: the arguments spec and table, `--json`, `--debug`, the read-only store, the decoder."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.output import Output
+from firnline.cli.output import Output, brief, say
+from firnline.errors import ConfigError, DamagedError, StoreUnsafeError
 
 if TYPE_CHECKING:
     from firnline.options import PipelineOptions
     from firnline.run.open_pipeline import OpenPipeline
-from collections.abc import Callable
-from contextlib import closing
-from typing import TYPE_CHECKING, TypeVar
-
-from firnline.cli.output import brief, say
-from firnline.errors import DamagedError, StoreUnsafeError
-
-if TYPE_CHECKING:
-    from firnline.run.open_pipeline import OpenPipeline
+    from firnline.storage import Storage
     from firnline.stores.base import CheckpointStore
-import threading
+
+T = TypeVar("T")
+
+COLD_SECONDS = 3.0  # loading the decoder takes less; compiling it takes much longer
+COLD_MESSAGE = "preparing the decoder, once per installation (up to a minute)"
 
 SPEC_HELP = "The pipeline file, or its folder. [default: firnline.yml here or in a folder above]"
 Spec = Annotated[str | None, Parameter(help=SPEC_HELP, show_default=False)]
+TABLES_HELP = "Tables (path or URI), or specs: all their staged tables. [default: firnline.yml here or above]"
+Tables = Annotated[str, Parameter(help=TABLES_HELP, show_default=False)]
+Table = Annotated[str, Parameter(help="The table (path or URI), or a spec: its first staged table.")]
+TableOrSpec = Annotated[str, Parameter(help="The table (path or URI), or a spec file: all its tables.")]
 Flag = Parameter(negative="", show_default=False)
+TakeOver = Annotated[bool, Flag, Parameter(help="Do it even while a run is alive, which then ends.")]
 MetricsPort = Annotated[
     int | None,
     Parameter(
@@ -67,7 +72,18 @@ def load_pipeline(spec: str | None) -> OpenPipeline:
     return open_pipeline(options)
 
 
-T = TypeVar("T")
+@contextmanager
+def editing_history(pipeline: OpenPipeline, *, take_over: bool) -> Iterator[str]:
+    """Hold the lease while a command edits the history; yields the id of the command, as of a run.
+
+    Raises:
+        AlreadyRunningError: a run is alive; with `take_over` that run ends as fenced instead.
+    """
+    from firnline.run import standby
+
+    run = pipeline.ids.new()
+    with standby.editing_history(pipeline.options, run, say, take_over=take_over):
+        yield run
 
 
 def read_with_store(pipeline: OpenPipeline, read: Callable[[CheckpointStore | None], T]) -> T:
@@ -86,10 +102,6 @@ def read_with_store(pipeline: OpenPipeline, read: Callable[[CheckpointStore | No
         return result
 
 
-COLD_SECONDS = 3.0  # loading the decoder takes less; compiling it takes much longer
-COLD_MESSAGE = "preparing the decoder, once per installation (up to a minute)"
-
-
 def warm_decoder(say: Callable[[str], None]) -> None:
     """Compile the decoder, or load it if it is already compiled."""
     timer = threading.Timer(COLD_SECONDS, say, [COLD_MESSAGE])
@@ -101,3 +113,82 @@ def warm_decoder(say: Callable[[str], None]) -> None:
         warm_up()
     finally:
         timer.cancel()
+
+
+@dataclass(slots=True)
+class NamedTables:
+    """The tables that the arguments name, with their storage options."""
+
+    tables: dict[str, dict[str, str]] = field(default_factory=dict)  # uri -> storage options
+    poll_interval_secs: float | None = None
+
+
+def named_tables(arguments: Sequence[str]) -> NamedTables:
+    """Resolve arguments; a spec stands for its staged sinks."""
+    from firnline.sinks.delta.options import delta_tables
+    from firnline.storage import normalise
+
+    named = NamedTables()
+    for text in arguments or ("",):
+        if text and not _is_spec(text):
+            named.tables[normalise(text)] = {}
+            continue
+        options = load_options(text or None)
+        tables = delta_tables(options.sinks)
+        staged = {normalise(s.table): dict(s.storage_options) for s in tables if s.mode == "staged"}
+        if not staged:
+            raise ConfigError(
+                f"pipeline {options.name!r} has no staged sink",
+                hint="Set mode: staged on a sink, or name a table instead of a spec.",
+            )
+        named.tables |= staged
+        named.poll_interval_secs = options.staging.poll_interval_secs
+    return named
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One table to sweep, and the ledgers of pipelines that have it as a further sink."""
+
+    uri: str
+    storage_options: dict[str, str]
+    ledgers: dict[str, Storage] = field(default_factory=dict)
+
+
+def find_targets(argument: str) -> list[Target]:
+    """Find the named table, or every Delta table of a spec, the deciding sink's first."""
+    from firnline.sinks.delta.options import delta_tables
+    from firnline.storage import normalise, open_storage
+
+    if not _is_spec(argument):
+        return [Target(normalise(argument), {})]
+    options = load_options(argument)
+    home = options.home
+    ledger = open_storage(home.root, home.storage_options)
+    targets: dict[str, Target] = {}
+    for sink in delta_tables(options.ordered_sinks):
+        uri = normalise(sink.table)
+        ledgers = {} if uri == normalise(home.root) else {options.name: ledger}
+        targets.setdefault(uri, Target(uri, dict(sink.storage_options), ledgers))
+    return list(targets.values())
+
+
+def find_other_sinks(options: PipelineOptions | None) -> list[str]:
+    """Return the sinks of a pipeline that are no Delta tables, each with its kind, for messages."""
+    from firnline.sinks.delta.options import delta_tables
+
+    if options is None:
+        return []
+    tables = delta_tables(options.sinks)
+    return [f"{sink.name} ({sink.type})" for sink in options.ordered_sinks if sink not in tables]
+
+
+def find_pipeline(argument: str) -> PipelineOptions | None:
+    """Load the pipeline of a spec; None if the argument is a table."""
+    return load_options(argument) if _is_spec(argument) else None
+
+
+def _is_spec(text: str) -> bool:
+    if text.endswith((".yml", ".yaml")):
+        return True
+    return any(os.path.isfile(os.path.join(text, name)) for name in ("firnline.yml", "firnline.yaml"))

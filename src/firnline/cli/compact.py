@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Flag
+from firnline.cli.common import Common, Flag, TableOrSpec, find_other_sinks, find_pipeline, find_targets
 from firnline.cli.output import Output, count_text, size_text
-from firnline.cli.tables import TableOrSpec, find_pipeline, find_targets
 from firnline.errors import ConfigError
 
 if TYPE_CHECKING:
     from firnline.maintenance.compact import CompactReport
-    from firnline.maintenance.vacuum import VacuumReport
+    from firnline.maintenance.gc import VacuumReport
 
 _FILTER = re.compile(r"([^<>=!]+?)\s*(<=|>=|!=|=|<|>)\s*(.*)")
 
@@ -56,9 +55,9 @@ def compact(
     filters = [_filter(text) for text in partition]
     targets, pipeline = find_targets(table), find_pipeline(table)
     from firnline.cli.long_task import long_task
-    from firnline.history.auditing import deletion_on_record
+    from firnline.history.store import deletion_on_record
     from firnline.maintenance.compact import compact as rewrite
-    from firnline.maintenance.vacuum import vacuum as sweep
+    from firnline.maintenance.gc import vacuum as sweep
 
     bodies: list[dict[str, Any]] = []
     tables = [target.uri for target in targets]
@@ -88,7 +87,10 @@ def compact(
                 if len(targets) > 1:
                     common.out.line(report.table)
                 _show(common.out, report, swept)
-    if common.json:
+    if not common.json:
+        for sink in find_other_sinks(pipeline):
+            common.out.line(f"{sink}: nothing to compact in a sink of this kind")
+    else:
         common.out.json(bodies[0] if len(targets) == 1 else {"tables": bodies})
     return 0
 

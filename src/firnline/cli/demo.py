@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import random
 import shutil
 import subprocess
@@ -18,9 +19,7 @@ from firnline.clock import monotonic
 from firnline.errors import ConfigError, FirnlineError
 
 if TYPE_CHECKING:
-    from firnline.cli.run_killer import KillReport
-import gzip
-from collections.abc import Callable
+    from firnline.cli.kill_and_count import KillReport
 
 NAME = "flights"
 FILES = 40
@@ -78,7 +77,7 @@ def demo(
     _make_folder(folder)
     decoder = _prepare_decoder()
     try:
-        size = _make_input(folder, records)
+        size = write_flights(folder / "in", records, FILES)
         say(f"made {records:,} flights in {count_text(FILES, 'file')}, {size_text(size)}")
         _wait_for(decoder)
     finally:
@@ -126,14 +125,8 @@ def _wait_for(decoder: subprocess.Popen[bytes]) -> None:
         decoder.wait()
 
 
-def _make_input(folder: Path, records: int) -> int:
-    from firnline.cli.demo import write_flights
-
-    return write_flights(folder / "in", records, FILES)
-
-
 def _run_and_kill(folder: Path, kills: int, seed: int | None) -> KillReport:
-    from firnline.cli.run_killer import RunKiller, plain_environ
+    from firnline.cli.kill_and_count import RunKiller, plain_environ
 
     seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
     say(f"running the pipeline; it will be killed {kills} times (seed {seed})")
@@ -146,8 +139,7 @@ def _run_and_kill(folder: Path, kills: int, seed: int | None) -> KillReport:
 
 
 def _count(folder: Path, report: KillReport) -> dict[str, Any]:
-    from firnline.cli.row_counts import active_files, count_ids
-    from firnline.cli.run_killer import parquet_files
+    from firnline.cli.kill_and_count import active_files, count_ids, parquet_files
 
     table = folder / "out"
     inputs = sorted(str(p) for p in (folder / "in").iterdir())
@@ -198,23 +190,18 @@ AIRCRAFT = ("A320", "A21N", "A359", "B38M", "B789", "E190", "CRJ9")
 STATUSES = ("landed",) * 17 + ("diverted", "cancelled", "delayed")
 
 
-def write_flights(folder: Path, records: int, files: int, made: Callable[[int], None] | None = None) -> int:
-    """Write `records` records with ids 0, 1, 2, ... into `files` gz files; returns their size in bytes.
-
-    `made` is called after each file with the records written so far.
-    """
+def write_flights(folder: Path, records: int, files: int) -> int:
+    """Write `records` records with ids 0, 1, 2, ... into `files` gz files; returns their size in bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(20261101)
-    size = done = 0
+    size = written = 0
     for number in range(files):
         until = records * (number + 1) // files
         path = folder / f"flights-{number:04d}.json.gz"
-        lines = [flight(rng, i) for i in range(done, until)]
+        lines = [flight(rng, i) for i in range(written, until)]
         path.write_bytes(gzip.compress("".join(lines).encode(), compresslevel=1, mtime=0))
         size += path.stat().st_size
-        done = until
-        if made is not None:
-            made(done)
+        written = until
     return size
 
 

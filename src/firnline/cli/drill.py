@@ -1,16 +1,20 @@
-"""`firnline drill`: runs the user's own spec into a scratch table, kills it, resumes it, compares counts."""
+"""`firnline drill`: runs the user's own spec into a scratch folder, kills it, resumes it, compares counts.
+
+Run as a module, it is the process that the drill kills.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import random
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,18 +23,20 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from firnline.cli.common import Common, Spec
-from firnline.cli.drill_child import DrillPlan, drill_options, drill_pipeline
+from firnline.cli.kill_and_count import LogWatch
 from firnline.cli.output import Column, count_text, print_failure, say
-from firnline.cli.run_killer import LogWatch
+from firnline.clock import SystemClock
 from firnline.errors import ConfigError, FirnlineError
 
 if TYPE_CHECKING:
-    from firnline.cli.run_killer import KillReport
-    from firnline.options import PipelineOptions
+    from firnline.cli.kill_and_count import KillReport
+    from firnline.options import PipelineOptions, SinkOptions, SourceOptions
+    from firnline.run.open_pipeline import OpenPipeline
 
 FILES_SHOWN = 20
 COMMIT_SECONDS = 0.2  # between two rounds of the committer
 PLAN = "plan.json"
+ONE_DAY_MS = 24 * 3600 * 1000
 COLUMNS = (
     Column("path"),
     Column("status"),
@@ -99,6 +105,7 @@ def drill(
     loaded = load_spec(spec, environ=os.environ)
     options = build_options(loaded, environ=os.environ)
     scratch = table.expanduser().absolute()
+    _check_kinds(options)
     _check_scratch(options, scratch)
     seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
     made = Drill(str(loaded.path), options, scratch, _plan(options, kills), random.Random(seed))
@@ -134,13 +141,25 @@ def drill(
     return 0
 
 
+def _check_kinds(options: PipelineOptions) -> None:
+    """Refuse sources and sinks that a drill cannot copy into a folder and count."""
+    from firnline.sinks.delta.options import delta_tables
+    from firnline.sources.files.options import file_sources
+
+    known = {id(one) for one in (*file_sources(options.sources), *delta_tables(options.sinks))}
+    every: tuple[SourceOptions | SinkOptions, ...] = (*options.sources, *options.sinks)
+    for one in every:
+        if id(one) not in known:
+            raise ConfigError(f"a drill supports file sources and Delta tables, not {one.name!r} ({one.type})")
+
+
 def _check_scratch(options: PipelineOptions, scratch: Path) -> None:
     """Refuse any folder that the pipeline reads or writes, and any that holds something."""
     from firnline.sources.registry import open_source
     from firnline.storage import is_remote
 
     checkpoint = options.checkpoint
-    own = {s.table: "the spec's own table" for s in options.sinks}
+    own = {s.location: "the spec's own table" for s in options.sinks}
     own |= {open_source(s).location: "the spec's source" for s in options.sources}
     store = (checkpoint.store.path or checkpoint.store.uri) if checkpoint.store else ""
     own |= {store: "the spec's checkpoint store"} if store else {}
@@ -158,7 +177,6 @@ def _check_scratch(options: PipelineOptions, scratch: Path) -> None:
 
 def _plan(options: PipelineOptions, kills: int) -> DrillPlan:
     """Plan the current files, in epochs small enough for every kill to hit one."""
-    from firnline.cli.drill_child import DrillPlan
     from firnline.run.open_pipeline import open_pipeline
 
     files = {source.name: [stat.name for stat in source.list_inputs()] for source in open_pipeline(options).sources}
@@ -171,7 +189,7 @@ def _plan(options: PipelineOptions, kills: int) -> DrillPlan:
 
 def child_command(spec: str, plan: Path, folder: Path) -> list[str]:
     """Return the command of the process that the drill kills."""
-    return [sys.executable, "-m", "firnline.cli.drill_child", spec, str(plan), str(folder)]
+    return [sys.executable, "-m", "firnline.cli.drill", spec, str(plan), str(folder)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,40 +204,40 @@ class Drill:
 
     def run(self, name: str, kills: int) -> KillReport:
         """Run the plan into the folder `name`, with a committer beside it for staged tables."""
-        from firnline.cli.run_killer import RunKiller, plain_environ
+        from firnline.cli.kill_and_count import RunKiller, plain_environ
+        from firnline.sinks.delta.options import delta_tables
 
         folder = self.scratch / name
         options = drill_options(self.options, self.plan, folder)
         killer = RunKiller(
             command=child_command(self.spec, self.scratch / PLAN, folder),
-            table=Path(options.deciding.table), pipeline=options.name, log=self.scratch / "run.log",
+            table=Path(options.home.root), pipeline=options.name, log=self.scratch / "run.log",
             environ=plain_environ(), rng=self.rng, say=say,
         )  # fmt: skip
         with _committing(options):
             report = killer.run(kills)
-        if options.deciding.mode == "staged" and len(options.sinks) > 1:
+        if delta_tables([options.deciding])[0].mode == "staged" and len(options.sinks) > 1:
             # The other sinks get the last epochs only now that the deciding table's log holds them.
             with _committing(options):
                 killer.run(0)
-        return replace(report, epochs=LogWatch(Path(options.deciding.table), options.name).read_epoch())
+        return replace(report, epochs=LogWatch(Path(options.home.root), options.name).read_epoch())
 
     def compare_files(self) -> list[dict[str, Any]]:
         """Count lines, rows and quarantined records of every file, for the sink where they differ most."""
-        from firnline.cli.row_counts import count_by_file, count_lines
+        from firnline.cli.kill_and_count import count_by_file, count_lines
         from firnline.graph import sink_input
         from firnline.history.status import load_files_by_source, load_quarantine
-        from firnline.options import FileSourceOptions
+        from firnline.sources.files.options import file_sources
         from firnline.storage import open_storage
 
         pipeline = drill_pipeline(self.options, self.plan, self.scratch / "killed")
         storages = {
             s.name: open_storage(pipeline.sources[s.name].location, s.storage_options)
-            for s in pipeline.options.sources
-            if isinstance(s, FileSourceOptions)  # a drill counts lines
+            for s in file_sources(pipeline.options.sources)
         }
         bad = Counter(str(row["file"]) for row in load_quarantine(pipeline))
-        counts = [(sink_input(pipeline.options, s), count_by_file(s.table)) for s in pipeline.options.sinks]
-        found: dict[str, dict[str, Any]] = {}
+        counts = [(sink_input(pipeline.options, s), count_by_file(s.location)) for s in pipeline.options.sinks]
+        by_path: dict[str, dict[str, Any]] = {}
         for source, file in load_files_by_source(pipeline):
             path, status = str(file["path"]), str(file["status"])
             if status == "ignored":
@@ -227,24 +245,24 @@ class Drill:
             # A file that is set aside counts up to where it was read: the rest was never promised.
             lines = count_lines(storages[source], path) if status == "committed" else int(file["records"] or 0)
             seen = [per_file.get(path, (0, 0)) for name, per_file in counts if name == source]
-            row = found.setdefault(path, _no_rows(path, status, bad[path]))
+            row = by_path.setdefault(path, _no_rows(path, status, bad[path]))
             row["lines"] += lines
             row["rows"] += min(rows for rows, _ in seen)
             row["distinct"] += min(distinct for _, distinct in seen)
             row["doubled"] += max(rows - distinct for rows, distinct in seen)
-        for row in found.values():
+        for row in by_path.values():
             row["lost"] = max(0, row["lines"] - row["quarantined"] - row.pop("distinct"))
-        return list(found.values())
+        return list(by_path.values())
 
     def compare_tables(self) -> list[dict[str, Any]]:
         """Compare the rows of every table with those of the undisturbed run."""
-        from firnline.cli.row_counts import compare_rows
+        from firnline.cli.kill_and_count import compare_rows
 
         killed, undisturbed = (
             drill_options(self.options, self.plan, self.scratch / name) for name in ("killed", "undisturbed")
         )
         return [
-            {"name": one.name, "table": one.table, **compare_rows(one.table, other.table)}
+            {"name": one.name, "table": one.location, **compare_rows(one.location, other.location)}
             for one, other in zip(killed.sinks, undisturbed.sinks, strict=True)
         ]
 
@@ -259,9 +277,10 @@ def _committing(options: PipelineOptions) -> Iterator[None]:
     """Commit what is staged in the drill's tables while runs go on, and what is left at the end."""
     from firnline.clock import SystemClock
     from firnline.committer.service import CommitterService, TableRef
+    from firnline.sinks.delta.options import delta_tables
     from firnline.types import RandomIds
 
-    tables = [TableRef(sink.table) for sink in options.sinks if sink.mode == "staged"]
+    tables = [TableRef(sink.table) for sink in delta_tables(options.sinks) if sink.mode == "staged"]
     if not tables:
         yield
         return
@@ -303,3 +322,104 @@ def _show(facts: dict[str, Any], common: Common) -> None:
             "scratch folder": facts["table"],
         }
     )
+
+
+# -- the pipeline that the drill runs: the user's own, under another name, with everything it writes in one folder ----
+
+
+@dataclass(frozen=True, slots=True)
+class DrillPlan:
+    """What every run of one drill reads, and in which portions: only then can two of them be compared."""
+
+    files: Mapping[str, Sequence[str]]  # by source
+    max_files: int
+    lineage: bool
+    time: str  # what the clock shows for `epoch_time()`
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> DrillPlan:
+        return cls(**json.loads(path.read_text(encoding="utf-8")))
+
+
+class _StoppedClock(SystemClock):
+    """A wall clock that stands still, so that `epoch_time()` is the same in every run of the drill."""
+
+    def __init__(self, moment: datetime) -> None:
+        self._moment = moment
+
+    def now(self) -> datetime:
+        return self._moment
+
+
+def drill_options(options: PipelineOptions, plan: DrillPlan, folder: Path) -> PipelineOptions:
+    """The pipeline with another name, and with tables, store and tiers in `folder`."""
+    from firnline.options import StoreOptions
+    from firnline.sinks.delta.options import delta_tables
+
+    def source(one: SourceOptions) -> SourceOptions:
+        return replace(one, lineage=one.lineage or plan.lineage)
+
+    checkpoint = options.checkpoint
+    local = replace(checkpoint.local, path=str(folder / "local")) if checkpoint.local else None
+    remote = replace(checkpoint.remote, uri=str(folder / "remote"), storage_options={}) if checkpoint.remote else None
+    return replace(
+        options,
+        name=f"{options.name}-drill",
+        sources=tuple(source(one) for one in options.sources),
+        sinks=tuple(
+            replace(table, table=str(folder / f"table-{index}"), storage_options={})
+            for index, table in enumerate(delta_tables(options.sinks))
+        ),
+        batch=replace(options.batch, max_files=plan.max_files, max_ms=ONE_DAY_MS),
+        checkpoint=replace(
+            checkpoint, store=StoreOptions(type="file", path=str(folder / "store")), local=local, remote=remote
+        ),
+    )
+
+
+def drill_pipeline(options: PipelineOptions, plan: DrillPlan, folder: Path) -> OpenPipeline:
+    """Open the pipeline of a drill; its sources show the planned files alone, and wait for each other."""
+    from firnline.run.open_pipeline import open_pipeline
+
+    clock = _StoppedClock(datetime.fromisoformat(plan.time))
+    pipeline = open_pipeline(drill_options(options, plan, folder), once=True, clock=clock)
+    for source in pipeline.sources:
+        source.restrict(plan.files[source.name])
+    pipeline.sources.align_seconds = ONE_DAY_MS / 1000
+    return pipeline
+
+
+def run_drill(spec: str, plan: Path, folder: Path) -> int:
+    """Run the pipeline until the planned input is exhausted; the process that the drill kills does this."""
+    from firnline.jobs import spark
+    from firnline.run.runner import Runner
+    from firnline.spec.build import load_options
+
+    try:
+        pipeline = drill_pipeline(load_options(spec, environ=os.environ), DrillPlan.load(plan), folder)
+        engine = spark.SparkEngine(pipeline.options.name, pipeline.options.spark)
+        try:
+            result = Runner(pipeline, engine, once=True).run()
+        finally:
+            engine.stop()
+    except FirnlineError as error:
+        print_failure(error, debug=True)
+        return error.exit_code
+    if result.error is not None:
+        print_failure(result.error, debug=True)
+    return result.exit_code
+
+
+def run_child() -> None:
+    """Run the process that the drill kills; its arguments are spec, plan and folder."""
+    spec, plan, folder = sys.argv[1:]
+    code = run_drill(spec, Path(plan), Path(folder))
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    run_child()

@@ -51,7 +51,7 @@ SINK_COLUMNS = (
     Column("required"),
     Column("writable"),
 )
-COPY_COLUMNS = (Column("path", "copy"), Column("place"), Column("epoch", right=True), Column("problem"))
+COPY_COLUMNS = (Column("path", "copy"), Column("place", "location"), Column("epoch", right=True), Column("problem"))
 OPERATOR_COLUMNS = (Column("name", "operator"), Column("type"), Column("columns"))
 SCHEMA_COLUMNS = (Column("name", "column"), Column("type"), Column("origin"), Column("odd", "odd values"))
 
@@ -66,56 +66,56 @@ def dry_run(spec: Spec = None, /, *, common: Common = Common()) -> int:
     from firnline.cli.dry_run_preview import preview
 
     warm_decoder(say)
-    found = preview(pipeline)
+    facts = preview(pipeline)
     if common.json:
-        common.out.json(found)
+        common.out.json(facts)
     else:
-        _show(common.out, found)
+        _show(common.out, facts)
     return 0
 
 
-def _show(out: Output, found: dict[str, Any]) -> None:
-    resume, first, sample = found["resume"], found["first_epoch"], found["sample"]
-    source, sources = found["source"], found["sources"]
+def _show(out: Output, facts: dict[str, Any]) -> None:
+    resume, first, sample = facts["resume"], facts["first_epoch"], facts["sample"]
+    source, sources = facts["source"], facts["sources"]
     begin = "starting fresh" if resume["path"] == "fresh" else f"resuming after epoch {resume['epoch']}"
     out.facts(
         {
-            "pipeline": found["pipeline"],
+            "pipeline": facts["pipeline"],
             **({"source": source["path"], "would read": _waiting(source)} if source else {}),
-            "in about": count_text(found["epochs_about"], "epoch"),
+            "in about": count_text(facts["epochs_about"], "epoch"),
             "first epoch": f"{count_text(first['files'], 'file')}, {size_text(first['size_bytes'])}",
             "would begin": begin,
-            "java": found["java"] or "not found",
+            "java": facts["java"] or "not found",
         }
     )
     if source is None:
         out.line()
         out.table(SOURCE_COLUMNS, [{**s, "waiting": _waiting(s)} for s in sources])
-    if source is None or any(node["kind"] == "operator" for node in found["graph"]["nodes"]):
+    if source is None or any(node["kind"] == "operator" for node in facts["graph"]["nodes"]):
         out.line()
-        for line in found["graph"]["drawing"]:
+        for line in facts["graph"]["drawing"]:
             out.line(line)
     out.line()
-    out.table(SINK_COLUMNS, [{**s, "state": _state(s)} for s in found["sinks"]])
-    if found["copies"]:
+    out.table(SINK_COLUMNS, [{**s, "state": _state(s)} for s in facts["sinks"]])
+    if facts["copies"]:
         out.line()
-        out.table(COPY_COLUMNS, found["copies"])
-    if found["schema"]:
+        out.table(COPY_COLUMNS, facts["copies"])
+    if facts["schema"]:
         out.line()
-        out.table(SCHEMA_COLUMNS, [{**column, "odd": _share(column["odd_share"])} for column in found["schema"]])
+        out.table(SCHEMA_COLUMNS, [{**column, "odd": _share(column["odd_share"])} for column in facts["schema"]])
         bad = f", {count_text(sample['bad'], 'bad one')}" if sample["bad"] else ""
         bad += f", {sample['rescued']:,} with rescued values" if sample["rescued"] else ""
         out.line(f"(from {count_text(sample['records'], 'record')} of {count_text(sample['files'], 'file')}{bad})")
         if sample["files"] < first["files"]:
             out.line("(the run inspects every value of its first epoch, and may infer other types)")
-    operators = [node for node in found["graph"]["nodes"] if node["kind"] == "operator"]
+    operators = [node for node in facts["graph"]["nodes"] if node["kind"] == "operator"]
     if operators:
-        schemas = {schema["name"]: schema["columns"] for schema in found["schemas"]}
+        schemas = {schema["name"]: schema["columns"] for schema in facts["schemas"]}
         out.line()
         idle = [Column("idle_after_secs", "idle after (s)")] if any(o["idle_after_secs"] for o in operators) else []
         shown = [{**o, "columns": _columns(schemas.get(o["name"]))} for o in operators]
         out.table((*OPERATOR_COLUMNS[:2], *idle, *OPERATOR_COLUMNS[2:]), shown)
-    for warning in found["warnings"]:
+    for warning in facts["warnings"]:
         out.line(f"warning: {warning}")
     out.line()
     out.line("nothing was written; `firnline run` starts it")

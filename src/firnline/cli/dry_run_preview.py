@@ -5,28 +5,33 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from firnline.cli.dry_run_columns import (
+    Sampled,
+    SampleTotals,
     check_tables,
     known_columns,
     operator_schemas,
+    sample_source,
     schema_rows,
     sinks_of,
     source_schemas,
     type_words,
+    wanted_ports,
 )
-from firnline.cli.graph import draw_graph, graph_json
-from firnline.cli.sampling import Sampled, SampleTotals, sample_source
+from firnline.cli.output import shorten
 from firnline.errors import ConfigError, LedgerHoleError, SinkError
-from firnline.graph import sink_input, stateful
+from firnline.graph import Graph, Node, graph_of, sink_input, stateful, topological
 from firnline.history.status import load_lease
+from firnline.jobs.engine import Output
+from firnline.jobs.read_job import PortContext
 from firnline.jobs.spark import SparkEngine, find_java
-from firnline.options import DeltaSinkOptions
+from firnline.options import PipelineOptions, SinkOptions
 from firnline.process import has_exited
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head
@@ -41,7 +46,7 @@ class _Findings:
     """What the dry run has found out so far."""
 
     pipeline: OpenPipeline
-    held: Head
+    head: Head
     warnings: list[str] = field(default_factory=list)
     positions: dict[str, Json] = field(default_factory=dict)
     known: dict[str, KnownFiles] | None = field(
@@ -64,7 +69,8 @@ def preview(pipeline: OpenPipeline) -> dict[str, Any]:
     _resume(findings)
     sources = [_source(findings, source) for source in pipeline.sources]
     parallelism = SparkEngine(pipeline.options.name, pipeline.options.spark).parallelism
-    plan = pipeline.sources.plan(findings.positions, pipeline.limits(parallelism))
+    limits = replace(pipeline.limits(parallelism), any_age=True)
+    plan = pipeline.sources.plan(findings.positions, limits)
     sampled, sample = _sample(findings, plan.plans if plan is not None else {})
     findings.warnings += sample.warnings
     schemas = _schemas(findings, sampled)
@@ -74,20 +80,20 @@ def preview(pipeline: OpenPipeline) -> dict[str, Any]:
     for source, found in zip(pipeline.sources, sources, strict=True):
         if not found["files_outstanding"] and not found["late_files"]:
             findings.warnings.append(f"there is nothing to read below {source.location}")
-    held, only, shards = findings.held, sources[0] if len(sources) == 1 else None, _shards(findings, parallelism)
+    head, only, shards = findings.head, sources[0] if len(sources) == 1 else None, _shards(findings, parallelism)
     return {
         "pipeline": pipeline.options.name,
         "source": {k: v for k, v in only.items() if k in _SOURCE_FIELDS} if only else None,
         "sources": sources,
         "first_epoch": {"files": plan.files if plan else 0, "size_bytes": plan.size_bytes if plan else 0},
-        "epochs_about": _epochs(pipeline, sources),
+        "epochs_about": _epochs(pipeline, sources, sample.records, plan.size_bytes if plan else 0),
         "sinks": [_sink(pipeline, options, options.name in away) for options in pipeline.options.ordered_sinks],
         "copies": copies,
         "lease": lease,
         "resume": {
-            "path": "sink" if findings.known and any(findings.known.values()) and not held.checkpoint else held.path,
-            "epoch": held.epoch,
-            "generation": held.generation,
+            "path": "sink" if findings.known and any(findings.known.values()) and not head.checkpoint else head.path,
+            "epoch": head.epoch,
+            "generation": head.generation,
             "last_committed_file": only["last_committed_file"] if only else None,
         },
         "schema": schema_rows(pipeline, sampled, schemas),
@@ -98,7 +104,7 @@ def preview(pipeline: OpenPipeline) -> dict[str, Any]:
         "graph": {**graph_json(pipeline.options, shards), "drawing": draw_graph(pipeline.options, shards)},
         "sample": sample.to_json(),
         "java": java,
-        "warnings": [*findings.warnings, *held.repairs],
+        "warnings": [*findings.warnings, *head.repairs],
     }
 
 
@@ -109,19 +115,19 @@ _SOURCE_FIELDS = ("path", "files_outstanding", "bytes_outstanding", "late_files"
 
 def _resume(findings: _Findings) -> None:
     """Find the positions that a run would start at, and the files that are known."""
-    pipeline, held = findings.pipeline, findings.held
-    if held.checkpoint is not None:
-        findings.positions = pipeline.sources.start(held.checkpoint.positions)
+    pipeline, head = findings.pipeline, findings.head
+    if head.checkpoint is not None:
+        findings.positions = pipeline.sources.start(head.checkpoint.positions)
         try:
             findings.known = {name: KnownFiles() for name in pipeline.sources.names}
-            pipeline.add_known(findings.known, held.entry)
+            pipeline.add_known(findings.known, head.entry)
         except LedgerHoleError as error:
             findings.warnings.append(f"late files are unknown: {error.message}")
             findings.known = None
         return
     findings.positions = pipeline.sources.start({})
     scan = pipeline.options.checkpoint.recovery_scan_commits
-    foreign = pipeline.deciding.find_foreign(held.version, scan, accept_older=False) if held.exists else None
+    foreign = pipeline.deciding.find_foreign(head.version, scan, accept_older=False) if head.exists else None
     if foreign is None:
         return
     source = pipeline.sources.only
@@ -153,17 +159,23 @@ def _source(findings: _Findings, source: Source) -> dict[str, Any]:
 def _late(findings: _Findings, source: Source) -> int:
     if findings.known is None:
         return 0
-    found = source.find_late(findings.positions[source.name], findings.known.get(source.name, KnownFiles()))
-    if found.changed:
-        findings.warnings.append(f"{len(found.changed)} processed file(s) changed later: {found.changed[0]}")
-    return len(found.late) if source.late_files != "ignore" else 0
+    reconciled = source.find_late(findings.positions[source.name], findings.known.get(source.name, KnownFiles()))
+    if reconciled.changed:
+        findings.warnings.append(f"{len(reconciled.changed)} processed file(s) changed later: {reconciled.changed[0]}")
+    return reconciled.late_count if source.late_files != "ignore" else 0
 
 
-def _epochs(pipeline: OpenPipeline, sources: list[dict[str, Any]]) -> int:
-    """Estimate the number of epochs; several sources share the limits of one."""
+def _epochs(pipeline: OpenPipeline, sources: list[dict[str, Any]], sampled: int, planned_bytes: int) -> int:
+    """Estimate the number of epochs; several sources share the limits of one.
+
+    The records of the sample count for the bytes of the first epoch. A sample that ends early makes the estimate lower.
+    """
     batch = pipeline.options.batch
     files, size = max(1, batch.max_files // len(sources)), max(1, batch.max_bytes // len(sources))
     by_files = [math.ceil(int(source["files_outstanding"] + source["late_files"]) / files) for source in sources]
+    outstanding = sum(int(source["bytes_outstanding"]) for source in sources)
+    records = sampled * max(1.0, outstanding / planned_bytes) if planned_bytes else sampled
+    by_files.append(math.ceil(records / batch.max_events))
     return max([*by_files, *(math.ceil(int(source["bytes_outstanding"]) / size) for source in sources)])
 
 
@@ -171,30 +183,31 @@ def _epochs(pipeline: OpenPipeline, sources: list[dict[str, Any]]) -> int:
 
 
 def _sample(findings: _Findings, plans: Mapping[str, SourcePlan]) -> tuple[dict[str, Sampled], SampleTotals]:
-    """Return the columns of the first files of every source, merged with the known ones."""
+    """Return the columns of the first files of every source, by port, merged with the known ones."""
     pipeline, totals = findings.pipeline, SampleTotals()
-    found: dict[str, Sampled] = {}
-    for options in pipeline.options.sources:
-        plan = plans.get(options.name)
+    ports: dict[str, list[PortContext]] = {}
+    for name, (source, port) in wanted_ports(pipeline.options).items():
+        output = Output(tuple(sink.stage_target() for sink in sinks_of(pipeline, name)))
+        base = known_columns(pipeline, findings.head, name)
+        ports.setdefault(source.name, []).append(PortContext(source, port, output, base))
+    sampled: dict[str, Sampled] = {}
+    for name, of_source in ports.items():
+        plan = plans.get(name)
         if plan is not None and plan.splits:
-            targets = [sink.stage_target() for sink in sinks_of(pipeline, options.name)]
-            base = known_columns(pipeline, findings.held, options.name)
-            sampled = sample_source(pipeline.sources[options.name], options, plan, base, targets, totals)
-            if sampled is not None:
-                found[options.name] = sampled
-    return found, totals
+            sampled |= sample_source(pipeline.sources[name], of_source, plan, totals)
+    return sampled, totals
 
 
 def _schemas(findings: _Findings, sampled: Mapping[str, Sampled]) -> dict[str, pa.Schema]:
     """Return the columns of every source, operator and port, as far as they are known."""
     options = findings.pipeline.options
-    found = source_schemas(findings.pipeline, findings.held, sampled)
-    found |= operator_schemas(options, found)
-    check_tables(findings.pipeline, found)
+    schemas = source_schemas(findings.pipeline, findings.head, sampled)
+    schemas |= operator_schemas(options, schemas)
+    check_tables(findings.pipeline, schemas)
     for operator in options.operators:
-        if operator.name not in found:
+        if operator.name not in schemas:
             findings.warnings.append(f"the columns of operator {operator.name} are unknown: it has no input yet")
-    return found
+    return schemas
 
 
 # -- operators and access -----------------------------------------------------------------------------
@@ -202,8 +215,8 @@ def _schemas(findings: _Findings, sampled: Mapping[str, Sampled]) -> dict[str, p
 
 def _shards(findings: _Findings, parallelism: int) -> int | None:
     """Return the number of shards; None if only the stored state knows it."""
-    state, held = findings.pipeline.options.state, findings.held
-    if state.shards is None and held.checkpoint is not None and held.checkpoint.state:
+    state, head = findings.pipeline.options.state, findings.head
+    if state.shards is None and head.checkpoint is not None and head.checkpoint.state:
         return None
     return state.shards or min(parallelism, state.key_groups)
 
@@ -211,24 +224,30 @@ def _shards(findings: _Findings, parallelism: int) -> int | None:
 def _copies(findings: _Findings) -> list[dict[str, Any]]:
     """Inspect the copies in store and tiers; refuse a copy that a run would refuse."""
     pipeline = findings.pipeline
-    found = []
-    for copy in pipeline.recorder.inspect(findings.held, pipeline.load):
-        name = "checkpoint store" if copy.path == "store" else f"{copy.path} tier"
-        writable = _writable(copy.place) if os.path.isabs(copy.place) else None
-        if writable is False and copy.path == "local" and stateful(pipeline.options):
+    copies = []
+    for copy in pipeline.recorder.inspect(findings.head, pipeline.load):
+        name = "checkpoint store" if copy.tier == "store" else f"{copy.tier} tier"
+        writable = _writable(copy.location) if os.path.isabs(copy.location) else None
+        if writable is False and copy.tier == "local" and stateful(pipeline.options):
             raise SinkError(
-                f"the local tier {copy.place} cannot be written, and the operators' state lies there",
+                f"the local tier {copy.location} cannot be written, and the operators' state lies there",
                 hint="Allow this user to write there, or remove checkpoint.local from the spec.",
             )
         problem = copy.unreachable or copy.damaged or ("cannot be written" if writable is False else "")
         if problem:
-            words = f"the {name} {copy.place}: {problem}"
+            words = f"the {name} {copy.location}: {problem}"
             findings.warnings.append(f"{words}; a run would continue, and bring it in sync when it can")
         epoch = copy.epoch if copy.record is not None else None
-        found.append(
-            {"path": copy.path, "place": copy.place, "epoch": epoch, "writable": writable, "problem": problem or None}
+        copies.append(
+            {
+                "path": copy.tier,
+                "place": copy.location,
+                "epoch": epoch,
+                "writable": writable,
+                "problem": problem or None,
+            }
         )
-    return found
+    return copies
 
 
 def _lease(findings: _Findings) -> dict[str, Json] | None:
@@ -236,9 +255,12 @@ def _lease(findings: _Findings) -> dict[str, Json] | None:
     lease = load_lease(findings.pipeline)
     if lease and "unreadable" in lease:
         findings.warnings.append(f"the lease cannot be read ({lease['unreadable']}); a run would continue without one")
-    elif lease and not lease["released"] and not has_exited(str(lease["host"]), int(lease["pid"])):
+    elif lease and not lease["released"] and not has_exited(str(lease["host"]), int(lease["pid"]), str(lease["start"])):
         holder = f"run {lease['holder']} on {lease['host']}:{lease['pid']}"
-        findings.warnings.append(f"{holder} holds the lease: a run would take it over, and with --standby wait for it")
+        findings.warnings.append(
+            f"{holder} holds the lease: while it is alive a run is refused (exit code 6); with --take-over the run "
+            "would end it, with --standby wait for it"
+        )
     return lease
 
 
@@ -256,9 +278,9 @@ def _check_sinks(findings: _Findings) -> set[str]:
     return away
 
 
-def _sink(pipeline: OpenPipeline, options: DeltaSinkOptions, is_away: bool) -> dict[str, Any]:
+def _sink(pipeline: OpenPipeline, options: SinkOptions, is_away: bool) -> dict[str, Any]:
     sink = pipeline.sink(options.name)
-    held = sink.load() if not is_away else Head(exists=False, version=-1)
+    head = sink.load() if not is_away else Head(exists=False, version=-1)
     root = sink.uri
     writable = _writable(root)
     if writable is False and not is_away:
@@ -268,8 +290,8 @@ def _sink(pipeline: OpenPipeline, options: DeltaSinkOptions, is_away: bool) -> d
         "table": root,
         "input": sink_input(pipeline.options, options),
         "write": options.write,
-        "exists": held.exists,
-        "version": held.version if held.exists else None,
+        "exists": head.exists,
+        "version": head.version if head.exists else None,
         "delivery": sink.capabilities.delivery.value,
         "required": sink.required,
         "writable": writable,
@@ -286,3 +308,84 @@ def _writable(root: str) -> bool | None:
     if not folder.is_dir():
         return folder == Path(root) and os.access(folder, os.W_OK)  # a database file, or a file in the way
     return os.access(folder, os.W_OK | os.X_OK)
+
+
+NAME_WIDTH = 21
+BOX_WIDTH = 22
+ARROW = " ---> "
+
+
+def graph_json(options: PipelineOptions, shards: int | None) -> dict[str, Any]:
+    """Return the graph as plain values: nodes in topological order, and the edges between them."""
+    graph = graph_of(options)
+    return {
+        "nodes": [
+            {
+                "name": node.name,
+                "kind": node.kind,
+                "type": node.type,
+                "shards": shards if _keeps_state(node) else None,
+                "idle_after_secs": _idle_after(node, options),
+            }
+            for node in _in_order(options, graph)
+        ],
+        "edges": [
+            {
+                "from": edge.source.name,
+                "port": edge.port or None,
+                "to": edge.target.name,
+                "to_kind": edge.target.kind,
+            }
+            for edge in graph.edges
+        ],
+    }
+
+
+def draw_graph(options: PipelineOptions, shards: int | None) -> list[str]:
+    """Draw the graph as lines: a box per node, from sources to sinks, with its inputs and its readers."""
+    graph = graph_of(options)
+    lines: list[str] = []
+    for node in _in_order(options, graph):
+        reads = [edge for edge in graph.edges if edge.target == node]
+        gives = [edge for edge in graph.edges if edge.source == node]
+        left = [f"{e.source.name}.{e.port}" if e.port else e.source.name for e in reads]
+        right = [f"{e.target.name} ({e.port})" if e.port else e.target.name for e in gives]
+        lines += _box([node.name, _about(node, options, shards)], left, right)
+    return lines
+
+
+def _in_order(options: PipelineOptions, graph: Graph) -> list[Node]:
+    order = {operator.name: number for number, operator in enumerate(topological(options))}
+    operators = sorted((n for n in graph.nodes if n.kind == "operator"), key=lambda node: order[node.name])
+    sources = [node for node in graph.nodes if node.kind == "source"]
+    return [*sources, *operators, *(node for node in graph.nodes if node.kind == "sink")]
+
+
+def _keeps_state(node: Node) -> bool:
+    return node.kind == "operator" and node.type != "sql"
+
+
+def _idle_after(node: Node, options: PipelineOptions) -> float | None:
+    found = [o.idle_after for o in options.operators if o.name == node.name and o.idle_after is not None]
+    return found[0].total_seconds() if found else None
+
+
+def _about(node: Node, options: PipelineOptions, shards: int | None) -> str:
+    if node.kind == "sink":
+        write = next(sink.write for sink in options.sinks if sink.name == node.name)
+        return f"{node.type}, {write}"
+    if _keeps_state(node) and shards is not None:
+        return f"{node.type}, {shards} shard{'' if shards == 1 else 's'}"
+    return node.type
+
+
+def _box(texts: list[str], left: list[str], right: list[str]) -> list[str]:
+    indent = " " * (NAME_WIDTH + len(ARROW))
+    edge = f"{indent}+{'-' * BOX_WIDTH}+"
+    lines = [edge]
+    for row in range(max(len(texts), len(left), len(right))):
+        read = f"{shorten(left[row], NAME_WIDTH):>{NAME_WIDTH}}{ARROW}" if row < len(left) else indent
+        text = shorten(texts[row], BOX_WIDTH - 2) if row < len(texts) else ""
+        given = f"{ARROW}{shorten(right[row], NAME_WIDTH)}" if row < len(right) else ""
+        lines.append(f"{read}| {text:<{BOX_WIDTH - 2}} |{given}")
+    return [*lines, edge]

@@ -91,43 +91,43 @@ def files(
         return _retry(pipeline, retry, changed=changed, common=common)
     from firnline.history.status import load_files
 
-    found: list[dict[str, Json]] = []
+    rows: list[dict[str, Json]] = []
     total = 0
     for row in load_files(pipeline):
         if status is None or row["status"] == status:
             total += 1
             if not limit or total <= limit:
-                found.append(row)
+                rows.append(row)
     if common.json:
-        common.out.json({"pipeline": pipeline.options.name, "total": total, "files": found})
-    elif found:
-        common.out.table(COLUMNS, found)
-        if total > len(found):
-            common.out.line(f"{total - len(found):,} more; --limit 0 lists all {total:,}")
+        common.out.json({"pipeline": pipeline.options.name, "total": total, "files": rows})
+    elif rows:
+        common.out.table(COLUMNS, rows)
+        if total > len(rows):
+            common.out.line(f"{total - len(rows):,} more; --limit 0 lists all {total:,}")
     else:
         common.out.line("no files" if status is None else f"no file is {status}")
     return 0
 
 
 def _retry(pipeline: OpenPipeline, path: str, *, changed: bool, common: Common) -> int:
-    found = _find_set_aside(pipeline, path)
-    asked = any(r.path == found and r.changed == changed for r in pipeline.requests.load())
+    name = _find_set_aside(pipeline, path)
+    asked = any(r.path == name and r.changed == changed for r in pipeline.requests.load())
     if not asked:
-        pipeline.requests.ask_retry(found, changed=changed, ids=pipeline.ids)
+        pipeline.requests.ask_retry(name, changed=changed, ids=pipeline.ids)
     if common.json:
-        common.out.json({"path": found, "changed": changed, "status": "already_asked" if asked else "asked"})
+        common.out.json({"path": name, "changed": changed, "status": "already_asked" if asked else "asked"})
     else:
-        common.out.line(f"{found}: {'already requested' if asked else 'the next epoch reads it again'}")
+        common.out.line(f"{name}: {'already requested' if asked else 'the next epoch reads it again'}")
     return 0
 
 
 def _drop(pipeline: OpenPipeline, wanted: list[str], *, yes: bool, common: Common) -> int:
-    from firnline.history.auditing import on_record
+    from firnline.history.store import on_record
 
     aside = _load_set_aside(pipeline)
     chosen: dict[str, str] = {}
-    for one in wanted:
-        fits = [path for path in aside if fnmatchcase(path, one)] or [_find_set_aside(pipeline, one)]
+    for pattern in wanted:
+        fits = [path for path in aside if fnmatchcase(path, pattern)] or [_find_set_aside(pipeline, pattern)]
         chosen |= {path: aside[path] for path in sorted(fits)}
     if yes:
         run, asked = pipeline.ids.new(), {request.path for request in pipeline.requests.load() if request.drop}

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from firnline.cli.common import Common, Flag
+from firnline.cli.common import Common, Flag, TableOrSpec, find_other_sinks, find_pipeline, find_targets
 from firnline.cli.output import Output, count_text, size_text
-from firnline.cli.tables import TableOrSpec, find_pipeline, find_targets
 from firnline.errors import CheckpointError, ConfigError, SinkError
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ def gc(
     targets = find_targets(table)
     options = find_pipeline(table)
     from firnline.cli.long_task import long_task
-    from firnline.history.auditing import deletion_on_record
+    from firnline.history.store import deletion_on_record
     from firnline.maintenance.gc import gc as sweep
 
     reports: list[GcReport] = []
@@ -106,6 +105,9 @@ def gc(
         record["size_bytes"] = sum(report.size_bytes for report in reports)
         record["state_checkpoints"] = sum(one.checkpoints for one in swept or [])
         record["state_files"] = sum(one.files for one in swept or [])
+    if not common.json:
+        for sink in find_other_sinks(options):
+            common.out.line(f"{sink}: nothing to collect in a sink of this kind")
     if deleting and options is None and any(report.files for report in reports) and not common.json:
         common.out.line("no audit trail records this: name a spec instead of a table to record it")
     if swept is not None and not common.json:
@@ -133,11 +135,11 @@ def _sweep_state(options: PipelineOptions, seconds: float, *, dry_run: bool) -> 
 def _show_state(out: Output, swept: list[StateSwept], *, asked: bool) -> None:
     for one in swept:
         verb = "would delete" if one.dry_run else "deleted"
-        held = (
+        contents = (
             f"{count_text(one.checkpoints, 'checkpoint')}, {count_text(one.files, 'file')}, {size_text(one.size_bytes)}"
         )
         out.line(f"state in {one.home}")
-        out.line(f"  {verb} {held}; kept {count_text(one.kept, 'checkpoint')}")
+        out.line(f"  {verb} {contents}; kept {count_text(one.kept, 'checkpoint')}")
         for note in one.notes:
             out.line(f"  {note}")
     if any(one.dry_run and one.files for one in swept) and not asked:
@@ -145,10 +147,10 @@ def _show_state(out: Output, swept: list[StateSwept], *, asked: bool) -> None:
 
 
 def _seconds(text: str) -> float:
-    found = _DURATION.fullmatch(text.strip())
-    if found is None:
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
         raise ConfigError(f"--grace {text}: not a duration", hint="Write it as 90s, 30m, 24h or 7d.")
-    return int(found[1]) * float(_SECONDS[found[2]])
+    return int(match[1]) * float(_SECONDS[match[2]])
 
 
 def _show(out: Output, report: GcReport, *, asked: bool) -> None:

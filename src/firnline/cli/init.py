@@ -63,5 +63,7 @@ def init(
         common.out.json({**facts, "path": str(existing or path)})
     else:
         common.out.line(f"wrote {existing or path}")
-        common.out.line("next: set path and table in it, then `firnline dry-run` and `firnline run`")
+        common.out.line(
+            "next: set path and table in it if they are not `in` and `out`; `firnline dry-run`, then `firnline run`"
+        )
     return 0

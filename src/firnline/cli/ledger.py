@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from firnline.cli.common import Common, Flag, Spec, load_pipeline
+from firnline.cli.common import Common, Flag, Spec, TakeOver, editing_history, load_pipeline
 from firnline.cli.output import Column, count_text, say
 
 if TYPE_CHECKING:
@@ -37,10 +37,11 @@ full name counts):
   --assume-new         read it; if its rows are in the table, they are doubled
 
 If both match, --assume-new wins. While a file is undecided, nothing is done.
-The decision is a history edit: an epoch that reads nothing, in one commit. An
-active run is fenced (exit code 5): stop it first. The audit trail records the
-repair. A rollback to before that epoch undoes it. Without --yes the command
-only shows the plan. Starts no Spark.
+The decision is a history edit: an epoch that reads nothing, in one commit.
+While a run is alive, the command is refused (exit code 6): stop the run first,
+or end it with --take-over. The audit trail records the repair. A rollback to
+before that epoch undoes it. Without --yes the command only shows the plan.
+Starts no Spark.
 
 Output (JSON fields):
   pipeline, done, epoch, new_epoch (null when copies suffice)
@@ -84,6 +85,7 @@ def repair(
         list[str] | None, Parameter(help="Files that count as processed, by name or pattern.", negative="")
     ] = None,
     assume_new: Annotated[list[str] | None, Parameter(help="Files to read, by name or pattern.", negative="")] = None,
+    take_over: TakeOver = False,
     yes: Annotated[bool, Flag, Parameter(help="Do it; without it the command only shows the plan.")] = False,
     common: Common = Common(),
 ) -> int:
@@ -97,7 +99,8 @@ def repair(
         _show(common, plan)
     is_repaired = yes and bool(plan.holes)
     if is_repaired:
-        plan, _ = edit.perform(pipeline.ids.new(), say)
+        with editing_history(pipeline, take_over=take_over) as run:
+            plan, _ = edit.perform(run, say)
     if common.json:
         common.out.json({**asdict(plan), "done": is_repaired})
     else:

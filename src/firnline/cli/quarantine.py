@@ -53,20 +53,20 @@ def quarantine(
     pipeline = load_pipeline(spec)
     from firnline.history.status import load_quarantine
 
-    found: list[dict[str, Json]] = []
+    records: list[dict[str, Json]] = []
     more = False
     for row in load_quarantine(pipeline):
         if reason is not None and row["reason"] != reason:
             continue
-        if limit and len(found) == limit:
+        if limit and len(records) == limit:
             more = True
             break
-        found.append(row)
+        records.append(row)
     if common.json:
-        rows = [{**row, "raw": base64.b64encode(row["raw"]).decode()} for row in found]
+        rows = [{**row, "raw": base64.b64encode(row["raw"]).decode()} for row in records]
         common.out.json({"pipeline": pipeline.options.name, "more": more, "quarantine": rows})
-    elif found:
-        common.out.table(COLUMNS, [{**row, "raw": safe_bytes(row["raw"], RAW_SHOWN)} for row in found])
+    elif records:
+        common.out.table(COLUMNS, [{**row, "raw": safe_bytes(row["raw"], RAW_SHOWN)} for row in records])
         if more:
             common.out.line("there are more; --limit 0 shows all")
     else:

@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Flag, Spec, load_pipeline
+from firnline.cli.common import Common, Flag, Spec, TakeOver, editing_history, load_pipeline
 from firnline.cli.output import Column, count_text, say
 
 if TYPE_CHECKING:
-    from firnline.history.edits.rescale import RescalePlan
+    from firnline.history.edits.operator_state import RescalePlan
 
 EPILOGUE = """\
 Keys keep their key group; the command distributes the groups over the new
 number of shards, each of which is one task. It rewrites no file of state: the
 new shards read their groups from the old files. A rescale is a history edit: an
 epoch that reads nothing, committed to the table like any other, so a rollback
-can undo it. An active run is fenced (exit code 5): stop it first. Without --yes
-the command only shows the plan. Starts no Spark.
+can undo it. While a run is alive, the command is refused (exit code 6): stop
+the run first, or end it with --take-over. Without --yes the command only shows
+the plan. Starts no Spark.
 
 If the spec sets state.shards, change it there: the next run then rescales by
 itself. If the newest snapshots lack epochs (checkpoint.trigger), the next run
@@ -50,13 +51,14 @@ def rescale(
     /,
     *,
     shards: Annotated[int, Parameter(help="The new number of shards.", validator=Number(gte=1))],
+    take_over: TakeOver = False,
     dry_run: Annotated[bool, Flag, Parameter(help="Only show the plan, even with --yes.")] = False,
     yes: Annotated[bool, Flag, Parameter(help="Do it; without it the command only shows the plan.")] = False,
     common: Common = Common(),
 ) -> int:
     """Change the number of shards of operators' state, without rewriting it."""
     pipeline = load_pipeline(spec)
-    from firnline.history.edits.rescale import Rescale
+    from firnline.history.edits.operator_state import Rescale
 
     edit = Rescale(pipeline, shards)
     plan = edit.plan()
@@ -64,7 +66,8 @@ def rescale(
         _show(common, plan)
     is_rescaled = yes and not dry_run and not plan.already
     if is_rescaled:
-        plan, receipt = edit.perform(pipeline.ids.new(), say)
+        with editing_history(pipeline, take_over=take_over) as run:
+            plan, receipt = edit.perform(run, say)
         is_rescaled = receipt is not None
     if common.json:
         common.out.json({**asdict(plan), "done": is_rescaled})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Flag, Spec, load_pipeline
+from firnline.cli.common import Common, Flag, Spec, TakeOver, editing_history, load_pipeline
 from firnline.cli.output import Column, Output, count_text, say, size_text
 from firnline.errors import ConfigError
 
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 EPILOGUE = """\
 Table, columns, operators' state and checkpoint go back together, in one Delta
 commit that is an epoch of its own. The next run reads the input after the
-target epoch again, so that the result equals a run that never went wrong. An
-active run is fenced (exit code 5). Without --yes the command only shows the
-plan. It starts no Spark and reads no data file.
+target epoch again, so that the result equals a run that never went wrong. While
+a run is alive, the command is refused (exit code 6): stop the run first, or end
+it with --take-over. Without --yes the command only shows the plan. It starts no
+Spark and reads no data file.
 
 The command refuses, with the reason, if files are vacuumed, if the state of the
 epoch is incomplete, if the source no longer has the input, if other writers
@@ -87,6 +88,7 @@ def rollback(
     leave: Annotated[
         tuple[str, ...], Flag, Parameter(help="A sink that keeps its rows, and gets them again. [default: none]")
     ] = (),
+    take_over: TakeOver = False,
     dry_run: Annotated[bool, Flag, Parameter(help="Only show the plan, even with --yes.")] = False,
     yes: Annotated[bool, Flag, Parameter(help="Roll back; without it the command only shows the plan.")] = False,
     common: Common = Common(),
@@ -107,7 +109,9 @@ def rollback(
     if not common.json:
         _show(common.out, pipeline, plan)
     if confirmed:
-        plan, _ = edit.perform(pipeline.ids.new(), say)
+        plan.check()  # a refusal must not end a run
+        with editing_history(pipeline, take_over=take_over) as run:
+            plan, _ = edit.perform(run, say)
     if common.json:
         common.out.json({**_as_json(plan), "done": confirmed})
     elif confirmed:
@@ -147,7 +151,7 @@ def _show(out: Output, pipeline: OpenPipeline, plan: RollbackPlan) -> None:
         "pipeline": plan.pipeline,
         "epoch": f"{plan.from_epoch} now; epoch {plan.new_epoch} will equal epoch {plan.to_epoch}",
         **{
-            f"source {name}": f"from {_last(position)} back to {_last(then.get(name))}"
+            f"source {name}": f"from {position_text(position)} back to {position_text(then.get(name))}"
             for name, position in now.items()
         },
         "read again": f"{again}, {size_text(plan.input_bytes)}",
@@ -187,5 +191,10 @@ def _state_facts(plan: RollbackPlan) -> dict[str, str]:
     return facts
 
 
-def _last(position: PositionView | None) -> str:
-    return position.last if position is not None and position.last else "the beginning"
+def position_text(position: PositionView | None) -> str:
+    """Return a position as the plan names it: the last input read, or the facts of a source without named inputs."""
+    if position is None:
+        return "the beginning"
+    if position.by_input:
+        return position.last or "the beginning"
+    return ", ".join(f"{name} {value}" for name, value in position.facts.items())

@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from firnline.cli.beginning import Beginning, begin
 from firnline.cli.common import Common, Flag, MetricsPort, Spec, load_options
-from firnline.cli.output import count_text, print_failure, time_text
+from firnline.cli.long_task import CopyProgress
+from firnline.cli.output import count_text, print_failure, say, time_text
+from firnline.cli.run_plan import confirm
 from firnline.clock import monotonic
 from firnline.errors import ConfigError, FirnlineError
 from firnline.run.standby import check_standby, holding_lease
 
 if TYPE_CHECKING:
-    from firnline.cli.progress import Display
-    from firnline.cli.run_report import RunTotals
+    from firnline.cli.run_report import Display, RunTotals
+    from firnline.history.edits.begin_plan import BeginPlan
     from firnline.options import PipelineOptions
     from firnline.run.observer import Observer
     from firnline.run.runner import Runner, RunResult
@@ -30,11 +32,14 @@ second one at once (exit code 130); both are safe, as is kill -9. The next run
 resumes after the newest epoch in the table.
 
 One run is active: it holds the pipeline's lease in the checkpoint store and
-renews it. A new run takes the lease at once, and the former run ends with exit
-code 5. With --standby the new run waits until the holder releases the lease, or
-has not renewed it for checkpoint.lease_seconds. Only then does Spark start, so
-a takeover takes that time plus the start of Spark. A standby that took over and
-is fenced later ends, too. `firnline pause`, `resume`, `stop` and `checkpoint`
+renews it. While that run is alive, a second one is refused with exit code 6;
+--once with nothing to do takes no lease and disturbs nobody. The lease of a run
+whose process is gone, or that has expired, is taken. With --take-over the new
+run takes the lease from a live run, which ends with exit code 5. With --standby
+the new run waits until the holder releases the lease, or has not renewed it for
+checkpoint.lease_seconds. Only then does Spark start, so a takeover takes that
+time plus the start of Spark. A standby that took over and is fenced later ends,
+too. `firnline pause`, `resume`, `stop` and `checkpoint`
 reach a run from the same machine.
 
 Store and tiers are copies: an outage of a copy stops nothing. The run logs it,
@@ -42,6 +47,9 @@ continues, and brings the copy in sync when it answers again. A copy that is
 ahead of the table ends the run. With --strict-store, a store that cannot be
 written is a failure like any other.
 
+--fresh-after and --from-savepoint change tables and progress before the run.
+The command shows the plan (rows that go or come twice, input that is read
+again); without --yes it then ends with exit code 2, and nothing is changed.
 --from-savepoint restores tables and progress from the savepoint, in one epoch,
 then runs; repeating the command does not restore again. Rows of other pipelines
 in the tables are not lost unless --accept names them.
@@ -49,14 +57,16 @@ in the tables are not lost unless --accept names them.
 Output (stdout; JSON fields):
   pipeline, run, status (done, stopped, failed, fenced), exit_code, epoch,
   generation, epochs, files, records, rows, bytes_read, quarantined (by
-  reason), late_files, set_aside, restarts, recovery_path (fresh, local,
+  reason), rescued [{source, column, values, expected, first, file, line}],
+  late_files, set_aside, restarts, recovery_path (fresh, local,
   remote, sink), replication_epochs_behind, replication_lag_seconds (of the
   remote tier), copies_failing (store, local or remote with the reason why it
   cannot be written), seconds, error
 
 Exit codes:
   0 done or stopped, 1 failed, 2 usage or spec, 3 failed but safe to run
-  again, 4 outcome unknown, 5 fenced by another run, 130 stopped at once
+  again, 4 outcome unknown, 5 fenced by another run, 6 already running (the
+  lease is alive), 130 stopped at once
 
 Environment:
   FIRNLINE_METRICS_PORT  --metrics-port
@@ -67,7 +77,7 @@ Examples:
   firnline run --once
   firnline run flights/firnline.yml --metrics-port 9464
   firnline run --standby
-  firnline run --from-savepoint /backup/flights-1
+  firnline run --from-savepoint /backup/flights-1 --yes
 """
 
 STOOD_BY = "stopped while standing by; nothing was run"
@@ -82,6 +92,7 @@ def run(
     *,
     once: Annotated[bool, Flag, Parameter(help="Stop when the input is exhausted.")] = False,
     standby: Annotated[bool, Flag, Parameter(help="Wait until no other run holds the lease, then run.")] = False,
+    take_over: Annotated[bool, Flag, Parameter(help="Take the lease from a live run, which then ends.")] = False,
     accept_duplicates: Annotated[
         bool,
         Flag,
@@ -101,6 +112,12 @@ def run(
         Flag,
         Parameter(help="With --from-savepoint: whose rows in the tables may be lost; repeatable. [default: none]"),
     ] = (),
+    dry_run: Annotated[
+        bool, Flag, Parameter(help="With --fresh-after or --from-savepoint: only show the plan, even with --yes.")
+    ] = False,
+    yes: Annotated[
+        bool, Flag, Parameter(help="With --fresh-after or --from-savepoint: do it, then run; else only a plan.")
+    ] = False,
     strict_store: Annotated[
         bool, Flag, Parameter(help="Fail, after retries, when the checkpoint store cannot be written.")
     ] = False,
@@ -112,11 +129,25 @@ def run(
     beginning.check()
     options = load_options(spec)
     moved = _moved(source_moved)
+    if standby and take_over:
+        raise ConfigError(
+            "--standby and --take-over exclude each other",
+            hint="--standby waits for the live run, --take-over ends it: ask for one of them.",
+        )
     if standby:
         check_standby(options)
+    if beginning.edits_history:
+        plan = _plan_beginning(options, beginning, moved)
+        if not confirm(plan, common, say, yes=yes, dry_run=dry_run):
+            return 0
+    elif yes or dry_run:
+        raise ConfigError(
+            "--yes and --dry-run belong to --fresh-after and --from-savepoint",
+            hint="`firnline dry-run` checks the spec and its input without writing.",
+        )
     result, totals, asked = _run(
-        options, once=once, standby=standby, accept_duplicates=accept_duplicates, moved=moved, beginning=beginning,
-        port=metrics_port, debug=common.debug, strict_store=strict_store,
+        options, once=once, standby=standby, take_over=take_over, accept_duplicates=accept_duplicates,
+        moved=moved, beginning=beginning, port=metrics_port, debug=common.debug, strict_store=strict_store,
     )  # fmt: skip
     if common.json:
         common.out.json(_as_json(options, result, totals, asked=asked))
@@ -138,14 +169,13 @@ def _moved(text: str | None) -> tuple[str, str] | None:
 
 
 def _run(
-    options: PipelineOptions, *, once: bool, standby: bool, accept_duplicates: bool,
+    options: PipelineOptions, *, once: bool, standby: bool, take_over: bool, accept_duplicates: bool,
     moved: tuple[str, str] | None, beginning: Beginning, port: int | None, debug: bool,
     strict_store: bool,
 ) -> tuple[RunResult, RunTotals, bool]:  # fmt: skip
     from firnline.cli.common import warm_decoder
-    from firnline.cli.progress import logging_to, open_display
-    from firnline.cli.run_report import RunReporter, RunTotals
-    from firnline.cli.signals import StopFlag, stop_on_signals
+    from firnline.cli.long_task import StopFlag, stop_on_signals
+    from firnline.cli.run_report import RunReporter, RunTotals, logging_to, open_display
     from firnline.jobs.spark import SparkEngine
     from firnline.run.observer import Observers
     from firnline.run.open_pipeline import open_pipeline
@@ -173,15 +203,25 @@ def _run(
             runner.stop()
 
         stack.enter_context(stop_on_signals(stop, display.stopping, display.restore))
-        lease = holding_lease(options, runner, display.say, standby=standby, stop=not_wanted)
-        if not stack.enter_context(lease):
+        take_lease = stack.enter_context(
+            holding_lease(
+                options,
+                runner,
+                display.say,
+                standby=standby,
+                stop=not_wanted,
+                take_over=take_over,
+                at_claim=once and not standby and not beginning.edits_history,
+            )
+        )
+        if take_lease is None:
             totals.doing = STOOD_BY
             return RunResult(runner.run_id, 0, 0, 0, 0), totals, True
         stack.enter_context(_control(options, runner, display))
         begin(
             options, beginning, runner.run_id, display.say, moved=moved, stopping=lambda: runner.stop_requested
         )  # fmt: skip
-        return runner.run(), totals, runner.stop_requested
+        return runner.run(take_lease), totals, runner.stop_requested
 
 
 @contextlib.contextmanager
@@ -227,12 +267,14 @@ def _last_line(totals: RunTotals, *, asked: bool) -> str:
     if asked:
         return f"stopped cleanly after epoch {totals.epoch}"
     if not totals.epochs:
-        return f"nothing to do; the table stands at epoch {totals.epoch}"
+        return f"nothing to do; the table is at epoch {totals.epoch}"
     facts = [
         f"done after epoch {totals.epoch}: {count_text(totals.rows, 'row')} from {count_text(totals.files, 'file')}"
     ]
     if totals.quarantined:
         facts.append(f"{totals.quarantined.total():,} quarantined")
+    if totals.rescued:
+        facts.append(f"{count_text(sum(one.values for one in totals.rescued), 'value')} rescued")
     if totals.set_aside:
         facts.append(f"{count_text(totals.set_aside, 'file')} set aside")
     return ", ".join([*facts, time_text(totals.seconds)])
@@ -249,3 +291,99 @@ def _as_json(options: PipelineOptions, result: RunResult, totals: RunTotals, *, 
         **totals.summary(),
         "error": {"code": error.code, "message": error.message, "hint": error.hint} if error else None,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """The options of the command line about the beginning; by default the run resumes."""
+
+    fresh_after: int | None = None
+    truncate: bool = False
+    from_savepoint: str | None = None
+    accept: tuple[str, ...] = ()
+
+    @property
+    def edits_history(self) -> bool:
+        """Whether the run begins with a history edit."""
+        return self.fresh_after is not None or self.from_savepoint is not None
+
+    def check(self) -> None:
+        """Refuse options that exclude each other."""
+        if self.truncate and self.fresh_after is None:
+            raise ConfigError("--truncate is a part of --fresh-after", hint="firnline run --fresh-after 41 --truncate")
+        if self.from_savepoint is not None and self.fresh_after is not None:
+            raise ConfigError("--from-savepoint and --fresh-after exclude each other", hint="Ask for one of them.")
+        if self.accept and self.from_savepoint is None:
+            raise ConfigError("--accept is a part of --from-savepoint", hint="firnline run --from-savepoint PATH")
+
+
+def _plan_beginning(options: PipelineOptions, beginning: Beginning, moved: tuple[str, str] | None) -> BeginPlan:
+    from firnline.history.edits.begin_plan import plan_fresh_start, plan_from_savepoint
+    from firnline.run.open_pipeline import open_pipeline
+
+    pipeline = open_pipeline(options, moved=moved)
+    if beginning.from_savepoint is not None:
+        storage_options = dict(options.home.storage_options)
+        return plan_from_savepoint(pipeline, beginning.from_savepoint, storage_options, beginning.accept)
+    assert beginning.fresh_after is not None
+    return plan_fresh_start(pipeline, beginning.fresh_after, truncate=beginning.truncate)
+
+
+def begin(
+    options: PipelineOptions,
+    beginning: Beginning,
+    run: str,
+    say: Callable[[str], None],
+    *,
+    moved: tuple[str, str] | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> None:
+    """Restore a savepoint or make a fresh start before the run, unless an earlier attempt already did.
+
+    Args:
+        moved: The old and the new root of the source's files.
+        stopping: Whether the run was asked to stop; copying files then ends with KeyboardInterrupt.
+    """
+    if beginning.from_savepoint is not None:
+        _restore(options, beginning, run, say, moved, stopping)
+    if beginning.fresh_after is None:
+        return
+    from firnline.history.edits.fresh_start import start_over
+    from firnline.run.open_pipeline import open_pipeline
+
+    started = start_over(open_pipeline(options), beginning.fresh_after, run, truncate=beginning.truncate)
+    rows = "rows removed" if started.truncated else "rows stay"
+    if started.already:
+        say(f"started over after epoch {started.after_epoch} already, as epoch {started.epoch}; going on")
+    else:
+        say(f"started over after epoch {started.after_epoch} as epoch {started.epoch}; {rows}")
+
+
+def _restore(
+    options: PipelineOptions,
+    beginning: Beginning,
+    run: str,
+    say: Callable[[str], None],
+    moved: tuple[str, str] | None,
+    stopping: Callable[[], bool],
+) -> None:
+    from firnline.cli.output import count_text, size_text
+    from firnline.history.edits.restore import restore_savepoint
+    from firnline.run.open_pipeline import open_pipeline
+
+    assert beginning.from_savepoint is not None
+    restored = restore_savepoint(
+        open_pipeline(options, moved=moved),
+        beginning.from_savepoint,
+        run,
+        dict(options.home.storage_options),
+        accept=beginning.accept,
+        report=say,
+        progress=CopyProgress(say),
+        stopping=stopping,
+    )
+    if not restored.already:
+        contents = f"{count_text(restored.rows, 'row')} in {count_text(restored.files, 'file')}"
+        copied = f", {size_text(restored.copied_bytes)} copied" if restored.copied_bytes else ""
+        epochs = f"epoch {restored.to_epoch} as epoch {restored.epoch}"
+        say(f"restored savepoint {restored.savepoint} of {epochs}: {contents}{copied}")

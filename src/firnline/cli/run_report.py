@@ -1,20 +1,29 @@
-"""Reports a run to people: sums up its events, and writes a line about each important one."""
+"""Shows a run on stderr: its totals, a line about each important event, log records; live on a terminal."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
+import sys
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import UTC, datetime
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from firnline.cli.output import count_text, size_text, time_text
+from firnline.cli.output import count_text, log_text, safe, size_text, time_text
 from firnline.errors import FirnlineError, LedgerHoleError
+from firnline.rescued import Rescued, add_rescued
 from firnline.run.observer import EpochFacts, Observer, took_ms
 from firnline.sinks.base import Head
 from firnline.sources.base import Backlog
 from firnline.sources.group import EpochPlan
 from firnline.stores.replicator import Replication
 from firnline.types import Json
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 RATE_SECONDS = 30.0  # the window over which speed is measured
 
@@ -40,6 +49,7 @@ class RunTotals(Observer):
     lag: Replication | None = None
     copies_failing: dict[str, str] = field(default_factory=dict)  # store, local or remote -> why
     quarantined: Counter[str] = field(default_factory=Counter)
+    rescued: list[Rescued] = field(default_factory=list)  # by source and column
     waiting: Backlog | None = None
     doing: str = "reading the table"
     _began: float = 0.0
@@ -92,7 +102,7 @@ class RunTotals(Observer):
     def committed(self, facts: EpochFacts) -> None:
         self.epoch = facts.epoch
         self.epochs += 1
-        self.files += facts.files
+        self.files += max(0, facts.files - facts.files_again)
         self.records += facts.records
         self.rows += facts.rows
         self.bytes_read += facts.bytes_read
@@ -101,6 +111,7 @@ class RunTotals(Observer):
         if facts.operators:
             self.state_bytes = _state_bytes(facts)
         self.quarantined.update(facts.bad)
+        self.rescued = add_rescued([*self.rescued, *facts.rescued])
         if self.doing == f"epoch {facts.epoch} commits":
             self.doing = f"epoch {facts.epoch} is {'staged' if facts.is_staged else 'committed'}"
         now = self.monotonic()
@@ -122,10 +133,10 @@ class RunTotals(Observer):
         self.lag = lag
 
     def copies(self, lags: Sequence[Replication]) -> None:
-        self.copies_failing = {lag.path: lag.reason for lag in lags if lag.reason}
+        self.copies_failing = {lag.tier: lag.reason for lag in lags if lag.reason}
 
     def draining(self, lag: Replication) -> None:
-        self.doing = f"waits for the {lag.path} tier"
+        self.doing = f"waits for the {lag.tier} tier"
 
     def paused(self, paused: bool) -> None:
         self.doing = "paused" if paused else "lists files"
@@ -144,6 +155,7 @@ class RunTotals(Observer):
             "rows": self.rows,
             "bytes_read": self.bytes_read,
             "quarantined": dict(self.quarantined),
+            "rescued": [one.to_json() for one in self.rescued],
             "late_files": self.late_files,
             "set_aside": self.set_aside,
             "restarts": self.restarts,
@@ -238,6 +250,10 @@ class RunReporter(Observer):
         if changed:
             self._say(f"{count_text(len(changed), 'processed file')} changed later and not read again: {changed[0]}")
 
+    def too_young(self, files: int, seconds: float) -> None:
+        what = f"{count_text(files, 'file')} changed a moment ago and may be half written (min_age_secs)"
+        self._say(f"{what}; waiting {time_text(max(seconds, 0.1))}")
+
     def ledger_hole(self, error: LedgerHoleError | None) -> None:
         if error is None:
             self._say("the ledger is whole again; late files are ingested")
@@ -251,12 +267,12 @@ class RunReporter(Observer):
 
     def copies(self, lags: Sequence[Replication]) -> None:
         for lag in lags:
-            name = "checkpoint store" if lag.path == "store" else f"{lag.path} tier"
-            if lag.reason and lag.path not in self._failing:
-                self._failing.add(lag.path)
-                self._say(f"the {name} {lag.place} cannot be written; going on, trying again: {lag.reason}")
-            elif not lag.reason and lag.path in self._failing:
-                self._failing.remove(lag.path)
+            name = "checkpoint store" if lag.tier == "store" else f"{lag.tier} tier"
+            if lag.reason and lag.tier not in self._failing:
+                self._failing.add(lag.tier)
+                self._say(f"the {name} {lag.location} cannot be written; going on, trying again: {lag.reason}")
+            elif not lag.reason and lag.tier in self._failing:
+                self._failing.remove(lag.tier)
                 self._say(f"the {name} is in sync again, at epoch {lag.epoch}")
 
     def left_staged(self, epochs: int, table: str, behind: list[str]) -> None:
@@ -265,7 +281,7 @@ class RunReporter(Observer):
         self._say(f"{what}, then the next run delivers {it} to {', '.join(behind)}" if behind else what)
 
     def draining(self, lag: Replication) -> None:
-        self._say(f"waiting for the {lag.path} tier {lag.place}: {count_text(lag.epochs_behind, 'epoch')} behind")
+        self._say(f"waiting for the {lag.tier} tier {lag.location}: {count_text(lag.epochs_behind, 'epoch')} behind")
 
     def trouble(self, error: FirnlineError, failures: int) -> None:
         if error.retryable:  # any other failure ends the run, which reports it
@@ -273,3 +289,147 @@ class RunReporter(Observer):
 
     def resting(self, seconds: float, failures: int) -> None:
         self._say(f"retrying in {time_text(seconds)} (failure {failures} of at most {self._attempts})")
+
+
+class Display(Protocol):
+    """A display for lines about a run."""
+
+    def say(self, text: str) -> None:
+        """Show one line."""
+
+    def stopping(self) -> None:
+        """Show that a signal asked for a stop. Called from the handler: must not lock, wait or use a stream."""
+
+    def restore(self) -> None:
+        """Restore the terminal before the process ends at once. Called from the handler, with the same rules."""
+
+
+@contextlib.contextmanager
+def open_display(totals: RunTotals) -> Iterator[Display]:
+    """Open a live display if stderr is a terminal, dated lines otherwise."""
+    # A stream of its own: while Spark starts, file descriptor 2 is redirected to hide the JVM's greeting.
+    with os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1, encoding="utf-8", errors="replace") as stream:
+        if stream.isatty() and os.environ.get("TERM") != "dumb":
+            with LiveDisplay(totals, stream) as live:
+                yield live
+        else:
+            yield Lines(stream)
+
+
+class Lines:
+    """Dated lines, for logs."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def say(self, text: str) -> None:
+        self._stream.write(f"{_now()} {safe(text)}\n")
+
+    def stopping(self) -> None:
+        text = f"{_now()} stopping after the epochs in flight; a second signal stops at once\n"
+        os.write(self._stream.fileno(), text.encode())
+
+    def restore(self) -> None:
+        os.write(self._stream.fileno(), f"{_now()} stopped at once; running again is safe\n".encode())
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class LiveDisplay:
+    """Permanent lines above a block that is redrawn several times a second."""
+
+    def __init__(self, totals: RunTotals, stream: IO[str]) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._totals = totals
+        self._stream = stream
+        self._stopping = False
+        self._console = Console(file=stream, highlight=False, markup=False)
+        self._live = Live(
+            get_renderable=self.draw, console=self._console, refresh_per_second=5, transient=True,
+            redirect_stdout=False, redirect_stderr=False,
+        )  # fmt: skip
+
+    def __enter__(self) -> LiveDisplay:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def say(self, text: str) -> None:
+        self._console.print(safe(text), soft_wrap=True)
+
+    def stopping(self) -> None:
+        self._stopping = True  # drawn with the next refresh
+
+    def restore(self) -> None:
+        os.write(self._stream.fileno(), b"\x1b[?25h\r\n")
+
+    def draw(self) -> RenderableType:
+        """Draw the block."""
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        totals = self._totals
+        grid = Table.grid(padding=(0, 2))
+        waiting = totals.waiting
+        if waiting is not None and (totals.bytes_read or waiting.bytes_outstanding):
+            total = totals.bytes_read + waiting.bytes_outstanding
+            bar = ProgressBar(total=total, completed=totals.bytes_read, width=24)
+            left = totals.seconds_left
+            texts = [
+                f"{100 * totals.bytes_read / total:.0f} %",
+                f"backlog {count_text(waiting.files_outstanding, 'file')}, {size_text(waiting.bytes_outstanding)}",
+                f"{time_text(left)} left" if left is not None and waiting.bytes_outstanding else "",
+            ]
+            grid.add_row(bar, *texts)
+        doing = "stops after the epochs in flight; Ctrl-C again stops at once" if self._stopping else totals.doing
+        numbers = (
+            f"{count_text(totals.files, 'file')}   {count_text(totals.records, 'record')}   "
+            f"{totals.speed[1] / 1e6:.1f} MB/s   epoch {totals.epoch}   {time_text(totals.seconds)}"
+        )
+        if totals.state_bytes is not None:
+            numbers += f"   state {size_text(totals.state_bytes)}"
+        style = "yellow" if self._stopping or totals.doing.startswith("retries") else "dim"
+        return Group(Text(numbers), grid, Text(doing, style=style))
+
+
+class _DisplayHandler(logging.Handler):
+    """Log records as lines of the display: message first, then the facts."""
+
+    def __init__(self, display: Display) -> None:
+        super().__init__()
+        self._display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._display.say(log_text(record))
+            if record.exc_info and record.levelno >= logging.ERROR:
+                self._display.say(logging.Formatter().formatException(record.exc_info))
+        except Exception:  # a log line must never end a run
+            self.handleError(record)
+
+
+@contextlib.contextmanager
+def logging_to(display: Display, *, debug: bool) -> Iterator[None]:
+    """Send log records to the display: warnings of all libraries, and with `debug` all of ours."""
+    handler = _DisplayHandler(display)
+    root, ours, gateway = logging.getLogger(), logging.getLogger("firnline"), logging.getLogger("py4j")
+    before = [(logger, logger.level) for logger in (root, ours, gateway)]
+    root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    ours.setLevel(logging.DEBUG if debug else logging.WARNING)
+    # The gateway logs a traceback per call when the JVM dies; our own log has one line about it.
+    gateway.setLevel(logging.WARNING if debug else logging.CRITICAL)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        for logger, level in before:
+            logger.setLevel(level)

@@ -106,16 +106,15 @@ def create(
 ) -> int:
     """Save the newest epoch."""
     pipeline = load_pipeline(spec)
-    from firnline.cli.beginning import CopyProgress
-    from firnline.cli.long_task import long_task
+    from firnline.cli.long_task import CopyProgress, long_task
     from firnline.history.savepoints.create import create_savepoint
 
     _ask_for_checkpoint(pipeline, spec)
-    options = dict(pipeline.options.deciding.storage_options)
+    options = dict(pipeline.options.home.storage_options)
     progress = CopyProgress(lambda text: print(safe(text), file=sys.stderr))
     with long_task() as task:
         try:
-            made, place = create_savepoint(
+            savepoint, location = create_savepoint(
                 pipeline,
                 path,
                 copy=copy,
@@ -127,31 +126,33 @@ def create(
         except KeyboardInterrupt:
             print("stopped; `firnline savepoint list` shows what is left to dispose of", file=sys.stderr)
             raise
-    files = [file for sink in made.sinks.values() for file in sink.files]
+    files = [file for sink in savepoint.sinks.values() for file in sink.files]
     facts = {
-        "id": made.id,
-        "pipeline": made.pipeline,
-        "epoch": made.epoch,
-        "created_at": made.created_at,
-        "path": place,
-        "copied": made.copied,
+        "id": savepoint.id,
+        "pipeline": savepoint.pipeline,
+        "epoch": savepoint.epoch,
+        "created_at": savepoint.created_at,
+        "path": location,
+        "copied": savepoint.copied,
         "files": len(files),
         "rows": sum(file.rows or 0 for file in files),
-        "size_bytes": made.size_bytes,
-        "state_size_bytes": made.state_size_bytes,
-        "state_replayed": made.state_replayed,
+        "size_bytes": savepoint.size_bytes,
+        "state_size_bytes": savepoint.state_size_bytes,
+        "state_replayed": savepoint.state_replayed,
     }
     if common.json:
         common.out.json(facts)
     else:
-        contents = f"{count_text(len(files), 'file')}, {size_text(made.size_bytes)}"
-        if made.state:
-            contents += f" and {size_text(made.state_size_bytes)} of state"
-        common.out.line(f"savepoint {made.id} of epoch {made.epoch}: {contents} {'copied' if copy else 'pinned'}")
-        if made.state_replayed:
-            since = count_text(len(made.state_replayed), "epoch")
-            common.out.line(f"a restore replays {since}: keep the input from epoch {made.state_replayed[0]} on")
-        common.out.line(place)
+        contents = f"{count_text(len(files), 'file')}, {size_text(savepoint.size_bytes)}"
+        if savepoint.state:
+            contents += f" and {size_text(savepoint.state_size_bytes)} of state"
+        common.out.line(
+            f"savepoint {savepoint.id} of epoch {savepoint.epoch}: {contents} {'copied' if copy else 'pinned'}"
+        )
+        if savepoint.state_replayed:
+            since = count_text(len(savepoint.state_replayed), "epoch")
+            common.out.line(f"a restore replays {since}: keep the input from epoch {savepoint.state_replayed[0]} on")
+        common.out.line(location)
     return 0
 
 
@@ -176,13 +177,13 @@ def list_(spec: Spec = None, /, *, common: Common = Common()) -> int:
     pipeline = load_pipeline(spec)
     from firnline.history.savepoints.catalog import list_savepoints
 
-    found = list_savepoints(pipeline, dict(pipeline.options.deciding.storage_options))
+    savepoints = list_savepoints(pipeline, dict(pipeline.options.home.storage_options))
     if common.json:
-        common.out.json({"pipeline": pipeline.options.name, "savepoints": [asdict(one) for one in found]})
-    elif found:
+        common.out.json({"pipeline": pipeline.options.name, "savepoints": [asdict(one) for one in savepoints]})
+    elif savepoints:
         rows = [
             {**asdict(one), "created_at": short_time(one.created_at or None), "size": size_text(one.size_bytes)}
-            for one in found
+            for one in savepoints
         ]
         common.out.table(COLUMNS, rows)
     else:
@@ -204,7 +205,7 @@ def dispose(
     pipeline = load_pipeline(spec)
     from firnline.history.savepoints.catalog import dispose_savepoint
 
-    options = dict(pipeline.options.deciding.storage_options)
+    options = dict(pipeline.options.home.storage_options)
     read_only = dry_run or not yes
     report = dispose_savepoint(pipeline, savepoint, dry_run=read_only, run=pipeline.ids.new(), storage_options=options)
     if common.json:

@@ -23,7 +23,7 @@ app = App(name="spec-schema", help_epilogue=EPILOGUE)
 @app.default
 def spec_schema(*, common: Common = Common()) -> int:
     """Print the JSON Schema of firnline.yml."""
-    from firnline.spec.jsonschema import json_schema
+    from firnline.spec.models import json_schema
 
     common.out.json(json_schema())
     return 0

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Flag
-from firnline.cli.output import Column, Output, size_text, time_text
-from firnline.cli.tables import Table, find_pipeline, named_tables
+from firnline.cli.common import Common, Flag, Table, find_pipeline, named_tables
+from firnline.cli.output import Column, Output, count_text, size_text, time_text
 from firnline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def staging(
     from firnline.clock import SystemClock
     from firnline.committer.overview import load_overview
     from firnline.sinks.delta.table import Table as Handle
-    from firnline.sinks.staged.set_aside import retry as retry_unit
+    from firnline.sinks.staged.unit import retry as retry_unit
     from firnline.storage import open_storage
 
     storage = open_storage(uri, options)
@@ -88,20 +87,20 @@ def staging(
         retry_unit(storage, retry)
         common.out.line(f"{retry} is pending again; the committer validates it in its next round")
         return 0
-    found = load_overview(handle, storage, SystemClock().now())
+    overview = load_overview(handle, storage, SystemClock().now())
     if discard_from is not None:
         named = find_pipeline(table)
-        whose = pipeline or _only_pipeline(found)
+        whose = pipeline or _only_pipeline(overview)
         return _discard(common, handle, storage, whose, discard_from, named, yes=yes)
     if common.json:
-        common.out.json(asdict(found))
+        common.out.json(asdict(overview))
     else:
-        _show(common.out, found)
+        _show(common.out, overview)
     return 0
 
 
-def _only_pipeline(found: StagingOverview) -> str:
-    names = {str(row["pipeline"]) for row in [*found.pipelines, *found.rejected] if row["pipeline"] is not None}
+def _only_pipeline(overview: StagingOverview) -> str:
+    names = {str(row["pipeline"]) for row in [*overview.pipelines, *overview.rejected] if row["pipeline"] is not None}
     if not names:
         raise ConfigError("no pipeline has units here", hint="Name the pipeline with --pipeline.")
     if len(names) > 1:
@@ -111,12 +110,14 @@ def _only_pipeline(found: StagingOverview) -> str:
 
 def _further_tables(options: PipelineOptions | None, uri: str) -> Further | None:
     """Open the tables of the other sinks, if the argument is a spec and the table is its deciding one."""
+    from firnline.sinks.delta.options import delta_tables
     from firnline.sinks.delta.table import Table as Handle
     from firnline.storage import normalise, open_storage
 
-    if options is None or normalise(options.deciding.table) != uri:
+    if options is None or normalise(options.home.root) != uri:
         return None
-    opened = {sink.name: (sink, open_storage(sink.table, sink.storage_options)) for sink in options.ordered_sinks[1:]}
+    tables = delta_tables(options.ordered_sinks[1:])
+    opened = {sink.name: (sink, open_storage(sink.table, sink.storage_options)) for sink in tables}
     return {name: (Handle(at.root, sink.storage_options), at) for name, (sink, at) in opened.items()}
 
 
@@ -130,43 +131,44 @@ def _discard(
     *,
     yes: bool,
 ) -> int:
-    from firnline.history.auditing import deletion_on_record
+    from firnline.history.store import deletion_on_record
     from firnline.sinks.staged.discard import discard, plan_discard
     from firnline.types import RandomIds
 
     further = _further_tables(spec, handle.uri)
     if yes:
         with deletion_on_record(spec, "discard", table=handle.uri, from_epoch_on=epoch) as record:
-            done = discard(handle, storage, pipeline, epoch, RandomIds().new(), further)
-            record["pending"], record["rejected"] = len(done.pending), len(done.rejected)
+            discarded = discard(handle, storage, pipeline, epoch, RandomIds().new(), further)
+            record["pending"], record["rejected"] = len(discarded.pending), len(discarded.rejected)
     else:
-        done = plan_discard(handle, storage, pipeline, epoch, further)
+        discarded = plan_discard(handle, storage, pipeline, epoch, further)
     if common.json:
-        common.out.json({**asdict(done), "done": yes})
+        common.out.json({**asdict(discarded), "done": yes})
         return 0
     verb = "discarded" if yes else "would discard"
-    common.out.line(f"{verb} {len(done.pending)} pending and {len(done.rejected)} rejected units of {pipeline}")
-    common.out.line(f"its writer resumes after epoch {done.resumes_after_epoch}")
+    units = f"{count_text(len(discarded.pending), 'pending unit')} and {len(discarded.rejected):,} set aside"
+    common.out.line(f"{verb} {units}, of {pipeline}")
+    common.out.line(f"its writer resumes after epoch {discarded.resumes_after_epoch}")
     if not yes:
         common.out.line("add --yes to do it")
     return 0
 
 
-def _show(out: Output, found: StagingOverview) -> None:
-    holder = found.committer
+def _show(out: Output, overview: StagingOverview) -> None:
+    holder = overview.committer
     out.facts(
         {
-            "table": found.table,
-            "pending": f"{found.units_pending:,} units, {size_text(found.bytes_pending)}",
-            "oldest": time_text(found.oldest_pending_seconds) if found.units_pending else "-",
+            "table": overview.table,
+            "pending": f"{overview.units_pending:,} units, {size_text(overview.bytes_pending)}",
+            "oldest": time_text(overview.oldest_pending_seconds) if overview.units_pending else "-",
             "committer": f"host {holder['host']}, process {holder['pid']}" if holder else "none",
         }
     )
-    if found.pipelines:
+    if overview.pipelines:
         out.line()
-        out.table(PIPELINE_COLUMNS, found.pipelines)
-    if found.rejected:
+        out.table(PIPELINE_COLUMNS, overview.pipelines)
+    if overview.rejected:
         out.line()
-        out.table(REJECTED_COLUMNS, found.rejected)
-    for problem in found.unreadable:
+        out.table(REJECTED_COLUMNS, overview.rejected)
+    for problem in overview.unreadable:
         out.line(f"unreadable: {problem}")

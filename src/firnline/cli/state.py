@@ -147,8 +147,8 @@ def _summary(common: Common, view: StateView, limit: int) -> None:
 
 
 def _find(common: Common, view: StateView, key: Sequence[str], limit: int) -> None:
-    found = view.reader.find(_keys(view, key))
-    table, more = found.slice(0, limit), found.num_rows > limit
+    matches = view.reader.find(_keys(view, key))
+    table, more = matches.slice(0, limit), matches.num_rows > limit
     rows = _rows(table)
     if common.json:
         common.out.json({**view.facts(), "columns": table.column_names, "rows": rows, "more": more})

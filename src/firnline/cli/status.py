@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 
-from firnline.cli.checkpoints_show import state_facts
+from firnline.cli.checkpoints import state_facts
 from firnline.cli.common import Common, Spec, load_pipeline
 from firnline.cli.output import Column, Output, count_text, short_time, size_text, time_text
 from firnline.errors import ControlError
+from firnline.rescued import Rescued
 
 if TYPE_CHECKING:
     from firnline.history.status import PipelineStatus
@@ -47,11 +48,17 @@ Output (JSON fields):
   committed_epoch
                 the newest epoch that readers of that table see
   files_outstanding, bytes_outstanding
-                the backlog: files that are listed and not read yet; null if
-                the source cannot be listed
+                the backlog: files that are listed and not read yet, late files
+                included; null if the source cannot be listed
   files_in_progress, files_set_aside, last_committed_file
                 the position of the source
+  rescued       [{source, column, values, expected, first, file, line}]: values
+                that did not fit their column and are in _rescued_data, since
+                epoch rescued_since
   ledger_hole   why late files are not ingested; null while the ledger is whole
+  unordered_names
+                sources whose file names do not grow with time: every poll
+                compares a full listing with the ledger, and nothing is lost
   checkpoint_bytes, repairs
                 size of the checkpoint, and damaged copies that were replaced
                 by another copy
@@ -83,9 +90,9 @@ Output (JSON fields):
                 copies_failing {path: reason},
                 sinks_failing {sink: reason}, last_restarts}]
   lease         {holder, host, pid, user, token, taken_at, renewed_at,
-                renewed_seconds_ago, lease_seconds, writes, released}; or
-                {unreadable}. Ages compare the clocks of two machines: only an
-                indication
+                renewed_seconds_ago, lease_seconds, writes, released,
+                start}; or {unreadable}. Ages compare the clocks of two
+                machines: only an indication
   control       the answer of a run on this machine: {state, epoch, generation,
                 in_flight, run, pid}; null if none is reachable
 
@@ -106,11 +113,11 @@ def status(spec: Spec = None, /, *, common: Common = Common()) -> int:
     pipeline = load_pipeline(spec)
     from firnline.history.status import load_status
 
-    found = load_status(pipeline, _ask(pipeline.options))
+    report = load_status(pipeline, _ask(pipeline.options))
     if common.json:
-        common.out.json(asdict(found))
+        common.out.json(asdict(report))
     else:
-        _show(common.out, found)
+        _show(common.out, report)
     return 0
 
 
@@ -119,10 +126,10 @@ def _ask(options: PipelineOptions) -> dict[str, Any] | None:
     from firnline.run.control import ask
 
     try:
-        found = ask(options, {"command": "status"}, os.environ)
+        answer = ask(options, {"command": "status"}, os.environ)
     except ControlError:
         return None
-    return {key: found.get(key) for key in ("state", "epoch", "generation", "in_flight", "run", "pid")}
+    return {key: answer.get(key) for key in ("state", "epoch", "generation", "in_flight", "run", "pid")}
 
 
 def _lease_text(lease: dict[str, Any]) -> str:
@@ -136,84 +143,92 @@ def _lease_text(lease: dict[str, Any]) -> str:
     return f"{holder}, renewed {renewed}, every {lease['lease_seconds'] / 3:,.0f} s"
 
 
-def _backlog_text(found: PipelineStatus) -> str | None:
-    if found.files_outstanding is None or found.bytes_outstanding is None:
+def _backlog_text(report: PipelineStatus) -> str | None:
+    if report.files_outstanding is None or report.bytes_outstanding is None:
         return None
-    return f"{count_text(found.files_outstanding, 'file')}, {size_text(found.bytes_outstanding)}"
+    return f"{count_text(report.files_outstanding, 'file')}, {size_text(report.bytes_outstanding)}"
 
 
-def _epoch_text(found: PipelineStatus) -> str:
-    if found.committed_epoch == found.epoch:
-        return f"{found.epoch:,} (generation {found.generation})"
-    return f"{found.committed_epoch:,} committed, {found.epoch:,} staged (generation {found.generation})"
+def _epoch_text(report: PipelineStatus) -> str:
+    if report.committed_epoch == report.epoch:
+        return f"{report.epoch:,} (generation {report.generation})"
+    return f"{report.committed_epoch:,} committed, {report.epoch:,} staged (generation {report.generation})"
 
 
-def _loss_text(found: PipelineStatus) -> str:
-    last = found.last_worker_loss or {}
+def _loss_text(report: PipelineStatus) -> str:
+    last = report.last_worker_loss or {}
     took = last.get("took_ms")
     ended = "not overcome yet" if took is None else f"overcome after {time_text(took / 1000)}"
-    return f"{found.worker_losses}; the last in epoch {last.get('epoch')}, {ended}: {last.get('reason')}"
+    return f"{report.worker_losses}; the last in epoch {last.get('epoch')}, {ended}: {last.get('reason')}"
 
 
-def _behind_text(found: PipelineStatus, sink: dict[str, Any]) -> str:
+def _behind_text(report: PipelineStatus, sink: dict[str, Any]) -> str:
     """Say why a sink is behind: it gets an epoch once the deciding table's log holds it, perhaps by a committer."""
     error = f" ({sink['error']})" if sink["error"] else ""
     if sink["epoch"] is None:
         return f"{sink['name']} cannot be read{error}"
-    deciding = found.sinks[0]
+    deciding = report.sinks[0]
     staged = sink["epoch"] >= deciding["epoch"] - deciding["epochs_pending"]
     why = f", waits for the committer of {deciding['name']} and then for a run" if staged else ""
     return f"{sink['name']} at epoch {sink['epoch']}{why}{error}"
 
 
-def _show(out: Output, found: PipelineStatus) -> None:
-    behind = ", ".join(_behind_text(found, sink) for sink in found.sinks if sink["epochs_behind"] != 0)
+def _show(out: Output, report: PipelineStatus) -> None:
+    behind = ", ".join(_behind_text(report, sink) for sink in report.sinks if sink["epochs_behind"] != 0)
     facts = {
-        "pipeline": found.pipeline,
-        "state": found.state,
-        "epoch": _epoch_text(found),
-        "table": found.table,
-        "table version": found.table_version,
-        "backlog": _backlog_text(found),
-        "in progress": count_text(found.files_in_progress, "file"),
-        "set aside": count_text(found.files_set_aside, "file"),
-        "last committed file": found.last_committed_file,
-        "checkpoint": size_text(found.checkpoint_bytes),
-        "restarts": found.restarts,
+        "pipeline": report.pipeline,
+        "state": report.state,
+        "epoch": _epoch_text(report),
+        "table": report.table,
+        "table version": report.table_version,
+        "backlog": _backlog_text(report),
+        "in progress": count_text(report.files_in_progress, "file"),
+        "set aside": count_text(report.files_set_aside, "file"),
+        "last committed file": report.last_committed_file,
+        "checkpoint": size_text(report.checkpoint_bytes),
+        "restarts": report.restarts,
     }
-    if found.lease:
-        facts["lease"] = _lease_text(found.lease)
-    if found.control:
-        flying = count_text(len(found.control["in_flight"]), "epoch")
-        facts["control"] = f"reachable, {found.control['state']}, {flying} in flight"
+    if report.rescued:
+        texts = "; ".join(Rescued.from_json(one).text() for one in report.rescued)
+        facts["rescued"] = f"{texts}, since epoch {report.rescued_since}"
+    if report.lease:
+        facts["lease"] = _lease_text(report.lease)
+    if report.control:
+        flying = count_text(len(report.control["in_flight"]), "epoch")
+        facts["control"] = f"reachable, {report.control['state']}, {flying} in flight"
     if behind:
         facts["sinks behind"] = behind
-    facts |= state_facts(found.operators)
-    if found.recovery_path:
-        state = f", state from {found.state_recovery_path}" if found.state_recovery_path else ""
-        facts["recovered from"] = f"{found.recovery_path}{state}"
-    if found.align_ms is not None:
-        facts["alignment"] = f"sources waited {time_text(found.align_ms / 1000)} for each other in the newest epoch"
-    if found.worker_losses:
-        facts["workers lost"] = _loss_text(found)
-    if found.restored_position:
-        facts["resumed after"] = f"epoch {found.restored_position['epoch']:,}"
-    for copy in found.copies:
+    facts |= state_facts(report.operators)
+    if report.recovery_path:
+        state = f", state from {report.state_recovery_path}" if report.state_recovery_path else ""
+        facts["recovered from"] = f"{report.recovery_path}{state}"
+    if report.align_ms is not None:
+        facts["alignment"] = f"sources waited {time_text(report.align_ms / 1000)} for each other in the newest epoch"
+    if report.worker_losses:
+        facts["workers lost"] = _loss_text(report)
+    if report.restored_position:
+        facts["resumed after"] = f"epoch {report.restored_position['epoch']:,}"
+    for copy in report.copies:
         facts[f"{copy['path']} {'copy' if copy['path'] == 'store' else 'tier'}"] = _copy_text(copy)
-    if pending := sum(s["epochs_pending"] for s in found.sinks):
+    if pending := sum(s["epochs_pending"] for s in report.sinks):
         facts["pending"] = f"{count_text(pending, 'epoch')} staged; `firnline committer` commits them"
-    if found.runs and found.runs[0].get("waiting_for") and found.state == "running":
-        facts["waiting for"] = found.runs[0]["waiting_for"]
-    if found.ledger_hole:
-        facts["ledger"] = f"{found.ledger_hole}: late files are not ingested; see `firnline ledger repair`"
-    if found.repairs:
-        facts["repairs"] = "; ".join(found.repairs)
+    if report.runs and report.runs[0].get("waiting_for") and report.state == "running":
+        facts["waiting for"] = report.runs[0]["waiting_for"]
+    if report.ledger_hole:
+        facts["ledger"] = f"{report.ledger_hole}: late files are not ingested; see `firnline ledger repair`"
+    if report.unordered_names:
+        facts["file names"] = (
+            f"do not grow with time ({', '.join(report.unordered_names)}): every poll compares a full listing with the "
+            "ledger; nothing is lost. Names that begin with the time make polls cheaper"
+        )
+    if report.repairs:
+        facts["repairs"] = "; ".join(report.repairs)
     out.facts(facts)
-    if found.runs:
+    if report.runs:
         out.line()
-        shown = [{**r, **{k: short_time(r[k]) for k in ("started_at", "ended_at")}} for r in found.runs[:RUNS_SHOWN]]
+        shown = [{**r, **{k: short_time(r[k]) for k in ("started_at", "ended_at")}} for r in report.runs[:RUNS_SHOWN]]
         out.table(RUN_COLUMNS, shown)
-        _show_last_restart(out, found)
+        _show_last_restart(out, report)
 
 
 def _copy_text(copy: dict[str, Any]) -> str:
@@ -225,8 +240,8 @@ def _copy_text(copy: dict[str, Any]) -> str:
     return f"{count_text(copy['epochs_behind'], 'epoch')} behind{age}, in {copy['place']}"
 
 
-def _show_last_restart(out: Output, found: PipelineStatus) -> None:
-    last = next((r["last_restarts"][-1] for r in found.runs if r["last_restarts"]), None)
+def _show_last_restart(out: Output, report: PipelineStatus) -> None:
+    last = next((r["last_restarts"][-1] for r in report.runs if r["last_restarts"]), None)
     if last is not None:
         out.line()
         out.line(f"last restart {last['at']}: {last['reason']}")

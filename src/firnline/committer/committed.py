@@ -11,7 +11,7 @@ from firnline.checkpoint.ledger import Fold, Ledger
 from firnline.errors import DamagedError, LedgerHoleError, SinkError
 from firnline.names import committed_unit
 from firnline.sinks.delta.log import DeltaLog
-from firnline.sinks.staged.chain import Standing
+from firnline.sinks.staged.chain import LogHead
 from firnline.storage import Storage
 from firnline.types import Json
 
@@ -78,18 +78,18 @@ class CommittedAttempts:
     attempts: set[str] = field(default_factory=set)
 
 
-def load_committed(storage: Storage, version: int, pipeline: str, standing: Standing, oldest: int) -> CommittedAttempts:
+def load_committed(storage: Storage, version: int, pipeline: str, log_head: LogHead, oldest: int) -> CommittedAttempts:
     """Return the committed attempts back to epoch `oldest`: from the ledger, and from the log where it is folded."""
-    found = CommittedAttempts(standing.epoch + 1)
-    _from_ledger(Ledger(storage, pipeline), standing, oldest, found)
+    found = CommittedAttempts(log_head.epoch + 1)
+    _from_ledger(Ledger(storage, pipeline), log_head, oldest, found)
     if found.since > oldest:
         _from_log(DeltaLog(storage), version, pipeline, oldest, found)
     return found
 
 
-def _from_ledger(ledger: Ledger, standing: Standing, oldest: int, found: CommittedAttempts) -> None:
-    candidates = ledger.candidates(standing.epoch)
-    tip = next((ref for ref, _ in candidates if short_number(ref.checksum) == standing.entry), None)
+def _from_ledger(ledger: Ledger, log_head: LogHead, oldest: int, found: CommittedAttempts) -> None:
+    candidates = ledger.candidates(log_head.epoch)
+    tip = next((ref for ref, _ in candidates if short_number(ref.checksum) == log_head.entry), None)
     if tip is None:
         return  # this is not the table with the ledger, or the entry is damaged
     try:

@@ -27,8 +27,15 @@ import pyarrow as pa
 from firnline.checkpoint.codec import short_number
 from firnline.clock import monotonic
 from firnline.committer.committed import CommittedUnits, load_committed
-from firnline.committer.foreign import check_age, first_columns, foreign_file
-from firnline.committer.validate import Columns, InvalidUnitError, check_files, distinct
+from firnline.committer.validate import (
+    Columns,
+    InvalidUnitError,
+    check_age,
+    check_files,
+    distinct,
+    first_columns,
+    foreign_file,
+)
 from firnline.errors import (
     CheckpointError,
     CommitConflictError,
@@ -53,7 +60,8 @@ from firnline.names import (
     unit_txn,
 )
 from firnline.schema import schema_from_json
-from firnline.sinks.delta.contents import missing_fields
+from firnline.sinks.delta.contents import log_added, missing_fields
+from firnline.sinks.delta.durable import check_whole
 from firnline.sinks.delta.log import DeltaLog, encode_blizzard
 from firnline.sinks.delta.sweeps import Intent, SweepLog
 from firnline.sinks.delta.table import (
@@ -64,10 +72,8 @@ from firnline.sinks.delta.table import (
     check_put_if_absent,
     find_interval,
 )
-from firnline.sinks.delta.torn import check_whole
-from firnline.sinks.staged.chain import Arranged, Standing, arrange, read_standing
-from firnline.sinks.staged.set_aside import reject
-from firnline.sinks.staged.unit import ForeignUnit, Unit, list_units, parse_unit
+from firnline.sinks.staged.chain import Arranged, LogHead, arrange, read_log_head
+from firnline.sinks.staged.unit import ForeignUnit, Unit, list_units, parse_unit, reject
 from firnline.storage import Storage
 from firnline.types import Clock, Json
 
@@ -252,9 +258,9 @@ class Committer:
         units = self._units_of(pipeline)
         self._table.refresh()
         seen, columns = _Seen(self._table.version, self._sweeps.newest()), Columns(self._table.schema())
-        standing = read_standing(self._table, pipeline)
-        arranged = arrange(standing, units)
-        self._finish_past(pipeline, standing, arranged, report)
+        log_head = read_log_head(self._table, pipeline)
+        arranged = arrange(log_head, units)
+        self._finish_past(pipeline, log_head, arranged, report)
         for fork in arranged.forks:
             self._reject(fork.name, "fork: another unit has this epoch, or stands before it", report)
         if arranged.gap is not None:
@@ -270,13 +276,13 @@ class Committer:
 
     def _valid_prefix(self, ready: list[Unit], columns: Columns, report: CycleReport) -> list[Unit]:
         """Return the units before the first that can never be committed."""
-        told: list[dict[str, Json]] = []
-        declared = schema_from_json(told)
+        schema_json: list[dict[str, Json]] = []
+        declared = schema_from_json(schema_json)
         for number, unit in enumerate(ready):
             self._progress(report.units)
             try:
-                if unit.schema != told:
-                    told, declared = unit.schema, schema_from_json(unit.schema)
+                if unit.schema != schema_json:
+                    schema_json, declared = unit.schema, schema_from_json(unit.schema)
                 self._check_spared(str(file["path"]) for file in unit.files)
                 check_files(self._storage, unit.files, columns, declared, whole=self._whole)
             except InvalidUnitError as error:
@@ -298,14 +304,14 @@ class Committer:
         self._moved = True  # until the commit is made
         try:
             onto = self._ensure_term()
-            if any(self._evolve(columns, onto) for columns in wanted):
+            if any(self._evolve(columns, onto, last.epoch) for columns in wanted):
                 return False
             if self._sweeps.newest() != seen.swept:
                 return False  # a sweep came between: its files are checked again
             if onto != seen.version:
                 # At exactly the version of the commit: the same units, in the same order. All known units take part,
                 # since the tip that a claim adopted may be far beyond this batch.
-                again = arrange(read_standing(self._table, pipeline), self._units_of(pipeline))
+                again = arrange(read_log_head(self._table, pipeline), self._units_of(pipeline))
                 if again.ready[: len(batch)] != batch:
                     return False
             txns = {
@@ -380,12 +386,12 @@ class Committer:
         }
         return {encode_blizzard(unit.source_state, onto, extra): self._now_ms()}
 
-    def _finish_past(self, pipeline: str, standing: Standing, arranged: Arranged[Unit], report: CycleReport) -> None:
+    def _finish_past(self, pipeline: str, log_head: LogHead, arranged: Arranged[Unit], report: CycleReport) -> None:
         """Handle units at or below the log's epoch: committed ones lose their metadata, others are forks."""
         if not arranged.past:
             return
         oldest = min(u.epoch for u in arranged.past)
-        committed = load_committed(self._storage, self._table.version, pipeline, standing, oldest)
+        committed = load_committed(self._storage, self._table.version, pipeline, log_head, oldest)
         self._delete(u for u in arranged.past if u.checkpoint.attempt in committed.attempts)
         unknown = 0
         for unit in arranged.past:
@@ -485,14 +491,19 @@ class Committer:
             )
         return version
 
-    def _evolve(self, wanted: pa.Schema, onto: int) -> bool:
-        """Add the columns that a unit needs, before its data. Returns True if the version moved."""
+    def _evolve(self, wanted: pa.Schema, onto: int, epoch: int | None = None) -> bool:
+        """Add the columns that a unit needs, before its data. Returns True if the version moved.
+
+        `epoch` is None for a unit of another tool.
+        """
         try:
-            missing = missing_fields(self._table.schema(), wanted)
+            before = self._table.schema()
+            missing = missing_fields(before, wanted)
         except SchemaError as error:
             raise SinkError(f"the table changed while a unit was validated: {error.message}") from error
         if missing:
             self._table.add_columns(pa.schema(missing), onto=onto)
+            log_added(self._table.uri, before, missing, epoch)
         return bool(missing)
 
     # -- after the commit -----------------------------------------------------------------------------

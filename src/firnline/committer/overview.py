@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from firnline.committer.lock import find_holder
+from firnline.committer.service import find_holder
 from firnline.errors import DamagedError, NewerFormatError
 from firnline.names import PENDING, pending_unit
 from firnline.process import has_exited
 from firnline.sinks.delta.table import Table
-from firnline.sinks.staged.chain import arrange, read_standing
-from firnline.sinks.staged.set_aside import load_rejected
-from firnline.sinks.staged.unit import ForeignUnit, Unit, list_units, parse_unit
+from firnline.sinks.staged.chain import arrange, read_log_head
+from firnline.sinks.staged.unit import ForeignUnit, Unit, list_units, load_rejected, parse_unit
 from firnline.storage import Storage
 from firnline.types import Json
 
@@ -83,7 +82,7 @@ def _pipeline_row(table: Table | None, pipeline: str, units: list[Unit]) -> dict
         "last_epoch": max(u.epoch for u in units),
     }
     if table is not None:
-        arranged = arrange(read_standing(table, pipeline), units)
+        arranged = arrange(read_log_head(table, pipeline), units)
         row |= {"ready": len(arranged.ready), "waiting": len(arranged.waiting), "forks": len(arranged.forks)}
         row["waits_for_epochs"] = list(arranged.gap) if arranged.gap else None
     return row

@@ -1,4 +1,9 @@
-"""Runs committers: one process serves one table or many, polls, stands by when fenced, stops cleanly."""
+"""Runs committers: one process serves one table or many, polls, stands by when fenced, stops cleanly.
+
+The lock of a table is a heartbeat file. It only saves work: the committer's transaction makes commits safe. A second
+committer watches the file. When the heartbeat has not changed for long enough, by the watcher's own monotonic clock,
+the second one takes over. The log refuses a former holder that wakes up later.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +12,80 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from firnline.checkpoint.codec import canonical, parse, seal, unseal
 from firnline.committer.committer import Committer, CycleReport
-from firnline.committer.lock import CommitterLock, find_holder
-from firnline.errors import FencedError, FirnlineError, SinkError
+from firnline.errors import DamagedError, FencedError, FirnlineError, SinkError
+from firnline.names import COMMITTER
+from firnline.process import has_exited, this_process
 from firnline.sinks.delta.table import Table
-from firnline.storage import normalise, open_storage
-from firnline.types import Clock
+from firnline.storage import Storage, normalise, open_storage
+from firnline.types import Clock, Json
 
 logger = logging.getLogger(__name__)
+
+BEATS = 6  # heartbeats within the time after which another committer takes over
+
+
+class CommitterLock:
+    """One committer's side of the lock of one table."""
+
+    def __init__(self, storage: Storage, run: str, clock: Clock, takeover_seconds: float) -> None:
+        self._storage = storage
+        self._run = run
+        self._clock = clock
+        self._takeover_seconds = takeover_seconds
+        self._beat = 0
+        self._beat_at = 0.0
+        self._watched: tuple[str, int] | None = None
+        self._watched_since = 0.0
+        self.is_held = False
+
+    def take(self) -> bool:
+        """Take or keep the lock, also from a dead holder. Returns whether this committer has it."""
+        holder = find_holder(self._storage)
+        self.is_held = holder is None or holder["run"] == self._run or self._is_dead(holder)
+        if self.is_held:
+            self._write()
+        return self.is_held
+
+    def beat(self) -> None:
+        """Write a heartbeat during long work, unless it is too soon or another committer took over."""
+        if not self.is_held or self._clock.monotonic() - self._beat_at < self._takeover_seconds / BEATS:
+            return
+        holder = find_holder(self._storage)
+        if holder is not None and holder["run"] == self._run:
+            self._write()
+
+    def _write(self) -> None:
+        self._beat += 1
+        self._beat_at = self._clock.monotonic()
+        body = {"run": self._run, **this_process().address, "beat": self._beat}
+        self._storage.put(COMMITTER, canonical(seal(body)))
+
+    def _is_dead(self, holder: dict[str, Json]) -> bool:
+        if has_exited(str(holder["host"]), int(holder["pid"])):
+            return True
+        sign = (str(holder["run"]), int(holder["beat"]))
+        if sign != self._watched:
+            self._watched, self._watched_since = sign, self._clock.monotonic()
+            return False
+        return self._clock.monotonic() - self._watched_since >= self._takeover_seconds
+
+    def release(self) -> None:
+        """Release the lock on a clean stop, so that the next committer need not wait."""
+        holder = find_holder(self._storage) if self.is_held else None
+        if holder is not None and holder["run"] == self._run:
+            self._storage.delete(COMMITTER)
+        self.is_held = False
+
+
+def find_holder(storage: Storage) -> dict[str, Json] | None:
+    """Return the holder of the lock; None if there is none, or if the file is damaged."""
+    try:
+        return unseal(parse(storage.get(COMMITTER), COMMITTER), COMMITTER)
+    except (FileNotFoundError, DamagedError):
+        return None
+
 
 MIN_TAKEOVER_SECONDS = 30.0
 
@@ -122,7 +193,7 @@ class CommitterService:
             self._observer.cycled(served.ref.uri, served.committer.cycle(served.beat))
         except FirnlineError as error:
             if isinstance(error, FencedError):
-                served.lock.held = False
+                served.lock.is_held = False
             self._observer.trouble(served.ref.uri, error)
         except OSError as error:
             self._observer.trouble(served.ref.uri, _storage_failed(error))

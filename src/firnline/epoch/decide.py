@@ -16,7 +16,9 @@ The order that `step` keeps, per epoch:
 4. When an epoch is lost, every later one that was planned on it is dropped and planned again, and a plan
    that was under way on it counts for nothing, not even for "nothing left".
 5. The commit policy says when an epoch is settled; only then is it recorded and the next one committed.
-6. Acknowledge last: epoch n-1 is acknowledged after epoch n is recorded, and only what every sink holds.
+6. Acknowledge last: epoch n-1 is acknowledged after epoch n is recorded, and only what every sink holds. What a source
+   missed, or a run that died did not send, is sent again at the start and, with back-off, while the run is idle. That
+   needs no claim: what is safe by the newest commit that a run has read stays safe.
 7. A unit that was put into a two-stage deciding table can still be set aside, discarded or turn out to be a fork.
    Only what the table's log holds is given to further sinks, recorded and acknowledged. Putting units does not wait
    for the committer, and no run waits for it before it ends: the next one gives further sinks what they lack.
@@ -26,10 +28,121 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from firnline.epoch import messages as m
 from firnline.epoch.messages import Action, Event
-from firnline.epoch.state import EpochState, Phase, Policy, Settings, SinkState, Slot, Stage, initial
+
+
+class Policy(Enum):
+    """Which sinks must hold an epoch before the checkpoint advances."""
+
+    ALL = "all"  # every sink that is not optional
+    REQUIRED = "required"  # the same, by another word
+    QUORUM = "quorum"  # the deciding sink and as many others as make up the number
+
+
+class Phase(Enum):
+    """What a run does now."""
+
+    READING = "reading"  # asks every sink what it holds
+    OPEN = "open"  # plans, but has not claimed: there was nothing to do yet
+    CLAIMING = "claiming"
+    JOINING = "joining"  # registers in the sinks that the commit policy needs
+    RUNNING = "running"
+    STOPPED = "stopped"
+
+
+class Stage(Enum):
+    """How far one epoch in flight is."""
+
+    PLANNED = "planned"
+    RUNNING = "running"
+    RAN = "ran"
+    STAGED = "staged"
+    COMMITTING = "committing"  # until the deciding sink has answered whether it holds the epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One epoch in flight. `base` is the attempt of the epoch that it was planned on."""
+
+    epoch: int
+    attempt: str
+    base: str
+    stage: Stage = Stage.PLANNED
+
+
+@dataclass(frozen=True, slots=True)
+class SinkState:
+    """What is known of one sink: the newest epoch of the decided chain that it holds."""
+
+    name: str
+    required: bool = True
+    epoch: int = 0
+    busy: bool = False  # a commit, a question or a registration is under way there
+    asking: int = 0  # the epoch whose commit is unclear: the sink is asked for the receipt before anything else
+    joined: bool = False  # our generation is registered there (the deciding sink: claimed)
+    resting: bool = False  # a back-off timer of its own runs
+    failures: int = 0  # in a row
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a run decides; fixed for its life. The first sink is the deciding one."""
+
+    policy: Policy = Policy.ALL
+    quorum: int = 1
+    max_inflight: int = 2
+    restart_attempts: int = 5
+    once: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EpochState:
+    """Everything the decisions depend on."""
+
+    settings: Settings
+    sinks: tuple[SinkState, ...]
+    phase: Phase = Phase.READING
+    decided: int = 0  # the newest epoch that the deciding sink holds
+    committed: int = 0  # the newest that its log holds: behind `decided` only where a committer commits
+    tip: str = ""  # its attempt id: what the next epoch is planned on
+    settled: int = 0  # the newest epoch that satisfies the commit policy
+    recorded: int = 0
+    acknowledged: int = 0
+    slots: tuple[Slot, ...] = ()
+    watching: bool = False  # a look at the deciding table's log is under way
+    planning: tuple[int, str] | None = None  # the epoch and attempt that the plan under way is based on
+    recording: bool = False
+    acknowledging: bool = False
+    owed: bool = False  # a source may lack an acknowledgement that was or should have been sent
+    missed: int = 0  # acknowledgements in a row that a source did not take
+    owing_rests: bool = False  # a back-off timer runs before it is sent again
+    polling: bool = False  # the poll timer runs: nothing is planned until it fires
+    resting: bool = False  # a back-off timer of the whole run runs: nothing new begins
+    exhausted: bool = False  # the sources had nothing more, and this run does not wait for more
+    failures: int = 0  # in a row
+    stopping: bool = False
+    claimed: bool = False  # this run held the pipeline once: it claims again only while nobody else has since
+    reclaiming: bool = False  # a new generation is claimed once what has begun is committed; no other job begins
+    exit_code: int | None = None
+
+    @property
+    def deciding(self) -> SinkState:
+        """The sink whose commit fixes an epoch."""
+        return self.sinks[0]
+
+    @property
+    def planned_on(self) -> tuple[int, str]:
+        """Epoch and attempt that the next plan is based on."""
+        return (self.slots[-1].epoch, self.slots[-1].attempt) if self.slots else (self.decided, self.tip)
+
+
+def initial(settings: Settings, sinks: list[tuple[str, bool]]) -> EpochState:
+    """The state of a run that has seen nothing. `sinks` are (name, required), the deciding one first."""
+    return EpochState(settings, tuple(SinkState(name, required) for name, required in sinks))
+
 
 __all__ = ["EpochState", "Phase", "Policy", "Settings", "SinkState", "Slot", "Stage", "initial", "step"]
 
@@ -85,7 +198,7 @@ def _take(turn: _Turn, event: Event) -> None:
             if state.phase is Phase.CLAIMING:
                 if (epoch, tip) != (state.decided, state.tip):
                     _drop_from(turn, 0)
-                turn.set(decided=epoch, tip=tip, phase=Phase.LEVELLING, claimed=True)
+                turn.set(decided=epoch, tip=tip, phase=Phase.JOINING, claimed=True)
                 turn.set(committed=epoch if committed is None else min(epoch, committed))
                 if committed is not None:  # nobody acknowledged what was committed while no run went on
                     turn.set(acknowledged=0)
@@ -104,8 +217,11 @@ def _take(turn: _Turn, event: Event) -> None:
             _fail(turn, retry=retry, exit_code=exit_code)
         case m.Recorded(epoch):
             turn.set(recording=False, recorded=max(state.recorded, epoch))
-        case m.Acknowledged(epoch):
-            turn.set(acknowledging=False, acknowledged=max(state.acknowledged, epoch))
+        case m.Acknowledged(epoch, missed):
+            turn.set(acknowledging=False, acknowledged=max(state.acknowledged, epoch), owed=missed)
+            _note_missed(turn, missed=missed)
+        case m.TimerFired(m.ACKNOWLEDGEMENT):
+            turn.set(owing_rests=False)
         case m.TimerFired(sink) if sink:
             turn.sink(sink, resting=False)
         case m.TimerFired():
@@ -115,7 +231,7 @@ def _take(turn: _Turn, event: Event) -> None:
         case m.StopRequested():
             turn.set(stopping=True)
         case m.ShardsChanged():
-            turn.set(reclaiming=state.phase in (Phase.LEVELLING, Phase.RUNNING))
+            turn.set(reclaiming=state.phase in (Phase.JOINING, Phase.RUNNING))
         case m.Joined() | m.Committed() | m.CommitUnclear() | m.ReceiptAbsent():
             _take_answer(turn, event)
         case _:
@@ -128,11 +244,20 @@ def _take_reading(turn: _Turn, read: m.SinksRead) -> None:
     turn.set(sinks=tuple(replace(s, epoch=held.get(s.name, 0)) for s in turn.state.sinks))
     decided = held[turn.state.deciding.name]
     committed = decided if read.committed is None else min(decided, read.committed)
-    turn.set(decided=decided, committed=committed, tip=read.tip, phase=Phase.OPEN)
+    turn.set(decided=decided, committed=committed, tip=read.tip, phase=Phase.OPEN, owed=read.owed)
     _settle(turn)
     settled = turn.state.settled  # while another run goes on, more may be recorded than was read before
     turn.set(recorded=settled if read.recorded is None else min(settled, read.recorded))
     turn.set(acknowledged=_safe(turn.state) if read.acknowledged is None else read.acknowledged)
+
+
+def _note_missed(turn: _Turn, *, missed: bool) -> None:
+    """A source that did not take an acknowledgement gets it again after a back-off; the run itself goes on."""
+    most = turn.state.settings.restart_attempts + 1
+    turn.set(missed=min(turn.state.missed + 1, most) if missed else 0)
+    if missed and not turn.state.owing_rests:
+        turn.set(owing_rests=True)
+        turn.do(m.Wait(turn.state.missed, m.ACKNOWLEDGEMENT))
 
 
 def _take_answer(turn: _Turn, event: m.Joined | m.Committed | m.CommitUnclear | m.ReceiptAbsent) -> None:
@@ -188,11 +313,12 @@ def _take_work(turn: _Turn, event: Event) -> None:
             turn.do(m.StageEntry(epoch, attempt))
         case m.Staged(epoch, attempt) if _stage_of(state, epoch, attempt) is Stage.RAN:
             turn.slot(epoch, Stage.STAGED)
-        case m.EpochLost(epoch, attempt) if (stage := _stage_of(state, epoch, attempt)) is not None:
+        case m.EpochLost(epoch, attempt, is_failure) if (stage := _stage_of(state, epoch, attempt)) is not None:
             if stage is Stage.COMMITTING:
                 turn.sink(state.deciding.name, busy=False, asking=0)
             _drop_from(turn, epoch)
-            _fail(turn, retry=True, exit_code=3)
+            if is_failure:
+                _fail(turn, retry=True, exit_code=3)
 
 
 def _stage_of(state: EpochState, epoch: int, attempt: str) -> Stage | None:
@@ -260,7 +386,9 @@ def _advance(turn: _Turn) -> None:
     elif turn.state.reclaiming:
         _reclaim(turn)
     else:
-        if phase is not Phase.OPEN:
+        if phase is Phase.OPEN:
+            _make_up(turn)
+        else:
             _run(turn)
             _serve_sinks(turn)
             _record(turn)
@@ -303,7 +431,7 @@ def _has_work(state: EpochState) -> bool:
 
 def _run(turn: _Turn) -> None:
     """Start the first planned epoch when the sinks are joined and no other job runs."""
-    if turn.state.phase is Phase.LEVELLING and _reached(turn.state, lambda s: int(s.joined)):
+    if turn.state.phase is Phase.JOINING and _reached(turn.state, lambda s: int(s.joined)):
         turn.set(phase=Phase.RUNNING)
     slot = next((s for s in turn.state.slots if s.stage in (Stage.PLANNED, Stage.RUNNING)), None)
     if turn.state.phase is Phase.RUNNING and slot is not None and slot.stage is Stage.PLANNED:
@@ -329,10 +457,10 @@ def _due(state: EpochState, sink: SinkState) -> Action | None:
         return None  # else a sink that catches up would keep the claim away
     if not sink.joined:  # before anything is written there
         return m.Join(sink.name)
-    level = state.settled == state.committed
+    all_settled = state.settled == state.committed
     if sink.epoch < state.committed:  # a stop does not wait for one that the commit policy can do without
-        return None if state.stopping and level else m.Commit(sink.name, sink.epoch + 1)
-    if sink.name == state.deciding.name and level and state.slots and state.slots[0].stage is Stage.STAGED:
+        return None if state.stopping and all_settled else m.Commit(sink.name, sink.epoch + 1)
+    if sink.name == state.deciding.name and all_settled and state.slots and state.slots[0].stage is Stage.STAGED:
         return m.Commit(sink.name, state.slots[0].epoch)
     return None
 
@@ -346,6 +474,16 @@ def _record(turn: _Turn) -> None:
     if state.acknowledged < _safe(state) and not state.acknowledging:
         turn.set(acknowledging=True)
         turn.do(m.Acknowledge(_safe(state), state.acknowledged))
+    _make_up(turn)
+
+
+def _make_up(turn: _Turn) -> None:
+    """Send again what a source may have missed: to the same epoch, so nothing else is due."""
+    state = turn.state
+    safe = min(_safe(state), state.acknowledged)
+    if state.owed and safe and not state.acknowledging and not state.owing_rests:
+        turn.set(acknowledging=True)
+        turn.do(m.Acknowledge(safe, safe, again=True))
 
 
 def _watch(turn: _Turn) -> None:

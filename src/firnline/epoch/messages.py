@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+ACKNOWLEDGEMENT = "\0acknowledge"  # the back-off timer of acknowledgements; no sink has this name
+
 # -- events: what happened ----------------------------------------------------------------------------
 
 
@@ -19,7 +21,8 @@ class SinksRead:
 
     A further sink that could not be read is left out. `recorded` and `acknowledged` are the epochs up to
     which that was done, where that is known; None counts as done. `committed` is what the deciding table's log
-    holds, where a committer commits; None: all that the deciding sink holds.
+    holds, where a committer commits; None: all that the deciding sink holds. `owed` says that a source may lack an
+    acknowledgement, because an earlier run may have died before it.
     """
 
     tip: str
@@ -27,6 +30,7 @@ class SinksRead:
     recorded: int | None = None
     acknowledged: int | None = None
     committed: int | None = None
+    owed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +123,13 @@ class ReceiptAbsent:
 class EpochLost:
     """An epoch cannot be committed as it was made (a job failed, the table changed under it).
 
-    Said of a commit only when the sink was read after the refusal and does not hold this attempt.
+    Said of a commit only when the sink was read after the refusal and does not hold this attempt. Without
+    `is_failure` the next attempt leaves out what failed: it begins at once, and counts as no failure of the run.
     """
 
     epoch: int
     attempt: str
+    is_failure: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +163,18 @@ class RecordFailed:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """Sources may have forgotten what lies up to `epoch`."""
+    """Sources may have forgotten what lies up to `epoch`.
+
+    `missed`: a source did not take it, or the remote tier lags, so it is to be sent again later.
+    """
 
     epoch: int
+    missed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    """A poll interval or a back-off has passed: the whole run's, or that of one sink."""
+    """A poll interval or a back-off has passed: the whole run's, that of one sink, or ACKNOWLEDGEMENT."""
 
     sink: str = ""
 
@@ -270,10 +280,14 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """Let sources forget what lies up to `epoch`; prune. `since` is what was acknowledged before."""
+    """Let sources forget what lies up to `epoch`; prune. `since` is what was acknowledged before.
+
+    `again`: only repeat to the sources what one of them may have missed; nothing else is due.
+    """
 
     epoch: int
     since: int = 0
+    again: bool = False
 
     def passes(self, interval: int) -> bool:
         """Whether a multiple of an interval lies in between: upkeep that is due now and then is due now."""

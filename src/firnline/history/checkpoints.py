@@ -11,10 +11,9 @@ from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.errors import LedgerHoleError
 from firnline.history.state import state_bytes
 from firnline.history.store import find_lost, savepoint_epochs
-from firnline.history.superseded import supersedes
-from firnline.run.log import has_died, load_runs
 from firnline.run.observer import took_ms
 from firnline.run.open_pipeline import OpenPipeline
+from firnline.run.status import has_died, load_runs
 from firnline.sinks.base import Head
 from firnline.stores.base import CheckpointStore
 from firnline.stores.transfer import Version, walk_versions
@@ -51,15 +50,15 @@ def load_checkpoints(
     With `undone`, also return checkpoints in the store that a later rollback, fresh start or restore superseded.
     """
     damaged: list[dict[str, Json]] = []
-    held = pipeline.load()
-    lost = find_lost(pipeline, held, store)
+    head = pipeline.load()
+    lost = find_lost(pipeline, head, store)
     restored, saved = _restores(pipeline), savepoint_epochs(pipeline)
     if lost is not None and store is not None:
         found_rows = _lost_rows(pipeline, store, before, damaged)
     else:
-        found_rows = _rows(pipeline, held, limit, store, before, undone, damaged)
+        found_rows = _rows(pipeline, head, limit, store, before, undone, damaged)
     if before is None and lost is None:
-        found_rows = _with_unfinished(pipeline, held, found_rows)
+        found_rows = _with_unfinished(pipeline, head, found_rows)
     rows = ({**row, "is_savepoint": row["epoch"] in saved, "path": restored.get(row["epoch"])} for row in found_rows)
     if limit is None:
         return CheckpointList(list(rows), damaged=damaged, lost=lost)
@@ -73,7 +72,7 @@ def _restores(pipeline: OpenPipeline) -> dict[int, str]:
     return {int(r["resumed_after"]): str(r["recovery_path"]) for r in reversed(runs) if r.get("recovery_path")}
 
 
-def _with_unfinished(pipeline: OpenPipeline, held: Head, rows: Iterator[dict[str, Json]]) -> Iterator[dict[str, Json]]:
+def _with_unfinished(pipeline: OpenPipeline, head: Head, rows: Iterator[dict[str, Json]]) -> Iterator[dict[str, Json]]:
     """Yield the checkpoints together with failed and unfinished attempts, newest epoch first.
 
     A staged attempt that no commit names is in progress while its run is alive, and failed afterwards. The history of
@@ -82,7 +81,7 @@ def _with_unfinished(pipeline: OpenPipeline, held: Head, rows: Iterator[dict[str
     runs = load_runs(pipeline.storage, pipeline.options.name)
     alive = {str(run["run"]) for run in runs if run["status"] == "running" and not has_died(run)}
     unfinished = []
-    for entry in pipeline.ledger.staged_after(held.epoch):
+    for entry in pipeline.ledger.staged_after(head.epoch):
         row = _entry_row(pipeline, entry, None, f"0/{len(pipeline.sinks)}", None)
         if entry.checkpoint.run in alive:
             unfinished.append({**row, "status": "IN_PROGRESS", "reason": "staged, not committed yet"})
@@ -99,7 +98,7 @@ def _with_unfinished(pipeline: OpenPipeline, held: Head, rows: Iterator[dict[str
         yield row
         while unfinished and unfinished[-1]["epoch"] == row["epoch"]:
             yield unfinished.pop()
-    yield from (row for row in reversed(unfinished) if held.epoch == 0)
+    yield from (row for row in reversed(unfinished) if head.epoch == 0)
 
 
 def _failed_row(pipeline: OpenPipeline, run: dict[str, Json], failed: dict[str, Json]) -> dict[str, Json]:
@@ -123,6 +122,7 @@ def _failed_row(pipeline: OpenPipeline, run: dict[str, Json], failed: dict[str, 
         "files": None,
         "rows": None,
         "quarantined": None,
+        "rescued": None,
         "last_committed_file": None,
         "read_from": "runs",
         "undone": False,
@@ -141,16 +141,16 @@ def _lost_rows(
 
 def _rows(
     pipeline: OpenPipeline,
-    held: Head,
+    head: Head,
     limit: int | None,
     store: CheckpointStore | None,
     before: int | None,
     undone: bool,
     damaged: list[dict[str, Json]],
 ) -> Iterator[dict[str, Json]]:
-    reached = [held.epoch, *(sink.load().epoch for sink in pipeline.sinks[1:])]
+    reached = [head.epoch, *(sink.load().epoch for sink in pipeline.sinks[1:])]
     scanned = ALL_COMMITS if limit is None or before is not None else limit + COMMITS_BETWEEN
-    commits = pipeline.deciding.commit_times(held.version, scanned) if held.exists else {}
+    commits = pipeline.deciding.commit_times(head.version, scanned) if head.exists else {}
 
     def acknowledged(epoch: int) -> str:
         return f"{sum(1 for e in reached if e >= epoch)}/{len(reached)}"
@@ -161,41 +161,41 @@ def _rows(
     stored = _stored(store, pipeline.options.name, damaged) if store is not None else iter(())
     waiting: Version | None = None
     oldest: int | None = None
-    jumps: list[LedgerEntry | Fold] = []
-    for entry in _entries(pipeline, held, damaged, jumps, go_on=store is not None):
+    edits: list[LedgerEntry | Fold] = []
+    for entry in _entries(pipeline, head, damaged, edits, go_on=store is not None):
         oldest = entry.epoch
         waiting = waiting or (next(stored, None) if undone else None)
         while waiting is not None and _epoch(waiting) >= entry.epoch:
-            if wanted(_epoch(waiting)) and held.epoch >= _epoch(waiting) > entry.epoch:
+            if wanted(_epoch(waiting)) and head.epoch >= _epoch(waiting) > entry.epoch:
                 yield _undone_row(pipeline, waiting)
             waiting = next(stored, None)
         if wanted(entry.epoch):
-            yield _entry_row(pipeline, entry, commits.get(entry.epoch), acknowledged(entry.epoch), held.committed)
+            yield _entry_row(pipeline, entry, commits.get(entry.epoch), acknowledged(entry.epoch), head.committed)
     for version in stored if waiting is None else chain([waiting], stored):
         epoch = _epoch(version)
-        if not wanted(epoch) or epoch > held.epoch or (oldest is not None and epoch >= oldest):
+        if not wanted(epoch) or epoch > head.epoch or (oldest is not None and epoch >= oldest):
             continue
-        if not any(supersedes(link, epoch) for link in jumps):
+        if not any(link.supersedes(epoch) for link in edits):
             yield _stored_row(pipeline, version, acknowledged(epoch))
         elif undone:
             yield _undone_row(pipeline, version)
 
 
 def _entries(
-    pipeline: OpenPipeline, held: Head, damaged: list[dict[str, Json]], jumps: list[LedgerEntry | Fold], *, go_on: bool
+    pipeline: OpenPipeline, head: Head, damaged: list[dict[str, Json]], edits: list[LedgerEntry | Fold], *, go_on: bool
 ) -> Iterator[LedgerEntry]:
     """Yield the entries that are not folded yet. Behind a hole the store continues, if there is one.
 
-    Links with history edits are put into `jumps`, folded or not.
+    Links with history edits are put into `edits`, folded or not.
     """
     try:
-        for link in pipeline.ledger.chain(held.entry):
+        for link in pipeline.ledger.chain(head.entry):
             if isinstance(link, Fold):
-                if link.jumps:
-                    jumps.append(link)
+                if link.edits:
+                    edits.append(link)
                 continue
-            if link.is_jump:
-                jumps.append(link)
+            if link.is_history_edit:
+                edits.append(link)
             yield link
     except LedgerHoleError as error:
         if not go_on:
@@ -246,6 +246,7 @@ def _entry_row(
         "files": sum(len(files) for files in entry.inputs.values()),
         "rows": sum(int(f["rows"]) for f in staged),
         "quarantined": sum(int(q["rows"]) for q in entry.quarantine),
+        "rescued": sum(int(one["values"]) for one in entry.rescued),
         "last_committed_file": _mark(pipeline, checkpoint.positions),
         "read_from": "ledger",
         "undone": False,
@@ -276,6 +277,7 @@ def _stored_row(pipeline: OpenPipeline, version: Version, acknowledged: str) -> 
         "files": None,  # not recorded
         "rows": sink.get("rows"),
         "quarantined": None,
+        "rescued": None,
         "last_committed_file": _mark(pipeline, checkpoint.positions),
         "read_from": "store",
         "undone": False,

@@ -27,7 +27,7 @@ class Between:
     rows: int = 0
     size_bytes: int = 0
     quarantined: int = 0
-    jumps: list[dict[str, Json]] = field(default_factory=list)
+    edits: list[dict[str, Json]] = field(default_factory=list)
     epochs_unknown: int = 0  # epochs whose rows no copy has
     notes: list[str] = field(default_factory=list)
 
@@ -52,7 +52,7 @@ def diff_epochs(pipeline: OpenPipeline, store: CheckpointStore | None, one: int,
         "rows": between.rows,
         "size_bytes": between.size_bytes,
         "quarantined": between.quarantined,
-        "jumps": between.jumps,
+        "jumps": between.edits,
         "sources": {
             name: {
                 **diff_position(was.get(name), now.get(name)),
@@ -171,8 +171,8 @@ def _chain(pipeline: OpenPipeline, newer: EpochView) -> Iterator[LedgerEntry | F
 
 
 def _add_entry(found: Between, entry: LedgerEntry, sink: str) -> None:
-    if entry.is_jump:
-        found.jumps.append({"epoch": entry.epoch, "kind": entry.kind, **entry.jump})
+    if entry.is_history_edit:
+        found.edits.append({"epoch": entry.epoch, "kind": entry.kind, **entry.edit})
     else:
         staged = entry.staged.get(sink, [])
         found.rows += sum(int(f["rows"]) for f in staged)

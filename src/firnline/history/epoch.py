@@ -13,7 +13,6 @@ from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import CheckpointError, ConfigError, DamagedError, FirnlineError, LedgerHoleError, NewerFormatError
 from firnline.history.store import savepoint_epochs
-from firnline.history.superseded import supersedes
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head, LoggedCommit, Sink
 from firnline.stores.base import CheckpointStore
@@ -84,20 +83,23 @@ def load_epoch(pipeline: OpenPipeline, store: CheckpointStore | None, epoch: int
     Raises:
         ConfigError: it is unknown; the message names the nearest known one.
     """
-    held = pipeline.load()
-    walk = _walk_chain(pipeline, held, epoch)
-    logged = find_logged(pipeline.deciding, held.version, epoch) if held.exists else None
+    head = pipeline.load()
+    walk = _walk_chain(pipeline, head, epoch)
+    logged = find_logged(pipeline.deciding, head.version, epoch) if head.exists else None
     version = find_version(store, pipeline.options.name, epoch) if store is not None else None
     record = version.record if version else None
     entry, ref, in_ledger = _ledger_copy(
         pipeline, walk, [logged.entry if logged else None, record.entry if record else None]
     )
-    copies = [in_ledger, logged.copy() if logged else Copy("commitInfo", "missing", detail="not in the table's log")]
+    copies = [in_ledger]
+    if pipeline.deciding.has_log:
+        missing = Copy("commitInfo", "missing", detail="not in the table's log")
+        copies.append(logged.copy() if logged else missing)
     if store is not None:
         copies.append(_store_copy(version))
     chosen = next((copy.checkpoint for copy in copies if copy.checkpoint is not None), None)
     if chosen is None:
-        raise _unknown(pipeline, store, held, epoch, walk)
+        raise _unknown(pipeline, store, head, epoch, walk)
     return EpochView(
         checkpoint=chosen,
         kind=entry.kind if entry else (record.kind if record else (logged.kind if logged else "epoch")),
@@ -133,11 +135,11 @@ class _Walk:
     hole: str = ""
 
 
-def _walk_chain(pipeline: OpenPipeline, held: Head, epoch: int) -> _Walk:
-    ref, undone = held.entry, False
+def _walk_chain(pipeline: OpenPipeline, head: Head, epoch: int) -> _Walk:
+    ref, undone = head.entry, False
     try:
-        for link in pipeline.ledger.chain(held.entry):
-            undone = undone or supersedes(link, epoch)
+        for link in pipeline.ledger.chain(head.entry):
+            undone = undone or link.supersedes(epoch)
             if isinstance(link, Fold):
                 if link.last.epoch >= epoch:
                     return _Walk(folded=link.first_epoch <= epoch and not undone, undone=undone)
@@ -284,8 +286,8 @@ def _sink_views(
     pipeline: OpenPipeline, epoch: int, entry: LedgerEntry | None, record: CheckpointRecord | None, *, undone: bool
 ) -> Iterator[SinkView]:
     for sink in pipeline.sinks:
-        held = sink.load()
-        logged = find_logged(sink, held.version, epoch) if held.exists else None
+        head = sink.load()
+        logged = find_logged(sink, head.version, epoch) if head.exists else None
         told = record.sinks.get(sink.name, {}) if record else {}
         rows, size = (logged.rows, logged.size_bytes) if logged else (None, None)
         if entry is not None and rows is None:
@@ -294,7 +296,7 @@ def _sink_views(
             size = sum(int(f["size_bytes"]) for f in files)
         yield SinkView(
             name=sink.name,
-            holds=held.epoch >= epoch and not undone,
+            holds=head.epoch >= epoch and not undone,
             version=logged.version if logged else told.get("version"),
             committed_at=logged.committed_at if logged else None,
             rows=rows if rows is not None else told.get("rows"),
@@ -305,11 +307,11 @@ def _sink_views(
 # -- what is known --------------------------------------------------------------------------------------
 
 
-def known_epochs(pipeline: OpenPipeline, store: CheckpointStore | None, held: Head) -> set[int]:
+def known_epochs(pipeline: OpenPipeline, store: CheckpointStore | None, head: Head) -> set[int]:
     """Return every epoch that can be shown, as far as the chain and the store are readable."""
     found: set[int] = set()
     with contextlib.suppress(LedgerHoleError):  # epochs behind the hole may still be in the store
-        for entry in pipeline.entries(held.entry):
+        for entry in pipeline.entries(head.entry):
             found.add(entry.epoch)
     if store is not None:
         found |= {v.record.epoch for v in walk_versions(store, pipeline.options.name) if v.record is not None}
@@ -317,9 +319,9 @@ def known_epochs(pipeline: OpenPipeline, store: CheckpointStore | None, held: He
 
 
 def _unknown(
-    pipeline: OpenPipeline, store: CheckpointStore | None, held: Head, epoch: int, walk: _Walk
+    pipeline: OpenPipeline, store: CheckpointStore | None, head: Head, epoch: int, walk: _Walk
 ) -> FirnlineError:
-    known = known_epochs(pipeline, store, held)
+    known = known_epochs(pipeline, store, head)
     nearest = min(known, key=lambda e: (abs(e - epoch), e), default=None)
     told = f"; the nearest known is {nearest}" if nearest is not None else "; there is no checkpoint yet"
     hint = f"firnline checkpoints show {nearest}" if nearest is not None else "`firnline run` makes the first."

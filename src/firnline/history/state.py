@@ -11,15 +11,15 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from firnline.checkpoint.model import Checkpoint
-from firnline.errors import CheckpointError, ConfigError, RollbackRefusedError, StateIncompleteError
+from firnline.errors import CheckpointError, ConfigError, RollbackRefusedError
 from firnline.graph import stateful
 from firnline.history.epoch import load_epoch
 from firnline.jobs.watermarks import Watermarks
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head
-from firnline.state import snapshot as layout
 from firnline.state.home import StateHome
-from firnline.state.manifest import CompleteCheckpoint, SnapshotRef
+from firnline.state.manifest import SnapshotRef, stored_name
+from firnline.state.remote import find_snapshot
 from firnline.types import EntryRef, Json
 
 if TYPE_CHECKING:
@@ -95,42 +95,6 @@ def refs_of(checkpoint: Checkpoint) -> dict[str, SnapshotRef]:
     return {ref.checkpoint: ref for ref in found}
 
 
-def load_snapshot(
-    home: StateHome, ref: SnapshotRef, *, with_files: bool = True
-) -> tuple[CompleteCheckpoint, StateHome]:
-    """Return a checkpoint of state that a sink names, and the home that has it: the pipeline's own, or the remote tier.
-
-    Args:
-        with_files: Whether all its files must exist too, or only its metadata.
-
-    Raises:
-        CheckpointError: neither has it; the message is about the pipeline's own home.
-    """
-    try:
-        return _load_from(home, ref, with_files=with_files), home
-    except CheckpointError:
-        if home.fallback is None:
-            raise
-        try:
-            return _load_from(home.fallback, ref, with_files=with_files), home.fallback
-        except CheckpointError:
-            pass
-        raise
-
-
-def _load_from(home: StateHome, ref: SnapshotRef, *, with_files: bool) -> CompleteCheckpoint:
-    try:
-        found = layout.load(home.storage, ref.checkpoint, ref.digest)
-        if with_files:
-            layout.verify_files(home.storage, found, deep=False)
-    except OSError as error:
-        raise StateIncompleteError(
-            f"checkpoint {ref.checkpoint} of state cannot be read in {home.storage.root}: {error}",
-            checkpoint=ref.checkpoint,
-        ) from error
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class StateCheck:
     """The requirements for resuming from the state of an epoch, and the obstacles."""
@@ -171,11 +135,11 @@ def check_state(
     try:
         snapshots = snapshots_of(checkpoint)
         for ref in refs_of(checkpoint).values():
-            load_snapshot(home, ref)
-        held = Head(exists=True, version=0, epoch=checkpoint.epoch, entry=entry, checkpoint=checkpoint)
-        check_operators(pipeline, flow, held)
-        found = restore_state(pipeline, flow, home, held, only_look=True)
-        behind, used = found.behind, list(found.used.values())
+            find_snapshot(home, ref).require()
+        head = Head(exists=True, version=0, epoch=checkpoint.epoch, entry=entry, checkpoint=checkpoint)
+        check_operators(pipeline, flow, head)
+        found = restore_state(pipeline, flow, home, head, read_only=True)
+        behind, used = found.missing_epochs, list(found.used.values())
     except CheckpointError as error:
         hint = "Bring the files of state back, or go back to another epoch: `firnline checkpoints`."
         refused = RollbackRefusedError(
@@ -260,8 +224,7 @@ def find_stateful(pipeline: OpenPipeline, name: str, checkpoint: Checkpoint | No
     known = checkpoint.state if checkpoint else {}
     for operator in dataflow_of(pipeline.options).stateful:
         if operator.name == name:
-            renamed = operator.renamed_from in known and name not in known
-            return Stateful(name, operator.renamed_from if renamed else name, len(operator.keys), operator)
+            return Stateful(name, stored_name(operator, known) or name, len(operator.keys), operator)
     if name in known:
         return Stateful(name, name, None)
     if any(operator.name == name for operator in pipeline.options.operators):
@@ -302,7 +265,7 @@ def load_state_view(pipeline: OpenPipeline, operator: str, at: int | None = None
             hint="It had none by then; `firnline checkpoint` has a run make a snapshot now.",
         )
     ref = SnapshotRef.from_json(value)
-    complete, _ = load_snapshot(pipeline.state_home, ref, with_files=False)
+    complete, _ = find_snapshot(pipeline.state_home, ref, with_files=False).require()
     name, plan = found.known_as, complete.plan
     if name not in complete.operators:
         raise CheckpointError(f"checkpoint {ref.checkpoint} of state has none of {name!r}", checkpoint=ref.checkpoint)

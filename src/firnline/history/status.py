@@ -16,12 +16,14 @@ from firnline.errors import CheckpointError, FirnlineError, LedgerHoleError, Sin
 from firnline.history.state import OperatorSnapshot, snapshots_of
 from firnline.history.store import find_store
 from firnline.names import quarantine_folder
-from firnline.run.log import has_died, load_runs
+from firnline.rescued import Rescued, add_rescued
+from firnline.run.ledger_files import LedgerFiles
 from firnline.run.open_pipeline import OpenPipeline
+from firnline.run.status import has_died, load_runs
 from firnline.sinks.base import Head, Sink
 from firnline.sources.base import Backlog, InputStatus
-from firnline.stores.lease_rules import LeaseRecord
-from firnline.stores.tiers import Look
+from firnline.stores.lease import LeaseRecord
+from firnline.stores.tiers import NewestCopy
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)
@@ -53,6 +55,9 @@ class PipelineStatus:
     worker_losses: int = 0  # of the newest run
     last_worker_loss: dict[str, Json] | None = None
     ledger_hole: str | None = None  # why late files cannot be found
+    unordered_names: list[str] = field(default_factory=list)  # sources whose file names do not grow with time
+    rescued: list[dict[str, Json]] = field(default_factory=list)  # by source and column, of the epochs in the ledger
+    rescued_since: int | None = None  # the oldest of these epochs; older ones are folded
     runs: list[dict[str, Json]] = field(default_factory=list)
     recovery_path: str | None = None  # where the newest run read its checkpoint: local, remote, sink, fresh
     state_recovery_path: str | None = None  # where it read operator state; None without operators
@@ -66,71 +71,88 @@ class PipelineStatus:
 
 def load_status(pipeline: OpenPipeline, control: dict[str, Json] | None = None) -> PipelineStatus:
     """Read everything that `status` shows. `control` is the answer of a run on this machine."""
-    pipeline.recorder.tiers.look_again()
-    held = pipeline.load()
-    positions = held.checkpoint.positions if held.checkpoint else {}
+    pipeline.recorder.tiers.read_again()
+    head = pipeline.load()
+    positions = head.checkpoint.positions if head.checkpoint else {}
     described = list(pipeline.sources.describe(positions).values())
-    backlog = _find_backlog(pipeline, positions)
+    backlog = _find_backlog(pipeline, head)
     on_record = load_runs(pipeline.storage, pipeline.options.name)
     runs = [{**run, "status": "died"} if has_died(run) else run for run in on_record]
     failing = runs[0].get("sinks_failing") or {} if runs else {}
-    sinks = [_sink_row(sink, held.epoch, failing.get(sink.name)) for sink in pipeline.sinks]
-    snapshots = snapshots_of(held.checkpoint)
+    sinks = [_sink_row(sink, head.epoch, failing.get(sink.name)) for sink in pipeline.sinks]
+    snapshots = snapshots_of(head.checkpoint)
+    rescued, since = _load_rescued(pipeline, head)
     return PipelineStatus(
         pipeline=pipeline.options.name,
         state=_state(runs, control),
-        epoch=held.epoch,
-        generation=held.generation,
-        table=pipeline.storage.root,
-        table_version=held.version if held.exists else None,
+        epoch=head.epoch,
+        generation=head.generation,
+        table=pipeline.deciding.uri,
+        table_version=head.version if head.exists else None,
         sinks=sinks,
         last_committed_file=described[0].last if len(described) == 1 else None,
         files_in_progress=sum(len(position.in_progress) for position in described),
         files_set_aside=sum(len(position.set_aside) for position in described),
         files_outstanding=backlog.files_outstanding if backlog else None,
         bytes_outstanding=backlog.bytes_outstanding if backlog else None,
-        checkpoint_bytes=len(canonical(held.checkpoint.to_json())) if held.checkpoint else 0,
-        repairs=list(held.repairs),
+        checkpoint_bytes=len(canonical(head.checkpoint.to_json())) if head.checkpoint else 0,
+        repairs=list(head.repairs),
         restarts=sum(int(r["restarts"]) for r in runs),
-        committed_epoch=held.epoch if held.committed is None else held.committed,
+        committed_epoch=head.epoch if head.committed is None else head.committed,
         align_ms=runs[0].get("align_ms") if runs else None,
         worker_losses=int(runs[0].get("worker_losses") or 0) if runs else 0,
         last_worker_loss=runs[0].get("last_worker_loss") if runs else None,
-        ledger_hole=_find_hole(pipeline, held, runs),
+        ledger_hole=_find_hole(pipeline, head, runs),
+        unordered_names=list(runs[0].get("unordered_names") or []) if runs else [],
+        rescued=rescued,
+        rescued_since=since,
         runs=runs,
         recovery_path=str(runs[0]["recovery_path"]) if runs and runs[0].get("recovery_path") else None,
         state_recovery_path=runs[0].get("state_recovery_path") if runs else None,
-        restored_position=_restored(pipeline, held, runs),
+        restored_position=_restored(pipeline, head, runs),
         operators=snapshots,
-        shards=(held.checkpoint.shards if held.checkpoint else 0) or max((s.shards for s in snapshots), default=None),
-        copies=load_copies(pipeline, held, runs[0].get("copies_failing") if runs else None),
+        shards=(head.checkpoint.shards if head.checkpoint else 0) or max((s.shards for s in snapshots), default=None),
+        copies=load_copies(pipeline, head, runs[0].get("copies_failing") if runs else None),
         lease=load_lease(pipeline),
         control=control,
     )
 
 
-def _find_hole(pipeline: OpenPipeline, held: Head, runs: list[dict[str, Json]]) -> str | None:
+def _find_hole(pipeline: OpenPipeline, head: Head, runs: list[dict[str, Json]]) -> str | None:
     """Return what is wrong with the ledger. Reads it down to the first fold; the newest run has checked the rest."""
     try:
-        for link in pipeline.ledger.chain(held.entry):
+        for link in pipeline.ledger.chain(head.entry):
             if isinstance(link, Fold):
                 break
             if link.kind == "repair" and (not runs or link.checkpoint.created_at > str(runs[0].get("updated_at"))):
                 return None  # repaired since that run
     except LedgerHoleError as error:
         return error.message
-    told = runs[0].get("ledger_hole") if runs else None
-    return str(told) if told else None
+    hole = runs[0].get("ledger_hole") if runs else None
+    return str(hole) if hole else None
 
 
-def _restored(pipeline: OpenPipeline, held: Head, runs: list[dict[str, Json]]) -> dict[str, Json] | None:
+def _load_rescued(pipeline: OpenPipeline, head: Head) -> tuple[list[dict[str, Json]], int | None]:
+    """Return the counts of rescued values in the entries that are not folded, and the oldest of these epochs."""
+    found: list[Rescued] = []
+    since = None
+    try:
+        for entry, _ in pipeline.ledger.entries(head.entry):
+            found[:0] = [Rescued.from_json(one) for one in entry.rescued]
+            since = entry.epoch
+    except LedgerHoleError:
+        pass  # reported elsewhere
+    return [one.to_json() for one in add_rescued(found)], since
+
+
+def _restored(pipeline: OpenPipeline, head: Head, runs: list[dict[str, Json]]) -> dict[str, Json] | None:
     """Return where the newest run resumed; positions are None if the ledger no longer has them."""
     epoch = runs[0].get("resumed_after") if runs else None
     if not epoch:
         return None
     found: dict[str, Json] = {"epoch": int(epoch), "positions": None}
     try:
-        for entry in pipeline.entries(held.entry):
+        for entry in pipeline.entries(head.entry):
             if entry.epoch <= int(epoch):
                 found["positions"] = entry.checkpoint.positions if entry.epoch == int(epoch) else None
                 break
@@ -149,15 +171,32 @@ def _state(runs: list[dict[str, Json]], control: dict[str, Json] | None) -> str:
     return "paused" if running and runs[0].get("paused") else str(runs[0]["status"])
 
 
-def _find_backlog(pipeline: OpenPipeline, positions: dict[str, Json]) -> Backlog | None:
-    """Return the input still to be read; None if a source is missing or cannot be listed."""
+def _find_backlog(pipeline: OpenPipeline, head: Head) -> Backlog | None:
+    """Return the input still to be read, late input included; None if a source is missing or cannot be listed."""
+    held = head.checkpoint.positions if head.checkpoint else {}
     try:
         for source in pipeline.sources:
             source.check()
-        return pipeline.sources.backlog({s.name: positions.get(s.name) or s.start(None) for s in pipeline.sources})
+        positions = {s.name: held.get(s.name) or s.start(None) for s in pipeline.sources}
+        after = pipeline.sources.backlog(positions)
+        late = _count_late(pipeline, head, positions)
+        return Backlog(
+            after.files_outstanding + late.files_outstanding, after.bytes_outstanding + late.bytes_outstanding
+        )
     except (OSError, SourceError) as error:
         logger.warning("the source cannot be listed", extra={"reason": str(error)})
         return None
+
+
+def _count_late(pipeline: OpenPipeline, head: Head, positions: Mapping[str, Json]) -> Backlog:
+    """Count the late input that waits. Behind a hole in the ledger it is unknown; `ledger_hole` says so."""
+    known = LedgerFiles(pipeline)
+    try:
+        return pipeline.sources.count_late(positions, known.load(head.entry))
+    except LedgerHoleError:
+        return Backlog(0, 0)
+    finally:
+        known.close()
 
 
 def load_lease(pipeline: OpenPipeline) -> dict[str, Json] | None:
@@ -186,51 +225,51 @@ def _age_seconds(pipeline: OpenPipeline, moment: str) -> float | None:
         return None
 
 
-def _ahead(look: Look, held: Head) -> str:
+def _ahead(copy: NewestCopy, head: Head) -> str:
     """Return the problem of a copy that is ahead of the sink, which a run would refuse; empty if it is not."""
-    if look.record is None or look.epoch <= held.epoch:
+    if copy.record is None or copy.epoch <= head.epoch:
         return ""
-    return f"holds epoch {look.epoch}, but the table holds {f'epoch {held.epoch}' if held.epoch else 'none'}"
+    return f"holds epoch {copy.epoch}, but the table holds {f'epoch {head.epoch}' if head.epoch else 'none'}"
 
 
-def load_copies(pipeline: OpenPipeline, held: Head, failing: Mapping[str, Json] | None = None) -> list[dict[str, Json]]:
+def load_copies(pipeline: OpenPipeline, head: Head, failing: Mapping[str, Json] | None = None) -> list[dict[str, Json]]:
     """Return the heads of the store and the tiers, and how far each is behind the sink.
 
     `failing` has the reasons why the newest run could not write some of them.
     """
     found = []
-    for place in pipeline.recorder.places:
+    for store in pipeline.recorder.stores:
         try:
-            look = pipeline.recorder.tiers.look(place) if place.path != "store" else place.look()
+            copy = pipeline.recorder.tiers.read(store) if store.tier != "store" else store.read()
         except FirnlineError as error:
-            look = Look(place.path, place.place, unreachable=error.message)
-        behind = 0 if look.unreachable else max(0, held.epoch - look.epoch)
+            copy = NewestCopy(store.tier, store.location, unreachable=error.message)
+        behind = 0 if copy.unreachable else max(0, head.epoch - copy.epoch)
         found.append(
             {
-                "path": look.path,
-                "place": look.place,
-                "epoch": None if look.unreachable or look.record is None else look.epoch,
-                "epochs_behind": None if look.unreachable else behind,
-                "lag_seconds": _lag_seconds(pipeline, held, look.epoch)
+                "path": copy.tier,
+                "place": copy.location,
+                "epoch": None if copy.unreachable or copy.record is None else copy.epoch,
+                "epochs_behind": None if copy.unreachable else behind,
+                "lag_seconds": _lag_seconds(pipeline, head, copy.epoch)
                 if behind
-                else (None if look.unreachable else 0.0),
-                "problem": look.unreachable or look.damaged or _ahead(look, held) or _unwritten(look, behind, failing),
+                else (None if copy.unreachable else 0.0),
+                "problem": copy.unreachable or copy.damaged or _ahead(copy, head) or _unwritten(copy, behind, failing),
             }
         )
     return found
 
 
-def _unwritten(look: Look, behind: int, failing: Mapping[str, Json] | None) -> str | None:
+def _unwritten(copy: NewestCopy, behind: int, failing: Mapping[str, Json] | None) -> str | None:
     """Return why a readable copy is behind: the reason of the last failed write."""
-    reason = (failing or {}).get(look.path) if behind else None
+    reason = (failing or {}).get(copy.tier) if behind else None
     return f"{behind} behind; cannot be written: {reason}" if reason else None
 
 
-def _lag_seconds(pipeline: OpenPipeline, held: Head, epoch: int) -> float | None:
+def _lag_seconds(pipeline: OpenPipeline, head: Head, epoch: int) -> float | None:
     """Return the seconds since the oldest epoch after `epoch` was made; None if the ledger no longer has it."""
     made = None
     try:
-        for entry in pipeline.entries(held.entry):
+        for entry in pipeline.entries(head.entry):
             if entry.epoch <= epoch:
                 break
             made = entry.checkpoint.created_at
@@ -245,10 +284,9 @@ def _sink_row(sink: Sink, decided: int, failing: Json) -> dict[str, Json]:
     """Return the head of a sink; `failing` is the reason why the newest run could not write there."""
     row: dict[str, Json] = {"name": sink.name, "epoch": None, "required": sink.required, "epochs_pending": 0}
     try:
-        epoch = sink.load().epoch
+        epoch, settled = sink.load().epoch, sink.settled_epoch()
     except (SinkError, OSError) as error:
         return {**row, "epochs_behind": None, "error": str(error)}
-    settled = sink.settled_epoch()
     row |= {"epoch": epoch, "epochs_pending": 0 if settled is None else epoch - settled}
     return {**row, "epochs_behind": max(0, decided - epoch), "error": failing if epoch < decided else None}
 
@@ -260,11 +298,11 @@ def load_files(pipeline: OpenPipeline) -> Iterator[dict[str, Json]]:
 
 def load_files_by_source(pipeline: OpenPipeline) -> Iterator[tuple[str, dict[str, Json]]]:
     """Yield every file with the name of its source: two sources may read the same file."""
-    held = pipeline.load()
-    positions = held.checkpoint.positions if held.checkpoint else {}
+    head = pipeline.load()
+    positions = head.checkpoint.positions if head.checkpoint else {}
     trackers = {s.name: s.track(positions.get(s.name) or s.start(None)) for s in pipeline.sources}
-    commits = pipeline.deciding.commit_times(held.version, COMMITS_READ) if held.exists else {}
-    for name, record in pipeline.ledger_files(held.entry):
+    commits = pipeline.deciding.commit_times(head.version, COMMITS_READ) if head.exists else {}
+    for name, record in pipeline.ledger_files(head.entry):
         found = trackers[name].add(record)
         if found is not None:
             yield name, _file_row(found, commits.get(record.get("epoch", -1)))

@@ -1,4 +1,4 @@
-"""Compares the checkpoint store and archives with the deciding sink and the ledger; exports checkpoints."""
+"""The checkpoint store of a pipeline: compares it with the sink and the ledger, exports it, writes its audit trail."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from collections.abc import Iterator
 from contextlib import closing
 from itertools import chain
 
-from firnline.errors import ConfigError, FirnlineError, LedgerHoleError, RollbackRefusedError
+from firnline.errors import ConfigError, FirnlineError, LedgerHoleError, RollbackRefusedError, SinkError
 from firnline.history.savepoints.pins import load_pins
-from firnline.run.open_pipeline import OpenPipeline
+from firnline.options import PipelineOptions
+from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.sinks.base import Head
 from firnline.stores.archive import Manifest, Stored, write_archive
-from firnline.stores.base import CheckpointStore
-from firnline.stores.payload import encode
+from firnline.stores.audit import audited, make_record
+from firnline.stores.base import CheckpointStore, encode
 from firnline.stores.record import CheckpointRecord
 from firnline.stores.transfer import Truth, stored_versions, walk_versions
-from firnline.types import EntryRef
+from firnline.types import EntryRef, Json
 
 
 def find_store(pipeline: OpenPipeline) -> CheckpointStore | None:
@@ -25,7 +26,7 @@ def find_store(pipeline: OpenPipeline) -> CheckpointStore | None:
     options = pipeline.options.checkpoint.store
     if options is None or options.type == "memory" or (options.path and not os.path.exists(options.path)):
         return None
-    return _open(pipeline, looking=True)
+    return _open(pipeline, read_only=True)
 
 
 def check_store(pipeline: OpenPipeline) -> None:
@@ -48,12 +49,12 @@ def open_for_writing(pipeline: OpenPipeline) -> CheckpointStore:
     return _open(pipeline)
 
 
-def _open(pipeline: OpenPipeline, *, looking: bool = False) -> CheckpointStore:
+def _open(pipeline: OpenPipeline, *, read_only: bool = False) -> CheckpointStore:
     from firnline.stores import open_store
 
     options = pipeline.options.checkpoint.store
     assert options is not None
-    return open_store(options, held_by=pipeline.deciding.name, looking=looking)
+    return open_store(options, held_by=pipeline.deciding.name, read_only=read_only)
 
 
 def savepoint_epochs(pipeline: OpenPipeline) -> frozenset[int]:
@@ -63,17 +64,17 @@ def savepoint_epochs(pipeline: OpenPipeline) -> frozenset[int]:
 
 def load_truth(pipeline: OpenPipeline) -> Truth:
     """Return the deciding sink's head, to compare copies with it."""
-    held = pipeline.load()
+    head = pipeline.load()
     entries: dict[int, EntryRef] = {}
     try:
-        entries.update((ref.epoch, ref) for _, ref in pipeline.ledger.entries(held.entry))
+        entries.update((ref.epoch, ref) for _, ref in pipeline.ledger.entries(head.entry))
     except LedgerHoleError:
         entries.clear()  # a broken chain is not compared, but the newest epoch is
     return Truth(
-        epoch=held.epoch,
-        entry=held.entry,
+        epoch=head.epoch,
+        entry=head.entry,
         # A record rebuilt from remaining data may differ in details.
-        checkpoint_checksum=held.checkpoint.checksum if held.checkpoint and not held.repairs else "",
+        checkpoint_checksum=head.checkpoint.checksum if head.checkpoint and not head.repairs else "",
         entries=entries,
     )
 
@@ -91,9 +92,9 @@ def records_from_ledger(pipeline: OpenPipeline) -> Iterator[CheckpointRecord]:
         yield CheckpointRecord(entry.checkpoint, ref, entry.kind, sinks, entry.durations_ms)
 
 
-def find_lost(pipeline: OpenPipeline, held: Head, store: CheckpointStore | None) -> str | None:
+def find_lost(pipeline: OpenPipeline, head: Head, store: CheckpointStore | None) -> str | None:
     """Return the message for a table that lost epochs which the store has; None if nothing is lost."""
-    if held.checkpoint is not None or held.epoch or store is None:
+    if head.checkpoint is not None or head.epoch or store is None:
         return None
     records = (version.record for version in walk_versions(store, pipeline.options.name))
     epoch = next((record.epoch for record in records if record is not None), None)
@@ -101,19 +102,19 @@ def find_lost(pipeline: OpenPipeline, held: Head, store: CheckpointStore | None)
         return None
     root = pipeline.storage.root
     lost = f"the table is gone: nothing is at {root}"
-    if held.exists:
+    if head.exists:
         lost = f"{root} knows nothing of {pipeline.options.name!r}"
     return f"{lost}, but the checkpoint store {store.place} holds epoch {epoch}"
 
 
-def nothing_to_leave(pipeline: OpenPipeline, held: Head) -> RollbackRefusedError:
+def nothing_to_leave(pipeline: OpenPipeline, head: Head) -> RollbackRefusedError:
     """Return why a rollback is impossible: no run ever committed, or the table is gone."""
     lost = None
     with contextlib.suppress(OSError, FirnlineError):  # an unreadable store proves nothing
         store = find_store(pipeline)
         if store is not None:
             with closing(store):
-                lost = find_lost(pipeline, held, store)
+                lost = find_lost(pipeline, head, store)
     if lost is None:
         return RollbackRefusedError("there is no epoch to go back from", hint="`firnline run` makes the first.")
     return RollbackRefusedError(
@@ -166,3 +167,51 @@ def _from_ledger(pipeline: OpenPipeline) -> Iterator[Stored]:
     for number, record in enumerate(list(records_from_ledger(pipeline))[::-1], 1):
         data = encode(record.to_json(), CheckpointRecord.__name__)
         yield Stored("checkpoints", number, record.checkpoint.created_at, f"epoch {record.epoch}", data)
+
+
+@contextlib.contextmanager
+def on_record(
+    pipeline: OpenPipeline, what: str, run: str, *, from_epoch: int | None, to_epoch: int | None, **details: Json
+) -> Iterator[dict[str, Json]]:
+    """Record the start and the end of an action; the caller puts details into the yielded mapping.
+
+    Raises:
+        SinkError: the trail cannot be written; then nothing is done.
+    """
+    options = pipeline.options.checkpoint.store
+    if options is None or options.type == "memory":
+        yield {}
+        return
+    begun = make_record(
+        pipeline.options.name,
+        what,
+        run=run,
+        from_epoch=from_epoch,
+        to_epoch=to_epoch,
+        details=details,
+        clock=pipeline.clock,
+    )
+    with contextlib.ExitStack() as stack:
+        try:
+            store = stack.enter_context(contextlib.closing(open_for_writing(pipeline)))
+            found = stack.enter_context(audited(store, begun, pipeline.clock))
+        except OSError as error:
+            raise SinkError(
+                f"the audit trail cannot be written: {error}",
+                hint="Make the checkpoint store reachable, then try again; nothing was changed.",
+            ) from error
+        yield found
+
+
+@contextlib.contextmanager
+def deletion_on_record(options: PipelineOptions | None, what: str, **details: Json) -> Iterator[dict[str, Json]]:
+    """Record a deletion; without a pipeline there is no audit trail to write to.
+
+    Raises:
+        SinkError: the trail cannot be written; then nothing is deleted.
+    """
+    if options is None:
+        yield {}
+        return
+    with on_record(open_pipeline(options), what, "", from_epoch=None, to_epoch=None, **details) as found:
+        yield found

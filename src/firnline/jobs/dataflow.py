@@ -7,17 +7,19 @@ from dataclasses import dataclass
 
 from firnline.checkpoint.codec import canonical, checksum
 from firnline.exchange import Edge
-from firnline.graph import sink_input, topological
+from firnline.graph import find_source, sink_input, topological
 from firnline.options import OperatorOptions, PipelineOptions
+from firnline.sources.base import MAIN_PORT
 from firnline.state.manifest import Ranges
 from firnline.types import Json
 
 
 @dataclass(frozen=True, slots=True)
 class Dataflow:
-    """The pipeline's graph for its jobs. A port is a source's or an operator's name, or `<operator>.<port>`."""
+    """The pipeline's graph for its jobs. A port is a source's or an operator's name, or `<name>.<port>` of one."""
 
     operators: tuple[OperatorOptions, ...]  # in topological order
+    wanted_ports: Mapping[str, tuple[str, ...]]  # source -> its own names of the ports that a sink or operator reads
     sinks: Mapping[str, tuple[str, ...]]  # port -> names of sinks
     readers: Mapping[str, tuple[OperatorOptions, ...]]  # port -> operators
     key_groups: int
@@ -35,9 +37,9 @@ class Dataflow:
         """Return the edges that a job for a port writes: one for all SQL operators, one per stateful operator by its
         own key."""
         readers = self.readers.get(port, ())
-        found = [Edge(sql_edge(port))] if any(o.is_sql for o in readers) else []
+        edges = [Edge(sql_edge(port))] if any(o.is_sql for o in readers) else []
         for operator in (o for o in readers if not o.is_sql):
-            found.append(
+            edges.append(
                 Edge(
                     keyed_edge(operator.name, port),
                     keys=operator.keys,
@@ -46,19 +48,19 @@ class Dataflow:
                     time=str(operator.settings.get("time") or ""),
                 )
             )
-        return found
+        return edges
 
     def inputs_of_query(self, operator: OperatorOptions) -> list[str]:
         """Return the sources and ports that a query reads, directly or through other queries."""
-        found: dict[str, None] = {}
+        inputs: dict[str, None] = {}
         for port in operator.inputs:
             above = self._find_query(port)
-            found |= dict.fromkeys(self.inputs_of_query(above)) if above is not None else {port: None}
-        return list(found)
+            inputs |= dict.fromkeys(self.inputs_of_query(above)) if above is not None else {port: None}
+        return list(inputs)
 
     def queries_above(self, operator: OperatorOptions) -> set[str]:
         """Return the queries that a query reads, directly or through others."""
-        above = [found for port in operator.inputs if (found := self._find_query(port)) is not None]
+        above = [query for port in operator.inputs if (query := self._find_query(port)) is not None]
         return {name for query in above for name in (query.name, *self.queries_above(query))}
 
     def _find_query(self, port: str) -> OperatorOptions | None:
@@ -98,9 +100,15 @@ def dataflow_of(options: PipelineOptions) -> Dataflow:
     for operator in operators:
         for port in dict.fromkeys(operator.inputs):
             readers.setdefault(port, []).append(operator)
+    wanted: dict[str, set[str]] = {source.name: set() for source in options.sources}
+    for text in (*sinks, *readers):
+        if (read := find_source(options, text)) is not None:
+            source, port = read
+            wanted[source.name].add(port)
     return Dataflow(
         operators,
+        {name: tuple(sorted(ports)) or (MAIN_PORT,) for name, ports in wanted.items()},
         {port: tuple(names) for port, names in sinks.items()},
-        {port: tuple(found) for port, found in readers.items()},
+        {port: tuple(of_port) for port, of_port in readers.items()},
         options.state.key_groups,
     )

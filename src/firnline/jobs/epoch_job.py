@@ -11,31 +11,36 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pyarrow as pa
 
-from firnline.errors import ConfigError, EngineError, WorkerLostError
+from firnline.errors import ConfigError, EngineError, FirnlineError, StagingError, WorkerLostError
 from firnline.exchange import Exchanged
 from firnline.graph import resolve_port, upstream
 from firnline.jobs.dataflow import Dataflow, keyed_edge, sql_edge
 from firnline.jobs.engine import Engine, Output, SqlJob, SqlTable, SqlTask
 from firnline.jobs.fold_job import Folded, FoldReport, FoldTask, add_up
-from firnline.jobs.read_job import exchanged, read_sources
-from firnline.jobs.read_orders import Context, Produced, known_columns
+from firnline.jobs.heartbeat import React, Watch, WorkerLosses, run_watched
+from firnline.jobs.read_job import PortContext, Produced, ReadContext, exchanged, known_columns, read_sources
 from firnline.jobs.watermarks import Watermark, Watermarks
-from firnline.jobs.worker import Watch, run_watched
-from firnline.jobs.worker_losses import React, WorkerLosses
-from firnline.names import commit_exchange_folder, epoch_exchange_folder, exchange_folder, quarantine_folder
+from firnline.names import (
+    commit_exchange_folder,
+    epoch_exchange_folder,
+    exchange_folder,
+    outbox_folder,
+    quarantine_folder,
+)
 from firnline.operators.base import MAIN, Operator
 from firnline.operators.loading import build_operator, own_code
-from firnline.options import OperatorOptions, PipelineOptions
+from firnline.options import OperatorOptions, PipelineOptions, SourceOptions
 from firnline.sinks.base import Sink
+from firnline.sinks.parking import ParkedSinks, parked_target
+from firnline.sources.base import port_name
 from firnline.sources.group import EpochPlan, Sources
 from firnline.state.home import StateHome
 from firnline.state.load import EMPTY, export_digest, load_initial_state
-from firnline.state.manifest import Ranges, checkpoint_id
-from firnline.state.refs import OperatorState, ShardState
-from firnline.state.rescale import rescale
+from firnline.state.manifest import OperatorState, Ranges, ShardState, checkpoint_id, rescale
 from firnline.storage import LocalStorage, normalise, open_storage
 from firnline.types import Json
 
@@ -52,7 +57,7 @@ class EpochJob:
     attempt: str
     epoch_time: str
     plan: EpochPlan
-    columns: Mapping[str, pa.Schema]  # of each source before this epoch, as far as known
+    columns: Mapping[str, pa.Schema]  # of each port of a source before this epoch, as far as known
     state: Mapping[str, OperatorState] = field(default_factory=dict)  # of each operator before this epoch
     watermarks: Watermarks = field(default_factory=Watermarks)  # before this epoch
     ranges: Ranges = ()  # the key groups of each shard; none without stateful operators
@@ -104,12 +109,14 @@ class EpochJobs:
         self.flow = flow
         self.home = home
         self._losses = losses
+        self.parked = ParkedSinks()  # the optional sinks whose stagers failed
 
     def run(self, job: EpochJob) -> EpochResult:
         """Run an epoch.
 
         Raises:
             EngineError: Spark failed; repeating is safe.
+            StagingError: the stager of a sink failed. A repeated epoch parks the rows for that sink if it is optional.
             FirnlineError: an error that a task raised.
         """
         folder = self.folder(epoch_exchange_folder(self.options.name, job.attempt))
@@ -120,8 +127,26 @@ class EpochJobs:
                 return running.run()
             with self._losses.watching(job.epoch, job.is_wanted, job.on_worker_lost or self._replace_worker):
                 return running.run()
+        except StagingError as error:
+            if error.fields.get("optional"):
+                self.parked.add(str(error.fields["sink"]))
+            raise
         finally:
             self._sweep(folder)
+
+    def target_of(self, sink: Sink) -> dict[str, Json]:
+        """Describe to tasks where to stage the rows for a sink; they are parked if its stager or the sink fails."""
+        if sink.name not in self.parked:
+            try:
+                return sink.stage_target()
+            except FirnlineError as error:
+                if sink.required:
+                    raise
+                logger.warning("sink not asked where to stage", extra={"sink": sink.name, "reason": error.message})
+                self.parked.add(sink.name)
+        options = next(one for one in self.options.sinks if one.name == sink.name)
+        partition_by = getattr(options, "partition_by", ())
+        return parked_target(sink.name, partition_by, self.folder(outbox_folder(self.options.name)))
 
     def _replace_worker(self, _: WorkerLostError) -> dict[str, Json]:
         """Rerun the epoch on the remaining workers, for a pipeline without state."""
@@ -141,13 +166,9 @@ class EpochJobs:
         return Watch(attempt, folder, self.options.state.worker_ping_secs, self.options.batch.job_timeout_secs)
 
     def folder(self, key: str) -> dict[str, Json]:
-        """Return a folder of the pipeline in the deciding table, which every worker reaches, as plain JSON."""
-        deciding = self.options.deciding
-        return {
-            "root": normalise(deciding.table),
-            "storage_options": dict(deciding.storage_options),
-            "folder": key,
-        }
+        """Return a folder of the pipeline in its home, which every worker reaches, as plain JSON."""
+        home = self.options.home
+        return {"root": normalise(home.root), "storage_options": dict(home.storage_options), "folder": key}
 
     def sweep_all(self) -> None:
         """Delete exchanged rows and heartbeats of killed runs. A run that still writes them is fenced."""
@@ -188,12 +209,13 @@ class _Running:
         contexts = self._contexts()
         produced, reports = read_sources(self.jobs.engine, self.job.plan, contexts, self.watch)
         self.edges = exchanged(reports, contexts)
-        for name, context in contexts.items():
-            found = produced.columns.get(name) or known_columns(context)
-            if found is not None:
-                self.columns[name] = found
-                for target in context.targets:  # a query whose source gave no rows still gets its columns
-                    produced.schemas.setdefault(target["sink"], found)
+        for port in (port for context in contexts.values() for port in context.ports.values()):
+            name = port_name(port.source.name, port.port)
+            columns = produced.columns.get(name) or known_columns(port)
+            if columns is not None:
+                self.columns[name] = columns
+                for target in port.output.targets:  # a query whose source gave no rows still gets its columns
+                    produced.schemas.setdefault(target["sink"], columns)
         result = EpochResult(produced, self.state, self.job.watermarks)
         last = flow.stateful[-1].name if flow.stateful else ""
         for operator in flow.operators:
@@ -208,26 +230,51 @@ class _Running:
                 produced.staged.setdefault(sink.name, [])
         return result
 
-    def _contexts(self) -> dict[str, Context]:
+    def _contexts(self) -> dict[str, ReadContext]:
         job = self.job
         return {
-            source.name: Context(
+            source.name: ReadContext(
                 epoch=job.epoch,
                 attempt=job.attempt,
                 options=source,
                 settings=self.jobs.sources[source.name].reader_settings(),
-                targets=self._targets(source.name),
+                ports={port: self._port_context(source, port) for port in self.jobs.flow.wanted_ports[source.name]},
                 quarantine=self.jobs.folder(quarantine_folder(self.jobs.options.name)),
-                base=job.columns.get(source.name),
-                edges=self.jobs.flow.edges_of(source.name, job.ranges),
                 exchange=self.exchange,
                 replay=job.replay,
             )
             for source in self.jobs.options.sources
         }
 
-    def _targets(self, port: str) -> list[dict[str, Json]]:
-        return [sink.stage_target() for sink in self._sinks_of(port)]
+    def _port_context(self, source: SourceOptions, port: str) -> PortContext:
+        name = port_name(source.name, port)
+        refuse = partial(self._refuse_widening, name)
+        return PortContext(source, port, self._output(name), self.job.columns.get(name), refuse)
+
+    def _refuse_widening(self, port: str, types: Mapping[str, pa.DataType]) -> dict[str, str]:
+        """Return which columns of a port cannot get a wider type, with the reasons.
+
+        The deciding sink must take the port: it alone holds every row that another sink may still wait for.
+        """
+        sinks = self._sinks_of(port)
+        if self.job.replay or self.jobs.flow.edges_of(port, self.job.ranges):
+            return dict.fromkeys(types, "an operator reads it")
+        if self.jobs.sinks[0].name not in [sink.name for sink in sinks]:
+            return dict.fromkeys(types, f"the deciding sink {self.jobs.sinks[0].name!r} does not take the rows")
+        refused: dict[str, str] = {}
+        for sink in sinks:
+            try:
+                refused |= sink.refuse_widening(types)
+            except FirnlineError as error:
+                if sink.required:
+                    raise
+                refused |= dict.fromkeys(types, f"sink {sink.name!r} does not answer: {error.message}")
+        return refused
+
+    def _output(self, port: str) -> Output:
+        """Return the destinations of a port's rows."""
+        targets = [self.jobs.target_of(sink) for sink in self._sinks_of(port)]
+        return Output(tuple(targets), tuple(self.jobs.flow.edges_of(port, self.job.ranges)))
 
     def _sinks_of(self, port: str) -> list[Sink]:
         """Return the sinks that take the rows of a port; none in a replay, which stages nothing."""
@@ -246,9 +293,9 @@ class _Running:
         named = {port: view_name(port, self.job.attempt) for port in operator.inputs}
         query = bind_epoch_time(str(operator.settings["query"]), self.job.epoch_time)
         self.views[operator.name] = bind_tables(query, named)
-        targets = self._targets(operator.name)
-        edges = [edge for edge in flow.edges_of(operator.name, self.job.ranges) if edge.ranges]
-        if not targets and not edges:
+        output = self._output(operator.name)
+        output = replace(output, edges=tuple(edge for edge in output.edges if edge.ranges))
+        if not output.targets and not output.edges:
             return
         inputs, above = flow.inputs_of_query(operator), flow.queries_above(operator)
         if not self._can_query(operator, inputs):
@@ -259,7 +306,7 @@ class _Running:
             query=self.views[operator.name],
             task=SqlTask(
                 self.job.attempt,
-                Output(tuple(targets), tuple(edges)),
+                output,
                 self.exchange,
                 self.watch.ping(f"a task of query {operator.name}"),
             ),
@@ -293,9 +340,9 @@ class _Running:
         job, pipeline = self.job, self.jobs.options
         before = job.watermarks.of(options.name)
         inputs = {port: self.edges.get(keyed_edge(options.name, port), Exchanged()) for port in options.inputs}
-        latest = {port: found.latest for port, found in inputs.items() if found.latest is not None}
+        latest = {port: rows.latest for port, rows in inputs.items() if rows.latest is not None}
         operator = self._build(options)
-        quiet = frozenset(port for port, found in inputs.items() if not found.rows)
+        quiet = frozenset(port for port, rows in inputs.items() if not rows.rows)
         after = self._watermark(options, operator, before, latest, quiet)
         result.watermarks = result.watermarks.set(options.name, after)
         if operator is not None:
@@ -303,10 +350,7 @@ class _Running:
         if finish and job.before_last_fold is not None:
             job.before_last_fold(result)
         listed = result.due if finish else frozenset[str]()
-        ports = {
-            port: Output(tuple(self._targets(port)), tuple(self.jobs.flow.edges_of(port, job.ranges)))
-            for port in self.jobs.flow.ports_of(options)
-        }
+        ports = {port: self._output(port) for port in self.jobs.flow.ports_of(options)}
         state = result.state.get(options.name) or self._first_state(options, operator, result)
         shards = {(first, last): shard for first, last, shard in state.shards}
         others = {name: result.state.get(name) or OperatorState(0) for name in listed if name != options.name}
@@ -387,7 +431,8 @@ class _Running:
         if not left_out:
             return False
         options = self.jobs.options
-        return port in left_out or any(node.name in left_out for node in upstream(options, port))
+        source, _ = resolve_port(port, self.jobs.sources.names)
+        return source in left_out or any(node.name in left_out for node in upstream(options, port))
 
     def _note_silence(
         self, options: OperatorOptions, before: Watermark, quiet: frozenset[str], unheard: frozenset[str]
@@ -438,7 +483,18 @@ class _Running:
             self.edges[edge.name] = Exchanged.collect(reports, edge.name)
         for sink in self._sinks_of(port):
             files = [file for report in reports for file in report["staged"][sink.name]]
-            produced.stage({sink.name: files}, {sink.name: sink.columns_of(schema)})
+            produced.stage({sink.name: files}, {sink.name: _columns_of(sink, schema)})
+
+
+def _columns_of(sink: Sink, rows: pa.Schema) -> pa.Schema:
+    """Return the sink's columns for rows; the columns of the rows if an optional sink cannot tell."""
+    try:
+        return sink.columns_of(rows)
+    except FirnlineError as error:
+        if sink.required:
+            raise
+        logger.warning("sink not asked for its columns", extra={"sink": sink.name, "reason": error.message})
+        return rows
 
 
 def _micros(time: datetime) -> int:

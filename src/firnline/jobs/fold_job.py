@@ -12,8 +12,7 @@ from firnline.operators.loading import OwnCode
 from firnline.options import OperatorOptions
 from firnline.schema import schema_from_json, schema_to_json
 from firnline.state.home import StateHome
-from firnline.state.manifest import Ranges
-from firnline.state.refs import OperatorState, ShardState
+from firnline.state.manifest import OperatorState, Ranges, ShardState
 from firnline.types import Json
 
 

@@ -34,8 +34,8 @@ from firnline.sinks.registry import open_stager
 from firnline.state.columns import Layout, nulls
 from firnline.state.keys import Located, distinct, encode_keys, key_family, locate
 from firnline.state.lookup import by_slots, lookup
+from firnline.state.manifest import ShardState
 from firnline.state.merge import merge_due
-from firnline.state.refs import ShardState
 from firnline.state.segments import open_segments, write_segment
 from firnline.state.snapshot import finish_shard
 from firnline.state.timers import after_firing, due_slots, merge_timers, write_timers
@@ -158,8 +158,8 @@ class _Shard:
     def _look_up(self, operator: Operator, gathered: _Gathered, layout: Layout) -> tuple[Batch, Located]:
         """Return the state of every key with rows or a due timer, each key once."""
         groups, deciding = self._task.key_groups, len(operator.keys)
-        found = locate(gathered.keys, deciding, groups, gathered.keys.num_rows)
-        once = distinct(found.slots, found.keys)
+        located = locate(gathered.keys, deciding, groups, gathered.keys.num_rows)
+        once = distinct(located.slots, located.keys)
         keys = _take(gathered.keys, once.rows)
         key_of = once.key_of
         segments = open_segments(self._task.home, self._task.state.segments)
@@ -168,13 +168,13 @@ class _Shard:
         due = np.zeros(keys.num_rows, np.bool_)
         if waiting is not None and waiting.num_rows:
             both = _concat([keys, waiting])
-            found = locate(both, deciding, groups, both.num_rows)
-            once = distinct(found.slots, found.keys)
+            located = locate(both, deciding, groups, both.num_rows)
+            once = distinct(located.slots, located.keys)
             key_of = once.key_of[: keys.num_rows][key_of]
             due = np.zeros(once.rows.size, np.bool_)
             due[once.key_of[keys.num_rows :]] = True
             keys = _take(both, once.rows)
-        at = Located(found.keys.take(once.rows), found.groups[once.rows], found.slots[once.rows])
+        at = Located(located.keys.take(once.rows), located.groups[once.rows], located.slots[once.rows])
         state = lookup(segments, at.slots, at.keys, layout)
         starts = np.cumsum([0, *gathered.counts.values()])
         by_port = {port: key_of[a:b] for port, a, b in zip(gathered.counts, starts[:-1], starts[1:], strict=True)}
@@ -227,7 +227,7 @@ class _Shard:
         for port, where in self._task.ports.items():
             name = port.removeprefix(self._name).removeprefix(".") or MAIN
             schema = operator.output_schema(name)
-            tables = [found for found in (result.output.get(name),) if found is not None]
+            tables = [table for table in (result.output.get(name),) if table is not None]
             if name == LATE:
                 tables += gathered.late
             batches = [batch for table in tables for batch in table.to_batches()]
@@ -245,9 +245,9 @@ class _Shard:
     def _list(self, after: ShardState, report: FoldReport, others: Mapping[str, ShardState]) -> FoldReport:
         """List the files of the shard. The first list counts: a repeated task returns its first report."""
         task = self._task
-        held = {**others, **({self._name: after} if task.is_listed else {})}
+        states = {**others, **({self._name: after} if task.is_listed else {})}
         with self._tally.timed("list"):
-            content, checksum = finish_shard(task.home.storage, task.folder, task.shard, held, report.to_json())
+            content, checksum = finish_shard(task.home.storage, task.folder, task.shard, states, report.to_json())
         return replace(FoldReport.from_json(content.report), checksum=checksum)
 
 

@@ -1,40 +1,403 @@
-"""The read job of an epoch: every planned file of every source, in one Spark job, until all tasks agree on types."""
+"""The read job of an epoch: every split of every source, in one Spark job, until all tasks agree on types.
+
+Driver and workers exchange the values in this module: `read_task` performs a `ReadTask` and returns a `ReadReport`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
 
-from firnline.errors import BadRecordsError, SchemaError
+import pyarrow as pa
+
+from firnline.errors import BadRecordsError, EngineError, SchemaError
 from firnline.exchange import Exchanged
-from firnline.jobs.engine import Engine
-from firnline.jobs.read_orders import Context, Produced, ReadOrder, ReadReport, collect, columns_of, make_orders
-from firnline.jobs.worker import Watch, run_watched
-from firnline.sources.columns import Columns, agree
+from firnline.jobs.engine import Engine, Output
+from firnline.jobs.heartbeat import Watch, run_watched
+from firnline.options import SourceOptions
+from firnline.rescued import Rescued, add_rescued
+from firnline.schema import RESCUED_COLUMN, merge, schema_from_json, schema_to_json, type_to_text, widen
+from firnline.sources.base import ReadColumns, SourcePlan, Split, SplitEnd, port_name
+from firnline.sources.columns import LINEAGE, LINEAGE_TYPES, Columns, agree, declared, find_wider
 from firnline.sources.group import EpochPlan
+from firnline.types import Json
+
+logger = logging.getLogger(__name__)
 
 JUDGED_RECORDS = 100  # with fewer records, a ratio of bad ones says little
 SCHEMA_ROUNDS = 8  # types only widen, so this is never reached; it stops an endless loop after a bug
 
 
+# -- the columns of a port ----------------------------------------------------------------------------
+
+
+RefuseWidening: TypeAlias = Callable[[Mapping[str, pa.DataType]], dict[str, str]]
+
+
+def refuse_every_widening(types: Mapping[str, pa.DataType]) -> dict[str, str]:
+    """Refuse to widen any column."""
+    return dict.fromkeys(types, "nothing is written")
+
+
+@dataclass(frozen=True, slots=True)
+class PortContext:
+    """A port of a source in one epoch: its known columns, and the destinations of its rows."""
+
+    source: SourceOptions
+    port: str
+    output: Output  # sinks that take the rows unchanged, and edges to operators
+    base: pa.Schema | None  # the known columns; None before there are any
+    refuse_widening: RefuseWidening = refuse_every_widening  # which of these columns may not get a wider type, and why
+
+    @property
+    def is_inferring(self) -> bool:
+        """Whether no record and no declaration has given the columns yet; the columns that every table starts with do
+        not count."""
+        if self.source.schema_of(self.port).fields:
+            return False
+        partitions = {name for target in self.output.targets for name in target["partition_by"]}
+        return self.base is None or set(self.base.names) <= {RESCUED_COLUMN, *LINEAGE, *partitions}
+
+    @property
+    def evolution(self) -> Literal["add", "rescue", "fail"]:
+        """How to treat an unknown field. While columns are inferred, every field becomes a column."""
+        return "add" if self.is_inferring else self.source.schema_of(self.port).evolution
+
+
+def columns_of(context: PortContext, constants: Collection[str]) -> Columns:
+    """Decide which columns come from records and which the reader adds (`constants`)."""
+    spec = declared(context.source, context.port)
+    known = merge(context.base, spec, frozen=context.base.names) if context.base is not None else spec
+    types: dict[str, str] = {}
+    for name in sorted(constants):
+        index = known.get_field_index(name)
+        types[name] = type_to_text(known.field(index)) if index >= 0 else "string"
+    foreign = {f.name for f in known if not _is_supported(f)}  # columns that only another writer can fill
+    taken = {*types, *LINEAGE, *foreign}
+    decoded = pa.schema([f for f in known if f.name not in taken])
+    return Columns(
+        decoded=decoded,
+        frozen=frozenset(decoded.names),
+        constants=types,
+        reserved=frozenset({*types, *foreign}),
+        evolution=context.evolution,
+    )
+
+
+def known_columns(context: PortContext) -> pa.Schema | None:
+    """Return the columns of a port's rows before it gave any in this epoch; None while unknown."""
+    if context.is_inferring:
+        return None
+    if context.base is not None:
+        return pa.schema([column for column in context.base if _is_supported(column)])
+    return staged_schema(context, columns_of(context, ()))
+
+
+def staged_schema(context: PortContext, columns: Columns) -> pa.Schema:
+    """Return every column that the staged files may have, and the table must have when they are committed."""
+    fields = list(columns.decoded)
+    added = [{"name": n, "type": t, "nullable": True} for n, t in columns.constants.items()]
+    fields += list(schema_from_json(added))
+    names = {f.name for f in fields}
+    for target in context.output.targets:
+        for name in target["partition_by"]:
+            if name not in names:
+                fields.append(pa.field(name, pa.string()))
+                names.add(name)
+    if not fields:
+        fields.append(pa.field(RESCUED_COLUMN, pa.string()))
+    if context.source.lineage:
+        fields += [pa.field(n, k) for n, k in zip(LINEAGE, LINEAGE_TYPES, strict=True)]
+    return pa.schema(fields)
+
+
+def _is_supported(field: pa.Field) -> bool:
+    try:
+        schema_to_json(pa.schema([field]))
+    except ValueError:
+        return False
+    return True
+
+
+# -- what driver and workers exchange -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPort:
+    """A wanted port in a read task: its columns, and the destinations of its rows."""
+
+    columns: Columns
+    output: Output
+
+    def to_json(self) -> dict[str, Json]:
+        """Return plain JSON for the workers."""
+        return {"columns": self.columns.to_json(), "output": self.output.to_json()}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Json]) -> ReadPort:
+        """Parse the output of `to_json`."""
+        return cls(Columns.from_json(value["columns"]), Output.from_json(value["output"]))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTask:
+    """The input of one task, and the destinations of its rows."""
+
+    source: str
+    source_kind: str
+    settings: dict[str, Json]  # of the source's reader
+    split: Split
+    ports: dict[str, ReadPort]  # the wanted ones
+    epoch: int
+    attempt: str
+    quarantine: dict[str, Json]  # the folder of bad records
+    exchange: dict[str, Json]  # the folder of rows for operators
+    lineage: bool
+    replay: bool  # only state is rebuilt: bad records are already in quarantine
+
+    def to_json(self) -> dict[str, Json]:
+        """Return plain JSON for the workers."""
+        return {
+            "kind": "read",
+            "source": self.source,
+            "source_kind": self.source_kind,
+            "settings": self.settings,
+            "split": self.split.to_json(),
+            "ports": {name: port.to_json() for name, port in self.ports.items()},
+            "epoch": self.epoch,
+            "attempt": self.attempt,
+            "quarantine": self.quarantine,
+            "exchange": self.exchange,
+            "lineage": self.lineage,
+            "replay": self.replay,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Json]) -> ReadTask:
+        """Parse the output of `to_json`."""
+        return cls(
+            source=str(value["source"]),
+            source_kind=str(value["source_kind"]),
+            settings=dict(value["settings"]),
+            split=Split.from_json(value["split"]),
+            ports={str(name): ReadPort.from_json(port) for name, port in value["ports"].items()},
+            epoch=int(value["epoch"]),
+            attempt=str(value["attempt"]),
+            quarantine=dict(value["quarantine"]),
+            exchange=dict(value["exchange"]),
+            lineage=bool(value["lineage"]),
+            replay=bool(value["replay"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReport:
+    """The result of one task, and the location of its rows. Rows are never sent back."""
+
+    end: SplitEnd
+    rows: dict[str, int]  # by wanted port
+    rescues: list[str]  # ports with rows that have `_rescued_data`
+    staged: dict[str, list[dict[str, Json]]]  # by sink
+    exchanged: dict[str, Json]  # by edge
+    quarantine: list[dict[str, Json]]
+    records: int
+    bad: int
+    dropped: int  # rows on ports that are not wanted
+    bytes_read: int
+    raw_bytes: int
+    rescued: list[Rescued] = field(default_factory=list)  # by port and column
+
+    def to_json(self) -> dict[str, Json]:
+        """Return plain JSON for the driver."""
+        return {
+            "outcomes": self.end.outcomes,
+            "failed": dict(self.end.failed),
+            "columns": {
+                port: {"schema": schema_to_json(read.schema), "kinds": read.kinds}
+                for port, read in self.end.columns.items()
+            },
+            "rows": self.rows,
+            "rescues": self.rescues,
+            "staged": self.staged,
+            "exchanged": self.exchanged,
+            "quarantine": self.quarantine,
+            "records": self.records,
+            "bad": self.bad,
+            "dropped": self.dropped,
+            "bytes_read": self.bytes_read,
+            "raw_bytes": self.raw_bytes,
+            "rescued": [one.to_json() for one in self.rescued],
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Json]) -> ReadReport:
+        """Parse the output of `to_json`."""
+        columns = {
+            str(port): ReadColumns(schema_from_json(read["schema"]), dict(read["kinds"]))
+            for port, read in value["columns"].items()
+        }
+        return cls(
+            end=SplitEnd(list(value["outcomes"]), columns, dict(value["failed"])),
+            rows={str(port): int(rows) for port, rows in value["rows"].items()},
+            rescues=list(value["rescues"]),
+            staged=dict(value["staged"]),
+            exchanged=dict(value["exchanged"]),
+            quarantine=list(value["quarantine"]),
+            records=int(value["records"]),
+            bad=int(value["bad"]),
+            dropped=int(value["dropped"]),
+            bytes_read=int(value["bytes_read"]),
+            raw_bytes=int(value["raw_bytes"]),
+            rescued=[Rescued.from_json(one) for one in value.get("rescued", ())],
+        )
+
+
+# -- the job ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReadContext:
+    """The common part of all tasks that read one source in one epoch."""
+
+    epoch: int
+    attempt: str
+    options: SourceOptions
+    settings: dict[str, Json]  # of the source's reader
+    ports: dict[str, PortContext]  # the wanted ones
+    quarantine: dict[str, Json]  # the folder of bad records
+    exchange: dict[str, Json]  # the folder of rows for operators
+    replay: bool = False  # only state is rebuilt
+
+
 @dataclass(slots=True)
-class _Reading:
+class Produced:
+    """The staged output of an epoch's tasks, added up."""
+
+    outcomes: dict[str, list[Json]] = field(default_factory=dict)  # by source
+    failed: dict[str, str] = field(default_factory=dict)  # inputs that cannot be read as they are: name -> reason
+    staged: dict[str, list[dict[str, Json]]] = field(default_factory=dict)
+    quarantine: list[dict[str, Json]] = field(default_factory=list)
+    records: int = 0
+    bad: Counter[str] = field(default_factory=Counter)
+    bytes_read: int = 0
+    raw_bytes: int = 0
+    schemas: dict[str, pa.Schema] = field(default_factory=dict)  # by sink: all columns of the staged files
+    columns: dict[str, pa.Schema] = field(default_factory=dict)  # by port (`shop`, `shop.orders`): all columns
+    read: dict[str, int] = field(default_factory=dict)  # by source: records
+    rescued: list[Rescued] = field(default_factory=list)  # by port and column
+
+    def add(self, other: Produced) -> None:
+        """Add the output of another source."""
+        self.outcomes |= other.outcomes
+        self.failed |= other.failed
+        self.quarantine += other.quarantine
+        self.records += other.records
+        self.bad.update(other.bad)
+        self.bytes_read += other.bytes_read
+        self.raw_bytes += other.raw_bytes
+        self.columns |= other.columns
+        self.read |= other.read
+        self.rescued = add_rescued([*self.rescued, *other.rescued])
+        self.stage(other.staged, other.schemas)
+
+    def stage(self, staged: dict[str, list[dict[str, Json]]], schemas: dict[str, pa.Schema]) -> None:
+        """Add files staged for sinks."""
+        for sink, files in staged.items():
+            self.staged.setdefault(sink, []).extend(files)
+        self.schemas |= schemas
+
+
+@dataclass(slots=True)
+class _SourceRead:
     """One source while its tasks agree on types."""
 
-    context: Context
-    columns: Columns
-    wanted: set[int]
+    context: ReadContext
+    plan: SourcePlan
+    columns: dict[str, Columns]  # by port
+    unread: set[int]  # splits to read, or to read again with other types
     reports: dict[int, ReadReport] = field(default_factory=dict)
+    asked: set[tuple[str, str]] = field(default_factory=set)  # ports and columns whose widening was decided
 
-    def take(self, done: Mapping[int, ReadReport]) -> None:
-        self.reports |= done
-        numbers = sorted(self.reports)
-        self.columns, again = agree(self.columns, [self.reports[n].end for n in numbers])
-        self.wanted = {numbers[n] for n in again}
+    @classmethod
+    def begin(cls, context: ReadContext, plan: SourcePlan) -> _SourceRead:
+        columns = {port: columns_of(one, plan.constants) for port, one in context.ports.items()}
+        return cls(context, plan, columns, set(range(len(plan.splits))))
+
+    def tasks(self) -> dict[int, ReadTask]:
+        """Return a task for every split that must be read."""
+        context = self.context
+        ports = {name: ReadPort(self.columns[name], port.output) for name, port in context.ports.items()}
+        return {
+            number: ReadTask(
+                source=context.options.name,
+                source_kind=context.options.type,
+                settings=context.settings,
+                split=self.plan.splits[number],
+                ports=ports,
+                epoch=context.epoch,
+                attempt=context.attempt,
+                quarantine=context.quarantine,
+                exchange=context.exchange,
+                lineage=context.options.lineage,
+                replay=context.replay,
+            )
+            for number in sorted(self.unread)
+        }
+
+    def take(self, reports: Mapping[int, ReadReport]) -> None:
+        """Take the reports of tasks, and find out which splits must be read again."""
+        self.reports |= reports
+        self.unread = set()
+        numbers, no_rows = sorted(self.reports), ReadColumns(pa.schema([]))
+        for port, columns in self.columns.items():
+            read = [self.reports[number].end.columns.get(port, no_rows) for number in numbers]
+            self.columns[port], again = agree(columns, read)
+            self.unread |= {numbers[index] for index in again}
+        if not self.unread:
+            for port in self.columns:
+                self._widen(port)
+
+    def _widen(self, port: str) -> None:
+        """Give columns of a port wider types if its numbers need them; then every split is read again.
+
+        Raises:
+            SchemaError: `on_widen` is `fail`.
+        """
+        context, columns = self.context.ports[port], self.columns[port]
+        reports = self.reports.values()
+        rescued = add_rescued(one for report in reports for one in report.rescued if one.source == port)
+        rows = sum(report.rows[port] for report in reports)
+        wanted = find_wider(columns, declared(context.source, port).names, rescued, rows)
+        wanted = {name: kind for name, kind in wanted.items() if (port, name) not in self.asked}
+        policy = context.source.schema_of(port).on_widen
+        if not wanted or policy == "rescue":
+            return
+        if policy == "fail":
+            first = next(one for one in rescued if one.column in wanted)
+            raise SchemaError(
+                f"{first.file} line {first.line}: {first.first} does not fit column {first.column} ({first.expected})",
+                hint="Set schema.on_widen to rewrite or rescue, or correct the input.",
+            )
+        self.asked |= {(port, name) for name in wanted}
+        refused = context.refuse_widening(wanted)
+        facts = {"source": port_name(self.context.options.name, port), "epoch": self.context.epoch}
+        for name, reason in refused.items():
+            logger.warning("column %s stays %s: %s", name, columns.decoded.field(name).type, reason, extra=facts)
+        types = {name: kind for name, kind in wanted.items() if name not in refused}
+        if types:
+            decoded = widen(columns.decoded, types)
+            if context.base is not None and RESCUED_COLUMN not in context.base.names:
+                # Added for the values that now fit; added again if others are rescued.
+                decoded = pa.schema([column for column in decoded if column.name != RESCUED_COLUMN])
+            self.columns[port] = replace(columns, decoded=decoded)
+            self.unread = set(self.reports)
 
 
 def read_sources(
-    engine: Engine, plan: EpochPlan, contexts: Mapping[str, Context], watch: Watch
+    engine: Engine, plan: EpochPlan, contexts: Mapping[str, ReadContext], watch: Watch
 ) -> tuple[Produced, list[ReadReport]]:
     """Read the plan. Returns the output and the reports of all tasks, in the order of the rows.
 
@@ -43,54 +406,99 @@ def read_sources(
         SchemaError: tasks do not agree on the types of their columns.
         BadRecordsError: most records of a source are bad.
     """
-    readings = {
-        name: _Reading(contexts[name], columns_of(contexts[name], part), set(range(len(part.splits))))
-        for name, part in plan.plans.items()
-    }
+    reads = {name: _SourceRead.begin(contexts[name], part) for name, part in plan.plans.items()}
     for _ in range(SCHEMA_ROUNDS):
-        open_ones = {name: reading for name, reading in readings.items() if reading.wanted}
-        if not open_ones:
+        tasks = {(name, number): task for name, read in reads.items() for number, task in read.tasks().items()}
+        if not tasks:
             break
-        orders: list[ReadOrder] = []
-        asked: list[tuple[str, int]] = []
-        for name, reading in open_ones.items():
-            orders += make_orders(reading.context, plan.plans[name], reading.columns, reading.wanted)
-            asked += [(name, number) for number in sorted(reading.wanted)]
-        names = [f"task {number} of source {name}" for name, number in asked]
-        done = run_watched(engine, watch, [order.to_json() for order in orders], names.__getitem__)
+        labels = [f"task {number} of source {name}" for name, number in tasks]
+        reports = run_watched(engine, watch, [task.to_json() for task in tasks.values()], labels.__getitem__)
         by_source: dict[str, dict[int, ReadReport]] = {}
-        for (name, number), report in zip(asked, done, strict=True):
+        for (name, number), report in zip(tasks, reports, strict=True):
             by_source.setdefault(name, {})[number] = ReadReport.from_json(report)
-        for name, told in by_source.items():
-            readings[name].take(told)
+        for name, of_source in by_source.items():
+            reads[name].take(of_source)
     else:
-        raise SchemaError(f"the tasks of epoch {_epoch(contexts)} do not agree on the types of their columns")
+        epoch = next(iter(contexts.values())).epoch
+        raise SchemaError(f"the tasks of epoch {epoch} do not agree on the types of their columns")
     produced = Produced()
     reports_in_order: list[ReadReport] = []
-    for reading in readings.values():
-        reports = [reading.reports[n] for n in sorted(reading.reports)]
-        found = collect(reading.context, reading.columns, reports)
-        _judge(found, reading.context)
-        produced.add(found)
-        reports_in_order += reports
+    for read in reads.values():
+        of_read = [read.reports[number] for number in sorted(read.reports)]
+        added = _add_up(read.context, read.columns, of_read)
+        _check_bad_ratio(added, read.context.options.max_bad_ratio)
+        produced.add(added)
+        reports_in_order += of_read
     return produced, reports_in_order
 
 
-def exchanged(reports: Sequence[ReadReport], contexts: Mapping[str, Context]) -> dict[str, Exchanged]:
+def _add_up(context: ReadContext, columns: Mapping[str, Columns], reports: Sequence[ReadReport]) -> Produced:
+    """Add up the reports of one source.
+
+    Raises:
+        EngineError: rows are missing, or there are too many.
+    """
+    out = Produced()
+    source = context.options.name
+    out.outcomes[source] = [outcome for report in reports for outcome in report.end.outcomes]
+    for report in reports:
+        out.failed |= report.end.failed
+        out.quarantine += report.quarantine
+        out.records += report.records
+        out.bytes_read += report.bytes_read
+        out.raw_bytes += report.raw_bytes
+        for sink, files in report.staged.items():
+            out.staged.setdefault(sink, []).extend(files)
+        for file in report.quarantine:
+            out.bad.update(file["reasons"])
+    out.read[source] = out.records
+    found = [one for report in reports for one in report.rescued]
+    out.rescued = add_rescued(replace(one, source=port_name(source, one.source), wider={}) for one in found)
+    for port, one in context.ports.items():
+        schema = staged_schema(one, columns[port])
+        if any(port in report.rescues for report in reports) and RESCUED_COLUMN not in schema.names:
+            schema = schema.append(pa.field(RESCUED_COLUMN, pa.string()))
+        if any(report.rows[port] for report in reports) or not one.is_inferring:  # otherwise no column is known yet
+            out.columns[port_name(source, port)] = schema
+        for target in one.output.targets:
+            out.staged.setdefault(target["sink"], [])
+            out.schemas[target["sink"]] = schema
+    _check_counts(context, out, reports)
+    return out
+
+
+def _check_counts(context: ReadContext, out: Produced, reports: Sequence[ReadReport]) -> None:
+    """Check that every record became a row of its port in every sink, or a bad record."""
+    source = context.options.name
+    bad, dropped = sum(report.bad for report in reports), sum(report.dropped for report in reports)
+    rows = {port: sum(report.rows[port] for report in reports) for port in context.ports}
+    if sum(rows.values()) + dropped + bad != out.records:
+        read = f"{sum(rows.values()) + dropped} rows and {bad} bad records"
+        raise EngineError(f"source {source} handed on {read}, but counted {out.records} records: refused")
+    if not context.replay and out.bad.total() != bad:
+        raise EngineError(f"{out.bad.total()} of {bad} bad records of source {source} are in quarantine: refused")
+    for port, one in context.ports.items():
+        for sink in (str(target["sink"]) for target in one.output.targets):
+            staged = sum(int(file["rows"]) for file in out.staged[sink])
+            if staged != rows[port]:
+                of_port = port_name(source, port)
+                raise EngineError(f"{staged} rows were staged for {sink} from {rows[port]} rows of {of_port}: refused")
+    if dropped:
+        facts = {"source": source, "epoch": context.epoch, "rows": dropped}
+        logger.warning("rows dropped: they are on a port that no sink or operator reads", extra=facts)
+
+
+def exchanged(reports: Sequence[ReadReport], contexts: Mapping[str, ReadContext]) -> dict[str, Exchanged]:
     """Return the rows that the sources passed on to operators, by edge."""
-    names = {edge.name for context in contexts.values() for edge in context.edges}
+    ports = [port for context in contexts.values() for port in context.ports.values()]
+    names = {edge.name for port in ports for edge in port.output.edges}
     return {name: Exchanged.collect(({"exchanged": report.exchanged} for report in reports), name) for name in names}
 
 
-def _judge(produced: Produced, context: Context) -> None:
+def _check_bad_ratio(produced: Produced, limit: float) -> None:
     """Refuse a slice of mostly bad records: the format is probably wrong."""
-    limit = context.options.max_bad_ratio
     bad = produced.bad.total()
     if produced.records >= JUDGED_RECORDS and bad > limit * produced.records:
         raise BadRecordsError(
             f"{bad} of {produced.records} records are bad ({dict(produced.bad)}); max_bad_ratio is {limit}"
         )
-
-
-def _epoch(contexts: Mapping[str, Context]) -> int:
-    return next(iter(contexts.values())).epoch

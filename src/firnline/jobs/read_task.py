@@ -9,95 +9,162 @@ reader may also request this.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from firnline.errors import SchemaError
 from firnline.exchange import ExchangeWriter
-from firnline.jobs.quarantine import QuarantineWriter
-from firnline.jobs.read_orders import ReadOrder, ReadReport
+from firnline.faults import fault_point
+from firnline.jobs.read_job import ReadReport, ReadTask
+from firnline.names import quarantine_name
+from firnline.rescued import Rescued, add_rescued, shorten
 from firnline.schema import RESCUED_COLUMN, schema_from_json
 from firnline.sinks.base import Stager
 from firnline.sinks.registry import open_stager
-from firnline.sources.base import MAIN_PORT, Budget, RestartError, Rows, SplitReader
+from firnline.sources.base import BadRecord, Budget, RestartError, Rows, SplitEnd, SplitReader
 from firnline.sources.columns import LINEAGE, LINEAGE_TYPES, retyped
+from firnline.sources.guard import guarding
 from firnline.sources.registry import open_reader
+from firnline.storage import open_storage
 from firnline.types import Json
 
+QUARANTINE_FLUSH_BYTES = 32 * 1024 * 1024
+QUARANTINE_SCHEMA = pa.schema(
+    [
+        ("file", pa.string()),
+        ("line", pa.int64()),
+        ("record", pa.int64()),
+        ("reason", pa.string()),
+        ("raw", pa.binary()),
+        ("epoch", pa.int64()),
+    ]
+)
 
-def run_task(order: dict[str, Json]) -> dict[str, Json]:
-    """Perform a `ReadOrder` and return its `ReadReport`; plain JSON both ways."""
-    return read_split(ReadOrder.from_json(order)).to_json()
+
+def run_task(task: dict[str, Json]) -> dict[str, Json]:
+    """Perform a `ReadTask` and return its `ReadReport`; plain JSON both ways."""
+    return read_split(ReadTask.from_json(task)).to_json()
 
 
-def read_split(order: ReadOrder) -> ReadReport:
+def read_split(task: ReadTask) -> ReadReport:
     """Read a split, stage its rows and pass them on to operators.
 
     Raises:
         SourceError: the source does not answer; repeating is safe.
         SchemaError, BadRecordsError: a record does not fit, and the settings make this an error.
     """
-    reader = open_reader(order.source_kind, order.settings, order.split, order.columns)
-    schema = order.columns.decoded
+    columns = {name: port.columns for name, port in task.ports.items()}
+    with guarding(task.source, task.source_kind, "open_reader"):
+        reader = open_reader(task.source_kind, task.settings, task.split, columns)
+    schemas = {name: one.decoded for name, one in columns.items()}
     while True:
-        attempt = _Attempt(order, schema)
+        attempt = _Attempt(task, schemas)
         try:
             return attempt.run(reader)
         except RestartError:
             attempt.discard()
-            schema = attempt.schema
+            schemas = attempt.schemas
         except BaseException:
             attempt.discard()
             raise
 
 
 class _Attempt:
-    """One pass over a split. `schema` has the known columns of the records."""
+    """One pass over a split. `schemas` has the known columns of the records of each port."""
 
-    def __init__(self, order: ReadOrder, schema: pa.Schema) -> None:
-        self.schema = schema
-        self._order = order
-        self._stagers = {t["sink"]: open_stager(t, order.attempt) for t in order.targets}
-        self._exchanges = [ExchangeWriter(edge, order.exchange) for edge in order.edges]
-        self._quarantine = QuarantineWriter(order.quarantine, order.epoch, order.attempt)
-        self._budget = Budget(order.split, self._has_output_left)
-        self._written: pa.Schema | None = None
+    def __init__(self, task: ReadTask, schemas: Mapping[str, pa.Schema]) -> None:
+        self._task = task
+        self._ports = {name: _PortWriter(task, name, schemas[name]) for name in task.ports}
+        self._quarantine = _QuarantineWriter(task.quarantine, task.epoch, task.attempt)
+        self._budget = Budget(task.split, self._has_output_left)
         self._bad = 0
-        self._first_files: dict[str, int] = {}  # by sink: files of the first rows
-        self._rescues = False  # rows have `_rescued_data` though the reader did not add it for a record
+        self._dropped = 0
+
+    @property
+    def schemas(self) -> dict[str, pa.Schema]:
+        return {name: port.schema for name, port in self._ports.items()}
 
     def run(self, reader: SplitReader) -> ReadReport:
-        for rows in reader.read(self.schema, self._budget):
-            self._write(rows)
-        staged = {name: stager.close() for name, stager in self._stagers.items()}
+        for group in self._read(reader):
+            self._write(group)
+        ports = self._ports
         return ReadReport(
-            end=reader.end(),
-            staged=staged,
-            exchanged={e.edge.name: e.close() for e in self._exchanges},
+            staged={sink: stager.close() for port in ports.values() for sink, stager in port.stagers.items()},
+            exchanged={e.edge.name: e.close() for port in ports.values() for e in port.exchanges},
+            end=self._end(reader),
+            rows={name: port.rows for name, port in ports.items()},
+            rescues=[name for name, port in ports.items() if port.rescues],
+            rescued=[replace(one, source=name) for name, port in ports.items() for one in port.rescued],
             quarantine=self._close_quarantine(),
-            rescues=self._rescues,
             records=self._budget.records,
             bad=self._bad,
+            dropped=self._dropped,
             bytes_read=self._budget.bytes_read,
             raw_bytes=self._budget.raw_bytes,
         )
 
+    def _read(self, reader: SplitReader) -> Iterator[Sequence[Rows]]:
+        with guarding(self._task.source, self._task.source_kind, "read"):
+            yield from reader.read(self.schemas, self._budget)
+
+    def _end(self, reader: SplitReader) -> SplitEnd:
+        with guarding(self._task.source, self._task.source_kind, "end"):
+            return reader.end()
+
     def _close_quarantine(self) -> list[dict[str, Json]]:
-        if self._order.replay:  # the first read of the epoch quarantined the bad records
+        if self._task.replay:  # the first read of the epoch quarantined the bad records
             self._quarantine.discard()
             return []
         return self._quarantine.close()
 
     def discard(self) -> None:
-        for stager in self._stagers.values():
-            stager.discard()
+        for port in self._ports.values():
+            for stager in port.stagers.values():
+                stager.discard()
         self._quarantine.discard()
 
     def _has_output_left(self) -> bool:
-        return not any(self._has_its_files(name, stager) for name, stager in self._stagers.items())
+        return all(port.has_output_left() for port in self._ports.values())
+
+    def _write(self, group: Sequence[Rows]) -> None:
+        for rows in group:
+            if rows.bad:
+                self._bad += len(rows.bad)
+                self._quarantine.add(rows.origin, rows.bad)
+            if rows.port in self._ports:
+                self._ports[rows.port].write(rows)
+            else:
+                self._dropped += rows.batch.num_rows
+        for port in self._ports.values():
+            port.note_first_files()
+
+
+class _PortWriter:
+    """Writes the rows of one port to its sinks and operators. `schema` has the known columns of the records."""
+
+    def __init__(self, task: ReadTask, port: str, schema: pa.Schema) -> None:
+        self.schema = schema
+        self.rows = 0
+        self.rescues = False  # rows have `_rescued_data` though the reader did not add it for a record
+        self.rescued: list[Rescued] = []  # by column
+        self._task = task
+        self._columns = task.ports[port].columns
+        self._targets = task.ports[port].output.targets
+        self.stagers = {str(target["sink"]): open_stager(target, task.attempt) for target in self._targets}
+        self.exchanges = [ExchangeWriter(edge, task.exchange) for edge in task.ports[port].output.edges]
+        self._written: pa.Schema | None = None
+        self._first_files: dict[str, int] = {}  # by sink: files of the first rows
+
+    def has_output_left(self) -> bool:
+        """Return whether every sink may take more files."""
+        return not any(self._has_its_files(sink, stager) for sink, stager in self.stagers.items())
 
     def _has_its_files(self, sink: str, stager: Stager) -> bool:
         """Return whether a sink has reached the limit of files that the task may stage for it.
@@ -105,30 +172,34 @@ class _Attempt:
         If the first rows alone have more partitions than that, the limit cannot be kept: closing the epoch early would
         only make more small files.
         """
-        most = self._order.split.max_output_files
+        most = self._task.split.max_output_files
         if self._first_files.get(sink, 0) > most:
             return False
         return stager.files_done >= most or stager.files > most
 
-    # -- rows -----------------------------------------------------------------------------------------
-
-    def _write(self, group: Sequence[Rows]) -> None:
-        for rows in group:
-            assert rows.port == MAIN_PORT
-            if rows.bad:
-                self._bad += len(rows.bad)
-                self._quarantine.add(rows.origin, rows.bad)
-            if rows.batch.num_rows == 0:
-                continue
-            self._check_types(rows.batch.schema)
-            batch = self._complete(rows)
-            for stager in self._stagers.values():
-                stager.write(batch)
-            for exchange in self._exchanges:
-                exchange.write(batch)
-        for sink, stager in self._stagers.items():
+    def note_first_files(self) -> None:
+        """Note how many files the first rows of each sink have."""
+        for sink, stager in self.stagers.items():
             if stager.files:
                 self._first_files.setdefault(sink, stager.files)
+
+    def write(self, rows: Rows) -> None:
+        """Write rows to every destination.
+
+        Raises:
+            RestartError: a column widened after rows were written; `schema` has it now.
+        """
+        if rows.batch.num_rows == 0:
+            return
+        self._check_types(rows.batch.schema)
+        batch = self._complete(rows)
+        if rows.rescued:
+            self.rescued = add_rescued([*self.rescued, *rows.rescued])
+        self.rows += batch.num_rows
+        for stager in self.stagers.values():
+            stager.write(batch)
+        for exchange in self.exchanges:
+            exchange.write(batch)
 
     def _check_types(self, schema: pa.Schema) -> None:
         """Check that the files of one task agree on types: start again if a column widened after rows were written."""
@@ -142,31 +213,33 @@ class _Attempt:
 
     def _complete(self, rows: Rows) -> pa.RecordBatch:
         """Add the columns that do not come from the record: constants, missing partitions, lineage."""
-        order, batch, count = self._order, rows.batch, rows.batch.num_rows
+        batch, count = rows.batch, rows.batch.num_rows
         columns, fields = list(batch.columns), list(batch.schema)
         misfits: dict[str, str | None] = {}
-        for name, kind in order.columns.constants.items():
+        for name, kind in self._columns.constants.items():
             value = self._constant(rows, name, _arrow_type(kind))
             if value[0].as_py() is None and rows.constants.get(name) is not None:
-                misfits[name] = rows.constants[name]
+                misfits[name] = text = rows.constants[name]
+                one = Rescued(name, count, kind, shorten(json.dumps(text, ensure_ascii=False)), rows.origin)
+                self.rescued = add_rescued([*self.rescued, one])
             columns.append(pa.repeat(value[0], count))
             fields.append(pa.field(name, value.type))
-        partitions = [n for t in order.targets for n in t["partition_by"]]
+        partitions = [n for t in self._targets for n in t["partition_by"]]
         for name in dict.fromkeys(partitions):
             if name not in {f.name for f in fields}:
                 columns.append(pa.nulls(count, pa.string()))
                 fields.append(pa.field(name, pa.string()))
         _check_spelling(rows.origin, fields)
         _check_partitions(rows.origin, fields, partitions)
-        if misfits or any(all(f.name in t["partition_by"] for f in fields) for t in order.targets):
+        if misfits or any(all(f.name in t["partition_by"] for f in fields) for t in self._targets):
             # Also for rows of partition columns alone: a Parquet file without a column has no rows.
             _rescue(columns, fields, misfits, count)
-            self._rescues = True
-        if order.lineage:
+            self.rescues = True
+        if self._task.lineage:
             columns += [
                 pa.repeat(pa.scalar(rows.origin), count),
                 rows.record_numbers,
-                pa.repeat(pa.scalar(order.epoch, pa.int64()), count),
+                pa.repeat(pa.scalar(self._task.epoch, pa.int64()), count),
             ]
             fields += [pa.field(name, kind) for name, kind in zip(LINEAGE, LINEAGE_TYPES, strict=True)]
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
@@ -177,7 +250,7 @@ class _Attempt:
         try:
             return pa.array([text], pa.string()).cast(kind)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            if self._order.columns.evolution == "fail":
+            if self._columns.evolution == "fail":
                 raise SchemaError(f"{rows.origin}: the folder's {name}={text} is no {kind}") from error
             return pa.nulls(1, kind)
 
@@ -209,10 +282,67 @@ def _rescue(columns: list[Any], fields: list[pa.Field], misfits: Mapping[str, st
         index = len(fields) - 1
     if misfits:
         text = json.dumps(misfits, ensure_ascii=False)
-        held = columns[index]
-        merged = pc.binary_join_element_wise(text[:-1], pc.utf8_slice_codeunits(held, 1), ",")
-        columns[index] = pc.if_else(pc.is_null(held), text, merged)
+        rescued = columns[index]
+        merged = pc.binary_join_element_wise(text[:-1], pc.utf8_slice_codeunits(rescued, 1), ",")
+        columns[index] = pc.if_else(pc.is_null(rescued), text, merged)
 
 
 def _arrow_type(kind: str) -> pa.DataType:
     return schema_from_json([{"name": "x", "type": kind, "nullable": True}]).field(0).type
+
+
+class _QuarantineWriter:
+    """Stages the bad records of one task: raw bytes, file, line and reason.
+
+    They become true once a commit's ledger entry names the file. `target` is `{root, storage_options, folder}`.
+    """
+
+    def __init__(self, target: dict[str, Json], epoch: int, attempt: str) -> None:
+        self._storage = open_storage(target["root"], target["storage_options"])
+        self._folder = target["folder"]
+        self._epoch = epoch
+        self._attempt = attempt
+        self._rows: list[dict[str, Json]] = []
+        self._size_bytes = 0
+        self._files: list[dict[str, Json]] = []
+
+    def add(self, path: str, records: Sequence[BadRecord]) -> None:
+        """Add the bad records of one file."""
+        for bad in records:
+            self._rows.append(
+                {
+                    "file": path,
+                    "line": bad.line,
+                    "record": bad.record,
+                    "reason": bad.reason,
+                    "raw": bytes(bad.raw),
+                    "epoch": self._epoch,
+                }
+            )
+            self._size_bytes += len(bad.raw) + 64
+        if self._size_bytes > QUARANTINE_FLUSH_BYTES:
+            self._flush()
+
+    def close(self) -> list[dict[str, Json]]:
+        """Make everything durable and return the files."""
+        self._flush()
+        return self._files
+
+    def discard(self) -> None:
+        """Delete the files of this writer."""
+        for file in self._files:
+            self._storage.delete(f"{self._folder}/{file['name']}")
+        self._files, self._rows = [], []
+
+    def _flush(self) -> None:
+        if not self._rows:
+            return
+        name = quarantine_name(self._epoch, self._attempt, uuid.uuid4().hex)
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.Table.from_pylist(self._rows, schema=QUARANTINE_SCHEMA), sink, compression="zstd")
+        fault_point("stage.quarantine.before")
+        self._storage.put(f"{self._folder}/{name}", sink.getvalue().to_pybytes())
+        fault_point("stage.quarantine.after")
+        reasons = Counter(str(row["reason"]) for row in self._rows)
+        self._files.append({"name": name, "rows": len(self._rows), "reasons": dict(reasons)})
+        self._rows, self._size_bytes = [], 0

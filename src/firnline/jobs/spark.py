@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,20 @@ LOCAL_DEFAULTS = {
 }
 
 
+START_HINT = (
+    "Check `java -version` (17 or newer), JAVA_HOME and the keys below `spark` in the spec; "
+    "--debug shows everything that the JVM printed."
+)
+KEPT_LINES, MAX_LINE = 200, 8192  # of the JVM's output
+WORDS, MAX_REASON = 3, 400  # lines and characters of it in a message
+DRAIN_SECONDS = 5.0
+# Lines that explain no failure: frames of a stack trace, and what Spark and the JVM say at any start.
+_NOISE = re.compile(
+    r"\s+at |\s*\.\.\. \d+ more|WARNING: |Using Spark's default|Setting default log level|To adjust log"
+    r"|\S+/spark-class: line \d+"
+)
+
+
 # How Spark reports a dead worker or executor; any other error is a failure of the task itself.
 _LOSS = re.compile(
     r"exited unexpectedly|worker crashed|ExecutorLost|[Ee]xecutor (?:\S+ )?(?:lost|exited|heartbeat)|Lost executor"
@@ -64,8 +79,11 @@ def open_session(name: str, settings: Mapping[str, str]) -> SparkSession:
             hint="Unset SPARK_REMOTE (and SPARK_CONNECT_MODE_ENABLED), and name the cluster with spark.master.",
         )
     if find_java() is None:
+        home = os.environ.get("JAVA_HOME")
         raise ConfigError(
-            "no Java found, and Spark needs Java 17 or newer",
+            f"JAVA_HOME is {home}, but {os.path.join(home, 'bin', 'java')} cannot be run; Spark needs Java 17 or newer"
+            if home
+            else "no Java found, and Spark needs Java 17 or newer",
             hint="Install one (Debian: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) or set "
             "JAVA_HOME.",
         )
@@ -81,36 +99,91 @@ def open_session(name: str, settings: Mapping[str, str]) -> SparkSession:
     for key, value in config.items():
         builder = builder.config(key, value)
     try:
-        with _quiet_stderr():
-            return builder.getOrCreate()
+        _start_jvm({"spark.app.name": f"firnline {name}", **config})
+        return builder.getOrCreate()
+    except EngineError:
+        raise
     except Exception as error:  # py4j and pyspark raise many classes here
-        raise EngineError(
-            f"Spark does not start: {error}",
-            hint="Firnline needs Java 17 or newer: check `java -version` and JAVA_HOME.",
-        ) from error
+        raise EngineError(f"Spark does not start: {java_reason(error)}", hint=START_HINT) from error
+
+
+def _start_jvm(config: Mapping[str, str]) -> None:
+    """Start the JVM of Spark, unless this process has one. What the JVM prints is kept off the terminal.
+
+    Only the output of the JVM is redirected: stderr of this process stays as it is, so that no message, warning or
+    traceback is lost meanwhile.
+
+    Raises:
+        EngineError: the JVM exited; the message ends with its last words.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.java_gateway import launch_gateway
+
+    with SparkContext._lock:
+        if SparkContext._gateway is not None:
+            return
+        settings = SparkConf(loadDefaults=False).setAll(list(config.items()))
+        with JvmOutput() as output:
+            try:
+                gateway = launch_gateway(settings, {"stdout": output.pipe, "stderr": output.pipe})  # type: ignore[no-untyped-call]
+            except PySparkRuntimeError as error:
+                raise EngineError(f"Spark does not start: {output.last_words() or error}", hint=START_HINT) from error
+        SparkContext._ensure_initialized(gateway=gateway)
+
+
+class JvmOutput:
+    """What the JVM and its children print, for as long as they live: logged as debug lines, the last ones kept.
+
+    The JVM writes to `pipe`, which this process closes at the end of `with`.
+    """
+
+    def __init__(self) -> None:
+        read, self.pipe = os.pipe()
+        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._thread = threading.Thread(target=self._drain, args=(read,), name="firnline spark output", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> JvmOutput:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self.pipe >= 0:
+            os.close(self.pipe)
+            self.pipe = -1
+
+    def _drain(self, descriptor: int) -> None:
+        with open(descriptor, encoding="utf-8", errors="replace") as stream:
+            while line := stream.readline(MAX_LINE):
+                if line.strip():
+                    self._lines.append(line.rstrip())
+                    logger.debug("spark: %s", line.rstrip())
+
+    def last_words(self) -> str:
+        """Return the last lines of a JVM that has exited, without stack traces, as one line."""
+        self._close()
+        self._thread.join(DRAIN_SECONDS)  # a child of the JVM may still hold the pipe
+        words = [line.strip() for line in list(self._lines) if not _NOISE.match(line)]
+        return "; ".join(words[-WORDS:])[:MAX_REASON]
+
+
+def java_reason(error: BaseException) -> str:
+    """Return the reason in an error of py4j, without Java's stack trace."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    causes = [line[2:] for line in lines if line.startswith(": ")]
+    return (causes or lines or [type(error).__name__])[0][:MAX_REASON]
 
 
 def find_java() -> str | None:
     """Return the Java that Spark would start, or None."""
     home = os.environ.get("JAVA_HOME")
     if home:
-        found = os.path.join(home, "bin", "java")
-        return found if os.access(found, os.X_OK) else None
+        java = os.path.join(home, "bin", "java")
+        return java if os.access(java, os.X_OK) else None
     return shutil.which("java")
-
-
-@contextlib.contextmanager
-def _quiet_stderr() -> Iterator[None]:
-    """Keep the JVM's startup messages off the terminal; its log level applies once it is up."""
-    saved = os.dup(2)
-    null = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(null, 2)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(null)
 
 
 class SparkEngine:
@@ -192,7 +265,7 @@ class SparkEngine:
             reports = [json.loads(row.report) for row in frame.collect()]
         for report in reports:
             if "error" in report:
-                raise _rebuild_error(report["error"])
+                raise rebuild_error(report["error"])
         return sorted(reports, key=lambda r: int(r["task"]))
 
     def run_sql(
@@ -300,17 +373,23 @@ def _runner_of(tasks: list[dict[str, Json]]) -> Any:
                 try:
                     report = perform(json.loads(texts[number]))
                 except FirnlineError as error:
-                    report = {"error": {"code": error.code, "message": error.message, "hint": error.hint}}
+                    report = {"error": error_report(error)}
                 report["task"] = number
                 yield pyarrow.RecordBatch.from_pydict({"report": [json.dumps(report)]})
 
     return run
 
 
-def _rebuild_error(value: dict[str, Json]) -> FirnlineError:
+def rebuild_error(value: dict[str, Json]) -> FirnlineError:
     """Return the error that a task reported, as the class with its code."""
-    found = {cls.code: cls for cls in _all_errors(FirnlineError)}
-    return found.get(value["code"], EngineError)(value["message"], hint=value["hint"])
+    by_code = {cls.code: cls for cls in _all_errors(FirnlineError)}
+    return by_code.get(value["code"], EngineError)(value["message"], hint=value["hint"], **value["fields"])
+
+
+def error_report(error: FirnlineError) -> dict[str, Json]:
+    """Return an error of a task in plain JSON, for `rebuild_error`."""
+    fields = {name: value for name, value in error.fields.items() if isinstance(value, str | int | float | None)}
+    return {"code": error.code, "message": error.message, "hint": error.hint, "fields": fields}
 
 
 def _all_errors(root: type[FirnlineError]) -> Iterator[type[FirnlineError]]:

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from firnline.errors import ConfigError, SchemaError
+from firnline.errors import ConfigError, SchemaError, StagingError
 from firnline.jobs.engine import SqlJob, SqlTable, SqlTask
-from firnline.jobs.spark import first_line, freeze_imports
+from firnline.jobs.spark import error_report, first_line, freeze_imports, rebuild_error
 from firnline.schema import schema_from_json, schema_to_json
 from firnline.types import Json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from firnline.sinks.base import Stager
 
 
 def run_sql(session: SparkSession, job: SqlJob) -> tuple[pa.Schema, list[dict[str, Json]]]:
@@ -29,6 +31,9 @@ def run_sql(session: SparkSession, job: SqlJob) -> tuple[pa.Schema, list[dict[st
         schema = plain_schema(frame)
         written = frame.mapInArrow(_writer_of(job.task, schema), "report string")
         reports = [json.loads(row.report) for row in _collect(written)]
+    for report in reports:
+        if "error" in report:
+            raise rebuild_error(report["error"])
     return schema, sorted(reports, key=lambda report: int(report["task"]))
 
 
@@ -121,7 +126,7 @@ def _writer_of(task: SqlTask, schema: pa.Schema) -> Any:
         from pyspark import TaskContext
 
         from firnline.exchange import ExchangeWriter
-        from firnline.jobs.worker import pinging
+        from firnline.jobs.heartbeat import pinging
         from firnline.operators.columns import align
         from firnline.sinks.registry import open_stager
 
@@ -130,10 +135,11 @@ def _writer_of(task: SqlTask, schema: pa.Schema) -> Any:
         number = context.partitionId() if context is not None else 0
         task, wanted = SqlTask.from_json(json.loads(text)), schema_from_json(json.loads(columns))
         ping = replace(task.ping, name=f"{task.ping.name}, {number}")
-        stagers = {t["sink"]: open_stager(t, task.attempt) for t in task.output.targets}
+        stagers: dict[str, Stager] = {}
         exchanges = [ExchangeWriter(edge, task.exchange) for edge in task.output.edges]
         rows = 0
         try:
+            stagers |= {t["sink"]: open_stager(t, task.attempt) for t in task.output.targets}
             with pinging(ping):
                 for batch in batches:
                     rows += batch.num_rows
@@ -144,11 +150,16 @@ def _writer_of(task: SqlTask, schema: pa.Schema) -> Any:
                         exchange.write(fitted)
                 staged = {sink: stager.close() for sink, stager in stagers.items()}
                 exchanged = {exchange.edge.name: exchange.close() for exchange in exchanges}
+        except StagingError as error:
+            for stager in stagers.values():
+                stager.discard()
+            report = {"task": number, "error": error_report(error)}
         except BaseException:
             for stager in stagers.values():
                 stager.discard()
             raise
-        report = {"task": number, "rows": rows, "staged": staged, "exchanged": exchanged}
+        else:
+            report = {"task": number, "rows": rows, "staged": staged, "exchanged": exchanged}
         yield pyarrow.RecordBatch.from_pydict({"report": [json.dumps(report)]})
 
     return write

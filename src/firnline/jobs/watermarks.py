@@ -70,13 +70,13 @@ class Watermarks:
 
         A removed input no longer limits the watermark.
         """
-        found = {}
+        watermarks = {}
         for name, old in names.items():
             mark = self.operators.get(name, self.operators.get(old, Watermark()))
             ports = inputs[name].items()
             idle = frozenset(port for port, was in ports if port in mark.idle or was in mark.idle)
-            found[name] = Watermark(_kept(mark.inputs, ports), mark.at, _kept(mark.silent, ports), idle)
-        return Watermarks(found)
+            watermarks[name] = Watermark(_kept(mark.inputs, ports), mark.at, _kept(mark.silent, ports), idle)
+        return Watermarks(watermarks)
 
     def to_json(self) -> dict[str, Json]:
         """Return the durable form; silence is omitted if no input is silent."""
@@ -93,14 +93,14 @@ class Watermarks:
     @classmethod
     def from_json(cls, value: Mapping[str, Json]) -> Watermarks:
         """Parse the durable form in a checkpoint."""
-        found = {}
+        watermarks = {}
         for name, one in value.items():
             at = one["at"]
             inputs = {str(k): int(v) for k, v in one["inputs"].items()}
             silent = {str(k): int(v) for k, v in one.get("silent", {}).items()}
             idle = frozenset(str(port) for port in one.get("idle", []))
-            found[str(name)] = Watermark(inputs, None if at is None else int(at), silent, idle)
-        return cls(found)
+            watermarks[str(name)] = Watermark(inputs, None if at is None else int(at), silent, idle)
+        return cls(watermarks)
 
 
 def _kept(times: Mapping[str, int], ports: Iterable[tuple[str, str]]) -> dict[str, int]:

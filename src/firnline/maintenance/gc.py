@@ -1,13 +1,20 @@
-"""Deletes unneeded files: orphans, units set aside long ago, old ledger entries, temporary files.
+"""Deletes unneeded files of a table: `gc` deletes what no log names, `vacuum` what commits have removed.
 
-`maintenance.state` sweeps operator state, which may be elsewhere.
+Neither sweeps operator state, which may be elsewhere: see `maintenance.state`.
 
-The steps, in this order:
-1. List the files. Only what is older than the grace period, by the storage's own clock, is a candidate.
+The steps of `gc`, in this order:
+1. List the files. Only what is older than the grace period, by the storage's own clock, is a candidate: orphans, units
+   set aside long ago, temporary files.
 2. Read everything that names files (`references`). This includes names added after the listing.
 3. Delete in batches. Before each batch, read new names and declare the batch in the log (`sweeps`).
-4. Fold ledgers and sweep quarantine, below the floor.
+4. Keep ledgers small, below the floor: fold old entries, delete entries that no commit names, and quarantine that no
+   entry names.
 A kill at any point leaves fewer unnamed files, and perhaps a declared batch, which the next sweep finishes.
+
+`vacuum` deletes files that commits removed longer ago than the table's retention; files that no log ever named stay. It
+is like delta-rs' lite mode, with three differences. Ages follow the storage's clock and the log's own files, not this
+machine's clock. Pins and units, pending or set aside, keep their files. Deletions are declared in the log first
+(`sweeps`), so that no rollback brings back a file that is about to be deleted.
 """
 
 from __future__ import annotations
@@ -16,10 +23,11 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from itertools import islice
 
-from firnline.errors import CheckpointError, ConfigError, SinkError
-from firnline.maintenance.ledger import keep_up
+from firnline.checkpoint.ledger import Ledger
+from firnline.errors import CheckpointError, ConfigError, DamagedError, SinkError
 from firnline.maintenance.references import References
 from firnline.maintenance.survey import (
     Candidates,
@@ -31,14 +39,99 @@ from firnline.maintenance.survey import (
     storage_now,
     survey,
 )
-from firnline.names import CHANGE_FILE
+from firnline.names import CHANGE_FILE, entry_txn, epoch_txn
+from firnline.sinks.delta.log import DeltaLog
+from firnline.sinks.delta.recovery import Found, find_checkpoint
 from firnline.sinks.delta.sweeps import Intent, Sweeper, SweepLog
 from firnline.sinks.delta.table import Table
 from firnline.state.snapshot import exists
 from firnline.storage import Storage, is_remote
-from firnline.types import Clock
+from firnline.types import Clock, Json
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class LedgerState:
+    """One pipeline's ledger according to the log."""
+
+    ledger: Ledger
+    found: Found
+    floor: int
+
+
+@dataclass(slots=True)
+class Upkeep:
+    """What was done to one ledger; in a dry run, what would be done."""
+
+    folded: int = 0
+    swept: int = 0
+    quarantine: list[TableFile] = field(default_factory=list)
+
+
+def find_ledger(storage: Storage, table: Table, pipeline: str, oldest_pending: int | None) -> LedgerState | None:
+    """Return the ledger's true end and its floor; None before the first commit.
+
+    A unit that is still pending although it is committed is recognized by its entry: those entries stay.
+
+    Raises:
+        CheckpointError: no intact copy has the end of the ledger.
+    """
+    epoch = table.txn(epoch_txn(pipeline))
+    if epoch is None:
+        return None
+    ledger = Ledger(storage, pipeline)
+    digest = table.txn(entry_txn(pipeline))
+    found = find_checkpoint(DeltaLog(storage), ledger, pipeline, table.version, epoch, digest, _refuse)
+    floor = found.checkpoint.floor
+    return LedgerState(ledger, found, floor if oldest_pending is None else min(floor, oldest_pending))
+
+
+def fold(state: LedgerState) -> Upkeep:
+    """Fold and sweep below the floor."""
+    entry = state.found.entry
+    return Upkeep(state.ledger.fold(entry, state.floor), state.ledger.sweep(state.floor, entry))
+
+
+def unnamed_quarantine(state: LedgerState, files: list[tuple[int, TableFile]]) -> list[TableFile]:
+    """Return quarantine files below the floor that no entry of the true chain names: attempts that were not
+    committed."""
+    old = [file for epoch, file in files if epoch < state.floor]
+    if not old:
+        return []
+    named = {str(q["name"]) for link in state.ledger.chain(state.found.entry) for q in link.quarantine}
+    return [file for file in old if file.key.rsplit("/", 1)[-1] not in named]
+
+
+def keep_up(
+    storage: Storage,
+    table: Table,
+    pipeline: str,
+    quarantine: list[tuple[int, TableFile]],
+    *,
+    oldest_pending: int | None,
+    may_fold: bool,
+) -> Upkeep:
+    """Fold one pipeline's ledger and find its quarantine to sweep.
+
+    Raises:
+        CheckpointError: the chain has a hole; nothing of this pipeline was deleted.
+    """
+    try:
+        state = find_ledger(storage, table, pipeline, oldest_pending)
+        if state is None:
+            return Upkeep()
+        doomed = unnamed_quarantine(state, quarantine)
+        done = fold(state) if may_fold else Upkeep()
+    except FileNotFoundError as error:
+        raise SinkError(f"the ledger of {pipeline!r} moved while it was read: {error}") from error
+    done.quarantine = doomed
+    return done
+
+
+def _refuse(_positions: dict[str, Json], _inputs: dict[str, list[dict[str, Json]]]) -> dict[str, Json]:
+    raise DamagedError("only a run can rebuild a checkpoint from its inputs")
+
 
 GRACE_SECONDS = 86_400.0
 BATCH_FILES = 2000  # declared in one commit
@@ -118,7 +211,7 @@ class Sweep:
         )
 
     def delete_unnamed(self, kind: str, candidates: Candidates, references: References) -> None:
-        """Delete candidates in batches. Before each, files that were named meanwhile are taken out."""
+        """Delete candidates in batches. Before each, files that were named meanwhile are removed from it."""
         total, done = len(candidates.files), 0
         sweeper = self._sweeper()
         candidates.drop_where(lambda f: not is_inside(self.storage, f.key), "outside the table")
@@ -260,3 +353,90 @@ def _check_plausible(found: Survey, references: References) -> None:
             "not one file that the log names was found in the table's folder",
             hint="Nothing was deleted. Check that the path is the table's own, and not a link or a mount of it.",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class VacuumReport:
+    """The result of `vacuum`; in a dry run, what it would do."""
+
+    table: str
+    dry_run: bool
+    version: int
+    retention_hours: float
+    files: int
+    size_bytes: int
+    kept: dict[str, int]  # files that stay although a commit removed them, by reason
+    stopped: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def vacuum(
+    table: str,
+    storage_options: Mapping[str, str] | None = None,
+    *,
+    retention_hours: float | None = None,
+    allow_short_retention: bool = False,
+    dry_run: bool = False,
+    ledgers: Mapping[str, Storage] | None = None,
+    progress: Progress | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> VacuumReport:
+    """Delete removed files whose retention is over.
+
+    Raises:
+        ConfigError: `retention_hours` is below the table's retention, without `allow_short_retention`.
+        CheckpointError: a unit, an entry or a pin cannot be read, and might name a file; nothing was deleted.
+        SinkError: the table or the storage cannot be read or written.
+    """
+    options = dict(storage_options or {})
+    try:
+        storage, handle = open_table(table, options)
+        now = storage_now(storage)
+        sweep = Sweep("vacuum", storage, handle, dry_run, progress, stop)
+        sweep.finish_others()
+        references = References(storage, handle, options, now, ledgers)
+        references.retention = _retention(references.retention, retention_hours, allow_short_retention)
+        candidates = _removed(storage, references, now)
+        references.apply(candidates)
+        sweep.delete_unnamed("data", candidates, references)
+    except OSError as error:
+        raise SinkError(f"cannot vacuum {table}: {error}", table=table) from error
+    done = sweep.kinds.get("data", Swept())
+    return VacuumReport(
+        table=handle.uri,
+        dry_run=dry_run,
+        version=handle.version,
+        retention_hours=references.retention / timedelta(hours=1),
+        files=done.files,
+        size_bytes=done.size_bytes,
+        kept=dict(candidates.kept),
+        stopped=sweep.stopped,
+        notes=(*references.notes, *finished_notes(sweep.finished)),
+    )
+
+
+def _retention(of_table: timedelta, hours: float | None, allow_short: bool) -> timedelta:
+    if hours is None:
+        return of_table
+    wanted = timedelta(hours=hours)
+    if hours < 0 or (wanted < of_table and not allow_short):
+        raise ConfigError(
+            f"a retention of {hours:g} h is below the table's own, {of_table / timedelta(hours=1):g} h",
+            hint="Readers of older versions may need these files; ask for a short retention expressly if none do.",
+        )
+    return wanted
+
+
+def _removed(storage: Storage, references: References, now: datetime) -> Candidates:
+    """Return every tombstone whose file still exists."""
+    found = Candidates()
+    tail = references.log.tail(now, references.retention)
+    for key, tombstone in tail.tombstones.items():
+        if not is_inside(storage, key):
+            continue
+        try:
+            stat = storage.stat(key)
+        except FileNotFoundError:
+            continue
+        found.files[key] = TableFile(key, stat.size_bytes or tombstone.size_bytes, stat.modified_at)
+    return found

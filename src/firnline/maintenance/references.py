@@ -1,11 +1,11 @@
-"""What must not be deleted: everything that the log, units, ledger entries, pins or a running writer may name.
+"""Finds what must not be deleted: everything that the log, units, ledger entries, pins or an active writer may name.
 
-The order of reading is part of the safety. Whoever makes a file true first names it in a place that lives longer:
-- a committer writes the log and then deletes the unit, compaction writes the log and then deletes its pin: so
-  units and pins are read before the log;
-- a unit moves between pending and set aside by a copy: so pending is read, then set aside, then pending again;
-- the files themselves were listed before all of that.
-What cannot be read might name anything: it stops the sweep.
+The order of reading is part of the safety, because a name moves from one record to another:
+- A committer writes the log, then deletes the unit. Compaction writes the log, then deletes its pin. So units and pins
+  are read before the log.
+- A unit moves between pending and set aside by a copy. So pending is read, then set aside, then pending again.
+- The files themselves are listed before all of that.
+An unreadable record might name anything: it stops the sweep.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from firnline.storage import Storage
 from firnline.types import Json
 
 SET_ASIDE_KEPT = timedelta(days=30)
-COMPACTION_KEPT = timedelta(days=1)  # a pin that compaction or a restore left behind when it was killed
+COMPACTION_KEPT = timedelta(days=1)  # of a pin that a killed compaction or restore left behind
 EPOCHS_IN_FLIGHT = 16  # more than a run ever has between plan and commit
 COMMITS_SCANNED = 10_000
 _ATTEMPT = re.compile(r"[0-9a-f]{16}")
@@ -80,7 +80,7 @@ class References:
         self.oldest_pending: dict[str, int] = {}  # per pipeline, its oldest pending epoch
         self.expired_units: list[TableFile] = []
         self.expired_pins: list[TableFile] = []
-        self.live: set[str] = set()  # pipelines with a run that may still be at work
+        self.live: set[str] = set()  # pipelines with a run that may still be active
         self.notes: list[str] = []
         self.pipelines: set[str] = set()
 

@@ -1,15 +1,17 @@
-"""Deletes operators' state that nothing can need any more, in every home that a pipeline's state has.
+"""Deletes operator state that is no longer needed, at home and in the remote tier.
 
-What must stay is collected before anything is listed:
-- what every sink names: the deciding one with and without pending units; of one that lags, its epoch's ledger entry;
-- the state of every ledger entry from the floor on, and of every version from there on in the store and the tiers;
-- savepoints, and restores that are under way, by their pins;
-- what the active run stands on where that is older than what the sinks name, by its pin.
-Everything from the oldest snapshot of these on stays too, which is more than any run has in flight. A ledger or a pin
-that cannot be read might name anything: then nothing is deleted.
+Before it lists any file, the sweep collects what must stay:
+- the state that each sink names: for the deciding sink with and without pending units, for a sink that lags the ledger
+  entry of its epoch;
+- the state of every ledger entry from the floor on, and of every copy from there on in the store and the tiers;
+- the state that pins of savepoints and of active restores name;
+- the state that the active run resumed from, if it is older, by its pin.
+Everything newer than the oldest of these snapshots stays too, which is more than any run has in flight. An unreadable
+ledger or pin might name anything: then nothing is deleted.
 
-A rollback goes back to the floor at most, so it needs nothing that goes here. A restore may need it: what goes is
-therefore declared in the deciding table's log (`sweeps`), while no history edit and no pin came between.
+A rollback reaches back to the floor at most, so it needs nothing that is deleted here. A restore may need it.
+Therefore the deletion is declared in the deciding table's log (`sweeps`), and only if no history edit and no pin has
+appeared meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Protocol, TypeAlias
 
-from firnline.checkpoint.ledger import JUMPS, Ledger
+from firnline.checkpoint.ledger import HISTORY_EDITS, Ledger
 from firnline.errors import CheckpointError, SinkError
 from firnline.graph import stateful
 from firnline.maintenance.gc import finished_notes
@@ -39,14 +41,14 @@ from firnline.state.remote import Replica
 from firnline.state.snapshot import exists, load, load_with_texts
 from firnline.state.sweep import Marks, Swept, delete_files, sweep
 from firnline.storage import Storage
-from firnline.stores.tiers import Place
+from firnline.stores.tiers import CopyStore
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 86_400.0
-LOOKS = 3  # at a history that changes each time, before it is left to the next sweep
-STANDS_ON = "stands-on"  # the kind of a pin that names the state that the active run stands on
+LOOKS = 3  # attempts while the history changes; then the next sweep does it
+STANDS_ON = "stands-on"  # the kind of a pin that names the state that the active run resumed from
 REMOTE = "remote:"  # before the name of a file in the remote tier
 RUN_GRACE_SECONDS = 900.0  # for a run's own sweeps: it knows what it has in flight, others may be a little behind
 
@@ -58,7 +60,7 @@ class Copies(Protocol):
     """The copies of checkpoints."""
 
     @property
-    def places(self) -> Sequence[Place]: ...
+    def stores(self) -> Sequence[CopyStore]: ...
 
 
 class Pipeline(Protocol):
@@ -196,8 +198,8 @@ class _Declared:
             return False
         for version in range(self._seen + 1, self._sink.table.version + 1):
             commit = self._sink.log.read(version)
-            info = commit.find_info(self._parts.options.name) if commit is not None else {"kind": JUMPS[0]}
-            if info is not None and info.get("kind") in JUMPS:
+            info = commit.find_info(self._parts.options.name) if commit is not None else {"kind": HISTORY_EDITS[0]}
+            if info is not None and info.get("kind") in HISTORY_EDITS:
                 return False
         return True
 
@@ -239,15 +241,13 @@ def find_needed(parts: Pipeline) -> Needed:
         CheckpointError: the ledger has a hole, or a pin cannot be read.
     """
     notes: list[str] = []
-    pins = _state_pins(parts)  # before the sinks: what a restore has pinned, its commit names before the pin goes
+    pins = _state_pins(parts)  # before the sinks: the commit of a restore names the files before it deletes the pin
     epochs = list(_lagging(parts, notes))
     newest, committed = parts.sinks[0].load(), parts.sinks[0].load_committed()
     if committed.exists:
         parts.sinks[0].make_durable()  # its floor decides what is deleted
     if committed.checkpoint is None or newest.checkpoint is None:
-        return Needed(
-            Marks({}, 0), pinned=pins
-        )  # there may be an epoch in flight, and nothing that tells it from another one
+        return Needed(Marks({}, 0), pinned=pins)  # an epoch may be in flight, and nothing distinguishes it
     floor = committed.checkpoint.floor
     live: list[Mapping[str, Json]] = [newest.checkpoint.state, committed.checkpoint.state]
     for entry, _ in parts.ledger.entries(newest.entry):
@@ -280,11 +280,11 @@ def _lagging(parts: Pipeline, notes: list[str]) -> Iterator[int]:
 def _copied(parts: Pipeline, floor: int, notes: list[str]) -> Iterator[Mapping[str, Json]]:
     """Yield the contents of store and tiers from the floor on. They are copies of ledger entries, so one may be
     missing."""
-    for place in parts.recorder.places:
+    for store in parts.recorder.stores:
         try:
-            yield from (record.checkpoint.state for record in place.load_since(floor))
+            yield from (record.checkpoint.state for record in store.load_since(floor))
         except (OSError, CheckpointError) as error:
-            notes.append(f"the {place.path} copy {place.place} was passed over: {error}")
+            notes.append(f"the {store.tier} copy {store.location} was passed over: {error}")
 
 
 def find_doomed_state(parts: Pipeline, refs: Iterable[SnapshotRef]) -> Intent | None:
@@ -295,7 +295,7 @@ def find_doomed_state(parts: Pipeline, refs: Iterable[SnapshotRef]) -> Intent | 
             if home is not None:
                 with contextlib.suppress(CheckpointError):  # the other home has it
                     names.update(_names_of(home.storage, ref))
-    log = SweepLog(parts.storage, Table(parts.storage.root, parts.options.deciding.storage_options), parts.options.name)
+    log = SweepLog(parts.storage, Table(parts.storage.root, parts.options.home.storage_options), parts.options.name)
     return log.find_after_pin(names | {REMOTE + name for name in names}) if log.table.refresh() else None
 
 

@@ -1,4 +1,4 @@
-"""Newline-delimited JSON, compiled: files to blocks of lines (`reader`), blocks to Arrow batches (`decode`)."""
+"""Newline-delimited JSON: reads files in blocks of lines (`reader`) and decodes them, compiled, to Arrow (`decode`)."""
 
 from firnline.ndjson.decode import (
     BadRecord,
@@ -9,15 +9,9 @@ from firnline.ndjson.decode import (
     UnexpectedFieldError,
     warm_up,
 )
-from firnline.ndjson.kinds import Choice, KindCounter, add_counts, choose, json_paths, settle
-from firnline.ndjson.reader import (
-    Block,
-    BlockReader,
-    BrokenFileError,
-    Oversized,
-    compression_of,
-    open_blocks,
-)
+from firnline.ndjson.infer import Choice, KindCounter, add_counts, apply_kinds, choose, json_paths
+from firnline.ndjson.reader import Block, BlockReader, Oversized, open_blocks
+from firnline.ndjson.streams import BrokenFileError, compression_of
 from firnline.ndjson.tree import shown_path
 
 __all__ = [
@@ -34,11 +28,11 @@ __all__ = [
     "Oversized",
     "UnexpectedFieldError",
     "add_counts",
+    "apply_kinds",
     "choose",
     "compression_of",
     "json_paths",
     "open_blocks",
-    "settle",
     "shown_path",
     "warm_up",
 ]

@@ -1,12 +1,13 @@
-"""Blocks of lines to Arrow batches: the compiled walk for the many, the exact path for the odd ones.
+"""Decodes blocks of lines to Arrow batches: most records by the compiled kernel, odd ones by the exact path in Python.
 
-What never depends on luck or order: every field of every record ends up in a column or in `_rescued_data`, or
-the record is reported as bad. Of duplicate keys the last wins. An unknown field that is null counts as absent.
+Whatever the order of the records, every field of every record ends up in a column or in `_rescued_data`, or the record
+is reported as bad. Of duplicate keys the last wins. An unknown field that is null counts as absent.
 """
 
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,21 +15,21 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from firnline.ndjson import kernel, slow
-from firnline.ndjson import nodes as k
-from firnline.ndjson.fit import MisfitError, fit
+from firnline.ndjson import exact
+from firnline.ndjson import kernel as k
+from firnline.ndjson.exact import BadRecordError, MisfitError, Object, dump, fit
 from firnline.ndjson.infer import Learner, is_empty, kind_of
 from firnline.ndjson.layout import Array, Layout
 from firnline.ndjson.reader import Block, open_blocks
-from firnline.ndjson.slow import BadRecordError, Object, dump
 from firnline.ndjson.text import FULL
 from firnline.ndjson.tree import Kinds, Node, build_tree
-from firnline.schema import RESCUED_COLUMN
+from firnline.rescued import UNKNOWN_FIELDS, Rescued, add_rescued, shorten
+from firnline.schema import RESCUED_COLUMN, type_to_text
 
 BadReason = Literal["not-json", "not-an-object", "invalid-utf8", "too-long", "missing-required"]
 
-_FIRST_ODD = 200  # odd records to look at before the schema is learned and the walk tried again
-_FEW_RUNS = 64  # up to here rows are put together from slices, beyond by index
+_FIRST_ODD = 200  # odd records to collect before the schema is widened and the block is read again
+_FEW_PIECES = 64  # up to this number of pieces rows are joined as slices, above it by index
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +38,11 @@ class DecodeOptions:
 
     Attributes:
         evolution: what an unknown field becomes: a column, a part of `_rescued_data`, or an error.
-        on_mismatch: what a value becomes that does not fit a column whose type is fixed.
-        reserved: top-level names that are never taken from records as columns; such fields are rescued.
-        kinds: by path, the kinds of new fields that were chosen; values of another kind are rescued.
-        max_fields: fields at all levels beyond which unknown fields are rescued under `add`, so that records
-            with generated keys cannot exhaust the memory.
+        on_mismatch: what happens to a value that does not fit a column of fixed type.
+        reserved: top-level names that never become columns; such fields are rescued.
+        kinds: the kinds chosen for new fields, by path; values of another kind are rescued.
+        max_fields: the most fields, nested ones included, that `add` may create; further ones are rescued, so that
+            records with generated keys cannot exhaust the memory.
     """
 
     evolution: Literal["add", "rescue", "fail"] = "add"
@@ -85,16 +86,17 @@ class BadRecord:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """The rows of one block in record order, their record numbers, and the records that are no rows."""
+    """The rows of one block in record order, their record numbers, the bad records, and counts of rescued values."""
 
     batch: pa.RecordBatch
     record_numbers: pa.Array
     bad: list[BadRecord]
+    rescued: list[Rescued] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _Odd:
-    """A record for the exact path."""
+    """A record that the kernel left to the exact path."""
 
     raw: bytes
     parsed: Object | BadRecordError
@@ -103,12 +105,17 @@ class _Odd:
     line: int
 
 
+_INTEGERS = (k.INT32, k.INT64)
+_NUMBERS = ("int64", "float64")
+_Misfit = tuple[str, Node | None, Any]  # a rescued value: its column, the column's node, the value
+
+
 class Decoder:
-    """Turns the blocks of files into batches, learning new fields as they come.
+    """Turns the blocks of files into batches, and adds new fields to the schema as they appear.
 
     Columns in `frozen` keep their type (a struct among them may gain fields), and so do fields whose kind is chosen.
-    Every other column widens when a value does not fit: int64 to float64, else to json, until somebody counts the kinds
-    and chooses one (see `kinds`). So earlier batches may have an older schema.
+    Every other column widens when a value does not fit: int64 to float64, else to json, until the kinds of all values
+    are counted and one is chosen (see `infer`). So earlier batches may have an older schema.
 
     Attributes:
         schema: the schema of the newest batch.
@@ -121,6 +128,7 @@ class Decoder:
             raise ValueError(f"column {RESCUED_COLUMN!r} must be a string, not {schema.field(RESCUED_COLUMN).type}")
         self._base = schema
         self._frozen = frozenset(frozen)
+        self._kernel_rescued = 0  # unknown fields of the block that the kernel rescued
         self._build()
 
     def _build(self) -> None:
@@ -134,16 +142,17 @@ class Decoder:
             UnexpectedFieldError: under `evolution="fail"`, for the first such field.
             MismatchError: under `on_mismatch="fail"`, for the first such value.
         """
-        with slow.collector_paused():
+        with exact.collector_paused():
             return self._decode(block)
 
     def _decode(self, block: Block) -> Decoded:
-        places = _Places(block)
+        numbering = _Numbering(block)
         had_rescued = RESCUED_COLUMN in self.schema.names
-        odd = self._walk(_as_array(block.data), places)
+        odd = self._walk(_as_array(block.data), numbering)
         columns = self._layout.finish()
         count = int(self._layout.table[0, k.LENGTH])
-        rows, kept, bad = self._convert(odd)
+        rescued = self._rescued_by_kernel(columns)
+        rows, kept, bad = self._convert(odd, rescued)
         if RESCUED_COLUMN not in self.schema.names and any(RESCUED_COLUMN in row for row in rows):
             self._add_rescued_column()
             columns.append(pa.nulls(count, pa.string()))
@@ -154,13 +163,20 @@ class Decoder:
             batch = self._drop_unused_rescued(batch)
         bad += [BadRecord(big.record, big.line, big.head, "too-long") for big in block.oversized]
         bad.sort(key=lambda item: item.record)
-        numbers = places.records
+        numbers = numbering.records
         if bad:
             numbers = numbers[~np.isin(numbers, [item.record for item in bad])]
-        return Decoded(batch, pa.array(numbers), bad)
+        return Decoded(batch, pa.array(numbers), bad, add_rescued(rescued))
+
+    def _rescued_by_kernel(self, columns: list[pa.Array]) -> list[Rescued]:
+        """Return the count of the unknown fields that the kernel rescued."""
+        if not self._kernel_rescued:
+            return []
+        texts = columns[self.schema.get_field_index(RESCUED_COLUMN)].drop_null()
+        return [Rescued(UNKNOWN_FIELDS, self._kernel_rescued, first=shorten(texts[0].as_py()))]
 
     def _drop_unused_rescued(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Take the rescued column back when this block brought it but, in the end, rescued nothing."""
+        """Remove the rescued column again if this block added it but rescued nothing in the end."""
         index = self.schema.get_field_index(RESCUED_COLUMN)
         if batch.column(index).null_count < batch.num_rows:
             return batch
@@ -172,11 +188,11 @@ class Decoder:
             [column for number, column in enumerate(batch.columns) if number != index], schema=self.schema
         )
 
-    # --- the compiled walk -----------------------------------------------------------------------------
+    # --- the compiled kernel ---------------------------------------------------------------------------
 
-    def _walk(self, data: Array, places: _Places) -> list[_Odd]:
-        """Read all records into the layout; return the odd ones, once no more can be learned from them."""
-        seen: dict[int, _Odd] = {}  # by their place in the data; each is parsed once
+    def _walk(self, data: Array, numbering: _Numbering) -> list[_Odd]:
+        """Read all records into the layout, again whenever odd records widen the schema; return the odd ones left."""
+        seen: dict[int, _Odd] = {}  # by their offset in the data; each is parsed once
         room = _FIRST_ODD
         while True:
             table = np.zeros((room, 5), np.int64)
@@ -184,13 +200,13 @@ class Decoder:
             if self.options.evolution != "fail":
                 control[k.RESCUE_NODE] = self._layout.rescue_node
                 control[k.RESCUE_ALL] = self.options.evolution == "rescue"
-            self._layout.start(places.records.size)
+            self._layout.start(numbering.records.size)
             odd: list[_Odd] = []
             while True:
                 status = self._scan(data, table, control)
                 fresh = [
                     seen.get(int(row[k.ODD_START]))
-                    or seen.setdefault(int(row[k.ODD_START]), _odd_record(data, row, places))
+                    or seen.setdefault(int(row[k.ODD_START]), _odd_record(data, row, numbering))
                     for row in table[len(odd) : control[k.ODD_COUNT]]
                 ]
                 for item, row in zip(fresh, table[len(odd) :], strict=False):
@@ -199,16 +215,17 @@ class Decoder:
                     break
                 odd += fresh
                 if status == 0:
+                    self._kernel_rescued = int(control[k.RESCUED_COUNT])
                     return odd
                 table = np.vstack([table, np.zeros_like(table)])
-            # Twice the room each time: however many new fields come, few walks are needed.
+            # Twice the room each time, so that even many new fields take few passes over the block.
             room = max(2 * room, table.shape[0])
 
     def _scan(self, data: Array, odd: Array, control: Array) -> int:
         layout = self._layout
         while True:
             status = int(
-                kernel.scan(
+                k.scan(
                     data, layout.table, layout.keys, layout.slots, layout.valid, layout.words, layout.offsets,
                     layout.text, layout.stack, layout.rescued, odd, control,
                 )
@@ -218,7 +235,7 @@ class Decoder:
             layout.grow(int(control[k.FULL_NODE]), bool(control[k.FULL_TEXT]))
 
     def _learn(self, odd: list[_Odd]) -> bool:
-        """Widen the schema by what these records hold; True when it changed."""
+        """Widen the schema by the fields and values of these records; return whether it changed."""
         options = self.options
         room = options.max_fields - len(self._layout.nodes)
         learner = Learner(self._root, options.evolution == "add", options.reserved, room, options.kinds)
@@ -233,7 +250,7 @@ class Decoder:
         return True
 
     def _prepare_rescue(self, odd: list[_Odd]) -> bool:
-        """Add the rescued column when the walk itself can rescue fields of these records; True when it was added."""
+        """Add the rescued column if the kernel itself can rescue fields of these records; return whether it did."""
         evolution = self.options.evolution
         if evolution == "fail" or RESCUED_COLUMN in self.schema.names:
             return False
@@ -252,28 +269,48 @@ class Decoder:
 
     # --- the exact path --------------------------------------------------------------------------------
 
-    def _convert(self, odd: list[_Odd]) -> tuple[list[dict[str, Any]], list[_Odd], list[BadRecord]]:
+    def _convert(
+        self, odd: list[_Odd], counts: list[Rescued]
+    ) -> tuple[list[dict[str, Any]], list[_Odd], list[BadRecord]]:
+        """Return rows, their records and the bad records; append what was rescued to `counts`."""
         rows, kept, bad = [], [], []
+        misfits: dict[str, int] = {}
+        wider: dict[str, Counter[str]] = {}
         for item in odd:
             rescued: list[tuple[str, Any]] = []
+            found: list[_Misfit] = []
             try:
                 if isinstance(item.parsed, BadRecordError):
                     raise item.parsed
-                row = self._struct(item.parsed, self._root, rescued, "", item.record)
+                row = self._struct(item.parsed, self._root, rescued, found, "", item.record)
             except BadRecordError as exc:
                 reason: Any = str(exc)
                 bad.append(BadRecord(item.record, item.line, item.raw, reason))
                 continue
             if rescued:
                 row[RESCUED_COLUMN] = dump(Object(rescued))
+            for path, node, value in found:
+                misfits[path] = misfits.get(path, 0) + 1
+                if node is not None and node.kind in _INTEGERS and node is self._root.by_name.get(path):
+                    wider.setdefault(path, Counter())[kind_of(value)] += 1
+                if misfits[path] == 1:
+                    counts.append(_first_rescued(path, node, value, item.line))
             rows.append(row)
             kept.append(item)
+        counts += [Rescued(path, count - 1) for path, count in misfits.items() if count > 1]
+        counts += [Rescued(path, 0, wider={n: c[n] for n in _NUMBERS if c[n]}) for path, c in wider.items()]
         return rows, kept, bad
 
     def _struct(
-        self, value: Object, node: Node, rescued: list[tuple[str, Any]], path: str, record: int
+        self,
+        value: Object,
+        node: Node,
+        rescued: list[tuple[str, Any]],
+        found: list[_Misfit],
+        path: str,
+        record: int,
     ) -> dict[str, Any]:
-        """Return the fields that fit; append the others to `rescued`."""
+        """Return the fields that fit; append the others to `rescued`, and one by one to `found`."""
         row: dict[str, Any] = {}
         for name, item in value.last().items():
             if item is None:
@@ -283,9 +320,10 @@ class Decoder:
                 if self.options.evolution == "fail" and not (node is self._root and name in self.options.reserved):
                     raise UnexpectedFieldError(path + name, record, kind_of(item))
                 rescued.append((name, item))
+                found.append((UNKNOWN_FIELDS, None, Object([(path + name, item)])))
             elif child.kind == k.STRUCT and type(item) is Object:
                 inner: list[tuple[str, Any]] = []
-                row[name] = self._struct(item, child, inner, f"{path}{name}.", record)
+                row[name] = self._struct(item, child, inner, found, f"{path}{name}.", record)
                 if inner:
                     rescued.append((name, Object(inner)))
             else:
@@ -295,14 +333,21 @@ class Decoder:
                     if self.options.on_mismatch == "fail":
                         raise MismatchError(path + name, record, kind_of(item)) from None
                     rescued.append((name, item))
+                    found.append((path + name, child, item))
         for child in node.children:
             if child.required and row.get(child.field.name) is None:
                 raise BadRecordError("missing-required")
         return row
 
 
-class _Places:
-    """Where the records of a block's data stand in the file, oversized ones left out."""
+def _first_rescued(path: str, node: Node | None, value: Any, line: int) -> Rescued:
+    """Return the count of the first value of a column that was rescued."""
+    expected = type_to_text(node.field) if node is not None else ""
+    return Rescued(path, 1, expected, shorten(dump(value)), line=line)
+
+
+class _Numbering:
+    """The numbers in the file of the records and lines in a block's data, without the oversized ones."""
 
     def __init__(self, block: Block) -> None:
         records = np.arange(block.first_record, block.end_record, dtype=np.int64)
@@ -313,7 +358,7 @@ class _Places:
         self._long_lines = sorted(big.line for big in block.oversized)
 
     def line(self, index: int) -> int:
-        """Return the line in the file of a line in the data."""
+        """Return the number in the file of a line in the data."""
         line = self._first_line + index
         for long_line in self._long_lines:
             if line >= long_line:
@@ -330,15 +375,19 @@ def _as_array(data: bytes | memoryview) -> Array:
     return array
 
 
-def _odd_record(data: Array, row: Array, places: _Places) -> _Odd:
+def _odd_record(data: Array, row: Array, numbering: _Numbering) -> _Odd:
     raw = data[row[k.ODD_START] : row[k.ODD_END]].tobytes()
     parsed: Object | BadRecordError
     try:
-        parsed = slow.parse(raw)
+        parsed = exact.parse(raw)
     except BadRecordError as exc:
         parsed = exc
     return _Odd(
-        raw, parsed, int(row[k.ODD_ROW]), int(places.records[row[k.ODD_RECORD]]), places.line(int(row[k.ODD_LINE]))
+        raw,
+        parsed,
+        int(row[k.ODD_ROW]),
+        int(numbering.records[row[k.ODD_RECORD]]),
+        numbering.line(int(row[k.ODD_LINE])),
     )
 
 
@@ -350,26 +399,26 @@ def _empty_rows(count: int) -> pa.RecordBatch:
 def _interleave(
     fast: pa.RecordBatch, rows: list[dict[str, Any]], before: list[int], schema: pa.Schema
 ) -> pa.RecordBatch:
-    """Put each row after as many rows of `fast` as `before` says."""
-    exact = pa.RecordBatch.from_struct_array(pa.array(rows, pa.struct(list(schema))))
+    """Insert `rows` into `fast`: row i after `before[i]` rows of `fast`."""
+    others = pa.RecordBatch.from_struct_array(pa.array(rows, pa.struct(list(schema))))
     if not schema.names:
         return _empty_rows(fast.num_rows + len(rows))
     # Arrow's builders forget the metadata of nested fields.
-    exact = pa.RecordBatch.from_arrays(exact.columns, schema=schema)
-    if len(set(before)) > _FEW_RUNS:
+    others = pa.RecordBatch.from_arrays(others.columns, schema=schema)
+    if len(set(before)) > _FEW_PIECES:
         order = np.insert(np.arange(fast.num_rows), before, fast.num_rows + np.arange(len(rows)))
-        joined = pa.concat_batches([fast, exact]).take(pa.array(order))
+        joined = pa.concat_batches([fast, others]).take(pa.array(order))
     else:
-        pieces, done = [], 0
-        for index, place in enumerate(before):
-            pieces += [fast.slice(done, place - done), exact.slice(index, 1)]
-            done = place
-        joined = pa.concat_batches([*pieces, fast.slice(done)])
+        pieces, start = [], 0
+        for index, end in enumerate(before):
+            pieces += [fast.slice(start, end - start), others.slice(index, 1)]
+            start = end
+        joined = pa.concat_batches([*pieces, fast.slice(start)])
     return pa.RecordBatch.from_arrays(joined.columns, schema=schema)
 
 
 def warm_up() -> None:
-    """Compile the kernel, or load it from numba's cache; cheap from the second call on."""
+    """Compile the kernel, or load it from numba's cache; later calls are cheap."""
     decoder = Decoder(pa.schema([]), ())
     for block in open_blocks(io.BytesIO(b"{}\n"), path="", compression=None):
         decoder.decode(block)

@@ -1,14 +1,15 @@
 """The compiled walk over a block: records straight into Arrow-shaped buffers, in one pass.
 
-One compiled function serves every schema: the schema comes in as a table of nodes (see `layout`), numbered
-breadth first so that the children of a node are neighbours. All buffers of one kind live in one arena.
+One compiled function, `scan`, serves every schema. The schema is an argument: a table with a row per node (see
+`layout`), numbered breadth first so that the children of a node are neighbours. All buffers of one kind are parts of
+one arena.
 
-Slots. The slot of a struct's child is the slot of the struct; the slots of a list's element are appended.
-A column may lag behind: nulls are filled in when its next value comes, or at the end. So a record that turns
-out odd half way is undone by cutting every column back to its parent's length (`rollback`).
+Slots. A value is written to a slot of its column. A struct's child uses the slot number of the struct; elements of a
+list get new slots at the end. A column may lag behind: nulls are filled in when its next value comes, or at the end.
+So a record that turns out odd half way is undone by cutting every column back to its parent's length (`rollback`).
 
-Odd records (an unknown key, a value of another kind, anything not plainly valid) are only noted, with their
-place, and go through the exact path in Python. The kernel may call a good record odd, never the reverse.
+Odd records (an unknown key, a value of another kind, anything not plainly valid) are only listed, with their position;
+the exact path in Python (see `exact`) reads them. The kernel may call a good record odd, but never reads a bad one.
 """
 
 # numba checks the types of compiled code.
@@ -18,43 +19,227 @@ from __future__ import annotations
 
 import numpy as np
 
-from firnline.ndjson.cells import close_container, fill, length_limit, read_map_key, read_value, rollback
-from firnline.ndjson.jit import compiled, entry, inlined
-from firnline.ndjson.nodes import (
-    CAPACITY,
-    COUNT,
-    FIRST,
-    FULL_NODE,
-    FULL_TEXT,
-    KEY,
-    KEY_SIZE,
-    KIND,
-    LENGTH,
-    LINE,
-    LIST,
-    MAP,
-    MAX_RESCUED,
-    ODD_COUNT,
-    ODD_END,
-    ODD_LINE,
-    ODD_RECORD,
-    ODD_ROW,
-    ODD_START,
-    OFFSETS,
-    POSITION,
-    RECORD,
-    RESCUE_ALL,
-    RESCUE_NODE,
-    ROW,
-    STRUCT,
-    TABLE,
-    TABLE_MASK,
-    TEXT,
-    TEXT_CAPACITY,
-    TEXT_LENGTH,
-    VALID,
+from firnline.jit import compiled, entry, inlined
+from firnline.ndjson.numbers import decimal_units, double_bits, is_exact, scan_date, scan_number, scan_timestamp
+from firnline.ndjson.text import (
+    FULL,
+    ODD,
+    SLACK,
+    copy_base64,
+    copy_json,
+    copy_scalar,
+    copy_string,
+    key_end,
+    line_end,
+    same_bytes,
 )
-from firnline.ndjson.text import FULL, ODD, SLACK, copy_json, copy_string, key_end, line_end, same_bytes
+
+# --- numbers that the kernel and its callers agree on --------------------------------------------------
+
+# Kinds of nodes. Containers come first, then those with offsets, then those with 64-bit words.
+STRUCT, LIST, MAP, STRING, ANY_STRING, RAW, BINARY, BOOL, INT64, INT32, FLOAT64, FLOAT32, DECIMAL, TIMESTAMP, DATE = (
+    range(15)
+)
+
+# Columns of the node table.
+(KIND, PARENT, FIRST, COUNT, REQUIRED, REQUIRES, KEY, KEY_SIZE, TABLE, TABLE_MASK, PRECISION, SCALE,
+ VALID, WORDS, OFFSETS, TEXT, CAPACITY, TEXT_CAPACITY, LENGTH, TEXT_LENGTH) = range(20)  # fmt: skip
+NODE_COLUMNS = 20
+
+# Fields of the control array, which `scan` reads when it starts and updates when it returns.
+POSITION, ROW, RECORD, LINE, ODD_COUNT, FULL_NODE, FULL_TEXT, RESCUE_NODE, RESCUE_ALL, RESCUED_COUNT = range(10)
+CONTROL_SIZE = 10
+MAX_RESCUED = 16  # unknown fields of one record that the kernel rescues itself
+
+# Columns of the table of odd records: where the line starts and ends, rows before it, record and line in the block.
+ODD_START, ODD_END, ODD_ROW, ODD_RECORD, ODD_LINE = range(5)
+
+# --- slots ---------------------------------------------------------------------------------------------
+
+
+@compiled
+def fill(t, node, upto, valid, words, offsets):
+    """Append nulls until the node has `upto` slots."""
+    have = t[node, LENGTH]
+    kind = t[node, KIND]
+    for i in range(t[node, VALID] + have, t[node, VALID] + upto):
+        valid[i] = 0
+    if kind >= INT64:
+        for i in range(t[node, WORDS] + have, t[node, WORDS] + upto):
+            words[i] = 0
+    elif kind != STRUCT and kind != BOOL:
+        base = t[node, OFFSETS]
+        last = offsets[base + have]
+        for i in range(base + have + 1, base + upto + 1):
+            offsets[i] = last
+    t[node, LENGTH] = upto
+
+
+@inlined
+def length_limit(t, node, offsets):
+    """Return how many slots the node should have, given its parent's length."""
+    parent = t[node, PARENT]
+    if t[parent, KIND] == STRUCT:
+        return t[parent, LENGTH]
+    return np.int64(offsets[t[parent, OFFSETS] + t[parent, LENGTH]])
+
+
+@compiled
+def rollback(t, row, offsets):
+    """Cut every column back to its values from the first `row` records."""
+    t[0, LENGTH] = row
+    for node in range(1, t.shape[0]):
+        limit = length_limit(t, node, offsets)
+        if t[node, LENGTH] > limit:
+            t[node, LENGTH] = limit
+        kind = t[node, KIND]
+        if kind >= STRING and kind <= BINARY:
+            t[node, TEXT_LENGTH] = offsets[t[node, OFFSETS] + t[node, LENGTH]]
+
+
+@inlined
+def _text(data, p, n, t, node, slot, offsets, text):
+    """Read a value into a node that holds bytes. Returns the next index, or ODD or FULL."""
+    kind = t[node, KIND]
+    base = t[node, TEXT]
+    q = base + t[node, TEXT_LENGTH]
+    end = base + t[node, TEXT_CAPACITY]
+    if kind == RAW:
+        p, q = copy_json(data, p, n, text, q, end)
+    elif data[p] == 34:
+        if kind == BINARY:
+            p, q = copy_base64(data, p + 1, text, q, end)
+        else:
+            p, q = copy_string(data, p + 1, n, text, q, end, False)
+    elif kind == ANY_STRING:
+        p, q = copy_scalar(data, p, text, q, end)
+    else:
+        return ODD
+    if p >= 0:
+        t[node, TEXT_LENGTH] = q - base
+        offsets[t[node, OFFSETS] + slot + 1] = q - base
+    return p
+
+
+@inlined
+def _number(data, p, t, node):
+    """Read a value into 64 bits. Returns (next index or ODD, bits)."""
+    kind = t[node, KIND]
+    if kind >= TIMESTAMP:
+        if data[p] != 34:
+            return ODD, np.int64(0)
+        if kind == TIMESTAMP:
+            p, bits = scan_timestamp(data, p + 1)
+            return (p + 1 if p >= 0 else ODD), bits
+        fits, bits = scan_date(data, p + 1)
+        return (p + 12 if fits and data[p + 11] == 34 else ODD), bits
+    p, mantissa, exponent, negative, is_integer = scan_number(data, p)
+    if p < 0:
+        return ODD, np.int64(0)
+    if kind <= INT32:
+        top = np.uint64(1) << np.uint64(63 if kind == INT64 else 31)
+        if not is_integer or mantissa > top or (mantissa == top and not negative):
+            return ODD, np.int64(0)
+        return p, np.int64(np.uint64(0) - mantissa if negative else mantissa)
+    if kind == DECIMAL:
+        fits, bits = decimal_units(mantissa, exponent, t[node, PRECISION], t[node, SCALE])
+        return (p if fits else ODD), (-bits if negative else bits)
+    if is_integer and not is_exact(mantissa, 53 if kind == FLOAT64 else 24):
+        return ODD, np.int64(0)
+    fits, bits = double_bits(mantissa, exponent, negative)
+    if kind == FLOAT32 and mantissa != 0:
+        # The exact path handles what overflows a float, or is subnormal there.
+        power = (bits >> 52 & 0x7FF) - 1023
+        fits = fits and power >= -126 and power < 127
+    return (p if fits else ODD), bits
+
+
+@inlined
+def read_value(data, p, n, t, node, slot, valid, words, offsets, text):
+    """Read a value that opens no container into the node's slot. Returns the next index, or ODD or FULL."""
+    if t[node, LENGTH] != slot:
+        if t[node, LENGTH] > slot:
+            return ODD  # the key came twice
+        fill(t, node, slot, valid, words, offsets)
+    kind = t[node, KIND]
+    c = data[p]
+    if c == 110:
+        if t[node, REQUIRED] or data[p + 1] != 117 or data[p + 2] != 108 or data[p + 3] != 108:
+            return ODD
+        fill(t, node, slot + 1, valid, words, offsets)
+        return p + 4
+    mark = 1
+    if kind >= INT64:
+        p, bits = _number(data, p, t, node)
+        if p < 0:
+            return ODD
+        words[t[node, WORDS] + slot] = bits
+    elif kind == BOOL:
+        if c == 116 and data[p + 1] == 114 and data[p + 2] == 117 and data[p + 3] == 101:
+            p += 4
+            mark = 3
+        elif c == 102 and data[p + 1] == 97 and data[p + 2] == 108 and data[p + 3] == 115 and data[p + 4] == 101:
+            p += 5
+        else:
+            return ODD
+    elif kind >= STRING:
+        p = _text(data, p, n, t, node, slot, offsets, text)
+        if p < 0:
+            return p
+    else:
+        return ODD
+    valid[t[node, VALID] + slot] = mark
+    t[node, LENGTH] = slot + 1
+    return p
+
+
+@compiled
+def read_map_key(data, p, n, t, node, slot, valid, offsets, text):
+    """Append the key whose quote is at p. Returns the index after it, or ODD or FULL."""
+    child = t[node, FIRST]
+    at = t[child, LENGTH]
+    if at >= t[child, CAPACITY]:
+        return FULL
+    p = _text(data, p, n, t, child, at, offsets, text)
+    if p < 0:
+        return p
+    valid[t[child, VALID] + at] = 1
+    t[child, LENGTH] = at + 1
+    base = t[child, OFFSETS]
+    first = np.int64(offsets[t[node, OFFSETS] + slot])
+    if at - first > 64:
+        return ODD  # comparing every pair of keys would no longer be cheap
+    start = offsets[base + at]
+    size = offsets[base + at + 1] - start
+    for other in range(first, at):
+        begin = offsets[base + other]
+        if offsets[base + other + 1] - begin == size:
+            same = True
+            for i in range(size):
+                if text[t[child, TEXT] + begin + i] != text[t[child, TEXT] + start + i]:
+                    same = False
+                    break
+            if same:
+                return ODD  # the key came twice
+    return p
+
+
+@inlined
+def close_container(t, node, slot, valid, offsets):
+    """End the container in this slot. Returns False when a required field is missing."""
+    first = t[node, FIRST]
+    if t[node, KIND] != STRUCT:
+        offsets[t[node, OFFSETS] + slot + 1] = t[first, LENGTH]
+        valid[t[node, VALID] + slot] = 1
+        t[node, LENGTH] = slot + 1
+    elif t[node, REQUIRES]:
+        for child in range(first, first + t[node, COUNT]):
+            if t[child, REQUIRED] and t[child, LENGTH] <= slot:
+                return False
+    return True
+
+
+# --- records -------------------------------------------------------------------------------------------
 
 
 @compiled
@@ -112,11 +297,11 @@ def _is_empty_container(data, p):
 
 @compiled
 def _unknown(data, start, end, n, t, node, text, rescued, control):
-    """Take an unknown field of a record whose key is data[start:end].
+    """Handle a field of a record whose key, data[start:end], is unknown.
 
-    A null counts as absent. Anything else goes to the rescued text, if there is a node for it and nothing can be
-    learned from the value: under RESCUE_ALL, or when it is an empty array or object. `rescued` holds the keys
-    written so far, their count in the last row. Returns the index after the value, or ODD or FULL.
+    A null counts as absent. Any other value is appended to the rescued text if `node` is not 0 and the value cannot
+    become a column: under RESCUE_ALL, or when it is an empty array or object. `rescued` lists the keys appended so
+    far; its last row has their count. Returns the index after the value, or ODD or FULL.
     """
     count = rescued[MAX_RESCUED, 0]
     for i in range(count):
@@ -203,8 +388,8 @@ def _record(data, p, n, t, keys, table, valid, words, offsets, text, stack, resc
         fresh = False
         if kind == LIST:
             target = t[node, FIRST]
-            place = t[target, LENGTH]
-            if place >= t[target, CAPACITY]:
+            target_slot = t[target, LENGTH]
+            if target_slot >= t[target, CAPACITY]:
                 control[FULL_NODE], control[FULL_TEXT] = target, 0
                 return FULL
         else:
@@ -222,14 +407,14 @@ def _record(data, p, n, t, keys, table, valid, words, offsets, text, stack, resc
                         return p
                     continue
                 expected = target + 1
-                place = slot
+                target_slot = slot
                 p = end + 1
             else:
                 target = t[node, FIRST] + 1
-                place = t[target - 1, LENGTH]
+                target_slot = t[target - 1, LENGTH]
                 p = read_map_key(data, p, n, t, node, slot, valid, offsets, text)
                 if p < 0:
-                    control[FULL_NODE], control[FULL_TEXT] = target - 1, place < t[target - 1, CAPACITY]
+                    control[FULL_NODE], control[FULL_TEXT] = target - 1, target_slot < t[target - 1, CAPACITY]
                     return p
             c = data[p]
             while c == 32 or c == 9 or c == 13:
@@ -244,21 +429,21 @@ def _record(data, p, n, t, keys, table, valid, words, offsets, text, stack, resc
                 c = data[p]
         inner = t[target, KIND]
         if inner <= MAP and c == (91 if inner == LIST else 123):
-            if t[target, LENGTH] != place:
-                if t[target, LENGTH] > place:
+            if t[target, LENGTH] != target_slot:
+                if t[target, LENGTH] > target_slot:
                     return ODD
-                fill(t, target, place, valid, words, offsets)
+                fill(t, target, target_slot, valid, words, offsets)
             if inner == STRUCT:
-                valid[t[target, VALID] + place] = 1
-                t[target, LENGTH] = place + 1
+                valid[t[target, VALID] + target_slot] = 1
+                t[target, LENGTH] = target_slot + 1
             stack[depth, 0], stack[depth, 1], stack[depth, 2] = node, slot, expected
             depth += 1
-            node, slot, kind, expected = target, place, inner, t[target, FIRST]
+            node, slot, kind, expected = target, target_slot, inner, t[target, FIRST]
             close = 93 if inner == LIST else 125
             fresh = True
             p += 1
             continue
-        p = read_value(data, p, n, t, target, place, valid, words, offsets, text)
+        p = read_value(data, p, n, t, target, target_slot, valid, words, offsets, text)
         if p < 0:
             control[FULL_NODE], control[FULL_TEXT] = target, 1
             return p
@@ -268,15 +453,16 @@ def _record(data, p, n, t, keys, table, valid, words, offsets, text, stack, resc
         return ODD
     if rescued[MAX_RESCUED, 0] > 0:
         _end_rescued(t, control[RESCUE_NODE], row, valid, words, offsets, text)
+        control[RESCUED_COUNT] += rescued[MAX_RESCUED, 0]
     return p
 
 
 @entry
 def scan(data, t, keys, table, valid, words, offsets, text, stack, rescued, odd, control):
-    """Read records until the data, the room for odd records, or the room in a buffer ends.
+    """Read records until the data ends, `odd` is full, or a buffer is full.
 
-    The data ends with a line feed. Returns 0 at the end of the data, ODD when `odd` is full, FULL when the
-    buffer named in `control` must grow; a call with the same arguments then goes on.
+    The data must end with a line feed. Returns 0 at the end of the data, ODD when `odd` is full, FULL when the
+    buffer named in `control` must grow. After that, a call with the same arguments continues.
     """
     n = data.size
     p, row, record = control[POSITION], control[ROW], control[RECORD]

@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from firnline.ndjson import kernel
-from firnline.ndjson import nodes as k
+from firnline.ndjson import kernel as k
 from firnline.ndjson.text import SLACK
 from firnline.ndjson.tree import Node
 from firnline.schema import RESCUED_COLUMN
 
 _TEXT_KINDS = (k.STRING, k.ANY_STRING, k.RAW, k.BINARY)
-_FIRST_ELEMENTS = 4  # room for list elements per slot of the list, before any were seen
-_FIRST_TEXT_BYTES = 16  # room for text per slot, before any was seen
+_FIRST_ELEMENTS = 4  # initial room for elements, per slot of the list
+_FIRST_TEXT_BYTES = 16  # initial room for text, per slot
 
 Array = np.ndarray[Any, Any]
 
@@ -28,7 +27,7 @@ def _hash(key: bytes) -> int:
 
 
 class Layout:
-    """The node table and the arenas for one schema. Sizes that were needed are kept for the next block."""
+    """The node table and the arenas for one schema; sizes that one block needed are kept for the next."""
 
     def __init__(self, root: Node) -> None:
         self.nodes = list(root.breadth_first())
@@ -95,10 +94,10 @@ class Layout:
         self.keys = np.frombuffer(bytes(keys) + bytes(8), np.uint8)
         self.slots = np.array(slots, np.int64)
 
-    # --- room ------------------------------------------------------------------------------------------
+    # --- arenas ----------------------------------------------------------------------------------------
 
-    def _place(self, rows: int) -> None:
-        """Give every node its part of the arenas; enlarge the arenas when they are too small."""
+    def _divide(self, rows: int) -> None:
+        """Assign every node its part of the arenas; replace arenas that are too small."""
         table = self.table
         valid = words = offsets = text = 0
         for index, node in enumerate(self.nodes):
@@ -131,7 +130,7 @@ class Layout:
     def start(self, rows: int) -> None:
         """Empty all columns and make room for `rows` rows."""
         self.rows = rows
-        self._place(rows)
+        self._divide(rows)
         self.table[:, k.LENGTH] = 0
         self.table[:, k.TEXT_LENGTH] = 0
         for index, node in enumerate(self.nodes):
@@ -139,7 +138,7 @@ class Layout:
                 self.offsets[self.table[index, k.OFFSETS]] = 0
 
     def grow(self, index: int, text: bool) -> None:
-        """Double the room of one node, keeping what was read so far."""
+        """Double the room of one node; the values read so far are kept."""
         if text:
             self.text_bytes[index] = self.text_bytes[index] * 2 + 8
         else:
@@ -149,7 +148,7 @@ class Layout:
         old = self.table.copy()
         arenas = (self.valid, self.words, self.offsets, self.text)
         self.valid, self.words, self.offsets, self.text = (np.zeros(0, arena.dtype) for arena in arenas)
-        self._place(self.rows)
+        self._divide(self.rows)
         for row, was in zip(self.table, old, strict=True):
             size = int(row[k.LENGTH])
             _move(self.valid, arenas[0], row[k.VALID], was[k.VALID], size)
@@ -163,8 +162,8 @@ class Layout:
     # --- Arrow -----------------------------------------------------------------------------------------
 
     def finish(self) -> list[pa.Array]:
-        """Return one array per top-level column, in copies of the exact size."""
-        kernel.finish(self.table, self.valid, self.words, self.offsets)
+        """Return one array per top-level column; each is a copy of exactly its size."""
+        k.finish(self.table, self.valid, self.words, self.offsets)
         count = len(self.nodes[0].children)
         return [self._array(index) for index in range(1, count + 1)]
 
@@ -202,7 +201,7 @@ def _move(target: Array, source: Array, to: int, start: int, size: int) -> None:
 
 
 def _fixed(kind: int, words: Array) -> Array:
-    """Return the words in the width of the column."""
+    """Return 64-bit words as values of the column's width."""
     if kind in (k.INT32, k.DATE):
         return words.astype(np.int32)
     if kind == k.FLOAT32:

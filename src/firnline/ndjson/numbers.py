@@ -1,7 +1,7 @@
 """Exact numbers from JSON text, for the kernel: integers, doubles, decimals, timestamps, dates.
 
-Each function answers "not mine" for what it does not cover; the caller then takes the exact Python path, so
-nothing here may ever accept a text that is not valid JSON, or give a value that is not the exact one.
+Each function rejects what it does not cover; the caller then leaves the record to the exact path in Python. So no
+function accepts a text that is not valid JSON, or returns a value that is not the exact one.
 """
 
 # numba checks the types of compiled code.
@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from firnline.ndjson.intrinsics import high_product, leading_zeros, trailing_zeros
-from firnline.ndjson.jit import compiled, inlined
+from firnline.jit import compiled, high_product, inlined, leading_zeros, trailing_zeros
 
 _LOWEST, _HIGHEST = -342, 308
 
@@ -112,9 +111,9 @@ def scan_number(data, p):
 
 @inlined
 def double_bits(mantissa, exponent, negative):
-    """Return (found, bits) of the double nearest to mantissa * 10**exponent (Eisel and Lemire's method).
+    """Return (fits, bits) of the double nearest to mantissa * 10**exponent (Eisel and Lemire's method).
 
-    Not found: overflow, subnormal results, and the rare cases that 128 bits cannot decide.
+    `fits` is False for overflow, subnormal results, and the rare cases that 128 bits cannot decide.
     """
     sign = np.uint64(1) << np.uint64(63) if negative else np.uint64(0)
     if mantissa == 0:
@@ -155,7 +154,7 @@ def double_bits(mantissa, exponent, negative):
 
 @inlined
 def is_exact(mantissa, bits):
-    """Tell whether an integer needs at most `bits` significant bits."""
+    """Return whether an integer needs at most `bits` significant bits."""
     if mantissa == 0:
         return True
     return (mantissa >> np.uint64(trailing_zeros(mantissa))) >> np.uint64(bits) == np.uint64(0)
@@ -163,7 +162,7 @@ def is_exact(mantissa, bits):
 
 @compiled
 def decimal_units(mantissa, exponent, precision, scale):
-    """Return (fits, value * 10**scale) of a number that stays below 10**18 in these units."""
+    """Return (fits, value * 10**scale); `fits` is False for 10**18 or more such units, or when digits would be lost."""
     shift = exponent + scale
     if mantissa == 0:
         return True, np.int64(0)
@@ -217,7 +216,7 @@ def scan_timestamp(data, p):
     """Read an RFC 3339 time, a time without offset (UTC) or a date, up to its closing quote.
 
     Returns (end, microseconds since 1970 in UTC), where `end` is the index of the quote, or -1. A fraction
-    finer than microseconds, a leap second and lower-case marks are left to the Python path.
+    finer than microseconds, a leap second and lower-case marks are left to the exact path.
     """
     fits, days = scan_date(data, p)
     if not fits:

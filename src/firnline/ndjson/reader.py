@@ -1,39 +1,40 @@
-"""Files of lines in blocks of whole lines, in bounded memory, with exact places to stop and to go on.
+"""Reads files of lines in blocks of whole lines, in bounded memory; each block says where reading can continue.
 
-A record is a line that is not blank; it counts whether or not it can be decoded. Lines end with LF; a CR
-before it, spaces and tabs around a record, blank lines, a missing last LF and a UTF-8 byte order mark at the
-start of the file are all fine.
+A record is a line that is not blank; it counts whether or not it can be decoded. Lines end with LF. All of these are
+allowed: a CR before the LF, spaces and tabs around a record, blank lines, a last line without LF, and a UTF-8 byte
+order mark at the start of the file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
-from firnline.ndjson.lines import AT_LIMIT, AT_LONG_LINE, measure
+import numpy as np
+
+from firnline.jit import entry
 from firnline.ndjson.streams import (
     BrokenFileError,
     ByteStream,
     Compression,
     CountingStream,
-    compression_of,
     open_pieces,
 )
-
-__all__ = ["Block", "BlockReader", "BrokenFileError", "Oversized", "compression_of", "open_blocks"]
+from firnline.ndjson.text import line_end
 
 BLOCK_BYTES = 4 * 1024 * 1024
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 MAX_BLOCK_RECORDS = 65_536  # keeps the decoded form of tiny records bounded too
 HEAD_BYTES = 64 * 1024
 _BOM = b"\xef\xbb\xbf"
-_BLANK = b" \t\r"
 _NO_LIMIT = 1 << 62
+_TO_END, _AT_LIMIT, _AT_LONG_LINE = 0, 1, 2  # why `_measure` stopped
 
 
 @dataclass(frozen=True, slots=True)
 class Oversized:
-    """A record longer than allowed: its place, its first bytes and its size without the line feed."""
+    """A record longer than allowed: its number and line, its first bytes, and its size without the line feed."""
 
     record: int
     line: int
@@ -51,8 +52,8 @@ class Block:
         first_line: number in the file, from 1, of the first line.
         records: how many records, oversized ones included.
         lines: how many lines, blank and oversized ones included.
-        end_offset: where in the (unpacked) file this block ends; for a plain file, where to go on reading.
-        consumed_bytes: how many bytes of the file as stored were read so far, read-ahead included.
+        end_offset: where in the (unpacked) file this block ends; for a plain file, where reading can continue.
+        consumed_bytes: bytes of the stored file read so far, read-ahead included.
         oversized: records that are not in `data`.
         last: no record follows in the file.
     """
@@ -69,7 +70,7 @@ class Block:
 
     @property
     def end_record(self) -> int:
-        """The number of records in the file up to the end of this block: where to go on."""
+        """The number of records in the file up to the end of this block."""
         return self.first_record + self.records
 
     @property
@@ -79,13 +80,13 @@ class Block:
 
 
 class BlockReader(Iterator[Block]):
-    """The blocks of one file, and where reading stands.
+    """Iterates over the blocks of one file, and knows how far it has read.
 
     Attributes:
-        records_read: the number of records in the file up to the end of the last block (or skipped).
+        records_read: the number of records in the file up to the end of the last block, skipped ones included.
         lines_read: the same in lines.
         end_offset: the same in (unpacked) bytes.
-        finished: no record follows. Right after each block, also when it was cut by `max_records`.
+        finished: no record follows; correct after every block, even one that `max_records` cut short.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class BlockReader(Iterator[Block]):
         self._block_bytes = block_bytes
         self._max_record_bytes = max_record_bytes
         self._pieces = open_pieces(self._stream, path, compression, block_bytes)
-        self._data = b""  # bytes not yet given out, from _at on
+        self._data = b""  # the bytes from _at on are not yet returned
         self._at = 0
         self._ended = False  # no piece is left
         self._first_offset = 0
@@ -147,7 +148,7 @@ class BlockReader(Iterator[Block]):
             self.end_offset += len(_BOM)
 
     def _read_more(self, wanted: int) -> bool:
-        """Append at least `wanted` bytes, or all that is left. Returns False if there was nothing."""
+        """Append at least `wanted` bytes, or all that is left. Returns False if nothing was left."""
         if self._ended:
             return False
         parts = [self._data[self._at :]] if self._at < len(self._data) else []
@@ -166,14 +167,14 @@ class BlockReader(Iterator[Block]):
     def _has_more(self) -> bool:
         """Return whether a record follows; blank lines before it are skipped."""
         while True:
-            end, _, lines, why = measure(self._data, self._at, 0, _NO_LIMIT)
-            if why == AT_LIMIT:
+            end, _, lines, why = _measure(self._data, self._at, 0, _NO_LIMIT)
+            if why == _AT_LIMIT:
                 self._pass(end, 0, lines)
                 return True
-            # Only blanks are left, and the last line may go on.
+            # Only blanks are left, and the last line may continue in the next piece.
             end = self._data.rfind(b"\n", self._at) + 1
             if end > self._at:
-                _, _, lines, _ = measure(memoryview(self._data)[:end], self._at, 0, _NO_LIMIT)
+                _, _, lines, _ = _measure(memoryview(self._data)[:end], self._at, 0, _NO_LIMIT)
                 self._pass(end, 0, lines)
             if len(self._data) - self._at > HEAD_BYTES:
                 self._pass(len(self._data), 0, 0)  # blanks before a record, too many to keep
@@ -205,8 +206,8 @@ class BlockReader(Iterator[Block]):
         if self._ended or stop == 0:
             stop = len(self._data)
         start = self._at
-        end, records, lines, why = measure(memoryview(self._data)[:stop], start, max_records, self._max_record_bytes)
-        if why == AT_LONG_LINE and records == 0:
+        end, records, lines, why = _measure(memoryview(self._data)[:stop], start, max_records, self._max_record_bytes)
+        if why == _AT_LONG_LINE and records == 0:
             return self._oversized_block()
         data = self._data if start == 0 and end == len(self._data) else memoryview(self._data)[start:end]
         return self._block(data, end, records, lines, [])
@@ -242,8 +243,8 @@ class BlockReader(Iterator[Block]):
                 stop = self._at
                 break
         size += stop - self._at
-        found = Oversized(self.records_read, self.lines_read + 1, head, size)
-        return self._block(b"", min(stop + 1, len(self._data)), 1, 1, [found])
+        oversized = Oversized(self.records_read, self.lines_read + 1, head, size)
+        return self._block(b"", min(stop + 1, len(self._data)), 1, 1, [oversized])
 
 
 def open_blocks(
@@ -261,15 +262,15 @@ def open_blocks(
 ) -> BlockReader:
     """Read a file in blocks of whole lines.
 
-    To go on after `n` records: for a plain file, position the stream at the `end_offset` of the last block and
-    pass it with its `end_record` and `end_line`; for a compressed file pass `skip_records=n`.
+    To continue after `n` records: for a plain file, seek to the `end_offset` of the last block and pass it with the
+    block's `end_record` and `end_line`; for a compressed file, pass `skip_records=n`.
 
     Args:
-        stream: the file as stored; for a plain file it stands at `start_offset`.
-        skip_records: how many records to pass over, counted from `start_offset`, without decoding them.
-        start_record: how many records lie before `start_offset`.
-        start_line: how many lines lie before `start_offset`.
-        max_records: stop exactly after so many records.
+        stream: the file as stored; a plain file is already positioned at `start_offset`.
+        skip_records: how many records after `start_offset` to skip.
+        start_record: the number of records before `start_offset`.
+        start_line: the number of lines before `start_offset`.
+        max_records: stop exactly after this number of records.
 
     Raises:
         BrokenFileError: now or while iterating: damaged data, or fewer records than are to be skipped.
@@ -279,3 +280,42 @@ def open_blocks(
     reader = BlockReader(stream, path, compression, block_bytes, max_record_bytes)
     reader.start(start_offset, start_record, start_line, skip_records, max_records)
     return reader
+
+
+# --- lines ---------------------------------------------------------------------------------------------
+
+
+@entry
+def _measure_compiled(data: Any, p: int, n: int, max_records: int, max_line: int) -> tuple[int, int, int, int]:
+    records = 0
+    lines = 0
+    while p < n:
+        q = p
+        while q < n and (data[q] == 32 or data[q] == 9 or data[q] == 13):
+            q += 1
+        if q < n and data[q] != 10:
+            if records == max_records:
+                return p, records, lines, _AT_LIMIT
+            end = line_end(data, q, n)
+            if end - p > max_line:
+                return p, records, lines, _AT_LONG_LINE
+            records += 1
+        else:
+            end = q
+        lines += 1
+        p = end + 1
+    return min(p, n), records, lines, _TO_END
+
+
+def _measure(data: bytes | memoryview, start: int, max_records: int, max_line: int) -> tuple[int, int, int, int]:
+    """Count whole lines and records from `start` on; a line of only spaces, tabs and CR is no record.
+
+    Returns (end, records, lines, why it stopped): at the end of the data, after `max_records` records, or before a
+    line of more than `max_line` bytes.
+    """
+    if len(data) == start:
+        return start, 0, 0, _TO_END
+    array = np.frombuffer(data, np.uint8)
+    array.flags.writeable = False  # so that all kinds of buffers share one compiled function
+    end, records, lines, why = _measure_compiled(array, start, array.size, max_records, max_line)
+    return int(end), int(records), int(lines), int(why)

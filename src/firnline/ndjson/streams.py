@@ -1,4 +1,4 @@
-"""Bytes from plain, gzip and zstd files in bounded pieces; a damaged file is an error, never a short one."""
+"""Reads plain, gzip and zstd files in pieces of bounded size; a damaged file raises an error, never ends early."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 
 def _fastest_zlib() -> Any:
-    """Return the fastest library at hand that unpacks gzip as `zlib` does."""
+    """Return the fastest installed library with the interface of `zlib`."""
     for name in ("isal.isal_zlib", "zlib_ng.zlib_ng"):
         try:
             return importlib.import_module(name)
@@ -24,12 +24,12 @@ _zlib = _fastest_zlib()
 
 Compression = Literal["gz", "zst"]
 
-_READ_BYTES = 256 * 1024  # compressed bytes a read asks for; small enough to stay in cache while it is unpacked
-_GZIP_WINDOW = 31  # a gzip header and trailer are required, and checked
+_READ_BYTES = 256 * 1024  # compressed bytes per read; small enough to stay in the CPU cache while it is unpacked
+_GZIP_WINDOW = 31  # zlib requires a gzip header and trailer, and checks them
 
 
 class ByteStream(Protocol):
-    """What a file is read from."""
+    """A binary file open for reading."""
 
     def read(self, size: int, /) -> bytes: ...
 
@@ -47,7 +47,7 @@ class BrokenFileError(Exception):
 
 
 def compression_of(path: str) -> Compression | None:
-    """Return how the file is compressed, by its suffix."""
+    """Return the compression of a file by its suffix; None for a plain file."""
     lower = path.lower()
     if lower.endswith((".gz", ".gzip")):
         return "gz"
@@ -57,7 +57,7 @@ def compression_of(path: str) -> Compression | None:
 
 
 class CountingStream:
-    """A stream that counts the bytes read from it, and remembers the error that a read met."""
+    """A stream that counts the bytes read, and remembers the error of a failed read."""
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
@@ -84,14 +84,14 @@ class CountingStream:
         return False
 
     def close(self) -> None:
-        """Leave the stream to its owner."""
+        """Do nothing: the owner closes the stream."""
 
 
 def open_pieces(stream: CountingStream, path: str, compression: Compression | None, size: int) -> Iterator[bytes]:
     """Yield the unpacked bytes in pieces of at most `size` bytes.
 
     Raises:
-        BrokenFileError: while iterating, at the point where the damage shows; at the latest at the end.
+        BrokenFileError: while iterating, where the damage is detected; at the end at the latest.
     """
     if compression == "gz":
         return _gzip_pieces(stream, path, size)

@@ -1,7 +1,7 @@
 """Strings, keys, base64 and raw JSON text from bytes, for the kernel: strict UTF-8, strict JSON.
 
 The data always ends with a line feed, which no valid value contains: single-byte reads need no bounds check.
-Functions return an index, or `ODD` for what the exact Python path must see, or `FULL` when the target is full.
+Functions return an index, or `ODD` for what the exact path in Python must read, or `FULL` when the target is full.
 """
 
 # numba checks the types of compiled code.
@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from firnline.ndjson.intrinsics import copy16, load8, newlines16, special16, trailing_zeros
-from firnline.ndjson.jit import compiled, inlined
+from firnline.jit import compiled, copy16, inlined, load8, newlines16, special16, trailing_zeros
 from firnline.ndjson.numbers import scan_number
 
 ODD = -1
 FULL = -2
 SLACK = 32  # free bytes that every string target keeps, so that whole vectors can be stored
-MAX_RAW_DEPTH = 64  # deeper raw values take the Python path
+MAX_RAW_DEPTH = 64  # deeper raw values are left to the exact path
 
 
 @inlined
@@ -57,7 +56,7 @@ def key_end(data, p, n):
 
 @inlined
 def same_bytes(data, p, n, keys, k, size):
-    """Tell whether data[p:p+size] equals keys[k:k+size]; keys has eight spare bytes."""
+    """Return whether data[p:p+size] equals keys[k:k+size]; keys has eight spare bytes."""
     if p + size + 8 <= n:
         while size >= 8:
             if load8(data, p) != load8(keys, k):
@@ -93,7 +92,7 @@ def _hex4(data, p):
 
 @compiled
 def _copy_utf8(data, p, out, q):
-    """Copy one multi-byte character. Returns how many bytes it has, or ODD when it is not valid."""
+    """Copy one multi-byte character. Returns its number of bytes, or ODD when it is not valid."""
     c = data[p]
     d = data[p + 1]
     if d < 0x80 or d > 0xBF:

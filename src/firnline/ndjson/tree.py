@@ -1,7 +1,7 @@
-"""The schema for the decoder: a tree of nodes with their kind and whether their type may change.
+"""The schema as the decoder sees it: a tree of fields, with the kind of each and whether its type may change.
 
-A field is named by its path: the names from the column inwards, with an empty name for the element of a list or the
-value of a map.
+A path names a field: the names from the column inwards, with an empty name for the element of a list or the value of a
+map.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from firnline.ndjson import nodes
+from firnline.ndjson import kernel as k
 from firnline.schema import RESCUED_COLUMN, is_json
 
 _KINDS = {
-    pa.string(): nodes.STRING,
-    pa.binary(): nodes.BINARY,
-    pa.bool_(): nodes.BOOL,
-    pa.int64(): nodes.INT64,
-    pa.int32(): nodes.INT32,
-    pa.float64(): nodes.FLOAT64,
-    pa.float32(): nodes.FLOAT32,
-    pa.timestamp("us", "UTC"): nodes.TIMESTAMP,
-    pa.date32(): nodes.DATE,
+    pa.string(): k.STRING,
+    pa.binary(): k.BINARY,
+    pa.bool_(): k.BOOL,
+    pa.int64(): k.INT64,
+    pa.int32(): k.INT32,
+    pa.float64(): k.FLOAT64,
+    pa.float32(): k.FLOAT32,
+    pa.timestamp("us", "UTC"): k.TIMESTAMP,
+    pa.date32(): k.DATE,
 }
 
 Kinds = Mapping[str, str]  # path -> boolean, int64, float64, string, array, object or json
@@ -57,9 +57,9 @@ class Node:
     """One field of the schema.
 
     Attributes:
-        path: the names that lead here (see `kinds`).
-        frozen: the type must not change: it was there from the start, or the field's kind is chosen.
-        hidden: no key of a record leads here (columns that others fill).
+        path: the names that lead to the field.
+        frozen: the type must not change: the column existed before, or the field's kind is chosen.
+        hidden: no key of a record leads here; the source fills the column itself.
         children: a struct's fields; a list's element; a map's key and value.
     """
 
@@ -77,45 +77,45 @@ class Node:
         return not self.field.nullable and not self.hidden
 
     def breadth_first(self) -> Iterator[Node]:
-        level = [self]
-        while level:
-            yield from level
-            level = [child for node in level for child in node.children]
+        nodes = [self]
+        while nodes:
+            yield from nodes
+            nodes = [child for node in nodes for child in node.children]
 
 
 def _kind_of(item: pa.Field, frozen: bool) -> int:
     if is_json(item):
-        return nodes.RAW
+        return k.RAW
     if pa.types.is_struct(item.type):
-        return nodes.STRUCT
+        return k.STRUCT
     if pa.types.is_list(item.type):
-        return nodes.LIST
+        return k.LIST
     if pa.types.is_map(item.type):
-        return nodes.MAP
+        return k.MAP
     if pa.types.is_decimal128(item.type):
-        return nodes.DECIMAL
+        return k.DECIMAL
     kind = _KINDS.get(item.type)
     if kind is None:
         raise ValueError(f"column {item.name!r}: type {item.type} cannot be read from JSON")
-    if kind == nodes.STRING and frozen:
-        return nodes.ANY_STRING  # while the column is new, numbers and texts must be distinguished
+    if kind == k.STRING and frozen:
+        return k.ANY_STRING  # a new column must tell numbers from strings
     return kind
 
 
 def _build(item: pa.Field, base: pa.Field | None, path: str, chosen: Kinds) -> Node:
     frozen = base is not None or path in chosen
     node = Node(item, _kind_of(item, frozen), frozen, path)
-    if node.kind == nodes.STRUCT:
+    if node.kind == k.STRUCT:
         known = {} if base is None or not pa.types.is_struct(base.type) else {f.name: f for f in base.type}
         inner = [_build(child, known.get(child.name), inner_path(path, child.name), chosen) for child in item.type]
         _adopt(node, inner)
-    elif node.kind == nodes.LIST:
+    elif node.kind == k.LIST:
         known_item = None if base is None else base.type.value_field
         node.children = [_build(item.type.value_field, known_item, inner_path(path, ""), chosen)]
-    elif node.kind == nodes.MAP:
+    elif node.kind == k.MAP:
         known_item = None if base is None else base.type.item_field
         value = _build(item.type.item_field, known_item, inner_path(path, ""), chosen)
-        key = Node(item.type.key_field, nodes.STRING, True)
+        key = Node(item.type.key_field, k.STRING, True)
         node.children = [key, value]
     return node
 
@@ -129,9 +129,9 @@ def _adopt(node: Node, children: list[Node]) -> None:
 def build_tree(
     schema: pa.Schema, base: pa.Schema, frozen: Collection[str], reserved: Collection[str], chosen: Kinds
 ) -> Node:
-    """Return the root of `schema`; nodes that `base` has under a frozen column, or whose kind is chosen, are frozen."""
+    """Return the root of `schema`. A node is frozen if `base` has it in a frozen column, or if its kind is chosen."""
     known = {item.name: item for item in base if item.name in frozen}
-    root = Node(pa.field("", pa.struct(list(schema)), nullable=False), nodes.STRUCT, True)
+    root = Node(pa.field("", pa.struct(list(schema)), nullable=False), k.STRUCT, True)
     children = []
     for item in schema:
         child = _build(item, known.get(item.name), item.name, chosen)

@@ -1,10 +1,13 @@
-"""Stateful operators: the contract in `base`, and aggregate, deduplicate and correlate. `__all__` is public."""
+"""Stateful operators: the contract (`base`), aggregate, deduplicate and correlate, and users' own classes (`loading`).
+
+The names in `__all__` are public.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from firnline.lazy import load_name
+from firnline.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from firnline.operators.base import (
@@ -33,7 +36,5 @@ __all__ = [
     "Result",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Load what needs Arrow only when it is used, so that importing the package stays cheap."""
-    return load_name(__name__, name, __all__, {})
+if not TYPE_CHECKING:  # what needs Arrow is loaded on first use: importing the package stays cheap
+    __getattr__, __dir__ = lazy_exports(__name__, __all__, {})

@@ -1,4 +1,4 @@
-"""Columns of operators: find them in inputs with a helpful error, join and compare them."""
+"""What operators do with columns: find those that settings name, join several inputs, compare values, write changes."""
 
 from __future__ import annotations
 
@@ -7,39 +7,45 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from firnline.errors import ConfigError
-from firnline.operators.base import LATE, EpochContext, Indices, Mask, Operator
+from firnline.operators.base import BEFORE, LATE, OP, SEQUENCE, EpochContext, Indices, Mask, Operator
 from firnline.schema import merge_fields
 
 TIMESTAMP = pa.timestamp("us", "UTC")
-INPUT = "_input"  # of a late row: the input that it came from
-WATERMARK = "_watermark"  # of a late row: the watermark that it came after
+INPUT = "_input"  # the input that a late row came from
+WATERMARK = "_watermark"  # the watermark that made a row late
 
 _LARGEST = np.int64(2**63 - 1)
+
+INSERT, UPDATE, DELETE = 0, 1, 2
+OPS = ("insert", "update", "delete")
+
+Codes = npt.NDArray[np.int8]
 
 AnyRows = TypeVar("AnyRows", pa.Table, pa.RecordBatch)
 
 
-# -- what the settings name ---------------------------------------------------------------------------
+# -- columns that settings name -----------------------------------------------------------------------
 
 
 def suggest(word: str, words: Iterable[str]) -> str:
     """Return a hint with the closest match, or all names."""
-    known = {each.lower(): each for each in sorted(words)}
+    known = {name.lower(): name for name in sorted(words)}
     close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.7)
     return f"Did you mean {known[close[0]]!r}?" if close else f"There are: {', '.join(known.values()) or 'none'}."
 
 
 def get_field(name: str, inputs: Mapping[str, pa.Schema], column: str, *, everywhere: bool = True) -> pa.Field:
-    """Return the field of a column in all inputs, or at least one, with the same type everywhere.
+    """Return the field of a column that all inputs have, or at least one if not `everywhere`.
 
     Raises:
-        ConfigError: naming the operator, the column and the input.
+        ConfigError: an input lacks the column, or two inputs have it with different types.
     """
-    found: pa.Field | None = None
+    result: pa.Field | None = None
     lacking = []
     for source, schema in inputs.items():
         at = schema.get_all_field_indices(column)
@@ -47,17 +53,17 @@ def get_field(name: str, inputs: Mapping[str, pa.Schema], column: str, *, everyw
             lacking.append(source)
             continue
         field = schema.field(at[0])
-        if found is not None and field.type != found.type:
+        if result is not None and field.type != result.type:
             raise ConfigError(
-                f"operator {name!r}: column {column!r} is {field.type} in input {source!r}, not {found.type}",
+                f"operator {name!r}: column {column!r} is {field.type} in input {source!r}, not {result.type}",
                 hint="Bring both to one type, in the schema of a source or by an operator of type sql.",
             )
-        found = field.with_nullable(field.nullable or (found is not None and found.nullable))
-    if found is None or (everywhere and lacking):
+        result = field.with_nullable(field.nullable or (result is not None and result.nullable))
+    if result is None or (everywhere and lacking):
         where = f"input {lacking[0]!r}" if lacking else "it has no input, so it"
         known = inputs[lacking[0]].names if lacking else ()
         raise ConfigError(f"operator {name!r}: {where} has no column {column!r}", hint=suggest(column, known))
-    return found.with_nullable(True) if lacking else found
+    return result.with_nullable(True) if lacking else result
 
 
 def get_keys(name: str, inputs: Mapping[str, pa.Schema], keys: Sequence[str]) -> list[pa.Field]:
@@ -98,10 +104,10 @@ def check_names(name: str, fields: Iterable[pa.Field]) -> None:
 
 
 def union_schema(inputs: Mapping[str, pa.Schema]) -> tuple[pa.Schema, list[str]]:
-    """Return the columns of all inputs in one schema, and the names of those that do not go together.
+    """Return the columns of all inputs in one schema, and the names of the columns that cannot be merged.
 
-    Numbers widen and other scalars of two types become strings. Columns that are nested in one input and of another
-    type in the next are left out.
+    Numbers widen; other scalars of two types become strings. A column that is nested in one input and of another type
+    in the next cannot be merged, and is left out.
     """
     fields: dict[str, pa.Field] = {}
     apart: list[str] = []
@@ -121,7 +127,7 @@ def union_schema(inputs: Mapping[str, pa.Schema]) -> tuple[pa.Schema, list[str]]
 
 
 def align(rows: AnyRows, schema: pa.Schema) -> AnyRows:
-    """Return the rows under another schema: columns that they lack are null, columns that it lacks are left out.
+    """Return the rows with the columns of a schema: missing columns are null, other columns are left out.
 
     A column of another type is cast.
     """
@@ -153,7 +159,7 @@ def join_keys(inputs: Iterable[str], key_of: Mapping[str, Indices]) -> Indices:
 
 
 def late_schema(inputs: Mapping[str, pa.Schema], *more: pa.Field) -> pa.Schema:
-    """Return the columns of the port for late rows: those of the inputs, and why they are here."""
+    """Return the columns of the port `late`: those of the inputs, `more`, and the watermark."""
     added = [*more, pa.field(WATERMARK, TIMESTAMP)]
     names = {field.name for field in added}  # an input that is itself such a port has them already
     schema, _ = union_schema(inputs)
@@ -161,9 +167,9 @@ def late_schema(inputs: Mapping[str, pa.Schema], *more: pa.Field) -> pa.Schema:
 
 
 def late_rows(operator: Operator, source: str, rows: pa.Table, late: Indices, context: EpochContext) -> pa.Table:
-    """Return the rows of an input that `assign` found late, as they leave the port for them.
+    """Return the late rows of an input with the columns of the port `late`.
 
-    `_watermark` is the watermark that made them late; null for a row without a time before there is one.
+    `_watermark` is the watermark that made them late; it is null for a row without a time while there is no watermark.
     """
     schema = operator.output_schema(LATE)
     taken = rows.take(pa.array(late, pa.int64()))
@@ -210,7 +216,7 @@ def maybe(values: np.ndarray[Any, Any], there: Mask, kind: pa.DataType) -> pa.Ar
 
 
 def is_orderable(kind: pa.DataType) -> bool:
-    """Whether values of a type have a fixed order."""
+    """Return whether values of a type have a fixed order."""
     return bool(
         pa.types.is_integer(kind)
         or pa.types.is_floating(kind)
@@ -226,9 +232,9 @@ def is_orderable(kind: pa.DataType) -> bool:
 
 
 def ranks(column: pa.Array) -> Indices:
-    """Return numbers in the order of the values: equal for equal values, of no meaning for null.
+    """Return integers in the order of the values: equal for equal values, meaningless for null.
 
-    Among floats -0.0 comes before 0.0 and NaN after everything, so that no two different values share a place.
+    Floats: -0.0 comes before 0.0, and NaN after everything, so that no two different values are equal.
     """
     kind = column.type
     if pa.types.is_floating(kind):
@@ -245,7 +251,7 @@ def ranks(column: pa.Array) -> Indices:
 
 
 def differs(old: pa.Array, new: pa.Array) -> Mask:
-    """Return where two columns of the same type and length differ; null is like null, and NaN like NaN."""
+    """Return where two columns of the same type and length differ; null equals null, and NaN equals NaN."""
     if old is new:
         return np.zeros(len(new), np.bool_)
     there, here = valid(old), valid(new)
@@ -255,3 +261,27 @@ def differs(old: pa.Array, new: pa.Array) -> Mask:
         unlike = np.asarray(pc.fill_null(pc.not_equal(old, new), False))
     result: Mask = (there != here) | (there & here & unlike)
     return result
+
+
+# -- changelogs ---------------------------------------------------------------------------------------
+
+
+def change_fields(before: Sequence[pa.Field] = ()) -> list[pa.Field]:
+    """Return the fields that a changelog adds to its rows; `_before` only if it has fields."""
+    fields = [pa.field(OP, pa.string()), pa.field(SEQUENCE, pa.int64())]
+    if before:
+        fields.append(pa.field(BEFORE, pa.struct([f.with_nullable(True) for f in before])))
+    return fields
+
+
+def change_columns(codes: Codes, epoch: int) -> list[pa.Array]:
+    """Return `_op` and `_sequence`; `codes` are INSERT, UPDATE or DELETE."""
+    ops = pa.array(OPS).take(pa.array(codes))
+    return [ops, pa.repeat(pa.scalar(epoch, pa.int64()), len(codes))]
+
+
+def before_column(fields: Sequence[pa.Field], columns: Sequence[pa.Array], there: Mask) -> pa.Array:
+    """Return `_before`, the columns before the change; null where `there` is False."""
+    return pa.StructArray.from_arrays(
+        list(columns), fields=[f.with_nullable(True) for f in fields], mask=pa.array(~there)
+    )

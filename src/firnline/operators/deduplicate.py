@@ -1,4 +1,4 @@
-"""The operator `deduplicate`: passes the first row of every key, and drops later ones."""
+"""The operator `deduplicate`: emits the first row of every key, and drops later ones."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ DROPPED = "dropped"
 
 
 class Deduplicate(Operator):
-    """Lets the first row of every key pass, unchanged, and drops later ones.
+    """Emits the first row of every key unchanged, and drops later ones.
 
     Settings: `keys`, `time`, `ttl_us`, `delay_us`.
 
-    The first row is the first in the order of the rows; among inputs, that of the input that stands first. With
-    `ttl_us` a key is forgotten when the watermark reaches the time of its first row plus that: an epoch's rows are
-    judged before. A first row without a time counts from the watermark of the first epoch that knows one.
+    Rows are taken in their order, input by input. With `ttl_us`, a key is forgotten when the watermark reaches the time
+    of its first row plus `ttl_us`; the rows of that epoch are still dropped. If the first row has no time, the time to
+    live starts at the first watermark after it.
     """
 
     def __init__(self, name: str, inputs: Mapping[str, pa.Schema], settings: Mapping[str, Json]) -> None:
@@ -53,7 +53,7 @@ class Deduplicate(Operator):
         self._output, apart = union_schema(inputs)
         if apart:
             raise ConfigError(
-                f"operator {name!r}: column {apart[0]!r} has types in its inputs that do not go together",
+                f"operator {name!r}: column {apart[0]!r} has types in its inputs that cannot be merged",
                 hint="Rename or change one of them by an operator of type sql.",
             )
         check_names(name, self._output)

@@ -1,4 +1,4 @@
-"""Builds operators from the spec's options; users' own classes come only from allowed folders."""
+"""Builds the operator that a spec describes: a built-in one, or a user's own class from an allowed folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BUILT_IN = ("aggregate", "deduplicate", "correlate")
 
 @dataclass(frozen=True, slots=True)
 class OwnCode:
-    """The file of a user's own class. It is sent to workers, which need not reach the driver's folders."""
+    """The source file of a user's own class; the driver sends it to workers, which may not see the driver's folders."""
 
     file: str
     text: str
@@ -38,16 +38,16 @@ class OwnCode:
 def build_operator(
     options: OperatorOptions, inputs: Mapping[str, pa.Schema], paths: Sequence[str], code: OwnCode | None = None
 ) -> Operator:
-    """Return the operator for the options and inputs with these columns.
+    """Return the operator for these options and input columns.
 
     Args:
         options: Its name, type and settings.
         inputs: The columns of every input, in the order of the spec.
-        paths: Folders that a user's own class (`module:Class`) may come from.
-        code: Its file, if it was already read.
+        paths: The folders that may hold a user's own class (`module:Class`).
+        code: The file of that class, if it is already read.
 
     Raises:
-        ConfigError: the type is unknown, or settings and columns do not fit.
+        ConfigError: the type is unknown, or the settings do not match the columns.
     """
     kind = _built_in(options) or _load_class(options, code or read_code(options, paths))
     try:
@@ -63,14 +63,13 @@ def build_operator(
 
 
 def own_code(options: OperatorOptions, paths: Sequence[str]) -> OwnCode | None:
-    """Return the file of an operator's class; None for a built-in one."""
+    """Return the file of a user's own class; None for a built-in operator."""
     return read_code(options, paths) if ":" in options.type else None
 
 
 def _built_in(options: OperatorOptions) -> type[Operator] | None:
     if options.type == "aggregate":
-        from firnline.operators.aggregate import Aggregate
-        from firnline.operators.windows import WindowedAggregate
+        from firnline.operators.aggregate import Aggregate, WindowedAggregate
 
         return WindowedAggregate if options.settings.get("window") else Aggregate
     if options.type == "deduplicate":
@@ -83,7 +82,7 @@ def _built_in(options: OperatorOptions) -> type[Operator] | None:
         return Correlate
     if ":" not in options.type:
         raise ConfigError(
-            f"operator {options.name!r} has the type {options.type!r}, which is none that keeps state",
+            f"operator {options.name!r} has the type {options.type!r}, which is not a stateful operator",
             hint=suggest(options.type, [*BUILT_IN, "module:Class"]),
         )
     return None
@@ -118,7 +117,7 @@ def _check(operator: Operator) -> None:
 
 
 class _Loader(SourceFileLoader):
-    """A loader that already has the source, and leaves no compiled file beside it."""
+    """Loads a module from text that is already read; writes no compiled file beside it."""
 
     def __init__(self, name: str, code: OwnCode) -> None:
         super().__init__(name, code.file)
@@ -135,20 +134,20 @@ def read_code(options: OperatorOptions, paths: Sequence[str]) -> OwnCode:
     """Read the file of a user's own class.
 
     Raises:
-        ConfigError: no allowed folder has it, or it cannot be read.
+        ConfigError: no allowed folder has the file, or it cannot be read.
     """
     module, _, name = options.type.partition(":")
     parts = module.split(".")
     if not all(_is_name(part) for part in (*parts, name)):
         raise ConfigError(
-            f"operator {options.name!r}: {options.type!r} is no module:Class",
+            f"operator {options.name!r}: {options.type!r} is not of the form module:Class",
             hint="Write e.g. my_operators.totals:Totals for the class Totals in my_operators/totals.py.",
         )
     file = _find_file(parts, paths)
     if file is None:
         raise ConfigError(
             f"operator {options.name!r}: there is no module {module!r} in the folders of `operator_paths`",
-            hint="Put the file into one of them, or add its folder; installed packages are not looked at.",
+            hint="Put the file into one of them, or add its folder; installed packages are not searched.",
         )
     try:
         with open(file, encoding="utf-8") as stream:
@@ -159,16 +158,16 @@ def read_code(options: OperatorOptions, paths: Sequence[str]) -> OwnCode:
 
 def _load_class(options: OperatorOptions, code: OwnCode) -> type[Operator]:
     name = options.type.partition(":")[2]
-    found = vars(_load_module(options.name, code)).get(name)
-    if not (isinstance(found, type) and issubclass(found, Operator)):
+    loaded = vars(_load_module(options.name, code)).get(name)
+    if not (isinstance(loaded, type) and issubclass(loaded, Operator)):
         raise ConfigError(
-            f"operator {options.name!r}: {options.type!r} is no subclass of firnline.operators.base.Operator",
-            hint="Name a class that the module has, and let it inherit Operator.",
+            f"operator {options.name!r}: {options.type!r} is not a subclass of firnline.operators.Operator",
+            hint="Name a class of that module that inherits from Operator.",
         )
-    if inspect.isabstract(found):
-        missing = ", ".join(sorted(found.__abstractmethods__))
-        raise ConfigError(f"operator {options.name!r}: class {name!r} lacks {missing}")
-    return found
+    if inspect.isabstract(loaded):
+        missing = ", ".join(sorted(loaded.__abstractmethods__))
+        raise ConfigError(f"operator {options.name!r}: class {name!r} does not implement {missing}")
+    return loaded
 
 
 def _is_name(part: str) -> bool:
@@ -192,7 +191,7 @@ def _candidates(folder: str, parts: Sequence[str]) -> Iterator[str]:
 
 
 def _load_module(operator: str, code: OwnCode) -> ModuleType:
-    """Load a file as a module named after its path and content; a changed file is loaded again."""
+    """Load a file as a module whose name is a hash of path and content, so that a changed file is loaded again."""
     file = code.file
     name = "firnline_operator_" + hashlib.sha256(f"{file}\0{code.text}".encode()).hexdigest()[:16]
     if name in sys.modules:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from firnline.errors import SinkError
+from firnline.errors import FirnlineError
 from firnline.sinks.base import Sink
 from firnline.sources.base import Backlog
 
@@ -107,9 +107,10 @@ def _fullness(sink: Sink) -> tuple[int, int] | None:
     """Return the units and bytes pending behind a full sink. An unreadable optional sink counts as not full."""
     try:
         return sink.is_full()
-    except (SinkError, OSError):
+    except FirnlineError as error:
         if sink.required:
             raise
+        logger.debug("sink not asked whether it is full", extra={"sink": sink.name, "reason": error.message})
         return None
 
 

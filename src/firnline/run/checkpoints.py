@@ -13,10 +13,12 @@ from datetime import datetime, timedelta
 
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import LedgerHoleError
+from firnline.graph import follower_ports, operator_ports
+from firnline.run.commits import settled_epoch
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.operator_state import OperatorStates
 from firnline.run.progress import Base
-from firnline.schema import fingerprint, schema_to_json
+from firnline.schema import fingerprint, own_columns, schema_to_json
 from firnline.sinks.base import Head
 from firnline.sources.group import Positions
 from firnline.state.manifest import SnapshotRef
@@ -44,12 +46,7 @@ class CheckpointMaker:
         self._window = RollbackWindow(pipeline.options.checkpoint.rollback_window)
         self._floors: dict[int, int] = {}  # of the newest epochs
         self._positions: dict[int, Positions] = {}  # from the floor on, if a source wants acknowledgements
-        self._through = {  # sources whose rows pass through operators: no table has their columns
-            name
-            for operator in pipeline.options.operators
-            for name in operator.inputs
-            if name in pipeline.sources.names
-        }
+        self._ports = operator_ports(pipeline.options) | follower_ports(pipeline.options)
 
     def begin(self, head: Head) -> None:
         """Continue from the head of the deciding sink."""
@@ -80,7 +77,7 @@ class CheckpointMaker:
         if before is None or columns != before.schema_fingerprint:
             version += 1
         now = self._pipeline.clock.now()
-        limits = [self._pipeline.recorder.remote_epoch, *(sink.settled_epoch() for sink in self._pipeline.sinks)]
+        limits = [self._pipeline.recorder.remote_epoch, *(settled_epoch(sink) for sink in self._pipeline.sinks)]
         oldest = min(
             self._window.oldest(epoch, now), self._slowest_sink(), *(limit for limit in limits if limit is not None)
         )
@@ -98,7 +95,9 @@ class CheckpointMaker:
             positions=after.positions,
             state=after.snapshots,
             watermarks=after.watermarks.to_json(),
-            columns={name: schema_to_json(after.columns[name]) for name in self._through if name in after.columns},
+            columns={
+                port: schema_to_json(own_columns(after.columns[port])) for port in self._ports if port in after.columns
+            },
             schema_fingerprint=columns,
             schema_version=version,
             floor=max(floor, oldest),
@@ -121,17 +120,19 @@ class CheckpointMaker:
         known = [epoch for epoch in self._floors if epoch <= settled]
         return self._floors[max(known)] if known else 0
 
-    def acknowledged_positions(self, tip: Checkpoint) -> Positions | None:
+    def acknowledged_positions(self, tip: Checkpoint) -> tuple[Positions | None, bool]:
         """Return the positions below which no input is needed any more; None while they are unknown.
 
-        They are the positions of the floor or of the remote tier's epoch, whichever is older.
+        They are the positions of the floor or of the remote tier's epoch, whichever is older. Also returns whether the
+        remote tier is the older one: then the positions rise when it catches up, without another epoch.
         """
         remote, floor = self._pipeline.recorder.remote_epoch, self.committed_floor(tip)
         oldest = floor if remote is None else min(floor, remote)
-        passed = sorted(epoch for epoch in list(self._positions) if epoch <= oldest)
+        positions = self._positions  # a claim replaces it
+        passed = sorted(epoch for epoch in list(positions) if epoch <= oldest)
         for epoch in passed[:-1]:  # delete in place: another lane adds entries
-            del self._positions[epoch]
-        return self._positions[passed[-1]] if passed else None
+            del positions[epoch]
+        return (positions[passed[-1]] if passed else None), oldest < floor
 
     def _since_floor(self, head: Head) -> list[Checkpoint]:
         """Return the checkpoints that a rollback may still reach, oldest first, without those behind a ledger hole."""

@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+from typing import TypeAlias
+
 import pyarrow as pa
 
 from firnline.checkpoint.ledger import LedgerEntry
-from firnline.errors import CheckpointError, ConfigError
+from firnline.errors import CheckpointError, ConfigError, FirnlineError
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import EpochCommit, Sink
 from firnline.sinks.outbox import without_outbox
+from firnline.sinks.parking import is_parked, restage
 from firnline.storage import Storage
 from firnline.types import EntryRef, Json
 
+logger = logging.getLogger(__name__)
+
+Restaged: TypeAlias = dict[tuple[str, str], list[dict[str, Json]]]  # by sink and attempt: parked rows staged again
+
 
 def entry_commit(
-    pipeline: OpenPipeline, sink: Sink, entry: LedgerEntry, ref: EntryRef, schema: pa.Schema
+    pipeline: OpenPipeline,
+    sink: Sink,
+    entry: LedgerEntry,
+    ref: EntryRef,
+    schema: pa.Schema,
+    staged: Sequence[dict[str, Json]] | None = None,
 ) -> EpochCommit:
     """Return the commit of a ledger entry for one sink, for an ordinary epoch or a history edit.
+
+    `staged` has the files from `bring_staged`, in place of those that the entry names.
 
     Raises:
         ConfigError: the epoch was made before the sink was added.
     """
     facts: dict[str, Json] = {"files": sum(len(files) for files in entry.inputs.values())}
     files: list[dict[str, Json]] = []
-    if entry.is_jump:
-        facts["jump"] = entry.jump
+    if entry.is_history_edit:
+        facts["jump"] = entry.edit
     elif entry.staged and sink.name not in entry.staged:
         raise new_sink_error(sink.name)
     else:
-        files = without_outbox(entry.staged.get(sink.name, []))
+        files = without_outbox(entry.staged.get(sink.name, []) if staged is None else staged)
     before, source, interchange = entry.previous, pipeline.sources.only, None
     if before is not None and before.epoch == 0 and sink is not pipeline.deciding:
         before = None  # only the deciding sink holds a baseline
@@ -43,8 +59,19 @@ def entry_commit(
         schema=schema,
         source_state=interchange,
         facts=facts,
-        kind=entry.kind if entry.is_jump else "epoch",
+        kind=entry.kind if entry.is_history_edit else "epoch",
     )
+
+
+def settled_epoch(sink: Sink) -> int | None:
+    """Return the sink's `settled_epoch`; 0 if an optional sink cannot tell: then nothing is deleted on its account."""
+    try:
+        return sink.settled_epoch()
+    except FirnlineError as error:
+        if sink.required:
+            raise
+        logger.warning("sink could not be read", extra={"sink": sink.name, "reason": error.message})
+        return 0
 
 
 def new_sink_error(name: str) -> ConfigError:
@@ -55,15 +82,35 @@ def new_sink_error(name: str) -> ConfigError:
     )
 
 
-def bring_staged(pipeline: OpenPipeline, sink: Sink, entry: LedgerEntry) -> None:
+def bring_staged(
+    pipeline: OpenPipeline, sink: Sink, entry: LedgerEntry, restaged: Restaged | None = None
+) -> list[dict[str, Json]]:
     """Move the files staged for a sink into it and check that all exist, because delta-rs does not.
+
+    Returns the files. They differ from those of the entry if the rows were parked: the sink's stager stages them now,
+    or has done so in an earlier try that `restaged` remembers.
 
     Raises:
         CheckpointError: a file is missing or damaged.
-        OSError: the sink's storage cannot be reached.
+        SinkError: the sink cannot be reached.
     """
-    sink.fetch_staged(pipeline.storage, entry.staged.get(sink.name, []))
-    check_staged(sink, entry)
+    files = entry.staged.get(sink.name, [])
+    key = (sink.name, entry.checkpoint.attempt)
+    if is_parked(files):
+        known = restaged.get(key) if restaged is not None else None
+        files = known or restage(sink, pipeline.storage, files, entry.checkpoint.attempt)
+        if restaged is not None:
+            restaged[key] = files
+    # One by one for an optional sink, whose calls have a time limit: each file that has arrived is progress.
+    for some in [files] if sink.required else [[file] for file in files]:
+        sink.fetch_staged(pipeline.storage, some)
+    try:
+        _check_files(sink, entry, files, None)
+    except CheckpointError:
+        if restaged is not None:
+            restaged.pop(key, None)
+        raise
+    return files
 
 
 def check_staged(sink: Sink, entry: LedgerEntry, outbox: Storage | None = None) -> None:
@@ -72,7 +119,11 @@ def check_staged(sink: Sink, entry: LedgerEntry, outbox: Storage | None = None) 
     Raises:
         CheckpointError: a file is missing.
     """
-    missing = sink.find_missing_staged(entry.staged.get(sink.name, []), outbox)
+    _check_files(sink, entry, entry.staged.get(sink.name, []), outbox)
+
+
+def _check_files(sink: Sink, entry: LedgerEntry, files: Sequence[dict[str, Json]], outbox: Storage | None) -> None:
+    missing = sink.find_missing_staged(files, outbox)
     if missing:
         raise CheckpointError(
             f"sink {sink.name!r} lacks epoch {entry.epoch}, and {missing[0]}, staged for it, is gone",

@@ -129,7 +129,7 @@ class ControlServer:
         self._run = run
         self._tickets: dict[int, CheckpointWatch] = {}
         self._count = 0
-        self.path = _place(folders(environ)[:2], socket_name(options.name, options.deciding.table))
+        self.path = _place(folders(environ)[:2], socket_name(options.name, options.home.root))
         self._thread = threading.Thread(target=self._serve, name="firnline control", daemon=True)
 
     def __enter__(self) -> ControlServer:
@@ -338,7 +338,7 @@ def _connect(options: PipelineOptions, environ: Mapping[str, str]) -> socket.soc
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(ANSWER_SECONDS)
         try:
-            connection.connect(str(folder / socket_name(options.name, options.deciding.table)))
+            connection.connect(str(folder / socket_name(options.name, options.home.root)))
         except (TimeoutError, BlockingIOError) as error:  # the run hangs, or has too many clients
             connection.close()
             raise ControlError(f"the run of {options.name!r} does not answer") from error

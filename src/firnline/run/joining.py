@@ -1,12 +1,19 @@
-"""Decides history edits (rollback, fresh start, restore, rescale, import) and applies them to every sink."""
+"""History edits (rollback, fresh start, restore, rescale, import): builds their entries, checks whether each sink can
+apply them, decides them, and applies them to every sink.
+
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+import pyarrow as pa
 
 from firnline.checkpoint.codec import short_number
 from firnline.checkpoint.ledger import Fold, LedgerEntry
+from firnline.checkpoint.model import Checkpoint
 from firnline.errors import (
     CheckpointError,
     CommitConflictError,
@@ -18,14 +25,155 @@ from firnline.errors import (
     SinkError,
 )
 from firnline.run.commits import bring_staged, entry_commit, new_sink_error
-from firnline.run.edit_entries import find_effect
 from firnline.run.open_pipeline import OpenPipeline
-from firnline.run.rollback_sinks import check_restored, plan_sink
-from firnline.schema import schema_from_json
-from firnline.sinks.base import Head, RestoreVersion, RunTasks, Sink
-from firnline.types import EntryRef, Receipt
+from firnline.schema import schema_from_json, schema_to_json
+from firnline.sinks.base import (
+    Effect,
+    GoesBack,
+    Head,
+    KeepRows,
+    ReplaceRows,
+    RestoreVersion,
+    RunTasks,
+    Sink,
+    SinkReturn,
+)
+from firnline.types import EntryRef, Json, Receipt
 
 logger = logging.getLogger(__name__)
+
+
+def edit_checkpoint(
+    pipeline: OpenPipeline, base: Checkpoint, held: Checkpoint | None, *, epoch: int, generation: int, run: str
+) -> Checkpoint:
+    """Return the checkpoint of a history edit: state and positions of `base` under a new epoch. The floor never
+    decreases."""
+    version = max(base.schema_version, held.schema_version if held else 0)
+    if held is not None and held.schema_fingerprint != base.schema_fingerprint:
+        version += 1
+    return replace(
+        base,
+        epoch=epoch,
+        generation=generation,
+        run=run,
+        attempt=pipeline.ids.new(),
+        created_at=pipeline.clock.now().isoformat(),
+        schema_version=version,
+        floor=max(base.floor, held.floor if held else 0),
+        deciding=pipeline.deciding.identity,
+    )
+
+
+def committed_columns(pipeline: OpenPipeline) -> list[dict[str, Json]]:
+    """Return the current columns of the deciding sink, in the form of a ledger entry."""
+    return schema_to_json(pipeline.deciding.find_committed_schema() or pa.schema([]))
+
+
+def find_effect(sink: Sink, entry: LedgerEntry, holds: int) -> Effect:
+    """Return the effect of a history edit on the rows of a sink that holds epoch `holds`.
+
+    Raises:
+        RollbackRefusedError: the sink cannot go back to that epoch.
+    """
+    match entry.kind:
+        case "fresh":
+            return ReplaceRows() if entry.edit["truncate"] else KeepRows()
+        case "restore":
+            version = entry.edit["versions"].get(sink.name)
+            return ReplaceRows(tuple(entry.staged[sink.name])) if version is None else RestoreVersion(int(version))
+        case "rescale" | "import" | "repair":
+            return KeepRows()
+    to = int(entry.edit["to_epoch"])
+    if holds <= to or sink.name in entry.edit.get("left", []):
+        return KeepRows()
+    return RestoreVersion(sink.version_of(to))
+
+
+NAMED = 3  # examples in a message
+
+
+def plan_sink(
+    sink: Sink, to: int, *, left: bool, accept: Collection[str]
+) -> tuple[SinkReturn, list[RollbackRefusedError]]:
+    """Plan the rollback of one sink to an epoch, at the sink's current version. Writes nothing."""
+    try:
+        fence = sink.read_fence()
+    except SinkError as error:
+        problem = RollbackRefusedError(
+            f"{sink.name} cannot be read: {error.message}",
+            hint=f"Repair it, or leave its rows as they are: --leave {sink.name}",
+        )
+        return SinkReturn(sink.name, sink.uri, 0, None, left=left), [] if left else [problem]
+    if left or fence.epoch <= to:
+        version = fence.version if fence.exists else None
+        return SinkReturn(sink.name, sink.uri, fence.epoch, version, left=left), []
+    return sink.plan_return(to, accept)
+
+
+def check_replaceable(sinks: Iterable[Sink]) -> None:
+    """Refuse an edit that replaces rows, before anything is claimed, if a sink cannot remove rows.
+
+    Raises:
+        RollbackRefusedError: it names the sinks.
+    """
+    fixed = [sink.name for sink in sinks if sink.capabilities.goes_back is GoesBack.NOT_AT_ALL]
+    if fixed:
+        raise RollbackRefusedError(
+            f"{', '.join(fixed)} cannot take rows back",
+            hint="Keep the rows, or take that sink out of the spec.",
+            sinks=fixed,
+        )
+
+
+def check_restored(sink: Sink, entry: LedgerEntry, deciding: str) -> int:
+    """Check whether a further sink can apply a restore. Returns the sink version that was checked.
+
+    The version is -1 without a table: if another writer creates the table meanwhile, it is checked first.
+
+    Raises:
+        RollbackRefusedError: others changed rows since the restore was planned, or files that it needs are gone.
+    """
+    edit = entry.edit
+    to, again = int(edit["to_epoch"]), f"firnline run --from-savepoint {edit['path']}"
+    leave = f"Or take {sink.name} out of the spec."
+    if deciding in edit["versions"] and entry.checkpoint.floor <= to:
+        leave = f"Or leave it as it is: firnline rollback --to {to} --leave {sink.name}"
+    version = sink.read_fence().version  # before the checks: whoever commits meanwhile makes the commit onto it fail
+    check_unchanged(sink, entry, edit.get("accepted", []), f"{again}{{flags}}. {leave}")
+    missing = find_lacking(sink, entry)
+    if missing:
+        raise RollbackRefusedError(
+            f"{sink.name} cannot follow the restore to epoch {to}: {len(missing)} file(s) that it needs are gone:"
+            f" {', '.join(missing[:NAMED])}",
+            hint=f"Restore once more, with copies of them: {again}. {leave}",
+        )
+    return version
+
+
+def check_unchanged(sink: Sink, entry: LedgerEntry, accept: Collection[str], way_out: str) -> None:
+    """Refuse if others changed rows of a sink since a restore was planned; `way_out` takes `{flags}`.
+
+    An old entry without the time of its plan is not checked.
+    """
+    planned_at = entry.edit.get("planned_at", {}).get(sink.name)
+    if planned_at is None:
+        return
+    try:
+        strangers = [s for s in sink.find_strangers(int(planned_at)) if s.name not in accept]
+    except RollbackRefusedError as error:
+        raise RollbackRefusedError(f"{sink.name}: {error.message}", hint=way_out.replace("{flags}", "")) from error
+    if strangers:
+        names = ", ".join(f"{s.name} (version {', '.join(map(str, s.versions[:NAMED]))})" for s in strangers)
+        flags = "".join(f" --accept {s.name}" for s in strangers)
+        raise RollbackRefusedError(
+            f"{sink.name}: others changed rows since the restore was planned, and they would be lost: {names}",
+            hint="If they may be lost: " + way_out.replace("{flags}", flags),
+        )
+
+
+def find_lacking(sink: Sink, entry: LedgerEntry) -> list[str]:
+    """Return the files that a restore needs in a sink and that are gone."""
+    return sink.find_missing(find_effect(sink, entry, entry.epoch))
 
 
 TRIES = 20
@@ -76,10 +224,10 @@ def perform_edit(
                 raise
             tell(f"{sink.name} is left as it is: {error.message}")
     ref, receipt = _decide(pipeline, look, generation)
-    tell(f"{deciding.name} stands at epoch {receipt.epoch}, version {receipt.version}")
+    tell(f"{deciding.name} is at epoch {receipt.epoch}, version {receipt.version}")
     for sink in pipeline.sinks[1:]:
         try:
-            tell(f"{sink.name} stands at epoch {settle_edits(pipeline, sink, ref)}")
+            tell(f"{sink.name} is at epoch {settle_edits(pipeline, sink, ref)}")
         except LedgerHoleError as error:
             logger.warning("sink stays behind", extra={"sink": sink.name, "reason": error.message})
             tell(f"{sink.name} stays behind: {error.message}. {error.hint}")
@@ -114,7 +262,7 @@ def _decide(pipeline: OpenPipeline, look: Look, generation: int) -> tuple[EntryR
 def _record(pipeline: OpenPipeline) -> None:
     """Record the edit in store and tiers. If that fails, the next run does it at its start."""
     try:
-        pipeline.recorder.look()
+        pipeline.recorder.read_copies()
         pipeline.recorder.begin(pipeline.deciding.load())
     except (FirnlineError, OSError) as error:
         logger.warning("history edit not recorded in the store yet", extra={"reason": str(error)})
@@ -235,22 +383,23 @@ def settle_edits(pipeline: OpenPipeline, sink: Sink, tip: EntryRef | None, run_t
         fence = sink.read_fence()
         epoch = fence.epoch
         ahead = _since_restore(list(ahead_of(pipeline, tip, epoch, sink.name)))
-        at = next((n for n, (entry, _) in enumerate(ahead) if entry.is_jump), None)
+        at = next((n for n, (entry, _) in enumerate(ahead) if entry.is_history_edit), None)
         if at is None:
             return epoch
         entry, ref = ahead[0]
-        columns = entry.jump.get("schemas", {}).get(sink.name, entry.schema_of(sink.name))
-        commit = entry_commit(pipeline, sink, entry, ref, schema_from_json(columns))
+        columns = entry.edit.get("schemas", {}).get(sink.name, entry.schema_of(sink.name))
+        schema = schema_from_json(columns)
         if at > 0:  # an epoch before the edit that this sink still lacks
             if epoch == before:
                 raise SinkError(f"{sink.name} waits for its committer, which has not committed epoch {epoch + 1} yet")
             before = epoch
-            bring_staged(pipeline, sink, entry)
-            sink.commit(commit, run_tasks)
+            staged = bring_staged(pipeline, sink, entry)
+            sink.commit(entry_commit(pipeline, sink, entry, ref, schema, staged), run_tasks)
             continue
         onto = _find_held(pipeline, entry, epoch, fence.digest)
         version = _check_return(pipeline, sink, entry, epoch)
         try:
+            commit = entry_commit(pipeline, sink, entry, ref, schema)
             sink.edit(commit, find_effect(sink, entry, epoch), onto, version)
         except CommitConflictError:
             continue  # another writer committed after the check
@@ -263,8 +412,8 @@ def _check_return(pipeline: OpenPipeline, sink: Sink, entry: LedgerEntry, holds:
         return check_restored(sink, entry, pipeline.deciding.name)
     if entry.kind != "rollback" or not isinstance(find_effect(sink, entry, holds), RestoreVersion):
         return None
-    to = int(entry.jump["to_epoch"])
-    plan, problems = plan_sink(sink, to, left=False, accept=entry.jump.get("accepted", []))
+    to = int(entry.edit["to_epoch"])
+    plan, problems = plan_sink(sink, to, left=False, accept=entry.edit.get("accepted", []))
     if problems:
         raise RollbackRefusedError(
             f"{sink.name} cannot follow the rollback to epoch {to}: {'; '.join(p.message for p in problems)}",
@@ -345,7 +494,7 @@ def _search(pipeline: OpenPipeline, start: EntryRef | None, epoch: int, digest: 
                 break
             if ref.epoch == epoch and short_number(ref.checksum) == digest:
                 return ref
-            if entry.is_jump:
+            if entry.is_history_edit:
                 left.append(entry.onto)
     except LedgerHoleError:
         pass  # abandoned entries are swept in time; a sink is never behind the floor

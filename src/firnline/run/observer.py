@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from firnline.errors import FirnlineError, LedgerHoleError
+from firnline.rescued import Rescued
 from firnline.sinks.base import Head
 from firnline.sources.base import Backlog
 from firnline.sources.group import EpochPlan
@@ -39,6 +40,8 @@ class EpochFacts:
     sources: dict[str, int] = field(default_factory=dict)  # records by source
     align_ms: int = 0  # from the first source's slice to the boundary
     operators: dict[str, dict[str, Json]] = field(default_factory=dict)  # what each stateful operator did
+    rescued: tuple[Rescued, ...] = ()  # values in `_rescued_data`, by source and column
+    files_again: int = 0  # of `files`: inputs that the epoch before read as well
     is_staged: bool = False  # in a two-stage table: the committer has not committed it yet
 
 
@@ -76,6 +79,9 @@ class Observer:
 
     def reconciled(self, late: int, changed: list[str], listed: int) -> None:
         """A full listing was compared with the ledger."""
+
+    def too_young(self, files: int, seconds: float) -> None:
+        """Nothing else is left to read, and the run waits until these files are old enough to be whole."""
 
     def ledger_hole(self, error: LedgerHoleError | None) -> None:
         """A hole in the ledger hides which files are late; None: the hole is closed."""

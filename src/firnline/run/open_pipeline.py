@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from firnline.checkpoint.ledger import Fold, Ledger, LedgerEntry
 from firnline.clock import SystemClock
 from firnline.errors import ConfigError
-from firnline.graph import output_key, sink_input
+from firnline.graph import graph_of, output_key, sink_input
 from firnline.names import outbox_folder, state_folder, tier_state_folder
 from firnline.options import PipelineOptions
 from firnline.run.recorder import Recorder
 from firnline.run.requests import Requests
 from firnline.sinks.base import Head, Sink, SinkContext
+from firnline.sinks.guard import ANSWER_SECONDS, WORK_SECONDS, GuardedSink
 from firnline.sinks.registry import open_sinks
-from firnline.sources.base import Limits
+from firnline.sources.base import Limits, port_name
 from firnline.sources.group import Sources
+from firnline.sources.guard import GuardedSource
 from firnline.sources.known import KnownFiles
 from firnline.sources.registry import open_source
 from firnline.state.home import StateHome
@@ -33,7 +35,7 @@ class OpenPipeline:
     sources: Sources
     sinks: tuple[Sink, ...]
     ledger: Ledger
-    storage: Storage  # the deciding sink's table
+    storage: Storage  # of the pipeline's home
     requests: Requests
     clock: Clock
     ids: Ids
@@ -54,11 +56,14 @@ class OpenPipeline:
         if checkpoint.local is not None:
             return StateHome(f"{checkpoint.local.path}/{tier_state_folder(name)}", fallback=remote)
         root = f"{self.storage.root}/{state_folder(name)}"
-        return StateHome(root, self.options.deciding.storage_options, fallback=remote)
+        return StateHome(root, self.options.home.storage_options, fallback=remote)
 
     def open_readers(self) -> tuple[Sink, ...]:
-        """Open the same sinks again for reads from another thread: a sink and its table handle serve one lane."""
-        return _open_sinks(self.options, self.ledger, self.clock, self.sources, self.recorder)
+        """Open the same sinks again for reads from another thread: a sink and its table handle serve one lane.
+
+        An optional sink has little time to answer, because the deciding sink's lane waits for it.
+        """
+        return _open_sinks(self.options, self.ledger, self.clock, self.sources, self.recorder, ANSWER_SECONDS)
 
     def sink(self, name: str) -> Sink:
         """Return the sink with this name."""
@@ -84,7 +89,8 @@ class OpenPipeline:
             LedgerHoleError: the chain is broken.
         """
         for name, file in self.ledger_files(tip):  # newest first: the most recent read of a file counts
-            known[name].add(str(file["path"]), str(file.get("etag", "")))
+            if is_read(file):
+                known[name].add(str(file["path"]), str(file.get("etag", "")))
 
     def ledger_files(self, tip: EntryRef | None) -> Iterator[tuple[str, dict[str, Json]]]:
         """Yield the ledger's records of every file of every source, newest epoch first."""
@@ -105,6 +111,11 @@ class OpenPipeline:
         return self.deciding.load()
 
 
+def is_read(record: Mapping[str, Json]) -> bool:
+    """Return whether an input record counts in a search for late input. The position names input that is pending."""
+    return record.get("status") != "pending"
+
+
 def open_pipeline(
     options: PipelineOptions,
     *,
@@ -114,35 +125,39 @@ def open_pipeline(
     ids: Ids | None = None,
     strict_store: bool = False,
 ) -> OpenPipeline:
-    """Open a pipeline. Reads and writes nothing yet."""
+    """Open a pipeline. Reads and writes nothing yet.
+
+    Raises:
+        ConfigError: a sink cannot do what the spec asks, or a source has contradicting settings.
+    """
     clock = clock or SystemClock()
-    deciding = options.deciding
-    if not hasattr(deciding, "table"):
-        raise ConfigError(
-            f"sink {deciding.name!r} cannot decide: the ledger lies in the deciding sink's table, and it has none",
-            hint="List a Delta table with required: true first.",
-        )
-    storage = open_storage(deciding.table, deciding.storage_options)
+    storage = open_storage(options.home.root, options.home.storage_options)
     ledger = Ledger(storage, options.name)
     sources = _open_sources(options, once, moved)
     recorder = Recorder(options, ledger, clock, storage.root, strict_store=strict_store)
-    sinks = _open_sinks(options, ledger, clock, sources, recorder)
+    sinks = _open_sinks(options, ledger, clock, sources, recorder, WORK_SECONDS)
     return OpenPipeline(
         options, sources, sinks, ledger, storage, Requests(storage, options.name), clock, ids or RandomIds(), recorder
     )
 
 
 def _open_sinks(
-    options: PipelineOptions, ledger: Ledger, clock: Clock, sources: Sources, recorder: Recorder
+    options: PipelineOptions,
+    ledger: Ledger,
+    clock: Clock,
+    sources: Sources,
+    recorder: Recorder,
+    seconds: float,
 ) -> tuple[Sink, ...]:
-    deciding = options.deciding
+    """Open the sinks, each behind its guard. `seconds` limits a call to an optional one."""
+    deciding, home = options.deciding, options.home
     outbox = {
-        "root": normalise(deciding.table),
-        "storage_options": dict(deciding.storage_options),
+        "root": normalise(home.root),
+        "storage_options": dict(home.storage_options),
         "folder": outbox_folder(options.name),
     }
     keys = {operator.name: output_key(operator) for operator in options.operators}
-    return open_sinks(
+    opened = open_sinks(
         [
             (
                 sink,
@@ -160,6 +175,8 @@ def _open_sinks(
             for sink in options.ordered_sinks
         ]
     )
+    kinds = [sink.type for sink in options.ordered_sinks]
+    return tuple(GuardedSink(sink, kind, seconds) for sink, kind in zip(opened, kinds, strict=True))
 
 
 def _open_sources(options: PipelineOptions, once: bool, moved: tuple[str, str] | None) -> Sources:
@@ -172,4 +189,21 @@ def _open_sources(options: PipelineOptions, once: bool, moved: tuple[str, str] |
             raise ConfigError(f"--source-moved says {moved[1]}, the spec says {', '.join(locations)}")
         at = locations.index(to)
         found[at] = open_source(options.sources[at], once=once, moved=moved)
-    return Sources(found, once=once)
+    guarded = [GuardedSource(source, one.type) for source, one in zip(found, options.sources, strict=True)]
+    sources = Sources(guarded, once=once)
+    _check_ports(options, sources)
+    return sources
+
+
+def _check_ports(options: PipelineOptions, sources: Sources) -> None:
+    """Refuse a sink or operator that reads a port which its source does not have."""
+    for edge in graph_of(options).edges:
+        if edge.source.kind != "source" or sources[edge.source.name].has_port(edge.port):
+            continue
+        source = sources[edge.source.name]
+        port = f'port "{edge.port}"' if edge.port else "main port"
+        raise ConfigError(
+            f'{edge.target.kind} "{edge.target.name}" reads "{port_name(source.name, edge.port)}", '
+            f'but source "{source.name}" has no {port}',
+            hint=f"Read one of these: {', '.join(port_name(source.name, known) for known in source.ports)}.",
+        )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TypeVar
 
 import pyarrow as pa
 
@@ -16,20 +14,17 @@ from firnline.errors import (
     CommitConflictError,
     ConfigError,
     DecidingSinkError,
+    FirnlineError,
     LedgerHoleError,
     SinkDivergedError,
     SinkError,
     StoreAheadError,
 )
-from firnline.graph import sink_input
-from firnline.jobs.epoch_job import EpochJobs
-from firnline.process import TimedCalls
-from firnline.run.checkpoints import CheckpointMaker
+from firnline.graph import find_source, operator_ports, sink_input
 from firnline.run.joining import ahead_of, check_new_sinks, join_sink, prove_on_chain
-from firnline.run.open_pipeline import OpenPipeline
-from firnline.run.operator_state import OperatorStates
-from firnline.run.progress import Base, Progress
+from firnline.run.progress import Base
 from firnline.run.restore_state import check_operators, known_watermarks
+from firnline.run.steps import RunContext
 from firnline.sinks.base import Head, Sink
 from firnline.sources.columns import columns_from_json, declared
 from firnline.types import Json
@@ -37,38 +32,26 @@ from firnline.types import Json
 logger = logging.getLogger(__name__)
 
 CLAIM_TRIES = 20
-READ_SECONDS = 15.0  # an optional sink that takes longer to answer counts as lagging
-
-T = TypeVar("T")
+LAGGING = (SinkError, SinkDivergedError, LedgerHoleError, OSError)  # of a required sink: it can be joined later
 
 
 class Opening:
-    """Starts one run and puts what it reads into `Progress`. `states` is None without stateful operators.
+    """Starts one run and puts what it reads into `Progress`.
 
     All steps except `join` run on the deciding sink's lane. They read the other sinks through separate handles, because
     an epoch may be committed to one of them at the same time.
     """
 
-    def __init__(
-        self,
-        pipeline: OpenPipeline,
-        progress: Progress,
-        checkpoints: CheckpointMaker,
-        jobs: EpochJobs,
-        states: OperatorStates | None,
-        run: str,
-        *,
-        accept_duplicates: bool,
-    ) -> None:
-        self._pipeline = pipeline
-        self._progress = progress
-        self._checkpoints = checkpoints
-        self._jobs = jobs
-        self._states = states
-        self._run = run
+    def __init__(self, context: RunContext, *, accept_duplicates: bool) -> None:
+        self._pipeline = context.pipeline
+        self._progress = context.progress
+        self._checkpoints = context.checkpoints
+        self._jobs = context.jobs
+        self._states = context.states
+        self._run = context.run
         self._accept_duplicates = accept_duplicates
         self._baseline_version = -1
-        self._others = pipeline.open_readers()[1:]
+        self._others = context.pipeline.open_readers()[1:]
         self.unread: dict[str, str] = {}  # further sinks that could not be read, with the reason
 
     def read_sinks(self, on_copy_change: Callable[[], None] = lambda: None) -> m.Event:
@@ -77,7 +60,7 @@ class Opening:
         `on_copy_change` is called, from any thread, after every successful or failed write to the store or a tier.
         """
         recorder, progress = self._pipeline.recorder, self._progress
-        recorder.look(on_copy_change)
+        recorder.read_copies(on_copy_change)
         self._pipeline.deciding.check_whole()  # before any copy of it is made
         held = self._pipeline.deciding.load()
         if held.exists:
@@ -95,8 +78,10 @@ class Opening:
         epochs = {self._pipeline.deciding.name: held.epoch}
         for sink in self._others:
             try:
-                epochs[sink.name] = _ask(sink, partial(self._read_further, sink, held))
-            except (SinkError, SinkDivergedError, LedgerHoleError, OSError) as error:  # it lags until it can be joined
+                epochs[sink.name] = self._read_further(sink, held)
+            except (FirnlineError, OSError) as error:  # it lags until it can be joined
+                if sink.required and not isinstance(error, LAGGING):
+                    raise
                 logger.warning("sink could not be read", extra={"sink": sink.name, "reason": str(error)})
                 self.unread[sink.name] = str(error)
         check_new_sinks(self._pipeline, held.entry, epochs)
@@ -110,7 +95,10 @@ class Opening:
             logger.warning(
                 "no sink, store or tier knows this pipeline", extra={"pipeline": self._pipeline.options.name}
             )
-        return m.SinksRead(tip, tuple(epochs.items()), recorded=recorded, committed=held.committed)
+        owed = held.checkpoint is not None and self._pipeline.sources.want_acknowledgement
+        if owed:
+            self._checkpoints.begin(held)
+        return m.SinksRead(tip, tuple(epochs.items()), recorded=recorded, committed=held.committed, owed=owed)
 
     def _read_further(self, sink: Sink, decided: Head) -> int:
         """Return the epoch of a further sink. It is on the decided chain, or a history edit leads to that chain."""
@@ -120,7 +108,7 @@ class Opening:
         tip = decided.entry
         if tip is None or held.epoch == 0:
             return held.epoch
-        if not any(entry.is_jump for entry, _ in ahead_of(self._pipeline, tip, held.epoch, sink.name)):
+        if not any(entry.is_history_edit for entry, _ in ahead_of(self._pipeline, tip, held.epoch, sink.name)):
             prove_on_chain(self._pipeline, sink.name, held, tip)
         return held.epoch
 
@@ -176,13 +164,25 @@ class Opening:
         if held.checkpoint is None or held.checkpoint.deciding.get("table") or self._pipeline.ledger.newest_epoch():
             return
         for sink in self._others:
-            if sink.storage is not None and Ledger(sink.storage, self._pipeline.options.name).newest_epoch():
+            if self._has_ledger(sink):
                 raise DecidingSinkError(
                     f"{self._pipeline.storage.root} would decide, but the ledger of "
                     f"{self._pipeline.options.name!r} lies in the table of sink {sink.name!r}, which decided so far",
                     hint=f"List the sink {sink.name!r} first, with required: true.",
                     epoch=held.epoch,
                 )
+
+    def _has_ledger(self, sink: Sink) -> bool:
+        """Return whether a further sink has a ledger of this pipeline. An optional one that cannot be read has none."""
+        if sink.storage is None:
+            return False
+        try:
+            return Ledger(sink.storage, self._pipeline.options.name).newest_epoch() > 0
+        except OSError as error:
+            if sink.required:
+                raise
+            logger.warning("sink could not be read", extra={"sink": sink.name, "reason": str(error)})
+            return False
 
     def claim(self, *, again: bool = False) -> m.Event:
         """Claim a generation and continue from the head under it. With `again`, this run owned the pipeline before."""
@@ -202,9 +202,10 @@ class Opening:
         if sink.settled_epoch() is not None:
             self._checkpoints.note_committed(sink.load_committed())
         if held.exists:
-            taken = sink_input(self._pipeline.options, self._pipeline.options.deciding)
-            for source in (one for one in self._pipeline.options.sources if one.name == taken):
-                sink.check_columns(declared(source))
+            options = self._pipeline.options
+            port = find_source(options, sink_input(options, options.deciding))
+            if port is not None:
+                sink.check_columns(declared(*port))
         return m.Claimed(held.epoch, held.attempt, held.committed)
 
     def _claim_onto_baseline(self) -> Head:
@@ -257,26 +258,32 @@ class Opening:
             )
 
     def learn_columns(self, base: Base) -> None:
-        """Read the known columns: those of tables that take a source unchanged, and those of the checkpoint."""
+        """Read the known columns: those of tables that take a source unchanged, and those of the checkpoint.
+
+        Raises:
+            SinkError: a required sink cannot be read. Columns are never guessed anew, because the table would refuse
+                an epoch that is already decided.
+        """
+        options = self._pipeline.options
         base.table = self._pipeline.deciding.find_schema()
-        base.columns = columns_from_json(base.checkpoint.columns if base.checkpoint else {})
-        for sink, options in zip((None, *self._others), self._pipeline.options.ordered_sinks, strict=True):
-            source = sink_input(self._pipeline.options, options)
-            if source in self._pipeline.sources.names and source not in base.columns:
-                found = base.table if sink is None else _find_schema(sink)
-                if found is not None:
-                    base.columns[source] = found
+        recorded = columns_from_json(base.checkpoint.columns if base.checkpoint else {})
+        base.columns = {port: recorded[port] for port in operator_ports(options) if port in recorded}
+        for sink, one in zip((None, *self._others), options.ordered_sinks, strict=True):
+            port = sink_input(options, one)
+            if find_source(options, port) is not None and port not in base.columns:
+                columns = base.table if sink is None else _find_schema(sink)
+                if columns is None:
+                    columns = recorded.get(port)
+                if columns is not None:
+                    base.columns[port] = columns
 
 
 def _find_schema(sink: Sink) -> pa.Schema | None:
-    """Return the columns of a further sink; None if it cannot be read."""
+    """Return the columns of a further sink; None if it has none, or is optional and cannot be read."""
     try:
-        return _ask(sink, sink.find_schema)
-    except (SinkError, OSError) as error:
+        return sink.find_schema()
+    except FirnlineError as error:
+        if sink.required:
+            raise
         logger.warning("sink could not be read", extra={"sink": sink.name, "reason": str(error)})
         return None
-
-
-def _ask(sink: Sink, work: Callable[[], T]) -> T:
-    """Read a further sink. An optional sink that hangs raises HungError, an OSError, and blocks nothing."""
-    return work() if sink.required else TimedCalls(READ_SECONDS).call(work)

@@ -1,6 +1,7 @@
-"""The operator state of a run: restores it, runs epochs on it, makes snapshots of it.
+"""The operator state of a run: restores and pins it, runs epochs on it, copies its snapshots to the remote tier.
 
 Only a pipeline with stateful operators uses this module.
+
 """
 
 from __future__ import annotations
@@ -8,23 +9,169 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from firnline.checkpoint.codec import canonical, seal
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import SinkError, StateLostError, WorkerLostError
+from firnline.faults import fault_point
 from firnline.jobs.epoch_job import EpochJob, EpochJobs, EpochResult
-from firnline.maintenance.state import find_doomed_state
+from firnline.maintenance.state import STANDS_ON, find_doomed_state
+from firnline.names import PINS, committed_key, state_pin, state_pins
+from firnline.options import RemoteTierOptions
+from firnline.process import this_process
 from firnline.run.open_pipeline import OpenPipeline
-from firnline.run.progress import Base, Behind, EpochInFlight, Progress
-from firnline.run.remote_state import RemoteState, StandingState
+from firnline.run.progress import Base, EpochInFlight, MissingEpoch, Progress
 from firnline.run.restore_state import Restored, fed_by, known_watermarks, restore_state
 from firnline.run.snapshots import Since, Snapshots, due_operators
 from firnline.sinks.base import Head
+from firnline.state.home import StateHome
 from firnline.state.keys import shard_ranges
-from firnline.state.manifest import Ranges, SnapshotRef
-from firnline.types import Json
+from firnline.state.manifest import Ranges, SnapshotRef, stored_ref
+from firnline.state.remote import CheckpointCopy, Replica, StateReplicator
+from firnline.state.snapshot import exists
+from firnline.storage import Storage
+from firnline.types import Clock, Json
 
 logger = logging.getLogger(__name__)
+
+
+class RemoteState:
+    """Copies the snapshots that sinks name. The main thread calls it; a separate thread copies.
+
+    Operators may have snapshots of different epochs. The oldest snapshot that the remote tier lacks goes first, so that
+    frequent snapshots do not starve rare ones. A finished copy counts even if newer snapshots exist by then; otherwise
+    the floor would never rise if a copy takes longer than an epoch.
+    """
+
+    def __init__(self, home: StateHome, remote: RemoteTierOptions, operators: Sequence[str], clock: Clock) -> None:
+        assert home.fallback is not None
+        self.replica = Replica(home.storage, home.fallback.storage)
+        self._replicator = StateReplicator(
+            self.replica, remote.interval_ms, clock.monotonic, lambda _: self._offer_more(), self._copied
+        )
+        self._lock = threading.Lock()
+        self._waiting: dict[str, SnapshotRef] = {}  # by operator: what the remote tier lacks
+        self._named: dict[str, dict[str, int]] = {}  # by checkpoint of state: the operators, with epochs, that name it
+        self._held: dict[str, list[int]] = {name: [] for name in operators}  # epochs in the remote tier, ascending
+
+    def begin(self, checkpoint: Checkpoint) -> None:
+        """Record which snapshots of the resumed checkpoint are already in the remote tier."""
+        for name, value in checkpoint.state.items():
+            ref = SnapshotRef.from_json(value)
+            if name in self._held and exists(self.replica.remote, committed_key(ref.checkpoint)):
+                self._hold(name, ref.epoch)
+
+    def settled(self, checkpoint: Checkpoint) -> None:
+        """Queue the snapshots that the checkpoint of a decided epoch names."""
+        self._replicator.start()
+        with self._lock:
+            for name, value in checkpoint.state.items():
+                ref = SnapshotRef.from_json(value)
+                if ref.epoch > max(self._held.get(name, []), default=0):
+                    self._waiting[name] = ref
+                    self._named.setdefault(ref.checkpoint, {})[name] = ref.epoch
+            self._offer()
+            # From here on the replicator takes only what waits; what it has already taken may be older.
+            wanted = {ref.checkpoint for ref in self._waiting.values()} | {self._replicator.taken}
+            self._named = {checkpoint: names for checkpoint, names in self._named.items() if checkpoint in wanted}
+
+    def _copied(self, checkpoint: str) -> None:
+        """Record a finished copy. Called by the replicator."""
+        with self._lock:
+            for name, epoch in self._named.pop(checkpoint, {}).items():
+                self._hold(name, epoch)
+                if name in self._waiting and self._waiting[name].epoch <= epoch:
+                    del self._waiting[name]
+
+    def _offer_more(self) -> None:
+        """Offer the next snapshot. Called by the replicator after every attempt."""
+        with self._lock:
+            self._offer()
+
+    def _offer(self) -> None:
+        oldest = min(self._waiting.values(), key=lambda ref: ref.epoch, default=None)
+        if oldest is not None:
+            self._replicator.offer(CheckpointCopy(oldest.checkpoint, oldest.digest))
+
+    def _hold(self, name: str, epoch: int) -> None:
+        held = self._held.setdefault(name, [])
+        if epoch > max(held, default=0):
+            held.append(epoch)
+
+    @property
+    def epoch(self) -> int:
+        """The oldest of the operators' newest snapshots in the remote tier."""
+        with self._lock:
+            return min((max(held, default=0) for held in self._held.values()), default=0)
+
+    def below(self, limit: int) -> int:
+        """Return the newest epoch up to `limit` that can be restored from the remote tier. `limit` never decreases.
+
+        A floor between two copies is not safe: a rollback could reach an epoch whose state only this host has, after
+        the source has forgotten the input before it.
+        """
+        with self._lock:
+            for name, held in self._held.items():
+                older = [epoch for epoch in held if epoch <= limit]
+                self._held[name] = held[max(0, len(older) - 1) :]
+            return min((held[0] if held and held[0] <= limit else 0 for held in self._held.values()), default=0)
+
+    def flush(self, seconds: float) -> bool:
+        """Bring the remote tier in sync. Returns whether it is."""
+        while self._replicator.flush(seconds):
+            with self._lock:
+                if not self._waiting:
+                    return True
+        return False
+
+    def close(self, *, drain_seconds: float) -> None:
+        """Stop. With `drain_seconds`, copy what waits first, for at most that long."""
+        if drain_seconds > 0:
+            self.flush(drain_seconds)
+        self._replicator.close()
+
+
+class StatePin:
+    """Pins the state that an active run depends on. Set before the run uses it, removed once the sinks name newer
+    state."""
+
+    def __init__(self, storage: Storage, pipeline: str) -> None:
+        self._storage = storage
+        self._pipeline = pipeline
+        self._prefix = state_pins(pipeline)
+        self._key: str | None = None
+        self._epoch = 0
+
+    def begin(self, generation: int, epoch: int, used: Mapping[str, SnapshotRef] | None) -> None:
+        """Pin the snapshots that a run of this generation resumes from; without snapshots, no pin is needed.
+
+        An operator without a snapshot starts empty. Pins of earlier generations are removed: their runs can no longer
+        commit. `epoch` is the newest one.
+        """
+        key = state_pin(self._pipeline, generation)
+        if used is not None:
+            state = {name: ref.to_json() for name, ref in used.items()}
+            pin = {"kind": STANDS_ON, "pipeline": self._pipeline, "files": [], "state": state, **this_process().address}
+            fault_point("state.pin.before")
+            self._storage.put(key, canonical(seal(pin)))
+            fault_point("state.pin.after")
+            self._key, self._epoch = key, epoch
+        for stat in self._storage.list(PINS):
+            found = f"{PINS}/{stat.name.rsplit('/', 1)[-1]}"
+            if found.startswith(self._prefix) and found[len(self._prefix) :][:20].isdigit() and found < key:
+                self._storage.delete(found)
+
+    def settled(self, checkpoint: Checkpoint) -> None:
+        """Remove the pin once every snapshot that a decided epoch names is newer than the restore."""
+        if self._key is None:
+            return
+        made = [SnapshotRef.from_json(ref).epoch for ref in checkpoint.state.values()]
+        if made and min(made) > self._epoch:
+            self._storage.delete(self._key)
+            self._key = None
+
 
 RESTORES = 3  # attempts, while a sweep deletes the state being restored
 
@@ -56,7 +203,7 @@ class OperatorStates:
         self._past: dict[str, _Past] = {}
         self._initial: dict[str, str] = {}  # digests of exported states that a replay loads again
         self._requested = threading.Event()  # a snapshot is requested, whatever the trigger
-        self._pins = StandingState(pipeline.storage, pipeline.options.name)
+        self._pins = StatePin(pipeline.storage, pipeline.options.name)
         self.restored_path: str | None = None  # where the state was read at the start of the run
         self.remote = self._open_remote()
 
@@ -86,7 +233,7 @@ class OperatorStates:
         if self.remote is not None and head.checkpoint is not None:
             with contextlib.suppress(OSError):  # unreachable now: treated as empty
                 self.remote.begin(head.checkpoint)
-        base.state, base.behind, self._initial = restored.state, restored.behind, restored.initial
+        base.state, base.missing_epochs, self._initial = restored.state, restored.missing_epochs, restored.initial
         self.restored_path = self.restored_path or restored.path
         if self._shards is None:
             self._shards = (head.checkpoint.shards if head.checkpoint else 0) or restored.shards
@@ -121,12 +268,12 @@ class OperatorStates:
 
     def catch_up(self, base: Base) -> None:
         """Fold the epochs after the checkpoint of the state, as their ledger entries describe them."""
-        while base.behind:
-            self._replay(base, base.behind[0])
-            del base.behind[0]
+        while base.missing_epochs:
+            self._replay(base, base.missing_epochs[0])
+            del base.missing_epochs[0]
 
-    def _replay(self, base: Base, behind: Behind) -> None:
-        entry = behind.entry
+    def _replay(self, base: Base, missing: MissingEpoch) -> None:
+        entry = missing.entry
         logger.info("state catches up", extra={"epoch": entry.epoch})
         plan = self._pipeline.sources.replan(entry.checkpoint.positions, entry.inputs, self._engine.parallelism)
         recorded = known_watermarks(self._flow, entry.checkpoint)
@@ -136,21 +283,18 @@ class OperatorStates:
             attempt,
             entry.epoch_time,
             plan,
-            behind.columns,
+            missing.columns,
             base.state,
-            behind.watermarks,
+            missing.watermarks,
             self.ranges(),
-            skip=behind.skip,
+            skip=missing.skip,
             recorded=recorded,
             initial=self._initial,
         )
         result = self._jobs.run(job)
-        outcomes = [outcome for of_source in result.produced.outcomes.values() for outcome in of_source]
-        failed = [outcome for outcome in outcomes if isinstance(outcome, dict) and "failed" in outcome]
-        if failed:
+        for name, reason in result.produced.failed.items():
             raise StateLostError(
-                f"the state after epoch {entry.epoch} cannot be made again: {failed[0]['path']} {failed[0]['failed']}",
-                epoch=entry.epoch,
+                f"the state after epoch {entry.epoch} cannot be made again: {name} {reason}", epoch=entry.epoch
             )
         base.state = result.state
 
@@ -241,12 +385,8 @@ class OperatorStates:
 
     def _references(self, base: Base) -> dict[str, SnapshotRef]:
         """Return the state reference of each operator in the checkpoint before an epoch, also for renamed operators."""
-        found = {}
-        for operator in self._flow.stateful:
-            value = base.snapshots.get(operator.name) or base.snapshots.get(operator.renamed_from)
-            if value is not None:
-                found[operator.name] = SnapshotRef.from_json(value)
-        return found
+        refs = {operator.name: stored_ref(operator, base.snapshots) for operator in self._flow.stateful}
+        return {name: ref for name, ref in refs.items() if ref is not None}
 
     def _is_dealt_anew(self, base: Base) -> bool:
         """Return whether no snapshot has the current shards yet. Epochs folded again since already use them."""

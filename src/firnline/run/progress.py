@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from firnline.checkpoint.ledger import LedgerEntry
 from firnline.checkpoint.model import Checkpoint
-from firnline.jobs.read_orders import Produced
+from firnline.jobs.read_job import Produced
 from firnline.jobs.watermarks import Watermarks
 from firnline.run.requests import FileRequest
 from firnline.sinks.base import Head
 from firnline.sources.group import EpochPlan, Positions, Records, Sources
-from firnline.state.refs import OperatorState
+from firnline.state.manifest import OperatorState
 from firnline.types import EntryRef, Json, Receipt
 
 KEPT_ENTRIES = 8
@@ -24,7 +24,7 @@ KEPT_RECEIPTS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class MissingEpoch:
     """An epoch that the restored state lacks and that must be folded again: its entry, and the base of its plan."""
 
     entry: LedgerEntry
@@ -46,7 +46,7 @@ class Base:
     state: dict[str, OperatorState] = field(default_factory=dict)  # of each operator
     watermarks: Watermarks = field(default_factory=Watermarks)
     snapshots: dict[str, Json] = field(default_factory=dict)  # where each operator's newest complete snapshot lies
-    behind: list[Behind] = field(default_factory=list)  # epochs that the state lacks, oldest first
+    missing_epochs: list[MissingEpoch] = field(default_factory=list)  # epochs that the state lacks, oldest first
 
 
 @dataclass(slots=True)

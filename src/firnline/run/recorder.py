@@ -11,14 +11,12 @@ from firnline.checkpoint.ledger import Ledger
 from firnline.errors import StoreAheadError, StoreUnsafeError
 from firnline.options import PipelineOptions, StoreOptions
 from firnline.process import HungError, TimedCalls
-from firnline.run.copy_check import CopyCheck, Reload, fits
-from firnline.run.records import Entries, Records
-from firnline.run.store_copy import StoreCopy
+from firnline.run.copies import CopyCheck, Entries, Records, Reload, StoreCopy, fits
 from firnline.sinks.base import Head
 from firnline.stores.base import CheckpointStore
 from firnline.stores.record import CheckpointRecord
 from firnline.stores.replicator import Replication, TierWriter
-from firnline.stores.tiers import WAIT_SECONDS, Look, Path, Place, Tiers
+from firnline.stores.tiers import WAIT_SECONDS, CopyStore, NewestCopy, Tier, Tiers
 from firnline.types import Clock, Receipt
 
 logger = logging.getLogger(__name__)
@@ -28,22 +26,22 @@ LOCAL_VERSIONS = 10
 REMOTE_VERSIONS = 100
 
 
-def open_places(options: PipelineOptions) -> tuple[Place | None, Place | None, Place | None]:
+def open_copy_stores(options: PipelineOptions) -> tuple[CopyStore | None, CopyStore | None, CopyStore | None]:
     """Open the store, the local tier and the remote tier that the options name."""
     store, near, far = options.checkpoint.store, options.checkpoint.local, options.checkpoint.remote
     local = remote = None
     if near is not None:
         wanted = StoreOptions(type="file", path=near.path, keep_versions=LOCAL_VERSIONS)
-        local = _place("local", wanted, options)
+        local = _copy_store("local", wanted, options)
     if far is not None:
         wanted = StoreOptions(
             type="object", uri=far.uri, storage_options=far.storage_options, keep_versions=REMOTE_VERSIONS
         )
-        remote = _place("remote", wanted, options)
-    return _place("store", store, options) if store else None, local, remote
+        remote = _copy_store("remote", wanted, options)
+    return _copy_store("store", store, options) if store else None, local, remote
 
 
-def _place(path: Path, options: StoreOptions, pipeline: PipelineOptions) -> Place:
+def _copy_store(tier: Tier, options: StoreOptions, pipeline: PipelineOptions) -> CopyStore:
     held_by = pipeline.deciding.name
 
     def open_it() -> CheckpointStore:
@@ -51,16 +49,16 @@ def _place(path: Path, options: StoreOptions, pipeline: PipelineOptions) -> Plac
 
         return open_store(options, held_by=held_by)
 
-    def look_at_it() -> CheckpointStore:
+    def open_read_only() -> CheckpointStore:
         from firnline.stores import open_store
 
-        return open_store(options, held_by=held_by, looking=True)
+        return open_store(options, held_by=held_by, read_only=True)
 
-    where = options.path or options.uri or options.type  # never the DSN: it holds a secret
-    return Place(path, where, open_it, pipeline.name, options.keep_versions, look_at_it)
+    location = options.path or options.uri or options.type  # never the DSN: it holds a secret
+    return CopyStore(tier, location, open_it, pipeline.name, options.keep_versions, open_read_only)
 
 
-LEVELLED_EPOCHS = 1000
+CATCH_UP_EPOCHS = 1000
 NEAR_SECONDS = 15.0  # limit for a write of the local tier
 FAR_WAIT_SECONDS = 5.0  # limit for the remote tier's answer before a claim, if the local tier fits
 DRAIN_SECONDS = 30.0
@@ -71,17 +69,17 @@ def _ignore() -> None:
 
 
 class Recorder:
-    """Records the epochs of one run in store and tiers. `place` names the deciding sink's table in messages."""
+    """Records the epochs of one run in store and tiers. `location` names the deciding sink's table in messages."""
 
     def __init__(
-        self, options: PipelineOptions, ledger: Ledger, clock: Clock, place: str, *, strict_store: bool = False
+        self, options: PipelineOptions, ledger: Ledger, clock: Clock, location: str, *, strict_store: bool = False
     ) -> None:
         self._clock = clock
-        self._check = CopyCheck(options.name, place)
+        self._check = CopyCheck(options.name, location)
         self._on_change: Callable[[], None] = _ignore
-        self.store, local, remote = open_places(options)
-        kept = options.checkpoint.store.keep_versions if options.checkpoint.store else LEVELLED_EPOCHS
-        self._records = Records(ledger, min(LEVELLED_EPOCHS, kept))
+        self.store, local, remote = open_copy_stores(options)
+        kept = options.checkpoint.store.keep_versions if options.checkpoint.store else CATCH_UP_EPOCHS
+        self._records = Records(ledger, min(CATCH_UP_EPOCHS, kept))
         self._store: StoreCopy | None = None
         if self.store is not None:
             self._store = StoreCopy(
@@ -96,16 +94,16 @@ class Recorder:
         self.tiers = Tiers(local, remote)
         self._local, self._remote = self._make_writers(options)
         self._near_calls = TimedCalls(NEAR_SECONDS)
-        self._looks: dict[str, Look] | None = None  # the result of the comparison; None before it
+        self._copies: dict[str, NewestCopy] | None = None  # the result of the comparison; None before it
         self._far_looked = threading.Event()
         self._far_looked.set()
 
     def _make_writers(self, options: PipelineOptions) -> tuple[TierWriter | None, TierWriter | None]:
-        def make(place: Place | None, interval_ms: int) -> TierWriter | None:
-            if place is None:
+        def make(store: CopyStore | None, interval_ms: int) -> TierWriter | None:
+            if store is None:
                 return None
             return TierWriter(
-                place,
+                store,
                 interval_ms / 1000,
                 self._clock.monotonic,
                 lambda _: self._on_change(),
@@ -120,9 +118,9 @@ class Recorder:
         )
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def stores(self) -> tuple[CopyStore, ...]:
         """The store and the tiers that exist."""
-        return (*([self.store] if self.store else []), *self.tiers.places)
+        return (*([self.store] if self.store else []), *self.tiers.stores)
 
     @property
     def remote_epoch(self) -> int | None:
@@ -142,7 +140,7 @@ class Recorder:
 
     # -- at the start ---------------------------------------------------------------------------------
 
-    def look(self, on_change: Callable[[], None] = _ignore) -> None:
+    def read_copies(self, on_change: Callable[[], None] = _ignore) -> None:
         """Read the heads of store and local tier. Called before the sink is read, so the sink can only be newer.
 
         From now on `on_change` is called, from any thread, after every successful or failed write of a copy.
@@ -151,10 +149,10 @@ class Recorder:
             StoreUnsafeError: one of them does not give the guarantees that it needs.
         """
         self._on_change = on_change
-        self._looks = None
+        self._copies = None
         if self._store is not None:
-            self._store.look()
-        self.tiers.look_again(prove=True)
+            self._store.read()
+        self.tiers.read_again(prove=True)
 
     def confirm(self, held: Head, reload: Reload | None = None) -> Head:
         """Compare the copies with the sink's head. Returns the head, read again with `reload` if needed.
@@ -163,19 +161,19 @@ class Recorder:
             StoreAheadError: a copy is ahead of the sink.
             SinkError: the sink holds no epoch, and a copy that might cannot be read now.
         """
-        held = self._check.confirm(self._find_looks, held, reload)
-        self._looks = {look.path: look for look in self._find_looks(held)}
+        held = self._check.confirm(self._find_copies, held, reload)
+        self._copies = {copy.tier: copy for copy in self._find_copies(held)}
         return held
 
-    def inspect(self, held: Head, reload: Reload) -> list[Look]:
+    def inspect(self, held: Head, reload: Reload) -> list[NewestCopy]:
         """Read the store and the tiers, read-only, with the same checks as the start of a run.
 
         Raises:
             StoreAheadError, SinkError: as in `confirm`.
         """
-        looks = [place.look_within(WAIT_SECONDS) for place in self.places]
-        self._check.confirm(lambda _: looks, held, reload)
-        return looks
+        copies = [store.read_within(WAIT_SECONDS) for store in self.stores]
+        self._check.confirm(lambda _: copies, held, reload)
+        return copies
 
     def begin(self, held: Head) -> int | None:
         """Bring the copies in sync with the sink after the comparison. Returns the store's head, if known.
@@ -183,43 +181,43 @@ class Recorder:
         Raises:
             StoreAheadError, SinkError: as in `confirm`, if that was not called before.
         """
-        if self._looks is None:
+        if self._copies is None:
             held = self.confirm(held)
         if held.checkpoint is None:
             return None
-        looks = self._looks or {}
-        self._begin_tiers(held, looks)
-        if self.tiers.remote is not None and "remote" not in looks:
-            self._look_far(self.tiers.remote)
-        return self._store.level(held) if self._store is not None else None
+        copies = self._copies or {}
+        self._begin_tiers(held, copies)
+        if self.tiers.remote is not None and "remote" not in copies:
+            self._check_remote(self.tiers.remote)
+        return self._store.complete(held) if self._store is not None else None
 
-    def _find_looks(self, held: Head) -> list[Look]:
+    def _find_copies(self, held: Head) -> list[NewestCopy]:
         """Return the heads of the copies. If the local tier fits, the remote tier is read in the background."""
         found = [self._store.seen] if self._store is not None and self._store.seen is not None else []
-        for look in self.tiers.looks():
-            found.append(look)
-            if held.checkpoint is not None and look.record is not None and fits(look.record, held):
+        for copy in self.tiers.read_all():
+            found.append(copy)
+            if held.checkpoint is not None and copy.record is not None and fits(copy.record, held):
                 break
         return found
 
-    def _look_far(self, remote: Place) -> None:
+    def _check_remote(self, remote: CopyStore) -> None:
         """Read the remote tier in the background. An error there ends the run before it claims or records."""
         self._far_looked = looked = threading.Event()
 
-        def look() -> None:
+        def check() -> None:
             try:
-                self._check.check(self.tiers.look(remote))
+                self._check.check(self.tiers.read(remote))
             except StoreAheadError:
                 pass  # the check records it
             except StoreUnsafeError as error:
                 self._check.refuse(error)
             except Exception as error:
-                facts = {"tier": remote.path, "place": remote.place, "reason": str(error) or type(error).__name__}
+                facts = {"tier": remote.tier, "place": remote.location, "reason": str(error) or type(error).__name__}
                 logger.warning("tier not read", extra=facts)
             finally:
                 looked.set()
 
-        threading.Thread(target=look, name="firnline far look", daemon=True).start()
+        threading.Thread(target=check, name="firnline check of remote", daemon=True).start()
 
     def before_claim(self, reload: Reload) -> None:
         """Wait for the remote tier before the claim: if it is ahead of the sink, nothing may be committed.
@@ -237,7 +235,7 @@ class Recorder:
         if self._store is not None:
             self._store.claimed()
 
-    def _begin_tiers(self, held: Head, looks: Mapping[str, Look]) -> None:
+    def _begin_tiers(self, held: Head, copies: Mapping[str, NewestCopy]) -> None:
         """Start the tier writers. Each tier gets what it lacks; its writer checks whether it already fits."""
         if held.checkpoint is None or held.entry is None or held.epoch < 1:
             return
@@ -245,8 +243,8 @@ class Recorder:
         for path, writer in (("local", self._local), ("remote", self._remote)):
             if writer is None:
                 continue
-            look = looks.get(path)
-            record = look.record if look else None
+            copy = copies.get(path)
+            record = copy.record if copy else None
             known = record is not None and self._records.is_of_chain(record, held.entry)
             writer.holds(record.epoch if record is not None and known else 0)
             if record is None or (record.epoch <= held.epoch and not fits(record, held)):
@@ -316,8 +314,8 @@ class Recorder:
 
     def flush(self, seconds: float = DRAIN_SECONDS) -> bool:
         """Write what waits for both tiers now. Returns whether both are in sync."""
-        level = [writer.flush(seconds) for writer in (self._local, self._remote) if writer is not None]
-        return all(level)
+        flushed = [writer.flush(seconds) for writer in (self._local, self._remote) if writer is not None]
+        return all(flushed)
 
     def close(self, *, drain: bool, on_drain: Callable[[Replication], None] = lambda _: None) -> None:
         """Close. With `drain`, write what waits for a tier first; `on_drain` gets the tier that the run waits for."""
@@ -329,10 +327,10 @@ class Recorder:
                 on_drain(left)
                 if not writer.flush(DRAIN_SECONDS):
                     left = writer.replication()
-                    facts = {"tier": left.path, "place": left.place, "epoch": left.epoch, "reason": left.reason}
+                    facts = {"tier": left.tier, "place": left.location, "epoch": left.epoch, "reason": left.reason}
                     logger.warning("tier is behind; the next run brings it in sync", extra=facts)
             writer.close()
         if self._store is not None:
             self._store.close(drain=drain)
-        for place in self.tiers.places:
-            place.close()
+        for store in self.tiers.stores:
+            store.close()

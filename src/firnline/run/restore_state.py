@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from firnline.checkpoint.codec import canonical, checksum, parse, short_number
-from firnline.checkpoint.ledger import JUMPS, LedgerEntry
+from firnline.checkpoint.ledger import HISTORY_EDITS, LedgerEntry
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import CheckpointError, ConfigError, DamagedError, LedgerHoleError, StateLostError
 from firnline.graph import downstream
@@ -16,21 +16,19 @@ from firnline.jobs.dataflow import Dataflow, shape_of
 from firnline.jobs.watermarks import Watermarks
 from firnline.options import OperatorOptions
 from firnline.run.open_pipeline import OpenPipeline
-from firnline.run.progress import Behind
+from firnline.run.progress import MissingEpoch
 from firnline.sinks.base import Head
 from firnline.sources.columns import columns_from_json
-from firnline.state import snapshot as layout
 from firnline.state.home import StateHome
 from firnline.state.load import EMPTY, export_digest
-from firnline.state.manifest import CompleteCheckpoint, SnapshotRef
-from firnline.state.refs import OperatorState
-from firnline.state.remote import Replica
-from firnline.stores.tiers import Place
+from firnline.state.manifest import CompleteCheckpoint, OperatorState, SnapshotRef, stored_name, stored_ref
+from firnline.state.remote import find_snapshot
+from firnline.stores.tiers import CopyStore
 from firnline.types import EntryRef, Json
 
 logger = logging.getLogger(__name__)
 
-_GOES_ON = frozenset(JUMPS) - {"fresh"}  # their state after is the state that they continue from
+_KEEP_STATE = frozenset(HISTORY_EDITS) - {"fresh"}  # these edits continue with the state before them
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class PastEpoch:
     checkpoint: Checkpoint
     kind: str
     previous: EntryRef | None
-    jump: dict[str, Json] = field(default_factory=dict)
+    edit: dict[str, Json] = field(default_factory=dict)
     entry: LedgerEntry | None = None
 
     @property
@@ -57,11 +55,11 @@ class PastEpoch:
 class Past:
     """The history backwards from an epoch that a sink holds, read on demand."""
 
-    def __init__(self, pipeline: OpenPipeline, held: Head) -> None:
+    def __init__(self, pipeline: OpenPipeline, head: Head) -> None:
         self._ledger = pipeline.ledger
-        self._copies = _Copies(pipeline, held)
-        self._next = held.entry
-        self._entries = pipeline.ledger.entries(held.entry)
+        self._copies = _Copies(pipeline, head)
+        self._next = head.entry
+        self._entries = pipeline.ledger.entries(head.entry)
         self._ended = False
         self._problem = ""
         self.epochs: list[PastEpoch] = []  # newest first
@@ -69,12 +67,12 @@ class Past:
     def get(self, number: int) -> PastEpoch | None:
         """Return the epoch `number` places before the newest; None where the history ends or cannot be read."""
         while len(self.epochs) <= number and not self._ended:
-            found = self._read()
-            if found is None:
+            past_epoch = self._read()
+            if past_epoch is None:
                 self._ended = True
             else:
-                self.epochs.append(found)
-                self._next = found.previous
+                self.epochs.append(past_epoch)
+                self._next = past_epoch.previous
         return self.epochs[number] if number < len(self.epochs) else None
 
     @property
@@ -92,9 +90,9 @@ class Past:
         """Return whether there is no state after the newest epoch: a fresh start, another tool's progress, or a
         rollback to one."""
         number = 0
-        while (found := self.get(number)) and found.kind in _GOES_ON and not found.checkpoint.state:
+        while (newest := self.get(number)) and newest.kind in _KEEP_STATE and not newest.checkpoint.state:
             number += 1
-        return found is not None and found.kind in ("fresh", "baseline")
+        return newest is not None and newest.kind in ("fresh", "baseline")
 
     def _read(self) -> PastEpoch | None:
         try:
@@ -110,26 +108,26 @@ class Past:
         except LedgerHoleError as error:
             assert self._next is not None
             return self._read_copy(self._next, error)
-        return PastEpoch(entry.checkpoint, entry.kind, entry.previous, entry.jump, entry)
+        return PastEpoch(entry.checkpoint, entry.kind, entry.previous, entry.edit, entry)
 
     def _read_copy(self, ref: EntryRef, error: LedgerHoleError) -> PastEpoch | None:
-        found = self._copies.find(ref)
-        if found is None:
+        copy = self._copies.find(ref)
+        if copy is None:
             self._problem = error.message
             return None
-        logger.warning("a copy stands in for a ledger entry", extra={"epoch": found.epoch, "reason": error.message})
-        self._entries = self._ledger.entries(found.previous)
-        if found.previous is None and found.kind != "fresh":
+        logger.warning("a copy stands in for a ledger entry", extra={"epoch": copy.epoch, "reason": error.message})
+        self._entries = self._ledger.entries(copy.previous)
+        if copy.previous is None and copy.kind != "fresh":
             self._problem = error.message
-        return found
+        return copy
 
 
 class _Copies:
     """Copies of checkpoints outside the ledger, each proven by its own checksum."""
 
-    def __init__(self, pipeline: OpenPipeline, held: Head) -> None:
+    def __init__(self, pipeline: OpenPipeline, head: Head) -> None:
         self._pipeline = pipeline
-        self._held = held
+        self._head = head
         self._commits: Iterator[dict[str, Json]] | None = None
         self._known: dict[int, dict[str, Json]] = {}  # by epoch: what the commit says
 
@@ -141,14 +139,14 @@ class _Copies:
             return None
         entry = self._mend(ref, checkpoint)
         if entry is not None:
-            return PastEpoch(checkpoint, entry.kind, entry.previous, entry.jump, entry)
-        kind, jump = str(info.get("kind") or self._kind(ref)), dict(info.get("jump") or {})
-        return PastEpoch(checkpoint, kind, self._previous(ref.epoch, kind, jump, info), jump)
+            return PastEpoch(checkpoint, entry.kind, entry.previous, entry.edit, entry)
+        kind, edit = str(info.get("kind") or self._kind(ref)), dict(info.get("jump") or {})
+        return PastEpoch(checkpoint, kind, self._previous(ref.epoch, kind, edit, info), edit)
 
     def _mend(self, ref: EntryRef, checkpoint: Checkpoint) -> LedgerEntry | None:
         """Return the entry with this checkpoint instead of its own; None unless the result has the entry's checksum."""
         ledger, what = self._pipeline.ledger, f"ledger entry {ref.name}"
-        data = next((data for found, data in ledger.candidates(ref.epoch) if found.name == ref.name), b"")
+        data = next((data for known, data in ledger.candidates(ref.epoch) if known.name == ref.name), b"")
         try:
             mended = canonical({**parse(data, what), "checkpoint": checkpoint.to_json()})
             return LedgerEntry.from_bytes(mended, what) if checksum(mended) == ref.checksum else None
@@ -156,12 +154,12 @@ class _Copies:
             return None
 
     def _checkpoint(self, ref: EntryRef, info: dict[str, Json]) -> Checkpoint | None:
-        if self._held.entry == ref and self._held.checkpoint is not None:
-            return self._held.checkpoint
+        if self._head.entry == ref and self._head.checkpoint is not None:
+            return self._head.checkpoint
         with contextlib.suppress(DamagedError, KeyError):
-            found = Checkpoint.from_json(info["checkpoint"], f"the commit of epoch {ref.epoch}")
-            if (found.pipeline, found.epoch) == (self._pipeline.options.name, ref.epoch):
-                return found
+            checkpoint = Checkpoint.from_json(info["checkpoint"], f"the commit of epoch {ref.epoch}")
+            if (checkpoint.pipeline, checkpoint.epoch) == (self._pipeline.options.name, ref.epoch):
+                return checkpoint
         record = self._recorded(ref)
         return record[0] if record else None
 
@@ -171,21 +169,21 @@ class _Copies:
 
     def _recorded(self, ref: EntryRef) -> tuple[Checkpoint, str] | None:
         """Return the record of exactly this entry from the store or a tier."""
-        places: tuple[Place, ...] = self._pipeline.recorder.places
-        for place in places:
+        stores: tuple[CopyStore, ...] = self._pipeline.recorder.stores
+        for store in stores:
             with contextlib.suppress(OSError, CheckpointError, ValueError):
-                found = place.search(ref.epoch, short_number(ref.checksum))
-                if found is not None:
-                    return found.checkpoint, found.kind
+                record = store.search(ref.epoch, short_number(ref.checksum))
+                if record is not None:
+                    return record.checkpoint, record.kind
         return None
 
-    def _previous(self, epoch: int, kind: str, jump: dict[str, Json], info: dict[str, Json]) -> EntryRef | None:
+    def _previous(self, epoch: int, kind: str, edit: dict[str, Json], info: dict[str, Json]) -> EntryRef | None:
         """Return the entry before this one. A commit of an older Firnline names only its epoch."""
         with contextlib.suppress(KeyError, TypeError, ValueError):
             return EntryRef.from_json(info["previous"])
         if kind in ("fresh", ""):
             return None
-        before = self._commit_of(int(jump["to_epoch"]) if "to_epoch" in jump else epoch - 1) or {}
+        before = self._commit_of(int(edit["to_epoch"]) if "to_epoch" in edit else epoch - 1) or {}
         with contextlib.suppress(KeyError, TypeError, ValueError):
             return EntryRef.from_json(before["entry"])
         return None
@@ -214,7 +212,7 @@ class Restored:
     state: dict[str, OperatorState] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
     shards: int | None = None
-    behind: list[Behind] = field(default_factory=list)
+    missing_epochs: list[MissingEpoch] = field(default_factory=list)
     path: str = "fresh"  # local, sink (the table's own folder), remote, or fresh
     used: dict[str, SnapshotRef] = field(default_factory=dict)  # by operator: the snapshot that it resumes from
     passed_over: bool = False  # whether newer snapshots are damaged or missing
@@ -222,31 +220,30 @@ class Restored:
 
 
 def restore_state(
-    pipeline: OpenPipeline, flow: Dataflow, home: StateHome, held: Head, *, only_look: bool = False
+    pipeline: OpenPipeline, flow: Dataflow, home: StateHome, head: Head, *, read_only: bool = False
 ) -> Restored:
     """Restore every operator from its newest intact snapshot that is no newer than those of the operators it feeds.
 
-    With `only_look` nothing is written: state that only the remote tier has is read there.
+    With `read_only` nothing is written: state that only the remote tier has is read there.
 
     Raises:
         StateLostError: no intact snapshot exists from which the later epochs can be folded again.
         ConfigError: an operator was inserted before another whose newest snapshot lacks epochs from before that.
     """
-    if held.checkpoint is None or not flow.stateful:
+    if head.checkpoint is None or not flow.stateful:
         return Restored()
-    past, named = Past(pipeline, held), held.checkpoint.state
+    past, named = Past(pipeline, head), head.checkpoint.state
     if not named and past.began_afresh:
         return Restored()
-    finder = _Finder(home, past, only_look=only_look)
+    finder = _SnapshotFinder(home, past, read_only=read_only)
     restored = Restored()
     for operator in reversed(flow.stateful):  # downstream operators first: they limit those that feed them
         fed = [name for name in fed_by(pipeline, flow, operator) if name in restored.epochs]
-        limit = min((restored.epochs[name] for name in fed), default=held.epoch)
-        known = [name for name in (operator.name, operator.renamed_from) if name in named]
-        if not known:  # added, and allowed to start empty
-            if limit < held.epoch:
-                raise _added_before_old_state(operator.name, fed, restored.epochs, held.epoch)
-            restored.epochs[operator.name] = held.epoch
+        limit = min((restored.epochs[name] for name in fed), default=head.epoch)
+        if not stored_name(operator, named):  # added, and allowed to start empty
+            if limit < head.epoch:
+                raise _added_before_old_state(operator.name, fed, restored.epochs, head.epoch)
+            restored.epochs[operator.name] = head.epoch
             continue
         start = finder.find(operator, limit)
         restored.epochs[operator.name] = start.epoch
@@ -262,7 +259,7 @@ def restore_state(
             restored.shards = max(restored.shards or 0, start.ref.wanted or len(start.complete.plan.shards))
     restored.path = "sink" if finder.path == "local" and pipeline.options.checkpoint.local is None else finder.path
     restored.passed_over = finder.passed_over
-    restored.behind = _epochs_since(pipeline, flow, past, held, restored.epochs)
+    restored.missing_epochs = _epochs_since(pipeline, flow, past, head, restored.epochs)
     return restored
 
 
@@ -277,69 +274,71 @@ def _added_before_old_state(name: str, fed: list[str], epochs: Mapping[str, int]
 
 
 def _epochs_since(
-    pipeline: OpenPipeline, flow: Dataflow, past: Past, held: Head, epochs: Mapping[str, int]
-) -> list[Behind]:
+    pipeline: OpenPipeline, flow: Dataflow, past: Past, head: Head, epochs: Mapping[str, int]
+) -> list[MissingEpoch]:
     """Return the epochs that some operator lacks, oldest first.
 
     Raises:
         StateLostError: the ledger no longer has one of them, or one of them imported state.
     """
-    oldest = min(epochs.values(), default=held.epoch)
-    needed: list[Behind] = []
+    oldest = min(epochs.values(), default=head.epoch)
+    needed: list[MissingEpoch] = []
     number = 0
-    while oldest < held.epoch:
-        found = past.get(number)
-        if found is None:
+    while oldest < head.epoch:
+        past_epoch = past.get(number)
+        if past_epoch is None:
             if past.reaches_beginning:
                 break
             raise StateLostError(
                 f"the ledger no longer tells what was read after epoch {oldest}: {past.problem}", epoch=oldest
             )
-        if found.epoch <= oldest or found.kind == "fresh":
+        if past_epoch.epoch <= oldest or past_epoch.kind == "fresh":
             break
-        _check_import(pipeline, found, epochs)
-        if found.is_read:
-            needed.append(_behind(flow, past, number, epochs))
+        _check_import(pipeline, past_epoch, epochs)
+        if past_epoch.is_read:
+            needed.append(_missing_epoch(flow, past, number, epochs))
         number += 1
     return needed[::-1]
 
 
-def _behind(flow: Dataflow, past: Past, number: int, epochs: Mapping[str, int]) -> Behind:
+def _missing_epoch(flow: Dataflow, past: Past, number: int, epochs: Mapping[str, int]) -> MissingEpoch:
     """Return one epoch to fold again, with the base of its plan."""
-    found, before = past.get(number), past.get(number + 1)
-    assert found is not None
-    if found.entry is None:
+    past_epoch, before = past.get(number), past.get(number + 1)
+    assert past_epoch is not None
+    if past_epoch.entry is None:
         raise StateLostError(
-            f"the ledger entry of epoch {found.epoch} is damaged, and no snapshot of the state is as new:"
+            f"the ledger entry of epoch {past_epoch.epoch} is damaged, and no snapshot of the state is as new:"
             " what that epoch read is told nowhere else",
             hint="Bring the entry back from a backup of the table's _firnline folder; or go back to an epoch with a "
             "snapshot of its own (firnline rollback --to EPOCH), or to a savepoint.",
-            epoch=found.epoch,
+            epoch=past_epoch.epoch,
         )
-    if before is None and found.previous is not None:
+    if before is None and past_epoch.previous is not None:
         raise StateLostError(
-            f"no copy is intact of the checkpoint that epoch {found.epoch} was planned on: {past.problem}",
-            epoch=found.epoch,
+            f"no copy is intact of the checkpoint that epoch {past_epoch.epoch} was planned on: {past.problem}",
+            epoch=past_epoch.epoch,
         )
     checkpoint = before.checkpoint if before is not None else None
-    skip = frozenset(name for name, epoch in epochs.items() if epoch >= found.epoch)
+    skip = frozenset(name for name, epoch in epochs.items() if epoch >= past_epoch.epoch)
     columns = columns_from_json(checkpoint.columns if checkpoint is not None else {})
-    return Behind(found.entry, known_watermarks(flow, checkpoint), columns, skip)
+    return MissingEpoch(past_epoch.entry, known_watermarks(flow, checkpoint), columns, skip)
 
 
-def _check_import(pipeline: OpenPipeline, found: PastEpoch, epochs: Mapping[str, int]) -> None:
+def _check_import(pipeline: OpenPipeline, past_epoch: PastEpoch, epochs: Mapping[str, int]) -> None:
     """Check that the snapshot in use includes the state that an epoch imported: no input can recreate it."""
-    if found.kind != "import":
+    if past_epoch.kind != "import":
         return
     renamed = {o.renamed_from: o.name for o in pipeline.options.operators if o.renamed_from}
-    name = str(found.jump.get("operator", ""))
+    name = str(past_epoch.edit.get("operator", ""))
     lacking = [
-        one for one, epoch in epochs.items() if epoch < found.epoch and (one == renamed.get(name, name) or not name)
+        one
+        for one, epoch in epochs.items()
+        if epoch < past_epoch.epoch and (one == renamed.get(name, name) or not name)
     ]
     if lacking:
         raise StateLostError(
-            f"the state of {lacking[0]!r} that epoch {found.epoch} imported is lost, and no input makes it again",
-            epoch=found.epoch,
+            f"the state of {lacking[0]!r} that epoch {past_epoch.epoch} imported is lost, and no input makes it again",
+            epoch=past_epoch.epoch,
             operator=lacking[0],
         )
 
@@ -355,20 +354,20 @@ class _Start:
     initial: str = ""  # the digest of the exported state that it started with
 
 
-class _Finder:
-    """Searches the tiers for snapshots. Each snapshot is loaded or rejected only once."""
+class _SnapshotFinder:
+    """Finds the newest usable snapshot of each operator, epoch by epoch. Each snapshot is searched for only once."""
 
-    def __init__(self, home: StateHome, past: Past, *, only_look: bool) -> None:
+    def __init__(self, home: StateHome, past: Past, *, read_only: bool) -> None:
         self._home = home
         self._past = past
-        self._only_look = only_look
+        self._read_only = read_only
         self._loaded: dict[str, CompleteCheckpoint | CheckpointError] = {}
         self.path = "fresh"
 
     @property
     def passed_over(self) -> bool:
         """Whether a snapshot was damaged or missing."""
-        return any(isinstance(found, CheckpointError) for found in self._loaded.values())
+        return any(isinstance(loaded, CheckpointError) for loaded in self._loaded.values())
 
     def find(self, operator: OperatorOptions, limit: int) -> _Start:
         """Return an operator's newest intact snapshot up to `limit`; without one, its first epoch.
@@ -379,18 +378,18 @@ class _Finder:
         number, reasons = 0, []
         seen: set[str] = set()
         refs: list[SnapshotRef] = []  # of every epoch that names it, newest first
-        while (found := self._past.get(number)) is not None:
-            name = next((n for n in (operator.name, operator.renamed_from) if n in found.checkpoint.state), "")
-            if not name:
+        while (past_epoch := self._past.get(number)) is not None:
+            ref = stored_ref(operator, past_epoch.checkpoint.state)
+            if ref is None:
                 break
             number += 1
-            refs.append(SnapshotRef.from_json(found.checkpoint.state[name]))
-            if refs[-1].checkpoint in seen or refs[-1].epoch > limit:
+            refs.append(ref)
+            if ref.checkpoint in seen or ref.epoch > limit:
                 continue
-            seen.add(refs[-1].checkpoint)
-            complete = self._load(refs[-1])
+            seen.add(ref.checkpoint)
+            complete = self._load(ref)
             if isinstance(complete, CompleteCheckpoint):
-                return _Start(refs[-1].epoch, name, refs[-1], complete)
+                return _Start(ref.epoch, stored_name(operator, past_epoch.checkpoint.state), ref, complete)
             reasons.append(complete.message)
         why = reasons[0] if reasons else "no snapshot is old enough" if refs else "no checkpoint names it"
         return self._from_birth(operator, limit, refs, why)
@@ -439,30 +438,14 @@ class _Finder:
 
     def _load(self, ref: SnapshotRef) -> CompleteCheckpoint | CheckpointError:
         if ref.checkpoint not in self._loaded:
-            self._loaded[ref.checkpoint] = self._try(ref)
+            search = find_snapshot(self._home, ref, bring_home=not self._read_only)
+            if search.complete is None:
+                problem = search.problems[-1]
+                logger.warning("snapshot passed over", extra={"checkpoint": ref.checkpoint, "reason": problem.message})
+            else:
+                self.path = search.tier
+            self._loaded[ref.checkpoint] = search.complete or search.problems[-1]
         return self._loaded[ref.checkpoint]
-
-    def _try(self, ref: SnapshotRef) -> CompleteCheckpoint | CheckpointError:
-        home = self._home
-        try:
-            try:
-                found = layout.load(home.storage, ref.checkpoint, ref.digest)
-                layout.verify_files(home.storage, found, deep=False)
-                self.path = "local"
-            except CheckpointError:
-                if home.fallback is None:
-                    raise
-                if self._only_look:
-                    found = layout.load(home.fallback.storage, ref.checkpoint, ref.digest)
-                    layout.verify_files(home.fallback.storage, found, deep=False)
-                else:
-                    Replica(home.storage, home.fallback.storage).restore_missing(ref.checkpoint, ref.digest)
-                    found = layout.load(home.storage, ref.checkpoint, ref.digest)
-                self.path = "remote"
-        except CheckpointError as error:
-            logger.warning("snapshot passed over", extra={"checkpoint": ref.checkpoint, "reason": error.message})
-            return error
-        return found
 
 
 def known_watermarks(flow: Dataflow, checkpoint: Checkpoint | None) -> Watermarks:
@@ -481,30 +464,30 @@ def fed_by(pipeline: OpenPipeline, flow: Dataflow, operator: OperatorOptions) ->
 
 def _check_same(pipeline: OpenPipeline, operator: OperatorOptions, complete: CompleteCheckpoint, known: str) -> None:
     """Raise ConfigError if the spec would give the stored state another meaning."""
-    groups, found = complete.plan.key_groups, complete.plan.operators[known]
+    groups, made = complete.plan.key_groups, complete.plan.operators[known]
     if groups != pipeline.options.state.key_groups:
         raise ConfigError(
             f"the state was made with {groups} key groups, the spec says {pipeline.options.state.key_groups}",
             hint=f"Set state.key_groups: {groups}; they are fixed for the life of a pipeline, shards are not.",
         )
-    if found.type != operator.type or found.shape not in ("", shape_of(operator)):
-        what = f"type {found.type}" if found.type != operator.type else "other keys, inputs or windows"
+    if made.type != operator.type or made.shape not in ("", shape_of(operator)):
+        what = f"type {made.type}" if made.type != operator.type else "other keys, inputs or windows"
         raise ConfigError(
             f"the state of operator {operator.name!r} was made with {what}",
             hint=f"Set it as it was; or give it a new name, initial_state: empty, and state.dropped: [{known}]",
         )
 
 
-def check_operators(pipeline: OpenPipeline, flow: Dataflow, held: Head) -> None:
+def check_operators(pipeline: OpenPipeline, flow: Dataflow, head: Head) -> None:
     """Check that the spec has every operator with state in the checkpoint, or drops it by name.
 
     Raises:
         ConfigError: operators were added, removed or renamed, and the spec does not say what happens to their state.
     """
-    if held.checkpoint is None:
+    if head.checkpoint is None:
         return
-    named = held.checkpoint.state
-    if not named and Past(pipeline, held).began_afresh:
+    named = head.checkpoint.state
+    if not named and Past(pipeline, head).began_afresh:
         return
     spec = {operator.name for operator in flow.stateful}
     renamed = {operator.renamed_from for operator in flow.stateful if operator.renamed_from}
@@ -515,8 +498,7 @@ def check_operators(pipeline: OpenPipeline, flow: Dataflow, held: Head) -> None:
                 hint=f"If it has another name now: renamed_from: {name}. To give its state up: state.dropped: [{name}]",
             )
     for operator in flow.stateful:
-        known = operator.name in named or (operator.renamed_from and operator.renamed_from in named)
-        if not known and not operator.initial_state:
+        if not stored_name(operator, named) and not operator.initial_state:
             raise ConfigError(
                 f"operator {operator.name!r} was added to a pipeline that has history: there is no state of it",
                 hint="initial_state: empty lets it begin with what comes next; or name the file of an exported state.",

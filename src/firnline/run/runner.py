@@ -16,27 +16,21 @@ from functools import partial
 
 from firnline.epoch import messages as m
 from firnline.epoch.decide import EpochState, Policy, Settings, initial, step
-from firnline.errors import FencedError, FirnlineError, LedgerHoleError, SinkError, SourceError
-from firnline.jobs.dataflow import dataflow_of
+from firnline.errors import FencedError, FirnlineError, LedgerHoleError, SinkError, SourceError, StagingError
 from firnline.jobs.engine import Engine
-from firnline.jobs.epoch_job import EpochJobs
-from firnline.jobs.worker_losses import WorkerLosses
+from firnline.jobs.heartbeat import WorkerLosses
 from firnline.maintenance.state import RUN_GRACE_SECONDS, sweep_state
 from firnline.run.backpressure import BacklogMeter, Backpressure
-from firnline.run.checkpoints import CheckpointMaker
 from firnline.run.lanes import Lanes
-from firnline.run.late_files import LateFiles
-from firnline.run.log import RunLog
 from firnline.run.observer import Observer
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.run.opening import Opening
-from firnline.run.operator_state import OperatorStates
-from firnline.run.outbox_sweep import OutboxSweep
-from firnline.run.progress import Progress
-from firnline.run.status import CheckpointWatch, RunStatus, is_still, status_of
-from firnline.run.steps import Steps, failure_event
+from firnline.run.status import CheckpointWatch, RunLog, RunStatus, is_still, status_of
+from firnline.run.steps import Steps, failure_event, make_context
+from firnline.run.upkeep import Upkeep
 from firnline.sinks.base import Head, Sink
-from firnline.sources.base import Backlog
+from firnline.sinks.guard import hurry_optional
+from firnline.sources.base import Backlog, TooYoung
 from firnline.stores import open_store
 from firnline.stores.audit import append_audit, make_record
 from firnline.types import Json
@@ -44,6 +38,8 @@ from firnline.types import Json
 logger = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 30.0  # at the end of a run, for state on its way to the remote tier
+YOUNG_SECONDS, YOUNG_FACTOR = 60.0, 10  # a run waits at most so long for input that keeps changing
+MIN_POLL_SECONDS = 0.1
 SWEEP_EVERY = 32  # epochs between two sweeps of state
 LOG_TIMER = "\0log"  # no sink has this name
 FLUSH_SECONDS = 10.0  # a requested checkpoint waits at most this long for each tier
@@ -114,6 +110,7 @@ class Runner:
         self._pipeline = pipeline
         self._observer = observer or Observer()
         self._once = once
+        self._before_claim: Callable[[], None] = lambda: None
         # SimpleQueue: a signal handler may put while the same thread is inside get.
         self._inbox: queue.SimpleQueue[m.Event | _Note] = queue.SimpleQueue()
         self._state = self._initial()
@@ -123,24 +120,13 @@ class Runner:
             on_paused=lambda: self._inbox.put(_Note(lambda: None)),  # checkpoint requests are checked after a note
         )
         losses = WorkerLosses(pipeline.clock, lambda facts: self._inbox.put(_Note(lambda: self._report_loss(facts))))
-        self._progress = Progress()
-        options, flow = pipeline.options, dataflow_of(pipeline.options)
-        jobs = EpochJobs(options, pipeline.sources, pipeline.sinks, engine, flow, pipeline.state_home, losses)
-        self._states = OperatorStates(pipeline, jobs, self._progress) if flow.stateful else None
-        checkpoints = CheckpointMaker(pipeline, self.run_id, self._states, self._slowest_sink)
-        self._opening = Opening(
-            pipeline, self._progress, checkpoints, jobs, self._states, self.run_id, accept_duplicates=accept_duplicates
-        )
-        self._outbox = OutboxSweep(pipeline, self._progress, self._slowest_sink)
-        self._late_files = LateFiles(pipeline, self._progress, once=once)
+        context = make_context(self.run_id, pipeline, engine, losses, self._slowest_sink)
+        self._progress, self._states = context.progress, context.states
+        self._opening = Opening(context, accept_duplicates=accept_duplicates)
+        self._upkeep = Upkeep(pipeline, self._progress, self._slowest_sink, once=once)
         self._steps = Steps(
-            pipeline,
-            self._progress,
-            jobs,
-            self._states,
-            checkpoints,
-            self._outbox,
-            self._late_files,
+            context,
+            self._upkeep,
             self._backpressure,
             learn_columns=self._opening.learn_columns,
             on_lost=self._report_trouble,
@@ -151,6 +137,8 @@ class Runner:
         self._timers = _Timers()
         self._log = RunLog(pipeline.storage, pipeline.options.name, self.run_id, pipeline.clock)
         self._totals = _Totals()
+        self._young_since: float | None = None  # when it first waited for young input
+        self._young_limit = YOUNG_SECONDS
         self._backlog = BacklogMeter()
         self._error: FirnlineError | None = None
         self._sinks_failing: dict[str, str] = {}  # why the last attempt to join or commit failed
@@ -173,6 +161,8 @@ class Runner:
     def stop(self) -> None:
         """Finish the epochs in flight, then end. May be called from a signal handler."""
         self._backpressure.stop()
+        if self._pipeline.options.batch.commit_policy != "quorum":  # a quorum may need optional sinks
+            hurry_optional(self._pipeline.sinks)
         self._inbox.put(m.StopRequested())
 
     @property
@@ -197,8 +187,12 @@ class Runner:
         return changed
 
     def checkpoint(self) -> CheckpointWatch:
-        """Poll the sources at once. The returned watch is done once the resulting epoch is committed and recorded."""
+        """Poll the sources at once, late files included.
+
+        The returned watch is done once the resulting epoch is committed and recorded.
+        """
         watch = CheckpointWatch()
+        self._upkeep.late_files.request()
         if self._states is not None:
             self._states.request_snapshot()
         self._inbox.put(_Note(lambda: self._begin_checkpoint(watch)))
@@ -218,9 +212,13 @@ class Runner:
         self._inbox.put(_Note(keep))
         self._inbox.put(m.Fenced())
 
-    def run(self) -> RunResult:
-        """Run until stopped, fenced or failed or, with `once`, until the input is exhausted."""
+    def run(self, before_claim: Callable[[], None] = lambda: None) -> RunResult:
+        """Run until stopped, fenced or failed or, with `once`, until the input is exhausted.
+
+        `before_claim` is called before every claim; if it raises, the run ends without having written to a sink.
+        """
         exit_code = 1
+        self._before_claim = before_claim
         self._log.begin()  # a standby may have waited for days
         try:
             self._feed(m.Started())
@@ -232,11 +230,15 @@ class Runner:
                     self._feed(item)
                 self._answer_checkpoints()
             exit_code = self._state.exit_code
-            if exit_code == 0 and self._once and self._late_files.hole is not None:  # everything else is read
-                self._error = self._late_files.hole
+            if exit_code == 0 and self._once and self._upkeep.late_files.hole is not None:  # everything else is read
+                self._error = self._upkeep.late_files.hole
                 exit_code = self._error.exit_code
+        except FirnlineError as failure:  # of a source or sink that the main thread asked
+            self._error, exit_code = failure, failure.exit_code
         finally:
             self._lanes.close(wait=exit_code == 0)
+            if exit_code == 0:  # otherwise a lane may still use it
+                self._upkeep.late_files.close()
             if self._states is not None:
                 self._states.close(drain_seconds=DRAIN_SECONDS if exit_code == 0 else 0.0)
             self._pipeline.recorder.close(drain=exit_code == 0, on_drain=self._observer.draining)
@@ -309,6 +311,8 @@ class Runner:
                 self._on("stage", action, lambda: steps.record(epoch, self._log, self._record_facts))
             case m.Acknowledge():
                 self._on("stage", action, lambda: steps.acknowledge(action))
+                if action.again:
+                    return
                 for each_sink in self._pipeline.sinks:
                     self._on(f"sink {each_sink.name}", action, partial(self._maintain, each_sink))
                 if self._pipeline.recorder.prune_due():
@@ -319,6 +323,8 @@ class Runner:
                 asked = not failures and any(watch.wants_look for watch in self._watches)
                 delay = 0.0 if asked else self._delay(failures)
                 self._timers.set(sink, self._pipeline.clock.monotonic() + delay)
+                if sink == m.ACKNOWLEDGEMENT:
+                    return
                 if failures and self._state.settled < self._state.committed:
                     facts = {"sink": sink, "epoch": self._state.decided, "settled": self._state.settled}
                     logger.warning("commit policy not satisfied; checkpoint not advanced", extra=facts)
@@ -337,7 +343,9 @@ class Runner:
 
     def _delay(self, failures: int) -> float:
         if not failures:
-            return min(source.poll_interval_secs for source in self._pipeline.sources)
+            poll = min(source.poll_interval_secs for source in self._pipeline.sources)
+            young = self._pipeline.sources.too_young()
+            return poll if young is None else min(poll, max(young.seconds, MIN_POLL_SECONDS))
         restart = self._pipeline.options.restart
         delay = min(restart.backoff_secs * 2.0 ** min(failures - 1, 64), restart.max_backoff_secs)
         return delay * random.uniform(0.8, 1.2)
@@ -380,6 +388,8 @@ class Runner:
         event = failure_event(error, action)
         if isinstance(action, m.Join | m.Commit | m.FindReceipt):
             self._sinks_failing[action.sink] = error.message
+        if isinstance(error, StagingError):
+            self._sinks_failing[str(error.fields.get("sink"))] = error.message
         self._report_trouble(error, getattr(action, "epoch", None))
         return event
 
@@ -411,29 +421,62 @@ class Runner:
     def _plan(self, epoch: int, base: str) -> m.Event:
         self._find_late_files(base)
         event, plan = self._steps.plan(epoch, base)
-        if plan is None and self._once and self._find_late_files(base):  # due since a source last answered
+        # Due since a source last answered, or because the last search could not keep all late files.
+        if plan is None and self._once and self._find_late_files(base, exhausted=True):
+            event, plan = self._steps.plan(epoch, base)
+        began = self._pipeline.clock.monotonic()
+        while plan is None and self._awaits_all_input and (young := self._pipeline.sources.too_young()) is not None:
+            if not self._wait_for(young, began):
+                break
             event, plan = self._steps.plan(epoch, base)
         if plan is not None:
             if self._states is not None and self._states.give_back(self._progress.bases[base]):
                 self._inbox.put(m.ShardsChanged())
             self._inbox.put(_Note(lambda: self._observer.planned(epoch, plan)))
             self._inbox.put(_Note(lambda: self._count_backlog(epoch - 1, base)))
+        elif self._pipeline.sources.too_young() is not None:
+            self._inbox.put(_Note(lambda: self._count_backlog(epoch - 1, base)))
         else:
             self._inbox.put(_Note(self._backlog_emptied))
         return event
 
-    def _find_late_files(self, base: str) -> bool:
-        """Start a search for late files if one is due. Returns whether it is."""
-        due = self._late_files.due()
+    @property
+    def _awaits_all_input(self) -> bool:
+        """Whether the current plan waits for input that is too young: with `once`, or for a requested checkpoint."""
+        return self._once or any(watch.looking for watch in list(self._watches))
+
+    def _wait_for(self, young: TooYoung, planned_at: float) -> bool:
+        """Wait until all input is old enough, so that one epoch reads what arrived together.
+
+        Returns False if the run stops, or if input never becomes old enough.
+        """
+        clock = self._pipeline.clock
+        began = clock.monotonic()
+        if self._young_since is None:
+            self._young_since = began
+            self._inbox.put(_Note(lambda: self._observer.too_young(young.files, young.all_seconds)))
+        self._young_limit = max(self._young_limit, YOUNG_FACTOR * young.all_seconds)
+        if began - (self._young_since if self._once else planned_at) > self._young_limit:
+            logger.warning("files that are still being written are left for later", extra={"files": young.files})
+            return False
+        while (left := began + max(young.all_seconds, 0.01) - clock.monotonic()) > 0:
+            if self._backpressure.stopping:
+                return False
+            clock.sleep(min(left, 0.2))
+        return not self._backpressure.stopping
+
+    def _find_late_files(self, base: str, *, exhausted: bool = False) -> bool:
+        """Search for late files if a search is due. Returns whether it is."""
+        due = self._upkeep.late_files.due(exhausted=exhausted)
         if not due:
             return False
-        before = self._late_files.hole
-        found = self._late_files.look(base, due)
-        hole = self._late_files.hole
+        before = self._upkeep.late_files.hole
+        found = self._upkeep.late_files.look(base, due)
+        hole = self._upkeep.late_files.hole
         if (hole is None) != (before is None):
             self._inbox.put(_Note(lambda: self._report_hole(hole)))
         if found is not None:
-            self._inbox.put(_Note(lambda: self._observer.reconciled(*found)))
+            self._inbox.put(_Note(lambda: self._observer.reconciled(found.late, found.changed, found.listed)))
         return True
 
     def _count_backlog(self, epoch: int, base: str) -> None:
@@ -508,6 +551,7 @@ class Runner:
 
         A run that finds nothing to do leaves no record.
         """
+        self._before_claim()
         event = self._opening.claim(again=again)
         resumed = self._resumed or self._progress.head
         self._log.open(
@@ -519,7 +563,7 @@ class Runner:
             sinks_failing=dict(self._sinks_failing),
         )
         if self._progress.head.exists:  # otherwise another run may create the table under the same generation
-            self._inbox.put(_Note(lambda: self._aside("upkeep", self._outbox.sweep)))
+            self._inbox.put(_Note(lambda: self._aside("upkeep", self._upkeep.outbox.sweep)))
         return event
 
     def _sweep_state(self) -> None:
@@ -553,7 +597,11 @@ class Runner:
     def _maintain(self, sink: Sink) -> None:
         try:
             sink.maintain()
-        except (SinkError, SourceError, OSError) as error:
+        except FencedError:
+            raise
+        except FirnlineError as error:
+            if sink.required and not isinstance(error, SinkError | SourceError):
+                raise
             logger.warning("housekeeping failed", extra={"sink": sink.name, "reason": str(error)})
 
     # -- reports --------------------------------------------------------------------------------------
@@ -580,10 +628,10 @@ class Runner:
     def _record_facts(self) -> dict[str, Json]:
         """Write failing sinks, and how far store and tiers are behind, to the run's history."""
         lags = self._pipeline.recorder.lags()
-        failing: dict[str, Json] = {lag.path: lag.reason for lag in lags if lag.reason}
+        failing: dict[str, Json] = {lag.tier: lag.reason for lag in lags if lag.reason}
         facts: dict[str, Json] = {"sinks_failing": dict(self._sinks_failing), "copies_failing": failing}
         for lag in lags:
-            if lag.path == "remote":
+            if lag.tier == "remote":
                 seconds = lag.lag_seconds(self._pipeline.clock.monotonic())
                 facts["replication_lag_seconds"] = round(seconds, 3)
                 facts["replication_epochs_behind"] = lag.epochs_behind
@@ -610,6 +658,9 @@ class Runner:
         self._totals.epochs += 1
         self._totals.records += inflight.produced.records
         self._totals.rows += receipt.rows
+        if self._upkeep.late_files.learn(inflight.epoch, inflight.plan):
+            unordered = self._upkeep.late_files.unordered
+            self._aside("stage", lambda: self._log.note(now=True, unordered_names=unordered))
         facts = self._steps.facts(inflight, receipt)
         self._observer.committed(facts)
         if len(self._pipeline.options.sources) > 1:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -22,22 +23,25 @@ import pyarrow as pa
 from firnline.checkpoint.codec import canonical
 from firnline.checkpoint.ledger import LedgerEntry
 from firnline.epoch import messages as m
-from firnline.errors import FencedError, FirnlineError, LedgerHoleError, SchemaError, SinkDivergedError
+from firnline.errors import FencedError, FirnlineError, LedgerHoleError, SchemaError, SinkDivergedError, StagingError
 from firnline.faults import fault_point
+from firnline.jobs.dataflow import dataflow_of
+from firnline.jobs.engine import Engine
 from firnline.jobs.epoch_job import EpochJob, EpochJobs
+from firnline.jobs.heartbeat import WorkerLosses
 from firnline.run.backpressure import Backpressure
 from firnline.run.checkpoints import CheckpointMaker
-from firnline.run.commits import bring_staged, entry_commit
-from firnline.run.late_files import LateFiles
-from firnline.run.log import RunLog
+from firnline.run.commits import Restaged, bring_staged, entry_commit, settled_epoch
 from firnline.run.observer import EpochFacts
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.operator_state import OperatorStates
-from firnline.run.outbox_sweep import OutboxSweep
 from firnline.run.progress import Base, EpochInFlight, Progress
 from firnline.run.requests import FileRequest
-from firnline.schema import merge, schema_from_json, schema_to_json
+from firnline.run.status import RunLog
+from firnline.run.upkeep import Upkeep
+from firnline.schema import merge, schema_from_json, schema_to_json, widen, wider_columns
 from firnline.sinks.outbox import release
+from firnline.sinks.parking import is_parked
 from firnline.sources.group import EpochPlan, Positions
 from firnline.types import EntryRef, Json, Receipt
 
@@ -46,8 +50,30 @@ logger = logging.getLogger(__name__)
 FOLD_EVERY = 64
 
 
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """What opening a run and the steps of its epochs share. `states` is None without stateful operators."""
+
+    run: str
+    pipeline: OpenPipeline
+    progress: Progress
+    jobs: EpochJobs
+    states: OperatorStates | None
+    checkpoints: CheckpointMaker
+
+
+def make_context(
+    run: str, pipeline: OpenPipeline, engine: Engine, losses: WorkerLosses, slowest_sink: Callable[[], int]
+) -> RunContext:
+    """Return the context of a new run. `slowest_sink` gives the epoch of the sink that lags most."""
+    options, flow, progress = pipeline.options, dataflow_of(pipeline.options), Progress()
+    jobs = EpochJobs(options, pipeline.sources, pipeline.sinks, engine, flow, pipeline.state_home, losses)
+    states = OperatorStates(pipeline, jobs, progress) if flow.stateful else None
+    return RunContext(run, pipeline, progress, jobs, states, CheckpointMaker(pipeline, run, states, slowest_sink))
+
+
 class Steps:
-    """The steps of one run's epochs. `states` is None for a pipeline without stateful operators.
+    """The steps of one run's epochs.
 
     `learn_columns` reads the columns of the tables into a base again. `on_lost` gets the reason if the deciding table
     refuses an epoch.
@@ -55,29 +81,25 @@ class Steps:
 
     def __init__(
         self,
-        pipeline: OpenPipeline,
-        progress: Progress,
-        jobs: EpochJobs,
-        states: OperatorStates | None,
-        checkpoints: CheckpointMaker,
-        outbox: OutboxSweep,
-        late_files: LateFiles,
+        context: RunContext,
+        upkeep: Upkeep,
         backpressure: Backpressure,
         *,
         learn_columns: Callable[[Base], None],
         on_lost: Callable[[FirnlineError], None],
     ) -> None:
-        self._pipeline = pipeline
-        self._progress = progress
-        self._jobs = jobs
-        self._states = states
-        self._checkpoints = checkpoints
-        self._outbox = outbox
-        self._late_files = late_files
+        self._pipeline = context.pipeline
+        self._progress = context.progress
+        self._jobs = context.jobs
+        self._states = context.states
+        self._checkpoints = context.checkpoints
+        self._upkeep = upkeep
         self._backpressure = backpressure
         self._learn_columns = learn_columns
+        self._restaged: Restaged = {}
         self._on_lost = on_lost
         self._files_per_task = 1  # files that the last epoch staged for one table
+        self._last_inputs: set[tuple[str, str]] = set()  # source and path of the inputs of the last committed epoch
 
     # -- 1 plan ---------------------------------------------------------------------------------------
 
@@ -221,6 +243,7 @@ class Steps:
             schemas={name: columns for name, columns in schemas.items() if columns != common},
             epoch_time=inflight.epoch_time if self._pipeline.options.operators else "",
             durations_ms=dict(inflight.durations_ms),
+            rescued=[one.to_json() for one in produced.rescued],
         )
         inflight.ref = self._pipeline.ledger.stage(inflight.entry)
         self._checkpoints.add(checkpoint)
@@ -247,15 +270,15 @@ class Steps:
         entry, ref = (inflight.entry, inflight.ref) if inflight is not None else self._decided_entry(epoch)
         assert entry is not None
         assert ref is not None
-        if inflight is None:
-            bring_staged(self._pipeline, sink, entry)
+        staged = bring_staged(self._pipeline, sink, entry, self._restaged) if inflight is None else None
         try:
             schema = (
                 inflight.produced.schemas.get(name) if inflight is not None else schema_from_json(entry.schema_of(name))
             )
             if schema is None:  # nothing is staged here: the columns do not change
                 schema = sink.find_schema() or pa.schema([])
-            receipt = sink.commit(entry_commit(self._pipeline, sink, entry, ref, schema), self._jobs.run_tasks)
+            commit = entry_commit(self._pipeline, sink, entry, ref, schema, staged)
+            receipt = sink.commit(commit, self._jobs.run_tasks)
             _check_receipt(receipt, name, epoch)
         except SchemaError as error:
             if inflight is None:
@@ -269,8 +292,13 @@ class Steps:
         self._progress.receipts.append(receipt)
         self._pipeline.recorder.note_receipt(receipt)
         fault_point("epoch.commit.after")
-        if inflight is None and sink.settled_epoch() is None:
-            release(self._pipeline.storage, entry.staged.get(name, []))
+        waiting = entry.staged.get(name, [])
+        if is_parked(waiting):
+            self._jobs.parked.delivered(name)
+            self._restaged.pop((name, entry.checkpoint.attempt), None)
+            waiting = [*waiting, *(staged or [])]
+        if inflight is None and settled_epoch(sink) is None:
+            release(self._pipeline.storage, waiting)
         return self._committed(name, receipt)
 
     def _decided_entry(self, epoch: int) -> tuple[LedgerEntry, EntryRef]:
@@ -314,6 +342,8 @@ class Steps:
         inflight, receipt = self._progress.decide(epoch, attempt)
         if inflight is not None:
             self._pipeline.recorder.note_durations(epoch, inflight.durations_ms)
+            for one in inflight.produced.rescued:
+                logger.warning("rescued %s", one.text(), extra={"source": one.source, "epoch": epoch})
             if inflight.entry is not None and self._states is not None:
                 self._states.decided(inflight.entry.checkpoint)
         return inflight, receipt
@@ -339,24 +369,25 @@ class Steps:
         """6. Forget what no sink, copy or rollback needs: in the sources, the ledger and the outbox.
 
         Durable afterwards: what a source forgot and, at intervals, a fold in place of old ledger entries. After a kill,
-        nothing is missing: a later epoch forgets what this one did not.
+        nothing is missing: the next run acknowledges again when it starts, and folds later. A source that does not take
+        the acknowledgement gets it again after a while.
         """
         fault_point("epoch.acknowledge.before")
-        head = self._progress.head
-        if head.checkpoint is not None:
-            positions = self._checkpoints.acknowledged_positions(head.checkpoint)
+        head, missed = self._progress.head, False
+        if head.checkpoint is not None and self._pipeline.sources.want_acknowledgement:
+            positions, missed = self._checkpoints.acknowledged_positions(head.checkpoint)
             if positions is not None:
-                self._pipeline.sources.acknowledge(positions)
+                missed |= not self._pipeline.sources.acknowledge(positions)
         if head.entry is not None and head.checkpoint is not None and action.passes(FOLD_EVERY):
             floor = self._checkpoints.committed_floor(head.checkpoint)
             try:
                 self._pipeline.ledger.fold(head.entry, floor)
                 self._pipeline.ledger.sweep(floor, head.entry)
-                self._outbox.sweep()
+                self._upkeep.outbox.sweep()
             except LedgerHoleError as error:
                 logger.error("ledger not folded", extra={"reason": error.message})
         fault_point("epoch.acknowledge.after")
-        return m.Acknowledged(action.epoch)
+        return m.Acknowledged(action.epoch, missed)
 
     # -- beside the steps -----------------------------------------------------------------------------
 
@@ -368,7 +399,7 @@ class Steps:
             return
         if self._states is not None:
             self._states.drop(inflight.epoch)
-        self._late_files.dropped(inflight.plan)
+        self._upkeep.late_files.dropped(inflight.plan)
 
     def finish_requests(self, requests: list[FileRequest]) -> None:
         """Delete requests once the epoch that answers them is committed."""
@@ -380,15 +411,19 @@ class Steps:
         assert inflight.entry is not None
         checkpoint, produced, plan = inflight.entry.checkpoint, inflight.produced, inflight.plan
         positions = self._pipeline.sources.describe(checkpoint.positions).values()
+        inputs = {(name, str(record["path"])) for name, of in inflight.entry.inputs.items() for record in of}
+        before, self._last_inputs = self._last_inputs, inputs
         return EpochFacts(
             epoch=inflight.epoch,
             attempt=inflight.attempt,
             sink=receipt.sink,
             version=receipt.version,
             files=plan.files,
+            files_again=len(inputs & before),
             records=produced.records,
             rows=receipt.rows,
             bad=dict(produced.bad),
+            rescued=tuple(produced.rescued),
             bytes_read=produced.bytes_read,
             raw_bytes=produced.raw_bytes,
             staged_files=len(inflight.entry.staged.get(receipt.sink, [])),
@@ -426,7 +461,9 @@ def _check_receipt(receipt: Receipt, sink: str, epoch: int) -> None:
 
 
 def _widen(base: pa.Schema | None, produced: pa.Schema) -> pa.Schema:
-    return produced if base is None else merge(base, produced, frozen=base.names)
+    if base is None:
+        return produced
+    return merge(widen(base, wider_columns(base, produced)), produced, frozen=base.names)
 
 
 def failure_event(error: FirnlineError, action: Any) -> m.Event:
@@ -434,6 +471,8 @@ def failure_event(error: FirnlineError, action: Any) -> m.Event:
     if isinstance(error, FencedError):
         return m.Fenced()
     match action:
+        case m.Run(epoch, attempt) if isinstance(error, StagingError) and error.fields.get("optional"):
+            return m.EpochLost(epoch, attempt, is_failure=False)
         case m.Run(epoch, attempt) | m.StageEntry(epoch, attempt) if error.retryable:
             return m.EpochLost(epoch, attempt)
         case m.Commit(sink, epoch) | m.FindReceipt(sink, epoch) if error.retryable:
@@ -442,6 +481,8 @@ def failure_event(error: FirnlineError, action: Any) -> m.Event:
             return m.Failed(error.retryable, error.exit_code, sink)
         case m.WatchLog() if error.retryable:
             return m.LogRead(0)  # poll again later
+        case m.Acknowledge(epoch, again=True) if error.retryable:
+            return m.Acknowledged(epoch, missed=True)
         case m.Record() | m.Acknowledge():
             return m.RecordFailed(error.retryable, error.exit_code)
         case _:

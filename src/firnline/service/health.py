@@ -180,7 +180,7 @@ class Health(Observer):
     def copies(self, lags: Sequence[Replication]) -> None:
         """Report copies that cannot be written; the run stays healthy, because the table has everything."""
         with self._lock:
-            self._copies = {lag.path: lag.reason for lag in lags if lag.reason}
+            self._copies = {lag.tier: lag.reason for lag in lags if lag.reason}
 
     def backlog(self, backlog: Backlog) -> None:
         """Ignore it: counting the backlog proves no progress, it continues while an epoch hangs."""

@@ -1,19 +1,30 @@
-"""Prometheus metrics of one run: base units, counters end in `_total`, every metric is labelled by pipeline."""
+"""Prometheus metrics of a run and of a committer: base units, counters end in `_total`."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.registry import Collector
 
 from firnline import __version__
+from firnline.committer.committer import CycleReport
+from firnline.committer.service import CommitterObserver
 from firnline.errors import FirnlineError, LedgerHoleError, SinkError
+from firnline.rescued import MAX_COLUMNS, OTHER_COLUMNS, Rescued
 from firnline.run.observer import EpochFacts, Observer, took_ms
+from firnline.service.health import CommitterHealth
 from firnline.sinks.base import Head
 from firnline.sources.base import Backlog
 from firnline.stores.replicator import Replication
@@ -53,6 +64,7 @@ class PipelineMetrics(Observer, Collector):
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._quarantined: Counter[str] = Counter()
+        self._rescued: Counter[str] = Counter()
         self._recovery: Counter[str] = Counter()
         self._gauges: dict[str, float] = {}
         self._durations = _Durations(BUCKETS_SECONDS)
@@ -86,6 +98,7 @@ class PipelineMetrics(Observer, Collector):
             self._counts["bytes_read"] += facts.bytes_read
             self._counts["late_files"] += facts.late_files
             self._quarantined.update(facts.bad)
+            self._add_rescued(facts.rescued)
             self._gauges |= {
                 "checkpoint_bytes": facts.checkpoint_bytes,
                 "source_state_files": facts.state_files,
@@ -104,6 +117,12 @@ class PipelineMetrics(Observer, Collector):
                 self._staged[facts.epoch] = (facts.lag_seconds, self._monotonic())
             else:
                 self._visible(facts.epoch, facts.lag_seconds, 1)
+
+    def _add_rescued(self, rescued: Sequence[Rescued]) -> None:
+        """Count values by column; columns beyond the first `MAX_COLUMNS` share one label."""
+        for one in rescued:
+            known = one.column in self._rescued or len(self._rescued) < MAX_COLUMNS
+            self._rescued[one.column if known else OTHER_COLUMNS] += one.values
 
     def log_committed(self, epoch: int) -> None:
         with self._lock:
@@ -194,6 +213,7 @@ class PipelineMetrics(Observer, Collector):
     def _labelled(self) -> Iterator[Metric]:
         for name, label, text, counts in (
             ("quarantined_records", "reason", "Records put in quarantine.", self._quarantined),
+            ("rescued_values", "column", "Values that did not fit their column.", self._rescued),
             ("recovery_path", "path", "Restores by the copy that the checkpoint was read from.", self._recovery),
             (
                 "source_records",
@@ -254,8 +274,8 @@ class PipelineMetrics(Observer, Collector):
         up = GaugeMetricFamily("firnline_copy_up", "1 if the last write to the store or tier succeeded.", labels=labels)
         behind = GaugeMetricFamily("firnline_copy_epochs_behind", "Epochs that the copy lacks.", labels=labels)
         for lag in self._copies:
-            up.add_metric([self._pipeline, lag.path], 0 if lag.reason else 1)
-            behind.add_metric([self._pipeline, lag.path], lag.epochs_behind)
+            up.add_metric([self._pipeline, lag.tier], 0 if lag.reason else 1)
+            behind.add_metric([self._pipeline, lag.tier], lag.epochs_behind)
         yield from (up, behind)
 
     def _histograms(self) -> Iterator[Metric]:
@@ -272,3 +292,98 @@ class PipelineMetrics(Observer, Collector):
         family = GaugeMetricFamily("firnline_build_info", "Always 1.", labels=["pipeline", "version"])
         family.add_metric([self._pipeline, __version__], 1)
         return family
+
+
+PIPELINE = "committer"  # units of several pipelines share a commit, so the committer is their label
+LABELS = ["pipeline", "table"]
+
+_GAUGES = {
+    "staging_pending": "Units that wait to be committed.",
+    "staging_oldest_pending_seconds": "Age of the oldest pending unit.",
+}
+_COUNTERS = {
+    "staging_commits": "Delta commits made.",
+    "staging_units": "Units committed.",
+    "batch_commit_failed": "Commit rounds that failed and are retried.",
+}
+
+
+class StagingMetrics(CommitterObserver, Collector):
+    """Observes a committer, notifies its health and the next observer, and answers scrapes."""
+
+    def __init__(self, then: CommitterObserver, health: CommitterHealth) -> None:
+        self._then = then
+        self._health = health
+        self._lock = threading.Lock()
+        self._names: dict[str, str] = {}  # by table
+        self._values: dict[str, Counter[str]] = {}  # by name
+        self._seconds: dict[str, float] = {}
+        self._oldest: dict[str, float] = {}
+
+    def registry(self) -> CollectorRegistry:
+        """Return a registry with only these metrics."""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return registry
+
+    def cycled(self, table: str, report: CycleReport) -> None:
+        with self._lock:
+            name, values = self._of(table)
+            values["staging_commits"] += report.commits
+            values["staging_units"] += report.units
+            values["staging_pending"] = report.pending
+            self._seconds[name] = self._seconds.get(name, 0.0) + sum(report.commit_seconds)
+            self._oldest[name] = report.oldest_pending_seconds if report.pending else 0.0
+        health = self._health.of(table)
+        health.started("", Head(exists=True, version=0))
+        health.idle()
+        self._then.cycled(table, report)
+
+    def standing_by(self, table: str, holder: str) -> None:
+        self._health.of(table).idle()
+        self._then.standing_by(table, holder)
+
+    def trouble(self, table: str, error: FirnlineError) -> None:
+        with self._lock:
+            _, values = self._of(table)
+            values["batch_commit_failed"] += 1
+        self._health.of(table).trouble(error, 1)
+        self._then.trouble(table, error)
+
+    def _of(self, table: str) -> tuple[str, Counter[str]]:
+        """Return the label of a table (the name of its folder, with a number if two are equal) and its values."""
+        if table not in self._names:
+            folder = table.rstrip("/").rsplit("/", 1)[-1]
+            others = (f"{folder}-{number}" for number in itertools.count(2))
+            free = folder if folder not in self._values else next(name for name in others if name not in self._values)
+            self._names[table], self._values[free] = free, Counter()
+        name = self._names[table]
+        return name, self._values[name]
+
+    def collect(self) -> Iterator[Metric]:
+        with self._lock:
+            values = {name: Counter(counts) for name, counts in self._values.items()}
+            seconds, oldest = dict(self._seconds), dict(self._oldest)
+        yield _gauge("staging_pending", {name: counts["staging_pending"] for name, counts in values.items()})
+        yield _gauge("staging_oldest_pending_seconds", oldest)
+        for metric, about in _COUNTERS.items():
+            family = CounterMetricFamily(f"firnline_{metric}", about, labels=LABELS)
+            for name, counts in values.items():
+                family.add_metric([PIPELINE, name], counts[metric])
+            yield family
+        duration = SummaryMetricFamily(
+            "firnline_staging_commit_duration_seconds", "Duration of commits.", labels=LABELS
+        )
+        for name, counts in values.items():
+            duration.add_metric([PIPELINE, name], counts["staging_commits"], seconds.get(name, 0.0))
+        yield duration
+        info = GaugeMetricFamily("firnline_build_info", "Version.", labels=["pipeline", "version"])
+        info.add_metric([PIPELINE, __version__], 1)
+        yield info
+
+
+def _gauge(metric: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(f"firnline_{metric}", _GAUGES[metric], labels=LABELS)
+    for name, value in values.items():
+        family.add_metric([PIPELINE, name], value)
+    return family

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from firnline.lazy import load_name
+from firnline.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from firnline.options import DeltaSinkOptions, SinkOptions
+    from firnline.checkpoint.model import Checkpoint
+    from firnline.faults import fault_point
+    from firnline.options import Home, SinkOptions
     from firnline.sinks.base import (
         Capabilities,
         Decided,
@@ -27,12 +29,15 @@ if TYPE_CHECKING:
         Stager,
         Stranger,
     )
+    from firnline.sinks.config import SinkConfig
+    from firnline.sinks.delta.options import DeltaSinkOptions
     from firnline.sinks.registry import KINDS
     from firnline.types import Delivery, EntryRef, Receipt
 
 __all__ = [
     "KINDS",
     "Capabilities",
+    "Checkpoint",
     "Decided",
     "Delivery",
     "DeltaSinkOptions",
@@ -42,6 +47,7 @@ __all__ = [
     "Fence",
     "GoesBack",
     "Head",
+    "Home",
     "KeepRows",
     "LoggedCommit",
     "Receipt",
@@ -49,22 +55,26 @@ __all__ = [
     "RestoreVersion",
     "RunTasks",
     "Sink",
+    "SinkConfig",
     "SinkContext",
     "SinkOptions",
     "SinkReturn",
     "Stager",
     "Stranger",
+    "fault_point",
 ]
 _ELSEWHERE = {  # not in `base`
+    "Checkpoint": "firnline.checkpoint.model",
     "Delivery": "firnline.types",
-    "DeltaSinkOptions": "firnline.options",
+    "DeltaSinkOptions": "firnline.sinks.delta.options",
     "EntryRef": "firnline.types",
+    "Home": "firnline.options",
     "KINDS": "firnline.sinks.registry",
     "Receipt": "firnline.types",
+    "SinkConfig": "firnline.sinks.config",
     "SinkOptions": "firnline.options",
+    "fault_point": "firnline.faults",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Load what needs Arrow only when it is used, so that importing the package stays cheap."""
-    return load_name(__name__, name, __all__, _ELSEWHERE)
+if not TYPE_CHECKING:  # what needs Arrow is loaded on first use: importing the package stays cheap
+    __getattr__, __dir__ = lazy_exports(__name__, __all__, _ELSEWHERE)

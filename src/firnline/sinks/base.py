@@ -127,7 +127,7 @@ class EpochCommit:
     previous_checkpoint: str = ""  # checksum of the previous checkpoint
     source_state: Json = None  # the interchange form of the one file source
     facts: dict[str, Json] = field(default_factory=dict)  # for people who read the log
-    kind: str = "epoch"  # or one of the ledger's JUMPS
+    kind: str = "epoch"  # or one of the ledger's HISTORY_EDITS
 
     @property
     def rows(self) -> int:
@@ -206,6 +206,9 @@ class Stager(ABC):
     """Writes the rows of one task for one sink, in the worker. They are invisible until a commit names them.
 
     The names of its files contain the attempt, so two attempts never write to the same path.
+
+    If the stager of an optional sink raises or hangs, the run repeats the epoch without it and keeps the rows in the
+    outbox. Later it hands them to the stager again, in the driver, before it commits the epoch to that sink.
     """
 
     @property
@@ -241,9 +244,14 @@ class Sink(ABC):
     """Where results become true. One instance serves one run of one pipeline.
 
     Calls that read or write the sink come one at a time, though from different threads. `is_full`, `settled_epoch`,
-    `stage_target` and `columns_of` may be called meanwhile.
+    `stage_target`, `columns_of` and `refuse_widening` may be called meanwhile.
 
-    Unless a method says otherwise, it raises SinkError if the sink cannot be reached, and the run retries.
+    Unless a method says otherwise, it raises SinkError if the sink cannot be reached, and the run retries. An exception
+    that is not in `firnline.errors` counts as a SinkError that names the sink and the method (`sinks.guard`).
+
+    A required sink that fails is retried until `restart.attempts` are used up; then the run ends. An optional sink that
+    fails, or takes too long, never stops the others: it falls behind, and the run retries it with back-off. A call that
+    took too long goes on; the next one is made after it has returned.
     """
 
     capabilities: ClassVar[Capabilities]
@@ -346,9 +354,9 @@ class Sink(ABC):
 
     def check_holder(self, generation: int) -> None:
         """Raise FencedError if a newer generation owns the sink."""
-        held = self.read_fence().generation
-        if held > generation:
-            raise FencedError(f"generation {held} took {self.name} over", generation=held)
+        owner = self.read_fence().generation
+        if owner > generation:
+            raise FencedError(f"generation {owner} took {self.name} over", generation=owner)
 
     # -- staging ------------------------------------------------------------------------------------------
 
@@ -357,12 +365,21 @@ class Sink(ABC):
         """Describe to tasks where and how to stage, in plain JSON for the workers.
 
         The kind's `open_stager` gets it. Every target has these keys: `type`, the kind; `sink`, the name of the sink;
-        `partition_by`, the columns that select the partition of a row, often none.
+        `partition_by`, the columns that select the partition of a row, often none. The run adds `optional` if the sink
+        is optional.
         """
 
     def columns_of(self, rows: pa.Schema) -> pa.Schema:
         """Return the sink's columns for rows with these columns."""
         return rows
+
+    def refuse_widening(self, types: Mapping[str, pa.DataType]) -> dict[str, str]:
+        """Return which of these columns cannot get the given wider type in a commit, each with the reason.
+
+        A column that is not refused may have that type in the `schema` of the next `EpochCommit`, and in its files.
+        That commit then also changes the rows that the sink holds, at once with the epoch. Default: refuse all.
+        """
+        return dict.fromkeys(types, f"sink {self.name!r} cannot change the type of a column")
 
     def fetch_staged(self, outbox: Storage, files: Sequence[dict[str, Json]]) -> None:
         """Move files from the outbox to where `commit` reads them. Called before each commit of a decided epoch.
@@ -371,7 +388,6 @@ class Sink(ABC):
 
         Raises:
             DamagedError: a file differs from what was staged, or is missing.
-            OSError: the sink's storage cannot be written.
         """
         if self.storage is not None:
             deliver(outbox, self.storage, files)
@@ -453,6 +469,11 @@ class Sink(ABC):
 
     # -- history ------------------------------------------------------------------------------------------
 
+    @property
+    def has_log(self) -> bool:
+        """Whether the sink has a log of its own, so that `read_log` yields commits."""
+        return type(self).read_log is not Sink.read_log
+
     def read_log(self, version: int | None = None, limit: int | None = None) -> Iterator[LoggedCommit]:
         """Yield the commits of this pipeline in the sink's own log, newest first; none for a sink without a log.
 
@@ -499,6 +520,4 @@ class Sink(ABC):
         return []
 
     def _no_way_back(self) -> RollbackRefusedError:
-        return RollbackRefusedError(
-            f"{self.name} cannot take rows back", hint=f"Leave its rows as they are: --leave {self.name}"
-        )
+        return RollbackRefusedError(f"{self.name} cannot take rows back", hint="Keep the rows that are there.")

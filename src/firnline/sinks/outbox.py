@@ -50,7 +50,7 @@ def deliver(outbox: Storage, table: Storage, files: Sequence[dict[str, Json]]) -
                 hint="Bring the file back, or take the sink out of the spec.",
             ) from error
         fault_point("outbox.copy.before")
-        table.put_chunks(str(file["path"]), _checked(outbox, str(file[KEY]), file))
+        table.put_chunks(str(file["path"]), read_checked(outbox, str(file[KEY]), file))
         fault_point("outbox.copy.after")
 
 
@@ -118,7 +118,7 @@ def _is_there(table: Storage, file: dict[str, Json]) -> bool:
     try:
         if table.stat(str(file["path"])).size_bytes != int(file["size_bytes"]):
             return False
-        for _ in _checked(table, str(file["path"]), file):
+        for _ in read_checked(table, str(file["path"]), file):
             pass
     except (FileNotFoundError, DamagedError):
         return False
@@ -126,7 +126,7 @@ def _is_there(table: Storage, file: dict[str, Json]) -> bool:
     return True
 
 
-def _checked(storage: Storage, key: str, file: dict[str, Json]) -> Iterator[bytes]:
+def read_checked(storage: Storage, key: str, file: dict[str, Json]) -> Iterator[bytes]:
     """Yield the bytes of a file. Raises DamagedError at their end if they differ from what was staged."""
     stream = storage.open_read(key)
     try:

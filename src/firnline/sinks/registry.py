@@ -1,37 +1,48 @@
 """The kinds of sinks by name. To add one: a folder with a module like `sinks/delta/kind.py`, and its line in `KINDS`.
 
-Such a module has three functions:
+Such a module imports the others of its folder on demand, and has four functions:
 - `open_sink(options, context) -> Sink`, in the driver;
 - `open_stager(target, attempt) -> Stager`, in a worker; `target` comes from `Sink.stage_target`;
 - `run_task(task) -> report`, in a worker: what `Sink.commit` handed to `run_tasks`. A task says `kind: commit` and
-  `type`, the kind of the sink. A kind whose commits need no tasks leaves it out.
+  `type`, the kind of the sink. A kind whose commits need no tasks leaves it out;
+- `config_model() -> type[SinkConfig]`, in the driver: the keys of the kind in a spec. A kind without it is for Python
+  only.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
-from firnline.errors import ConfigError
+from firnline.errors import ConfigError, FirnlineError
+from firnline.kinds import load_kind, load_models
 from firnline.options import SinkOptions
-from firnline.sinks.base import Sink, SinkContext, Stager
 from firnline.types import Json
 
+if TYPE_CHECKING:  # a spec is read without Arrow
+    from firnline.sinks.base import Sink, SinkContext, Stager
+    from firnline.sinks.config import SinkConfig
+
+PARKED = "parked"  # the type of a target whose rows are parked, and a mark of their files in the ledger
 KINDS = {
     "delta": "firnline.sinks.delta.kind",
 }  # by `type` of the spec: the module, imported when a sink of that kind is opened
+
+
+def config_models() -> dict[str, type[SinkConfig]]:
+    """Return the models of all kinds of sinks that a spec may name, by `type`."""
+    return load_models(KINDS, "sink")
 
 
 def open_sinks(opened: Sequence[tuple[SinkOptions, SinkContext]]) -> tuple[Sink, ...]:
     """Open the sinks of a pipeline, the deciding one first, and check that each has the required capabilities.
 
     Raises:
-        ConfigError: a sink's kind cannot decide, or cannot upsert, and should.
+        ConfigError: a sink's kind cannot decide, or cannot upsert, and should; or its settings do not fit.
     """
     sinks = []
     for options, context in opened:
-        sink: Sink = _kind(options.type).open_sink(options, context)
+        sink = _open_sink(options, context)
         if context.decides and not sink.capabilities.decides:
             raise ConfigError(
                 f"sink {sink.name!r} ({options.type}) comes first, and a sink of that kind cannot decide",
@@ -46,20 +57,29 @@ def open_sinks(opened: Sequence[tuple[SinkOptions, SinkContext]]) -> tuple[Sink,
     return tuple(sinks)
 
 
+def _open_sink(options: SinkOptions, context: SinkContext) -> Sink:
+    try:
+        sink: Sink = load_kind(KINDS, "sink", options.type).open_sink(options, context)
+    except (FirnlineError, MemoryError):
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"sink {options.name!r} ({options.type}) cannot be opened: {reason}") from error
+    return sink
+
+
 def open_stager(target: dict[str, Json], attempt: str) -> Stager:
-    """Open the stager for a sink's target, in a worker."""
-    stager: Stager = _kind(str(target["type"])).open_stager(target, attempt)
-    return stager
+    """Open the stager for a sink's target, in a worker, behind its guard."""
+    from firnline.sinks.guard import GuardedStager
+    from firnline.sinks.parking import ParkingStager
+
+    kind = str(target["type"])
+    if kind == PARKED:
+        return ParkingStager(target, attempt)
+    return GuardedStager(target, lambda: load_kind(KINDS, "sink", kind).open_stager(target, attempt))
 
 
 def run_task(task: dict[str, Json]) -> dict[str, Json]:
     """Perform a task of a sink's commit, in a worker. Raises the errors of the sink's kind."""
-    report: dict[str, Json] = _kind(str(task["type"])).run_task(task)
+    report: dict[str, Json] = load_kind(KINDS, "sink", str(task["type"])).run_task(task)
     return report
-
-
-def _kind(name: str) -> Any:
-    try:
-        return importlib.import_module(KINDS[name])
-    except KeyError as error:
-        raise ConfigError(f"there is no kind of sink {name!r}", hint=f"Known kinds: {', '.join(KINDS)}.") from error

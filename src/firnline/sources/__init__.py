@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from firnline.lazy import load_name
+from firnline.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from firnline.options import SourceOptions
+    from firnline.rescued import Rescued
     from firnline.sources.base import (
+        MAIN_PORT,
         Backlog,
         BadRecord,
         Budget,
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
         InputTracker,
         Limits,
         PositionView,
+        ReadColumns,
         Reconciled,
         RestartError,
         Rows,
@@ -26,10 +29,12 @@ if TYPE_CHECKING:
         SplitReader,
     )
     from firnline.sources.columns import Columns
+    from firnline.sources.config import SourceConfig
     from firnline.sources.registry import KINDS
 
 __all__ = [
     "KINDS",
+    "MAIN_PORT",
     "Backlog",
     "BadRecord",
     "Budget",
@@ -38,10 +43,13 @@ __all__ = [
     "InputTracker",
     "Limits",
     "PositionView",
+    "ReadColumns",
     "Reconciled",
+    "Rescued",
     "RestartError",
     "Rows",
     "Source",
+    "SourceConfig",
     "SourceOptions",
     "SourcePlan",
     "Split",
@@ -51,10 +59,10 @@ __all__ = [
 _ELSEWHERE = {  # not in `base`
     "Columns": "firnline.sources.columns",
     "KINDS": "firnline.sources.registry",
+    "Rescued": "firnline.rescued",
+    "SourceConfig": "firnline.sources.config",
     "SourceOptions": "firnline.options",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Load what needs Arrow only when it is used, so that importing the package stays cheap."""
-    return load_name(__name__, name, __all__, _ELSEWHERE)
+if not TYPE_CHECKING:  # what needs Arrow is loaded on first use: importing the package stays cheap
+    __getattr__, __dir__ = lazy_exports(__name__, __all__, _ELSEWHERE)

@@ -20,6 +20,10 @@ An input is what a source reads one after the other and knows by a name (a file,
 the ledger says of an input in one epoch: a JSON object with `path` (its name), `from` and `to` (the records of it that
 were read: those after the first `from`, up to the first `to`), `status` (`committed`, `in_progress`, `pending`,
 `set_aside`, `dropped`), and what else the source wants to find there, such as `etag` and `size_bytes`.
+
+A port is an output of a source, with columns of its own. Sinks and operators read the main port as `NAME` and any other
+as `NAME.port`. All ports of a source share its position: one slice has the rows of all of them. What a run decides for
+rows (columns, their types, rescued values) it decides per port. Bad records and `max_bad_ratio` count per source.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from firnline.errors import ConfigError
+from firnline.rescued import Rescued
 from firnline.types import Json
 
 if TYPE_CHECKING:
@@ -41,6 +46,11 @@ if TYPE_CHECKING:
     from firnline.storage import FileStat
 
 MAIN_PORT = ""  # the output that a source's own name stands for
+
+
+def port_name(source: str, port: str) -> str:
+    """Return what sinks, operators and checkpoints call a port of a source: `shop`, or `shop.orders`."""
+    return f"{source}.{port}" if port else source
 
 
 # -- values -------------------------------------------------------------------------------------------
@@ -57,6 +67,7 @@ class Limits:
     max_output_files: int
     parallelism: int  # tasks that can run at once
     files_per_task: int = 1  # Parquet files that a task stages for one table, as far as is known
+    any_age: bool = False  # plan input that may be half written, too: only to look at it
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +111,27 @@ class SourcePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadColumns:
+    """The columns of the records of one port, after reading them."""
+
+    schema: pa.Schema
+    kinds: dict[str, Json] = field(default_factory=dict)  # what values new columns had, for `sources.columns.agree`
+
+
+@dataclass(frozen=True, slots=True)
 class SplitEnd:
     """The end of the reading of a split."""
 
     outcomes: list[Json]  # for `Source.advance`: one per input that was reached, in order
-    schema: pa.Schema  # the columns of the records
-    kinds: dict[str, Json] = field(default_factory=dict)  # what values new columns had, for `sources.columns.agree`
+    columns: Mapping[str, ReadColumns]  # by port; a port without rows may be left out
+    failed: Mapping[str, str] = field(default_factory=dict)  # inputs that cannot be read as they are: name -> reason
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """The result of reading the first records of a slice, for `dry-run`."""
 
-    end: SplitEnd  # without outcomes
+    columns: Mapping[str, ReadColumns]  # by port; a port without rows may be left out
     files: int  # inputs that were sampled
     records: int
     bad: int
@@ -126,6 +145,15 @@ class Backlog:
 
     files_outstanding: int
     bytes_outstanding: int
+
+
+@dataclass(frozen=True, slots=True)
+class TooYoung:
+    """Input that is there and may be half written."""
+
+    files: int
+    seconds: float  # until the first of it is old enough
+    all_seconds: float  # until all of it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +179,14 @@ class Reconciled:
     late: list[FileStat] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)  # inputs that changed after they were read
     listed: int = 0
+    late_bytes: int = 0  # of all late inputs
+    more_late: int = 0  # late inputs beyond those in `late`, found again by the next comparison
+    revived: list[str] = field(default_factory=list)  # set aside before a record was read, and changed since
+
+    @property
+    def late_count(self) -> int:
+        """The number of late inputs."""
+        return len(self.late) + self.more_late
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +202,16 @@ class InputTracker:
     """Derives the status of every input: `add` takes the ledger's records, newest first, then `unread` returns the
     rest."""
 
+    def __init__(self) -> None:
+        self._known: set[str] = set()  # inputs whose newest record was added
+
     def add(self, record: dict[str, Json]) -> InputStatus | None:
         """Return the status of a record's input; None if a newer record has given it, or nothing was read."""
-        return None if record["status"] == "pending" else InputStatus(record, str(record["status"]))
+        path = str(record["path"])
+        if record["status"] == "pending" or path in self._known:
+            return None
+        self._known.add(path)
+        return InputStatus(record, str(record["status"]))
 
     def unread(self) -> Iterator[InputStatus]:
         """Return the inputs that no record names."""
@@ -203,12 +246,17 @@ class Source(ABC):
     Six methods must be written; the others have defaults that suit a source whose input never comes late, never
     changes and is never given up. `start`, `plan` and `give_back` are never called at the same time, though by
     different threads; other threads may call the other methods meanwhile. Opening a source reads nothing.
+
+    SourceError says that the source does not answer now: the run retries with back-off, `restart.attempts` times in a
+    row. An exception that is not in `firnline.errors` counts as a SourceError that names the source and the method
+    (`sources.guard`), in the driver and in workers.
     """
 
     name: str
-    ports: tuple[str, ...] = (MAIN_PORT,)  # outputs; rows name theirs. The engine refuses others than the main one
+    ports: tuple[str, ...] = (MAIN_PORT,)  # the outputs that are known by name; see `has_port`
     poll_interval_secs: float = 10.0  # how long a run waits after a plan without input
-    reconcile_interval_secs: float | None = None  # between two calls of `reconcile`; None: input never comes late
+    # Between two calls of `reconcile`: seconds; "auto": every poll while that is cheap; None: input never comes late.
+    reconcile_interval_secs: float | Literal["auto"] | None = None
     late_files: Literal["ingest", "ignore", "fail"] = "ignore"  # how late input is treated
 
     # -- to be written --
@@ -264,17 +312,31 @@ class Source(ABC):
     def replan(self, position: Json, records: Sequence[dict[str, Json]], parallelism: int) -> SourcePlan:
         """Return the slice that an epoch read, from the ledger's input records, to read it again for operator state.
 
-        Readers must give the same records in the same order as the first time. `position` is the one after that epoch.
+        Readers must give the same records in the same order on the same ports as the first time, also if other ports
+        are wanted now. `position` is the one after that epoch.
         Nothing is checked here: if input is gone, the reader fails.
         """
 
     @abstractmethod
     def backlog(self, position: Json) -> Backlog:
-        """Count the input after `position`. Called every few seconds, by another thread than `plan`, for display.
+        """Count the input after `position`, and the late input that `reconcile` has found and no plan has taken up.
+
+        Called every few seconds, by another thread than `plan`, for display.
 
         Raises:
             SourceError, OSError: it cannot be counted now.
         """
+
+    # -- ports --
+
+    def has_port(self, port: str) -> bool:
+        """Return whether the source has an output of this name: one of `ports`, unless the kind says otherwise.
+
+        Called when a pipeline is opened, for every port that a sink or operator reads: the pipeline is refused if the
+        answer is False. A source whose ports are not known by then (one per table, also of later tables) accepts any
+        name that may be one. A port may stay without rows, and its columns unknown until the first one.
+        """
+        return port in self.ports
 
     # -- positions, for people and other tools --
 
@@ -320,10 +382,10 @@ class Source(ABC):
         """Release input before `position`, which is no longer needed: it may be deleted, or acknowledged to a broker.
 
         `position` is that of the oldest checkpoint that a rollback may still reach and that every sink and copy of
-        the truth (the remote tier included) holds. Called after commits, with a position that never goes back in one
-        run. Calls may be skipped, and after a kill repeated, also with an older position: the call is idempotent.
-        Failures are logged and change nothing, so that the next call makes up for them. A call that takes long holds
-        up no epoch: until it returns, later calls are skipped.
+        the truth (the remote tier included) holds. Called when a run starts and after commits, with a position that
+        never goes back in one run. Calls may be skipped, and after a kill repeated, also with an older position: the
+        call is idempotent. A failure is logged and holds up nothing; the run repeats the call with back-off, also while
+        it is idle. A call that takes long holds up no epoch: until it returns, later calls are skipped.
 
         Savepoints do not hold it back. A restore needs the input since its savepoint; `find_unavailable` names what is
         gone by then.
@@ -351,13 +413,21 @@ class Source(ABC):
     def reconcile(self, position: Json, known: KnownFiles) -> Reconciled:
         """Find late input like `find_late`; the next plans read it, if the settings say so.
 
-        Called every `reconcile_interval_secs`, and once by a run with `once`; by another thread than `plan`, but never
-        while `plan` runs. Its result is a proposal, found again after a kill.
+        Called every `reconcile_interval_secs`, for a requested checkpoint, and once by a run with `once`; by another
+        thread than `plan`, but never while `plan` runs. Its result is a proposal, found again after a kill.
 
         Raises:
             LateFileError: there is late input, and the settings say that this stops the run.
         """
         return self.find_late(position, known)
+
+    def too_young(self) -> TooYoung | None:
+        """Return the input that the last plan left because it may be half written; None if there was none.
+
+        A run with `once` and a requested checkpoint wait for all of it; any other run looks again when the first of it
+        is old enough.
+        """
+        return None
 
     def give_back(self, plan: SourcePlan) -> bool:
         """Give back a lost epoch in flight. Returns True if `reconcile` must find late input again."""
@@ -401,8 +471,10 @@ class Source(ABC):
         workers."""
         return {}
 
-    def sample(self, plan: SourcePlan, columns: Columns) -> Sample | None:
+    def sample(self, plan: SourcePlan, columns: Mapping[str, Columns]) -> Sample | None:
         """Decode the start of a slice in the driver, like a reader; None if only a run finds the columns.
+
+        `columns` has the columns of each wanted port, as for a reader.
 
         Raises:
             SchemaError: a record does not fit, and the settings make this an error.
@@ -435,7 +507,7 @@ class BadRecord(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Records of one input, decoded: `bad` ones apart, the others as rows in the order of the input."""
+    """Records of one input and one port, decoded: `bad` ones apart, the others as rows in the order of the input."""
 
     origin: str  # the input
     batch: pa.RecordBatch  # columns of the records alone
@@ -443,6 +515,7 @@ class Rows:
     bad: Sequence[BadRecord] = ()
     constants: Mapping[str, str | None] = field(default_factory=dict)  # column -> value, as text
     port: str = MAIN_PORT
+    rescued: Sequence[Rescued] = ()  # by column: values of these rows that are in `_rescued_data` instead
 
 
 class Budget:
@@ -475,18 +548,20 @@ class SplitReader(ABC):
     """Reads one split in a worker.
 
     `open_reader(settings, split, columns)` of its kind makes one per task, from the source's `reader_settings`, the
-    split, and the `sources.columns.Columns` that are known so far. It keeps what it learns between two calls of `read`.
-    Memory stays bounded: batches, never a whole input.
+    split, and the `sources.columns.Columns` of each wanted port that are known so far. The wanted ports are those that
+    a sink or operator reads; the main port if there are none, so that a source without other ports always finds it. The
+    reader keeps what it learns between two calls of `read`. Memory stays bounded: batches, never a whole input.
     """
 
     @abstractmethod
-    def read(self, schema: pa.Schema, budget: Budget) -> Iterator[Sequence[Rows]]:
+    def read(self, schemas: Mapping[str, pa.Schema], budget: Budget) -> Iterator[Sequence[Rows]]:
         """Read the split from its beginning, and hand rows on when they are known to count.
 
-        `schema` has the columns of records that are known, with the types to use. The reader counts in `budget` what
-        it has read, and ends when that is full, at the next place where a cut is allowed. The task writes what is
-        handed on before it asks for more. Called again from the beginning, with a wider schema, when a column
-        changes its type on the way.
+        `schemas` has, for each wanted port, the columns of records that are known, with the types to use. The reader
+        passes over records of other ports and does not count them as records; rows that it hands on there are dropped.
+        It counts in `budget` what it has read: as records exactly the rows and bad records that it hands on. It ends
+        when the budget is full, at the next place where a cut is allowed. The task writes what is handed on before it
+        asks for more. Called again from the beginning, with a wider schema, when a column changes its type on the way.
 
         Raises:
             RestartError: rows that were handed on do not count; the next call leaves them out.
@@ -498,6 +573,6 @@ class SplitReader(ABC):
     def end(self) -> SplitEnd:
         """How the last call of `read` ended. Called once, after its iterator is exhausted.
 
-        An input that cannot be read as it is has an outcome that says so; it is no failure of the task. If that
-        outcome is a JSON object, `path` in it names the input and `failed` the reason: state cannot be made again then.
+        An input that cannot be read as it is, is no failure of the task: its outcome says so, and `failed` names it.
+        Operator state cannot be rebuilt from an epoch with such an input.
         """

@@ -1,19 +1,20 @@
-"""Decides which columns the rows of a source have, and how the splits of an epoch agree on them. Pure."""
+"""Decides which columns the rows of a port have, and how the splits of an epoch agree on them. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import pyarrow as pa
 
-from firnline.ndjson import add_counts, choose, json_paths, settle
-from firnline.ndjson.kinds import Counts
+from firnline.ndjson import add_counts, apply_kinds, choose, json_paths
+from firnline.ndjson.infer import FEW_FRACTIONS, Counts
 from firnline.ndjson.tree import outer_paths
 from firnline.options import SourceOptions
-from firnline.schema import is_json, merge, schema_from_json, schema_from_spec, schema_to_json
-from firnline.sources.base import SplitEnd
+from firnline.rescued import Rescued
+from firnline.schema import is_json, is_wider, merge, schema_from_json, schema_from_spec, schema_to_json
+from firnline.sources.base import MAIN_PORT, ReadColumns
 from firnline.types import Json
 
 LINEAGE = ("_firnline_file", "_firnline_record", "_firnline_epoch")
@@ -22,7 +23,7 @@ LINEAGE_TYPES = (pa.string(), pa.int64(), pa.int64())
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The origin of an epoch's columns; sent to workers as plain JSON."""
+    """The origin of the columns of one port in an epoch; sent to workers as plain JSON."""
 
     decoded: pa.Schema  # from records
     frozen: frozenset[str]  # their types are fixed: the table has them, or the spec declares them
@@ -53,28 +54,28 @@ class Columns:
         )
 
 
-def declared(options: SourceOptions) -> pa.Schema:
-    """Return the columns that the spec declares."""
-    fields = options.schema.fields
+def declared(options: SourceOptions, port: str = MAIN_PORT) -> pa.Schema:
+    """Return the columns that the spec declares for a port."""
+    fields = options.schema_of(port).fields
     return schema_from_spec([{"name": f.name, "type": f.type, "nullable": f.nullable} for f in fields])
 
 
 def columns_from_json(value: Mapping[str, Json]) -> dict[str, pa.Schema]:
-    """Return the columns of sources from a checkpoint."""
+    """Return the columns of the ports of sources from a checkpoint, by the names that sinks and operators use."""
     return {name: schema_from_json(columns) for name, columns in value.items()}
 
 
-def agree(columns: Columns, ends: Sequence[SplitEnd]) -> tuple[Columns, set[int]]:
-    """Choose the types of new columns by the values of all splits; splits with another type must be read again.
+def agree(columns: Columns, splits: Sequence[ReadColumns]) -> tuple[Columns, set[int]]:
+    """Choose the types of a port's new columns by the values of all splits; those with another type are read again.
 
     A choice is final: a split that is read again rescues the odd values, so they would no longer be counted. Fields
     inside a value that a split still holds as JSON text wait until that split has counted them, too.
     """
     counts: Counts = {}
-    for end in ends:
-        add_counts(counts, end.kinds)
-    found = [end.schema for end in ends]
-    texts = {path for schema in found for path in json_paths(schema)}
+    for split in splits:
+        add_counts(counts, split.kinds)
+    schemas = [split.schema for split in splits]
+    texts = {path for schema in schemas for path in json_paths(schema)}
     choices = {
         path: choose(path, counted).kind
         for path, counted in counts.items()
@@ -82,11 +83,30 @@ def agree(columns: Columns, ends: Sequence[SplitEnd]) -> tuple[Columns, set[int]
     }
     kinds = columns.kinds | {path: kind for path, kind in choices.items() if kind is not None}
     settled = kinds | {path: "json" for path, kind in choices.items() if kind is None}  # to be counted again
-    merged = settle(columns.decoded, settled)
-    for schema in found:
-        merged = merge(merged, settle(schema, settled), frozen=columns.frozen)
-    again = {number for number, schema in enumerate(found) if retyped(schema, merged)}
+    merged = apply_kinds(columns.decoded, settled)
+    for schema in schemas:
+        merged = merge(merged, apply_kinds(schema, settled), frozen=columns.frozen)
+    again = {number for number, schema in enumerate(schemas) if retyped(schema, merged)}
     return replace(columns, decoded=merged, kinds=kinds), again
+
+
+def find_wider(
+    columns: Columns, declared_names: Collection[str], rescued: Iterable[Rescued], rows: int
+) -> dict[str, pa.DataType]:
+    """Return the known columns of a port that need a wider type for an epoch's numbers, with that type.
+
+    As for a new column, one number in 1,000 may be odd: it is rescued. Declared columns keep their types.
+    """
+    found: dict[str, pa.DataType] = {}
+    for one in rescued:
+        index = columns.decoded.get_field_index(one.column)
+        if index < 0 or one.column in declared_names or one.column not in columns.frozen:
+            continue
+        old = columns.decoded.field(index).type
+        kind = pa.float64() if one.wider.get("float64", 0) * FEW_FRACTIONS > rows else pa.int64()
+        if sum(one.wider.values()) * FEW_FRACTIONS > rows and is_wider(old, kind):
+            found[one.column] = kind
+    return found
 
 
 def retyped(old: pa.Schema, new: pa.Schema) -> bool:

@@ -15,10 +15,11 @@ from functools import partial
 from typing import Any
 
 from firnline.clock import monotonic
-from firnline.errors import ConfigError, DamagedError
+from firnline.errors import DamagedError, SourceError
 from firnline.process import TimedCalls
 from firnline.sources import registry
-from firnline.sources.base import MAIN_PORT, Backlog, Limits, PositionView, Reconciled, Source, SourcePlan, Split
+from firnline.sources.base import Backlog, Limits, PositionView, Source, SourcePlan, Split, TooYoung
+from firnline.sources.guard import takes_acknowledgements
 from firnline.sources.known import KnownFiles
 from firnline.types import Json
 
@@ -69,7 +70,7 @@ class _Asked:
 
     position: Json
     answer: concurrent.futures.Future[SourcePlan | None]
-    done: threading.Event = field(default_factory=threading.Event)
+    answered: threading.Event = field(default_factory=threading.Event)
 
 
 class Sources:
@@ -80,9 +81,6 @@ class Sources:
     def __init__(self, sources: Sequence[Source], *, once: bool = False) -> None:
         self._once = once  # then every source must answer before "nothing to read"
         self._sources = {source.name: source for source in sources}
-        several = next((source.name for source in sources if source.ports != (MAIN_PORT,)), None)
-        if several is not None:
-            raise ConfigError(f"source {several!r} has outputs beside its main one, which no sink or operator can read")
         self._asked: dict[str, _Asked] = {}
         self._forgotten: set[str] = set()
         self._acknowledging: dict[str, TimedCalls] = {}
@@ -119,27 +117,34 @@ class Sources:
         source = self._sources.get(name)
         try:
             return source.describe(position) if source is not None else registry.describe(position)
-        except DamagedError:
+        except (DamagedError, SourceError):
             return registry.describe(position)
 
     @property
     def want_acknowledgement(self) -> bool:
         """Whether a source uses acknowledgements."""
-        return any(type(source).acknowledge is not Source.acknowledge for source in self)
+        return any(takes_acknowledgements(source) for source in self)
 
-    def acknowledge(self, positions: Mapping[str, Json]) -> None:
-        """Send every source the position below which nothing is needed any more; failures are logged."""
+    def acknowledge(self, positions: Mapping[str, Json]) -> bool:
+        """Send every source the position below which nothing is needed any more; failures are logged.
+
+        Returns whether every source took it.
+        """
+        taken = True
         for source in self:
             if source.name not in positions:
                 continue
-            calls = self._acknowledging.setdefault(source.name, TimedCalls(ACKNOWLEDGE_SECONDS))
-            if calls.busy:
-                continue  # the call that hangs was logged
+            call = self._acknowledging.setdefault(source.name, TimedCalls(ACKNOWLEDGE_SECONDS))
+            if call.busy:
+                taken = False  # the call that hangs was logged
+                continue
             try:
-                calls.call(partial(source.acknowledge, positions[source.name]))
+                call.call(partial(source.acknowledge, positions[source.name]))
             except BaseException as error:  # whatever an own kind of source raises, the epoch is committed
                 reason = str(error) or type(error).__name__
                 logger.warning("source not acknowledged", extra={"source": source.name, "reason": reason})
+                taken = False
+        return taken
 
     def replan(self, positions: Mapping[str, Json], inputs: Records, parallelism: int) -> EpochPlan:
         """Return the plan of an epoch, from the ledger's records of it, to read it again."""
@@ -186,11 +191,11 @@ class Sources:
         old = frozenset(name for name, asked in self._asked.items() if before.get(name) is asked)
         first_at = self._wait_for_first()
         deadline = first_at + self.align_seconds
-        found: dict[str, SourcePlan] = {}
+        plans: dict[str, SourcePlan] = {}
         left_out: list[str] = []
         failures: list[BaseException] = []
         for name, asked in list(self._asked.items()):
-            if not asked.done.wait(max(0.0, deadline - monotonic())):
+            if not asked.answered.wait(max(0.0, deadline - monotonic())):
                 left_out.append(name)
                 continue
             del self._asked[name]
@@ -198,15 +203,15 @@ class Sources:
             if failure is not None:
                 failures.append(failure)
             elif (answer := asked.answer.result()) is not None:
-                found[name] = answer
+                plans[name] = answer
         if failures:
-            self._forgotten |= set(self.give_back(EpochPlan(found)))  # what the others took up is not read now
+            self._forgotten |= set(self.give_back(EpochPlan(plans)))  # what the others took up is not read now
             raise failures[0]
-        if not found:
+        if not plans:
             return None
         if left_out:
             logger.info("sources left out of an epoch: they are still listing", extra={"sources": left_out})
-        ordered = {name: found[name] for name in self._sources if name in found}
+        ordered = {name: plans[name] for name in self._sources if name in plans}
         return EpochPlan(ordered, round((monotonic() - first_at) * 1000), tuple(left_out), old)
 
     def _ask(self, source: Source, position: Json, limits: Limits) -> None:
@@ -215,22 +220,22 @@ class Sources:
         if known is not None:
             if known.position == position:
                 return
-            known.done.wait()  # planned on a lost base: its answer does not count
+            known.answered.wait()  # planned on a lost base: its answer does not count
             answer = None if known.answer.exception() else known.answer.result()
-            if answer is not None and source.give_back(answer):
+            if answer is not None and self._give_back(source, answer):
                 self._forgotten.add(source.name)
         asked = _Asked(position, concurrent.futures.Future())
 
-        def work() -> None:
+        def plan() -> None:
             try:
                 asked.answer.set_result(source.plan(position, limits))
             except BaseException as error:
                 asked.answer.set_exception(error)
             finally:
-                asked.done.set()
+                asked.answered.set()
 
         self._asked[source.name] = asked
-        threading.Thread(target=work, name=f"firnline plan {source.name}", daemon=True).start()
+        threading.Thread(target=plan, name=f"firnline plan {source.name}", daemon=True).start()
 
     def _wait_for_first(self) -> float:
         """Wait until one source has a slice or a failure, or all have answered. Returns that time.
@@ -240,8 +245,8 @@ class Sources:
         waiting = [asked.answer for asked in self._asked.values()]
         patience: float | None = None
         while waiting:
-            done, rest = concurrent.futures.wait(waiting, patience, return_when=concurrent.futures.FIRST_COMPLETED)
-            if not done or any(answer.exception() is not None or answer.result() is not None for answer in done):
+            answered, rest = concurrent.futures.wait(waiting, patience, return_when=concurrent.futures.FIRST_COMPLETED)
+            if not answered or any(one.exception() is not None or one.result() is not None for one in answered):
                 break
             waiting = list(rest)
             patience = None if self._once else ALIGN_SECONDS
@@ -254,13 +259,21 @@ class Sources:
 
     # -- late files and retries -----------------------------------------------------------------------
 
-    def reconcile(self, positions: Positions, known: Mapping[str, KnownFiles], due: Iterable[str]) -> Reconciled:
-        """Compare full listings with every file in the ledger, for the sources that are due."""
-        found = Reconciled()
-        for name in due:
-            one = self._sources[name].reconcile(positions[name], known[name])
-            found = Reconciled([*found.late, *one.late], [*found.changed, *one.changed], found.listed + one.listed)
-        return found
+    def count_late(self, positions: Mapping[str, Json], known: Mapping[str, KnownFiles]) -> Backlog:
+        """Count the late input that a run would read. Changes nothing."""
+        files = size = 0
+        for source in self:
+            if source.reconcile_interval_secs is not None and source.late_files != "ignore":
+                found = source.find_late(positions[source.name], known[source.name])
+                files, size = files + found.late_count, size + found.late_bytes
+        return Backlog(files, size)
+
+    def too_young(self) -> TooYoung | None:
+        """Return the input of all sources that the last plans left because it may be half written."""
+        found = [young for source in self if (young := source.too_young()) is not None]
+        if not found:
+            return None
+        return TooYoung(sum(y.files for y in found), min(y.seconds for y in found), max(y.all_seconds for y in found))
 
     def is_asked(self, name: str) -> bool:
         """Return whether a source is planning a slice that no plan has used yet; it may have answered.
@@ -271,12 +284,20 @@ class Sources:
 
     def take_forgotten(self) -> set[str]:
         """Return the sources whose late files must be found again, because the plan that used them was dropped."""
-        found, self._forgotten = self._forgotten, set()
-        return found
+        forgotten, self._forgotten = self._forgotten, set()
+        return forgotten
 
     def give_back(self, plan: EpochPlan) -> list[str]:
         """Give back a lost epoch. Returns the sources whose late files must be found again."""
-        return [name for name, part in plan.plans.items() if self._sources[name].give_back(part)]
+        return [name for name, part in plan.plans.items() if self._give_back(self._sources[name], part)]
+
+    def _give_back(self, source: Source, plan: SourcePlan) -> bool:
+        """Give back a lost slice. If the source fails, its late files are searched again: that is always safe."""
+        try:
+            return source.give_back(plan)
+        except SourceError as error:
+            logger.warning("slice not given back", extra={"source": source.name, "reason": error.message})
+            return True
 
     def retry(self, path: str, *, changed: bool) -> None:
         """Request another read of a file that was set aside, with the next plan of its source."""
@@ -299,10 +320,10 @@ class Sources:
     ) -> list[str]:
         """Return the files in the ledger's `inputs` (newest epoch first) that could not be read again, with reasons."""
         entries = list(inputs)
-        found: list[str] = []
+        unavailable: list[str] = []
         for source in self:
             if source.name not in now:
                 continue
             records = [record for entry in entries for record in entry.get(source.name, [])]
-            found += source.find_unavailable(now[source.name], records, then.get(source.name) if then else None)
-        return found
+            unavailable += source.find_unavailable(now[source.name], records, then.get(source.name) if then else None)
+        return unavailable

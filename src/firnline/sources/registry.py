@@ -1,28 +1,38 @@
 """The kinds of sources by name. To add one: a folder with a module like `sources/files/kind.py`, and a line in `KINDS`.
 
-Such a module has three functions:
+Such a module imports the others of its folder on demand, and has four functions:
 - `open_source(options, *, once, moved) -> Source`, in the driver;
 - `open_reader(settings, split, columns) -> SplitReader`, in a worker; `settings` comes from `Source.reader_settings`;
 - `describe(position) -> PositionView`, without a source: its spec may be gone. DamagedError: the position is not one of
-  this kind.
+  this kind;
+- `config_model() -> type[SourceConfig]`, in the driver: the keys of the kind in a spec. A kind without it is for Python
+  only.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import contextlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from firnline.errors import ConfigError, DamagedError
-from firnline.sources.base import PositionView, Source, Split, SplitReader
+from firnline.errors import ConfigError, FirnlineError
+from firnline.kinds import load_kind, load_models
 from firnline.types import Json
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a spec is read without Arrow
     from firnline.options import SourceOptions
+    from firnline.sources.base import PositionView, Source, Split, SplitReader
     from firnline.sources.columns import Columns
+    from firnline.sources.config import SourceConfig
 
 KINDS = {
     "files": "firnline.sources.files.kind",
 }  # by `type` of the spec: the module, imported when a source of that kind is opened
+
+
+def config_models() -> dict[str, type[SourceConfig]]:
+    """Return the models of all kinds of sources that a spec may name, by `type`."""
+    return load_models(KINDS, "source")
 
 
 def open_source(options: SourceOptions, *, once: bool = False, moved: tuple[str, str] | None = None) -> Source:
@@ -31,28 +41,28 @@ def open_source(options: SourceOptions, *, once: bool = False, moved: tuple[str,
     Raises:
         ConfigError: there is no such kind, or the settings contradict each other.
     """
-    source: Source = _kind(options.type).open_source(options, once=once, moved=moved)
+    try:
+        source: Source = load_kind(KINDS, "source", options.type).open_source(options, once=once, moved=moved)
+    except (FirnlineError, MemoryError):
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"source {options.name!r} ({options.type}) cannot be opened: {reason}") from error
     return source
 
 
-def open_reader(kind: str, settings: dict[str, Json], split: Split, columns: Columns) -> SplitReader:
-    """Open the reader of a split, in a worker."""
-    reader: SplitReader = _kind(kind).open_reader(settings, split, columns)
+def open_reader(kind: str, settings: dict[str, Json], split: Split, columns: Mapping[str, Columns]) -> SplitReader:
+    """Open the reader of a split, in a worker. `columns` has the wanted ports."""
+    reader: SplitReader = load_kind(KINDS, "source", kind).open_reader(settings, split, columns)
     return reader
 
 
 def describe(position: Json) -> PositionView:
     """Describe a position whose source is not in the spec, by the kind that can parse it."""
+    from firnline.sources.base import PositionView
+
     for kind in KINDS:
-        try:
-            view: PositionView = _kind(kind).describe(position)
-        except DamagedError:
-            continue
-        return view
+        with contextlib.suppress(Exception):  # DamagedError, or whatever else an own kind raises
+            view: PositionView = load_kind(KINDS, "source", kind).describe(position)
+            return view
     return PositionView(facts=position if isinstance(position, dict) else {"position": position})
-
-
-def _kind(name: str) -> Any:
-    if name not in KINDS:
-        raise ConfigError(f"there is no kind of source {name!r}", hint=f"Known kinds: {', '.join(KINDS)}.")
-    return importlib.import_module(KINDS[name])

@@ -5,35 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from pydantic import SecretStr
-
+from firnline.config.fields import ReadSecret, micros, plain
+from firnline.config.secrets import MaskedText, SecretError, resolve_secret
+from firnline.errors import ConfigError
 from firnline.options import (
     BatchOptions,
     CheckpointOptions,
-    DeltaSinkOptions,
-    FieldOptions,
-    FileSourceOptions,
     LocalTierOptions,
     OperatorOptions,
     PipelineOptions,
     RemoteTierOptions,
     RestartOptions,
-    SchemaOptions,
     StagingOptions,
     StateOptions,
     StoreOptions,
     TriggerOptions,
 )
-from firnline.spec.checkpoint import CheckpointConfig, StoreConfig, TriggerConfig
-from firnline.spec.fieldtypes import micros
-from firnline.spec.graphs import sink_source
+from firnline.spec.checks import sink_source
 from firnline.spec.loading import LoadedSpec, load_spec
-from firnline.spec.models import FilesSourceConfig, PipelineSpec
+from firnline.spec.models import CheckpointConfig, StoreConfig, TriggerConfig
 from firnline.spec.operators import OperatorConfig, OwnOperatorConfig
 from firnline.spec.problems import KeyPath, Problem, origin_of, spec_error
-from firnline.spec.secrets import MaskedDict, MaskedText, SecretError, resolve_secret
-
-__all__ = ["build_options", "load_options"]
 
 STORE_FOLDER = os.path.join("data", "firnline_checkpoints")
 OPERATOR_FOLDER = "operators"
@@ -62,38 +54,28 @@ def build_options(loaded: LoadedSpec, *, environ: Mapping[str, str]) -> Pipeline
     spec, secrets = loaded.spec, _Secrets(loaded, environ)
     options = PipelineOptions(
         name=spec.name,
-        sources=tuple(_source(name, source, secrets) for name, source in spec.sources.items()),
-        sinks=tuple(_sink(spec, secrets, index) for index in range(len(spec.sinks))),
+        sources=tuple(s.build(name, secrets.reader("sources", name)) for name, s in spec.sources.items()),
+        sinks=tuple(s.build(sink_source(spec, i), secrets.reader("sinks", i)) for i, s in enumerate(spec.sinks)),
         operators=tuple(_operator(operator) for operator in spec.operators),
         state=StateOptions(**spec.state.model_dump()),
         batch=BatchOptions(**spec.batch.model_dump()),
         restart=RestartOptions(**spec.restart.model_dump()),
         checkpoint=_checkpoint(spec.checkpoint, secrets),
         staging=StagingOptions(**spec.staging.model_dump()),
-        spark=secrets.read(spec.spark, ("spark",)),
+        spark=plain(spec.spark, secrets.reader("spark")),
         operator_paths=_operator_paths(secrets),
     )
+    _check_home(options, secrets)
     secrets.raise_problems()
     return options
 
 
-def _source(name: str, source: FilesSourceConfig, secrets: _Secrets) -> FileSourceOptions:
-    fields = tuple(FieldOptions(f.name, f.type, f.nullable) for f in source.schema_.fields)
-    return FileSourceOptions(
-        name=name,
-        **source.model_dump(exclude={"type", "schema_", "storage_options"}),
-        schema=SchemaOptions(fields, source.schema_.evolution),
-        storage_options=secrets.read(source.storage_options, ("sources", name, "storage_options")),
-    )
-
-
-def _sink(spec: PipelineSpec, secrets: _Secrets, index: int) -> DeltaSinkOptions:
-    sink = spec.sinks[index]
-    return DeltaSinkOptions(
-        **sink.model_dump(exclude={"type", "storage_options", "input"}),
-        input=sink_source(spec, index),
-        storage_options=secrets.read(sink.storage_options, ("sinks", index, "storage_options")),
-    )
+def _check_home(options: PipelineOptions, secrets: _Secrets) -> None:
+    try:
+        options.home  # noqa: B018
+    except ConfigError as error:
+        at = ("sinks", options.sinks.index(options.deciding), "type")
+        secrets.report(at, error.message, error.hint)
 
 
 def _operator(operator: OperatorConfig) -> OperatorOptions:
@@ -115,7 +97,6 @@ def _operator_paths(secrets: _Secrets) -> tuple[str, ...]:
 
 
 def _checkpoint(spec: CheckpointConfig, secrets: _Secrets) -> CheckpointOptions:
-    at = ("checkpoint",)
     local, remote = spec.local, spec.remote
     return CheckpointOptions(
         **spec.model_dump(exclude={"store", "local", "remote", "trigger", "keep_aborted"}),
@@ -123,12 +104,7 @@ def _checkpoint(spec: CheckpointConfig, secrets: _Secrets) -> CheckpointOptions:
         keep_aborted_secs=spec.keep_aborted.total_seconds(),
         store=_store(spec.store or StoreConfig(), secrets),
         local=LocalTierOptions(**local.model_dump()) if local else None,
-        remote=RemoteTierOptions(
-            **remote.model_dump(exclude={"storage_options"}),
-            storage_options=secrets.read(remote.storage_options, (*at, "remote", "storage_options")),
-        )
-        if remote
-        else None,
+        remote=RemoteTierOptions(**remote.plain(secrets.reader("checkpoint", "remote"))) if remote else None,
     )
 
 
@@ -144,14 +120,10 @@ def _trigger(spec: TriggerConfig) -> TriggerOptions:
 
 
 def _store(spec: StoreConfig, secrets: _Secrets) -> StoreOptions:
-    at = ("checkpoint", "store")
-    dsn = secrets.read({"dsn": spec.dsn}, at)["dsn"] if spec.dsn is not None else ""
+    beside = os.path.join(secrets.loaded.folder, STORE_FOLDER) if spec.type == "file" else ""
+    values = spec.plain(secrets.reader("checkpoint", "store"))
     return StoreOptions(
-        **spec.model_dump(exclude={"path", "uri", "dsn", "storage_options"}),
-        path=spec.path or (os.path.join(secrets.loaded.folder, STORE_FOLDER) if spec.type == "file" else ""),
-        uri=spec.uri or "",
-        dsn=MaskedText(dsn),
-        storage_options=secrets.read(spec.storage_options, (*at, "storage_options")),
+        **{**values, "path": spec.path or beside, "uri": spec.uri or "", "dsn": values["dsn"] or MaskedText()}
     )
 
 
@@ -163,17 +135,20 @@ class _Secrets:
         self.environ = environ
         self.problems: list[Problem] = []
 
-    def read(self, values: Mapping[str, SecretStr] | Mapping[str, SecretStr | str], at: KeyPath) -> dict[str, str]:
-        plain: dict[str, str] = {}
-        for key, value in values.items():
-            text = value.get_secret_value() if isinstance(value, SecretStr) else value
-            try:
-                plain[key] = resolve_secret(text, environ=self.environ, folder=self.loaded.folder)
-            except SecretError as exc:
-                self.report((*at, key), str(exc), "Set the variable or write the file that the reference names.")
-        return MaskedDict(plain, shown=[key for key, value in values.items() if isinstance(value, str)])
+    def reader(self, *section: str | int) -> ReadSecret:
+        """Return the function that reads the secrets of one section of the spec."""
 
-    def report(self, path: KeyPath, message: str, hint: str) -> None:
+        def read(text: str, path: KeyPath) -> str:
+            try:
+                return resolve_secret(text, environ=self.environ, folder=self.loaded.folder)
+            except SecretError as exc:
+                hint = "Set the variable or write the file that the reference names."
+                self.report((*section, *path), str(exc), hint)
+                return ""
+
+        return read
+
+    def report(self, path: KeyPath, message: str, hint: str | None) -> None:
         self.problems.append(Problem(origin_of(path, self.loaded.origins), path, message, hint))
 
     def raise_problems(self) -> None:

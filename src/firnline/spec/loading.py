@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,14 +12,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from firnline.errors import SpecError
-from firnline.spec.graphs import check_graph
-from firnline.spec.models import PipelineSpec
-from firnline.spec.overrides import apply_overrides
-from firnline.spec.problems import KeyPath, Origin, Problem, origin_of, problems_of, spec_error
-from firnline.spec.sql import query_problems
-from firnline.spec.yamltree import Tree, parse_yaml
-
-__all__ = ["FILE_NAMES", "LoadedSpec", "find_spec", "load_spec", "parse_spec"]
+from firnline.spec.checks import check_graph, query_problems
+from firnline.spec.models import PipelineSpec, pipeline_model
+from firnline.spec.problems import KeyPath, Origin, Problem, origin_of, problems_of, spec_error, takes_secret
+from firnline.spec.tree import Tree, apply_overrides, parse_yaml
 
 FILE_NAMES = ("firnline.yml", "firnline.yaml")
 MAX_SPEC_BYTES = 1024 * 1024
@@ -97,8 +94,9 @@ def load_spec(
     """
     file = find_spec(path, cwd=cwd)
     place = _display(file, Path(os.path.abspath(cwd or os.getcwd())))
-    tree = parse_yaml(_read(file, place), place=place, environ=environ)
-    apply_overrides(tree, environ)
+    takes = functools.partial(takes_secret, annotation=pipeline_model())
+    tree = parse_yaml(_read(file, place), place=place, environ=environ, takes_secret=takes)
+    apply_overrides(tree, environ, takes)
     spec = _validate(tree, folder=file.parent, place=place)
     return LoadedSpec(spec, file.parent, file, tree.origins)
 
@@ -146,12 +144,13 @@ def _validate(tree: Tree, *, folder: Path, place: str) -> PipelineSpec:
         raise spec_error(tree.problems, file=place)
     spec: PipelineSpec | None = None
     problems = list(tree.problems)
+    model = pipeline_model()
     try:
-        spec = PipelineSpec.model_validate(tree.data, context={"folder": str(folder)})
+        spec = model.model_validate(tree.data, context={"folder": str(folder)})
     except ValidationError as exc:
         # A value that could not be read is reported once, not again for its placeholder.
         reported = {problem.path for problem in tree.problems}
-        problems += [p for p in problems_of(exc, tree.origins, PipelineSpec) if p.path not in reported]
+        problems += [p for p in problems_of(exc, tree.origins, model) if p.path not in reported]
     if spec is not None:
         problems += [Problem(origin_of(at, tree.origins), at, words, hint) for at, words, hint in check_graph(spec)]
         problems += query_problems(spec, tree.origins)

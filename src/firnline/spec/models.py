@@ -1,57 +1,194 @@
-"""The models of a pipeline file: one per section, each key with its default and meaning."""
+"""The models of a pipeline file: one per section, each key with its default and meaning; and their JSON Schema."""
 
 from __future__ import annotations
 
-import re
+import functools
+import operator
+from collections.abc import Mapping
+from datetime import timedelta
+from types import GenericAlias
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator, model_validator
-
-from firnline.spec.checkpoint import (
-    CheckpointConfig,
-    LocalTierConfig,
-    RemoteTierConfig,
-    StateConfig,
-    StoreConfig,
-    TriggerConfig,
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    SecretStr,
+    Tag,
+    ValidationInfo,
+    create_model,
+    field_validator,
+    model_validator,
 )
-from firnline.spec.fieldtypes import (
+from pydantic_core import PydanticCustomError
+
+from firnline.config.fields import (
     TEXT_IN_YAML,
-    ColumnName,
     Config,
     Count,
-    Flag,
+    Duration,
     Location,
     Name,
-    Ratio,
     Retries,
     Seconds,
     Secret,
+    Window,
+    below,
     fail,
 )
-from firnline.spec.locations import is_inside, same_place
+from firnline.config.secrets import has_reference, is_sensitive
+from firnline.sinks.config import SinkConfig
+from firnline.sinks.registry import config_models as sink_models
+from firnline.sources.config import SourceConfig
+from firnline.sources.registry import config_models as source_models
 from firnline.spec.operators import AnyOperatorConfig
-from firnline.spec.secrets import has_reference, is_sensitive
+from firnline.spec.problems import unknown_type
 from firnline.spec.spark_keys import find_refusal
 
-__all__ = [
-    "BatchConfig",
-    "CheckpointConfig",
-    "DeltaSinkConfig",
-    "FieldConfig",
-    "FilesSourceConfig",
-    "LocalTierConfig",
-    "PipelineSpec",
-    "RemoteTierConfig",
-    "RestartConfig",
-    "SchemaConfig",
-    "StagingConfig",
-    "StateConfig",
-    "StoreConfig",
-    "TriggerConfig",
-]
 
-_TIME_WITHOUT_ZONE = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d+)?)?")
+class StoreConfig(Config):
+    """Where a copy of every checkpoint, the audit trail and the lease are kept."""
+
+    other_words: ClassVar[dict[str, str]] = {"url": "uri", "folder": "path", "file": "path", "kind": "type"}
+
+    type: Literal["file", "sqlite", "postgres", "object", "memory"] = Field(
+        default="file", description="file, sqlite, postgres, object or memory; docs/stores.md helps to choose."
+    )
+    path: Location | None = Field(
+        default=None,
+        description="file: the folder (data/firnline_checkpoints by default). sqlite: the file. Relative to this file.",
+    )
+    uri: Location | None = Field(
+        default=None, description="object: bucket and prefix (s3://, gs://, az://), or a folder."
+    )
+    dsn: Secret | None = Field(default=None, description="postgres: connection string, e.g. ${env:CHECKPOINTS_DSN}.")
+    compress_above_bytes: Count = Field(default=16 * 1024, description="Compress larger payloads with zstd.")
+    keep_versions: Count = Field(default=10_000, description="Minimum number of checkpoint versions to keep.")
+    storage_options: dict[str, Secret] = Field(
+        default={}, description="object: credentials and endpoint; values may be ${env:NAME} or ${file:path}."
+    )
+
+    @model_validator(mode="after")
+    def _place_fits_type(self) -> StoreConfig:
+        for key, kinds in (("uri", ("object",)), ("dsn", ("postgres",)), ("path", ("file", "sqlite"))):
+            given = key in self.model_fields_set
+            if given and self.type not in kinds:
+                raise fail(f"is for type: {' or '.join(kinds)}, not {self.type}", key)
+            if not given and self.type in kinds and (key != "path" or self.type == "sqlite"):
+                raise fail(f"type: {self.type} needs it", key)
+        return self
+
+
+class LocalTierConfig(Config):
+    """Checkpoint copies on this machine's disk, for fast recovery."""
+
+    path: Location = Field(description="A folder on this machine's own disk.")
+    interval_ms: Count = Field(default=1000, description="Minimum time between two writes, in milliseconds.")
+
+    @field_validator("path")
+    @classmethod
+    def _is_local(cls, value: str) -> str:
+        if "://" in value:
+            raise fail("must be a folder on this machine; a bucket belongs to checkpoint.remote")
+        return value
+
+
+class RemoteTierConfig(Config):
+    """Checkpoint copies that survive the loss of this machine."""
+
+    other_words: ClassVar[dict[str, str]] = {"path": "uri", "url": "uri"}
+
+    uri: Location = Field(description="Bucket and prefix (s3://, gs://, az://), or a folder on a mounted share.")
+    interval_ms: Count = Field(default=60_000, description="Minimum time between two replications, in milliseconds.")
+    storage_options: dict[str, Secret] = Field(
+        default={}, description="Credentials and endpoint; values may be ${env:NAME} or ${file:path}."
+    )
+
+
+class TriggerConfig(Config):
+    """When to checkpoint state: at the first epoch at which one of these triggers fires."""
+
+    every_epochs: Count | None = Field(
+        default=1, description="After this many epochs; off if only other triggers are given."
+    )
+    every_ms: Count | None = Field(default=None, description="After this many milliseconds.")
+    every_records: Count | None = Field(default=None, description="After this many records.")
+    event_time: Duration | None = Field(
+        default=None, description="When a watermark passes a multiple of this, e.g. 10m."
+    )
+
+
+class CheckpointConfig(Config):
+    """Copies of checkpoints, how recovery finds them, and how far back a rollback can go."""
+
+    recovery_scan_commits: Count = Field(
+        default=100, description="Number of commits that a first run searches backwards for another tool's progress."
+    )
+    rollback_window: Window = Field(
+        default=64, description="How far back a rollback can go: a number of epochs, or a time like 12h or 7d."
+    )
+    store: StoreConfig | None = Field(
+        default=None,
+        description="A copy of every checkpoint, the audit trail and the lease; files beside the spec by default.",
+    )
+    local: LocalTierConfig | None = Field(
+        default=None, description="Local tier: checkpoint copies on this machine's disk; off by default."
+    )
+    remote: RemoteTierConfig | None = Field(
+        default=None, description="Remote tier: checkpoint copies that survive this machine; off by default."
+    )
+    lease_seconds: Seconds = Field(
+        default=15.0, description="A standby takes over if the active run has not renewed the lease for this long."
+    )
+    mode: Literal["aligned", "per_operator"] = Field(
+        default="aligned",
+        description="aligned: snapshot all operators at one epoch; per_operator: each at its own interval_ms.",
+    )
+    trigger: TriggerConfig = Field(
+        default=TriggerConfig(), description="When to checkpoint state: at the first trigger that fires."
+    )
+    timeout_ms: Count = Field(
+        default=60_000, description="Abort a state checkpoint whose shards have not all reported after this time."
+    )
+    max_pause_ms: Count = Field(default=200, description="Warn if a checkpoint pauses the epoch for longer.")
+    keep_checkpoints: Count = Field(default=3, description="Minimum number of complete state checkpoints to keep.")
+    keep_aborted: Duration = Field(
+        default=timedelta(hours=1),
+        json_schema_extra={"default": "1h"},
+        description="How long to keep the files of an aborted checkpoint, e.g. 1h.",
+    )
+
+
+MAX_KEY_GROUPS = 32_768
+
+
+class StateConfig(Config):
+    """Keyed state: its distribution over tasks, and the reaction to a lost worker."""
+
+    shards: Count | None = Field(
+        default=None,
+        description="Shards of the state, one task each; by default as many as tasks run at once.",
+    )
+    key_groups: Annotated[Count, Field(le=MAX_KEY_GROUPS)] = Field(
+        default=128, description="Number of key groups; fixed for the life of a pipeline."
+    )
+    on_worker_loss: Literal["replace", "absorb"] = Field(
+        default="replace",
+        description="replace waits for a new worker; absorb moves its shards to the other workers until it returns.",
+    )
+    worker_ping_secs: Seconds = Field(
+        default=5.0, description="Heartbeat interval of workers; a worker that misses four heartbeats is lost."
+    )
+    dropped: tuple[Name, ...] = Field(
+        default=(), description="Operators that were removed from this file and whose state may be deleted."
+    )
+
+    @model_validator(mode="after")
+    def _shards_have_groups(self) -> StateConfig:
+        if self.shards is not None and self.shards > self.key_groups:
+            raise fail(f"must be at most key_groups ({self.key_groups}), not {self.shards}", "shards")
+        return self
 
 
 def _spark_key(key: str) -> str:
@@ -73,173 +210,10 @@ def _spark_value(key: str, value: Any) -> Any:
     return value
 
 
+_SOURCES = "The sources by name."
+_SINKS = "The sinks; the first required one decides each epoch."
 SparkValue = Annotated[str | Secret, TEXT_IN_YAML]
 SparkKey = Annotated[str, AfterValidator(_spark_key)]
-
-
-class FieldConfig(Config):
-    """One declared column."""
-
-    name: ColumnName = Field(description="Name of the column, as in the records.")
-    type: str = Field(
-        description="string, int32, int64, float32, float64, decimal(p,s), boolean, timestamp, date, binary, json, "
-        "list<T>, map<T> or struct<name:T,...>."
-    )
-    nullable: Flag = Field(default=True, description="Whether the column may be null.")
-
-    @field_validator("type")
-    @classmethod
-    def _known_type(cls, value: str) -> str:
-        if value.count("(") != value.count(")") or value.count("<") != value.count(">"):
-            raise fail(f'"{value}" is cut off (inside {{ }} put a type that holds a comma in quotes)')
-        from firnline.schema import field_from_spec  # loads Arrow, which a spec without columns does not need
-
-        try:
-            field_from_spec({"name": "c", "type": value})
-        except ValueError as exc:
-            words = str(exc).removeprefix("column 'c': ").removeprefix(f"type {value!r}: ")
-            raise fail(words.removesuffix(f" at {value!r}")) from None
-        return value
-
-
-class SchemaConfig(Config):
-    """The columns of a source, and how the source treats fields that are no columns yet."""
-
-    fields: tuple[FieldConfig, ...] = Field(
-        default=(), description="Declared columns; others are inferred from the records (docs/types.md)."
-    )
-    evolution: Literal["add", "rescue", "fail"] = Field(
-        default="add",
-        description="How to treat a field that is no column yet: add makes it a column, rescue keeps it in "
-        "_rescued_data, fail stops the epoch.",
-    )
-
-    @field_validator("fields")
-    @classmethod
-    def _names_differ(cls, fields: tuple[FieldConfig, ...]) -> tuple[FieldConfig, ...]:
-        seen: set[str] = set()
-        for index, field in enumerate(fields):
-            if field.name.lower() in seen:
-                raise fail(f'column "{field.name}" is there twice (upper and lower case are the same)', index, "name")
-            seen.add(field.name.lower())
-        return fields
-
-
-class FilesSourceConfig(Config):
-    """A file source: reads files in byte order of their names."""
-
-    other_words: ClassVar[dict[str, str]] = {"uri": "path", "url": "path", "folder": "path", "table": "path"}
-
-    type: Literal["files"] = Field(default="files", description="Kind of source.")
-    path: Location = Field(
-        description="Folder, glob or URI (s3://, gs://, az://, abfs://, file://) of the input; relative to this file."
-    )
-    format: Literal["ndjson"] = Field(
-        default="ndjson", description="Newline-delimited JSON; compression by suffix: .gz, .zst or none."
-    )
-    poll_interval_secs: Seconds = Field(default=10, description="Seconds between two listings for new files.")
-    reconcile_interval_secs: Seconds = Field(
-        default=3600, description="Seconds between two full listings, which find late files; --once always makes one."
-    )
-    start_after: str | None = Field(
-        default=None, min_length=1, description="Begin after this file name, or at this time (RFC 3339, with a zone)."
-    )
-    late_files: Literal["ingest", "ignore", "fail"] = Field(
-        default="ingest", description="How to treat a late file: one whose name sorts before files already read."
-    )
-    file_attempts: Count = Field(default=3, description="Attempts before a broken file is set aside.")
-    on_bad_record: Literal["quarantine", "fail"] = Field(
-        default="quarantine", description="How to treat a record that can never be decoded."
-    )
-    max_bad_ratio: Ratio = Field(
-        default=0.5,
-        description="Stop when more than this share of an epoch's records (once it has 100) is bad; 1.0 never stops.",
-    )
-    max_record_bytes: Count = Field(default=16 * 1024 * 1024, description="A longer line is a bad record.")
-    schema_: SchemaConfig = Field(
-        default=SchemaConfig(), alias="schema", description="Columns: inferred by default, or declared."
-    )
-    lineage: Flag = Field(
-        default=False, description="Add the columns _firnline_file, _firnline_record and _firnline_epoch."
-    )
-    storage_options: dict[str, Secret] = Field(
-        default={}, description="Credentials and endpoints of the store; values may be ${env:NAME} or ${file:path}."
-    )
-
-    @field_validator("start_after")
-    @classmethod
-    def _time_has_a_zone(cls, value: str | None) -> str | None:
-        if value is not None and _TIME_WITHOUT_ZONE.fullmatch(value):
-            raise fail(f'the time "{value}" has no zone (write {value.replace(" ", "T")}Z for UTC)')
-        return value
-
-
-class DeltaSinkConfig(Config):
-    """A Delta table."""
-
-    other_words: ClassVar[dict[str, str]] = {
-        "uri": "table",
-        "url": "table",
-        "path": "table",
-        "partitions": "partition_by",
-    }
-
-    type: Literal["delta"] = Field(default="delta", description="Kind of sink.")
-    name: Name | None = Field(
-        default=None, description="Unique name, stored in checkpoints; default: type and number, e.g. delta-1."
-    )
-    table: Location = Field(description="Path or URI of the table, created when missing; relative to this file.")
-    input: str = Field(
-        default="",
-        description="The source or operator to write, or late rows as NAME.late; may be omitted if there is only one "
-        "candidate.",
-    )
-    write: Literal["append", "upsert"] = Field(
-        default="append", description="append adds rows; upsert applies inserts, updates and deletes by key."
-    )
-    key: tuple[ColumnName, ...] = Field(
-        default=(), description="Upsert: the columns that identify a row; by default those of the operator."
-    )
-    required: Flag = Field(
-        default=True,
-        description="Whether the checkpoint waits for this sink. Rows of an optional sink (false) wait in the deciding "
-        "table's outbox, so that its outage does not stop the pipeline.",
-    )
-    mode: Literal["direct", "staged"] = Field(
-        default="direct", description="direct commits each epoch; staged leaves that to `firnline committer`."
-    )
-    max_pending_units: Count | None = Field(
-        default=None, description="Staged: wait while this many epochs are pending; null means no limit."
-    )
-    max_pending_bytes: Count | None = Field(
-        default=None, description="Staged: wait while this many bytes are pending; null means no limit."
-    )
-    partition_by: tuple[ColumnName, ...] = Field(
-        default=(), description="Columns that partition the table, e.g. [month]."
-    )
-    file_size_mb: Count = Field(default=128, description="Start another Parquet file at about this size.")
-    interop: Literal["auto", "blizzard", "none"] = Field(
-        default="auto", description="Also write the blizzard: checkpoint; auto: on tables that Firnline created."
-    )
-    storage_options: dict[str, Secret] = Field(
-        default={}, description="Credentials and endpoints of the store; values may be ${env:NAME} or ${file:path}."
-    )
-
-    @field_validator("partition_by", "key")
-    @classmethod
-    def _columns_differ(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
-        for index, column in enumerate(columns):
-            if column.lower() in (other.lower() for other in columns[:index]):
-                raise fail(f'column "{column}" is there twice', index)
-        return columns
-
-    @model_validator(mode="after")
-    def _upsert_fits(self) -> DeltaSinkConfig:
-        if self.write == "upsert" and self.mode == "staged":
-            raise fail("upsert is not possible with mode: staged", "write", hint="Write `mode: direct`.")
-        if self.write == "append" and self.key:
-            raise fail("only with write: upsert (here it is append)", "key")
-        return self
 
 
 class BatchConfig(Config):
@@ -312,17 +286,15 @@ class StagingConfig(Config):
 
 
 class PipelineSpec(Config):
-    """One pipeline: file sources, operators, Delta tables."""
+    """One pipeline: sources, operators, sinks."""
 
     name: Name = Field(description="The pipeline's identity, stored in its sinks; do not change it later.")
-    sources: dict[Name, FilesSourceConfig] = Field(min_length=1, description="The sources by name.")
+    sources: dict[Name, SourceConfig] = Field(min_length=1, description=_SOURCES)
     operators: tuple[AnyOperatorConfig, ...] = Field(
         default=(), description="Transformations between sources and sinks; if empty, sources go straight to sinks."
     )
-    sinks: tuple[DeltaSinkConfig, ...] = Field(
-        min_length=1, description="The tables to write; the first required sink decides each epoch."
-    )
-    state: StateConfig = Field(default=StateConfig(), description="How keyed state is spread over tasks.")
+    sinks: tuple[SinkConfig, ...] = Field(min_length=1, description=_SINKS)
+    state: StateConfig = Field(default=StateConfig(), description="How keyed state is distributed over tasks.")
     batch: BatchConfig = Field(default=BatchConfig(), description="The size of an epoch.")
     restart: RestartConfig = Field(default=RestartConfig(), description="Retries after a failure.")
     checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="Copies and retention of checkpoints.")
@@ -333,27 +305,21 @@ class PipelineSpec(Config):
 
     @field_validator("sinks")
     @classmethod
-    def _sinks_differ(cls, sinks: tuple[DeltaSinkConfig, ...], info: ValidationInfo) -> tuple[DeltaSinkConfig, ...]:
+    def _sinks_differ(cls, sinks: tuple[SinkConfig, ...]) -> tuple[SinkConfig, ...]:
         named = tuple(s if s.name else s.model_copy(update={"name": f"{s.type}-{i}"}) for i, s in enumerate(sinks, 1))
         for index, sink in enumerate(named):
-            for other in named[:index]:
-                if sink.name == other.name:
-                    raise fail(f'two sinks have the name "{sink.name}"', index, "name")
-                if same_place(sink.table, other.table):
-                    raise fail(f'sink "{other.name}" already writes to this table', index, "table")
-            for name, source in (info.data.get("sources") or {}).items():
-                if is_inside(sink.table, source.path):
-                    raise fail(f'the table lies inside the path of source "{name}"', index, "table")
+            if any(sink.name == other.name for other in named[:index]):
+                raise fail(f'two sinks have the name "{sink.name}"', index, "name")
         if not any(sink.required for sink in named):
-            raise fail("at least one sink must be required")
+            hint = "Write `required: true` on the sink that decides, or leave `required` out there."
+            raise fail("at least one sink must be required", hint=hint)
         deciding = next(sink for sink in named if sink.required)
         for index, sink in enumerate(named):
-            if deciding.mode == "staged" and sink.mode == "direct":
-                raise fail(
-                    "cannot be direct behind a staged sink; set mode: staged here, or list this sink first",
-                    index,
-                    "mode",
-                )
+            try:
+                if sink is not deciding:
+                    sink.check_behind(deciding)
+            except PydanticCustomError as error:
+                raise below(error, index) from None
         return named
 
     @field_validator("batch")
@@ -370,3 +336,72 @@ class PipelineSpec(Config):
         if not isinstance(value, dict):
             return value
         return {key: _spark_value(str(key), item) for key, item in value.items() if item is not None}
+
+
+# -- the kinds of sources and sinks -----------------------------------------------------------------------
+
+DEFAULT_SOURCE = "files"  # the kind of a section without `type`
+DEFAULT_SINK = "delta"
+
+
+def pipeline_model() -> type[PipelineSpec]:
+    """Return the model of a pipeline file, with the keys of every kind of source and sink that is registered."""
+    return _pipeline_model(tuple(source_models().items()), tuple(sink_models().items()))
+
+
+@functools.cache
+def _pipeline_model(
+    sources: tuple[tuple[str, type[SourceConfig]], ...], sinks: tuple[tuple[str, type[SinkConfig]], ...]
+) -> type[PipelineSpec]:
+    source, sink = _one_of(dict(sources), DEFAULT_SOURCE), _one_of(dict(sinks), DEFAULT_SINK)
+    fields: dict[str, Any] = {
+        "sources": (GenericAlias(dict, (Name, source)), Field(min_length=1, description=_SOURCES)),
+        "sinks": (GenericAlias(tuple, (sink, ...)), Field(min_length=1, description=_SINKS)),
+    }
+    return create_model("PipelineSpec", __base__=PipelineSpec, __doc__=PipelineSpec.__doc__, **fields)
+
+
+def _one_of(models: Mapping[str, type[SourceConfig] | type[SinkConfig]], default: str) -> Any:
+    """Return a type for a section that one of these models checks: the one of its `type`."""
+
+    def check_type(value: Any) -> Any:
+        """Check the type first: under a wrong type, every key looks wrong."""
+        if isinstance(value, dict) and value.get("type") is not None and value["type"] not in list(models):
+            raise fail(unknown_type(value["type"], list(models)), "type")
+        return value
+
+    def tag_of(value: Any) -> str:
+        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        return str(kind or default)
+
+    check = BeforeValidator(check_type)
+    if len(models) == 1:  # pydantic has no union of one
+        return Annotated[next(iter(models.values())), check]
+    choices: Any = functools.reduce(operator.or_, (Annotated[model, Tag(kind)] for kind, model in models.items()))
+    return Annotated[choices, Discriminator(tag_of), check]
+
+
+_VARIABLE = {"type": "string", "pattern": r"\$\{[^}]+\}"}
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the schema (draft 2020-12). Numbers and booleans may also be written as `${NAME}`."""
+    schema = pipeline_model().model_json_schema(by_alias=True, mode="validation")
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **_with_variables(schema),
+        "title": "Firnline pipeline",
+    }
+
+
+def _with_variables(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_with_variables(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {key: _with_variables(item) for key, item in value.items() if key != "title" or not isinstance(item, str)}
+    if kept.get("type") not in ("integer", "number", "boolean"):
+        return kept
+    typed = {key: kept.pop(key) for key in ("type", *_BOUNDS) if key in kept}
+    return {**kept, "anyOf": [typed, _VARIABLE]}

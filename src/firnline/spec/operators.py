@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from firnline.spec.fieldtypes import ColumnName, Config, Count, Duration, Flag, Name, fail, location, micros
+from firnline.config.fields import ColumnName, Config, Count, Duration, Flag, Name, differ, fail, location, micros
 from firnline.types import Json
 
 __all__ = [
@@ -51,15 +51,8 @@ def _initial_state(value: str, info: ValidationInfo) -> str:
     return value if value == EMPTY_STATE else location(value, info)
 
 
-def _differ(values: tuple[str, ...], what: str) -> tuple[str, ...]:
-    for index, value in enumerate(values):
-        if value.lower() in (other.lower() for other in values[:index]):
-            raise fail(f'{what} "{value}" is there twice', index)
-    return values
-
-
 OperatorName = Annotated[Name, AfterValidator(_plain_name)]
-Keys = Annotated[tuple[ColumnName, ...], AfterValidator(lambda keys: _differ(keys, "column"))]
+Keys = Annotated[tuple[ColumnName, ...], AfterValidator(lambda keys: differ(keys, "column"))]
 
 
 class OperatorConfig(Config, ABC):
@@ -77,8 +70,8 @@ class OperatorConfig(Config, ABC):
 
     @field_validator("inputs")
     @classmethod
-    def _inputs_differ(cls, inputs: tuple[str, ...]) -> tuple[str, ...]:
-        return _differ(inputs, "input")
+    def _inputsdiffer(cls, inputs: tuple[str, ...]) -> tuple[str, ...]:
+        return differ(inputs, "input")
 
     @abstractmethod
     def settings_json(self) -> dict[str, Json]:
@@ -191,7 +184,7 @@ class AggregateOperatorConfig(StatefulOperatorConfig):
 
     @field_validator("aggregates")
     @classmethod
-    def _names_differ(cls, aggregates: tuple[AggregateConfig, ...]) -> tuple[AggregateConfig, ...]:
+    def _namesdiffer(cls, aggregates: tuple[AggregateConfig, ...]) -> tuple[AggregateConfig, ...]:
         for index, one in enumerate(aggregates):
             if one.name.lower() in (other.name.lower() for other in aggregates[:index]):
                 raise fail(f'two aggregates have the name "{one.name}"', index, "name")

@@ -10,15 +10,13 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr, Tag, ValidationError
 
+from firnline.config.fields import Config
 from firnline.errors import SpecError
-from firnline.spec.fieldtypes import Config
-
-__all__ = ["KeyPath", "Origin", "Problem", "key_path_text", "problems_of", "spec_error", "translate"]
 
 KeyPath = tuple[str | int, ...]
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_HIDDEN = ("storage_options", "spark")  # values below these are never shown
+_NOT_SHOWN = "what it holds"  # instead of a secret
 _LONGEST_SHOWN = 60
 _NOT_YET: dict[KeyPath, str] = {
     ("batch", "respect_source_tx"): "files have no transactions",
@@ -136,7 +134,7 @@ def translate(detail: dict[str, Any], root: type[BaseModel]) -> tuple[KeyPath, s
         return path, "missing", f"Add `{path[-1]}: ...` to {key_path_text(path[:-1]) or 'the file'}."
     if kind == "literal_error":
         return path, *_unknown_word(path, detail["input"], _words_at(loc, root))
-    shown = _shown(path, detail["input"])
+    shown = _NOT_SHOWN if takes_secret(path, root) else _shown(detail["input"])
     if kind == "string_pattern_mismatch":
         return path, f'{shown} is not a valid name (letters, digits, "_", ".", "-"; a letter or digit first)', None
     words = _WORDS.get(_family(kind))
@@ -166,9 +164,9 @@ def _family(kind: str) -> str:
     return kind.split("_", 1)[0]
 
 
-def _shown(path: KeyPath, value: object) -> str:
-    if isinstance(value, SecretStr) or any(part in _HIDDEN for part in path):
-        return "what it holds"
+def _shown(value: object) -> str:
+    if isinstance(value, SecretStr):
+        return _NOT_SHOWN
     if isinstance(value, Mapping):
         return "a mapping"
     if isinstance(value, list | tuple):
@@ -183,7 +181,8 @@ def _unknown_key(path: KeyPath, root: type[BaseModel]) -> tuple[str, str | None]
     key, model = str(path[-1]), _model_at(path[:-1], root)
     if path in _NOT_YET:
         return f"unknown key ({_NOT_YET[path]})", None
-    homes = [home for home, other in _all_models(root) if key in _keys(other) and other is not model]
+    here = next((home for home, other in _all_models(root) if other is model), "")
+    homes = [home for home, other in _all_models(root) if key in _keys(other) and home != here]
     if len(homes) == 1 and key not in _other_words(model):
         return f"unknown key here (it belongs in {homes[0]})", f"Move `{key}` to {homes[0]}."
     guess = _guess(path, root)
@@ -202,10 +201,17 @@ def _other_words(model: type[BaseModel]) -> Mapping[str, str]:
     return model.other_words if issubclass(model, Config) else {}
 
 
+def unknown_type(value: object, known: Sequence[str]) -> str:
+    """Return the message about a `type` or `format` that does not exist."""
+    guess = _closest(value, known) if isinstance(value, str) else None
+    meant = f'; did you mean "{guess}"?' if guess else ""
+    return f"{_shown(value)} is not in this version (known: {', '.join(known)}{meant})"
+
+
 def _unknown_word(path: KeyPath, value: object, words: Sequence[str]) -> tuple[str, str | None]:
-    shown = _shown(path, value)
     if path[-1] in ("type", "format"):
-        return f"{shown} is not in this version (known: {', '.join(words)})", None
+        return unknown_type(value, words), None
+    shown = _shown(value)
     guess = _closest(value, words) if isinstance(value, str) else None
     if guess is not None:
         return f'must be one of {", ".join(words)}, not {shown} (did you mean "{guess}"?)', None
@@ -215,6 +221,16 @@ def _unknown_word(path: KeyPath, value: object, words: Sequence[str]) -> tuple[s
 def _closest(word: str, words: Iterable[str]) -> str | None:
     found = difflib.get_close_matches(word.lower().replace("-", "_"), list(words), n=1, cutoff=0.6)
     return found[0] if found else None
+
+
+def takes_secret(path: KeyPath, annotation: Any) -> bool:
+    """Whether a value at this path, from a model or a field's type, is a secret or holds some."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return bool(path) and takes_secret(path[1:], _keys(annotation).get(str(path[0])))
+    if get_origin(annotation) in (dict, tuple):
+        entry = get_args(annotation)[1 if get_origin(annotation) is dict else 0]
+        return takes_secret(path[1:], entry)
+    return annotation is SecretStr or any(takes_secret(path, part) for part in get_args(annotation))
 
 
 # --- the tree of models ----------------------------------------------------------------------------------

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["ALLOWED_KEYS", "ALLOWED_PREFIXES", "find_refusal"]
-
 ALLOWED_KEYS = frozenset(
     {
         "spark.app.name",

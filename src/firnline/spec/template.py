@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["name_from", "render_template"]
-
 _TEMPLATE = """\
 # A Firnline pipeline: newline-delimited JSON files into a Delta table, every record exactly once.
 # Only name, path and table are needed; the values after "#" are the defaults.

@@ -22,7 +22,7 @@ from firnline.state.columns import TIMER, Layout, can_widen
 from firnline.state.home import StateHome
 from firnline.state.keys import EncodedKeys, encode_keys, key_groups_of, locate, shard_of
 from firnline.state.lookup import SCAN_ROWS, combined, lookup
-from firnline.state.refs import OperatorState, SegmentRef
+from firnline.state.manifest import OperatorState, SegmentRef
 from firnline.state.segments import Segment, open_segment
 from firnline.storage import fsync_path
 from firnline.types import Json

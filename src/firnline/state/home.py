@@ -27,7 +27,7 @@ from isal import isal_zlib
 from firnline.errors import DamagedError, StateDamagedError
 from firnline.faults import fault_point
 from firnline.names import cache_folder, temporary_beside, temporary_name
-from firnline.state.refs import SegmentRef
+from firnline.state.manifest import SegmentRef
 from firnline.storage import Storage, fsync_path, is_remote, make_folders, normalise, open_storage
 from firnline.types import Json
 

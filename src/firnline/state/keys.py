@@ -34,7 +34,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from firnline.errors import ConfigError
-from firnline.state import encoding, hashing
+from firnline.state import encoding
 
 SLOT_BITS = 48
 LOW48 = (1 << SLOT_BITS) - 1
@@ -80,11 +80,11 @@ class EncodedKeys:
 
     def murmur3_32(self) -> npt.NDArray[np.uint32]:
         """The hash that picks a key group."""
-        return hashing.murmur3_32(self.data, self.offsets)
+        return encoding.murmur3_32(self.data, self.offsets)
 
     def hash64(self) -> npt.NDArray[np.uint64]:
         """The hash that a slot is made of."""
-        return hashing.hash64(self.data, self.offsets)
+        return encoding.hash64(self.data, self.offsets)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,8 +14,7 @@ from firnline.state.columns import TIMER, Layout
 from firnline.state.export import FORMAT, fit_column, flat_schema
 from firnline.state.home import StateHome
 from firnline.state.keys import Located, distinct, locate, shard_of
-from firnline.state.manifest import Ranges
-from firnline.state.refs import OperatorState, ShardState
+from firnline.state.manifest import OperatorState, Ranges, ShardState
 from firnline.state.segments import write_segment
 from firnline.state.timers import write_timers
 

@@ -1,15 +1,131 @@
-"""The metadata of a checkpoint of sharded state: the content of its files, and the reference in a sink."""
+"""What a snapshot of sharded state consists of: references to its files, its metadata, and the reference in a sink."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from firnline.checkpoint.codec import canonical, parse, seal, unseal
 from firnline.errors import ConfigError, DamagedError
 from firnline.names import SNAPSHOT_FILE, SNAPSHOT_ID, snapshot_id
-from firnline.state.refs import OperatorState, SegmentRef, ShardState
+from firnline.options import OperatorOptions
 from firnline.types import Json
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRef:
+    """One immutable Arrow file of state.
+
+    `path` is relative to the home of the pipeline's state, so it reads the same in every tier. The file holds keys of
+    the groups `first_group` to `last_group`; a shard that owns some of them reads only those.
+    """
+
+    path: str
+    size_bytes: int
+    crc32: int
+    rows: int
+    first_group: int
+    last_group: int
+    epoch: int
+
+    def to_json(self) -> dict[str, Json]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @classmethod
+    def from_json(cls, value: Json) -> SegmentRef:
+        """Parse the output of `to_json`. Raises DamagedError if it is invalid."""
+        try:
+            numbers = {name: int(value[name]) for name in cls.__dataclass_fields__ if name != "path"}
+            return cls(path=str(value["path"]), **numbers)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedError(f"a reference to state lacks {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class TimerRef:
+    """A timer file, sorted by due time, and the event time up to which its timers have fired."""
+
+    segment: SegmentRef
+    fired_until: int | None = None
+
+    def to_json(self) -> dict[str, Json]:
+        return {"run": self.segment.to_json(), "fired_until": self.fired_until}
+
+    @classmethod
+    def from_json(cls, value: Json) -> TimerRef:
+        """Parse the output of `to_json`."""
+        fired = value["fired_until"]
+        return cls(SegmentRef.from_json(value["run"]), None if fired is None else int(fired))
+
+
+@dataclass(frozen=True, slots=True)
+class ShardState:
+    """The state of one operator in one shard: its files, oldest first (a newer one overrides older ones)."""
+
+    segments: tuple[SegmentRef, ...] = ()
+    timers: tuple[TimerRef, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(r.size_bytes for r in self.files)
+
+    @property
+    def files(self) -> tuple[SegmentRef, ...]:
+        return (*self.segments, *(t.segment for t in self.timers))
+
+    def to_json(self) -> dict[str, Json]:
+        return {"runs": [r.to_json() for r in self.segments], "timers": [t.to_json() for t in self.timers]}
+
+    @classmethod
+    def from_json(cls, value: Json) -> ShardState:
+        """Parse the output of `to_json`."""
+        return cls(
+            tuple(SegmentRef.from_json(r) for r in value["runs"]), tuple(TimerRef.from_json(t) for t in value["timers"])
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorState:
+    """The state of one operator: per shard its key groups `[first, last)` and its files."""
+
+    epoch: int  # the epoch of this state; 0: empty
+    shards: tuple[tuple[int, int, ShardState], ...] = field(default=())
+
+    def to_json(self) -> dict[str, Json]:
+        return {"epoch": self.epoch, "shards": [[a, b, state.to_json()] for a, b, state in self.shards]}
+
+    @classmethod
+    def from_json(cls, value: Json) -> OperatorState:
+        """Parse the output of `to_json`."""
+        shards = tuple((int(a), int(b), ShardState.from_json(state)) for a, b, state in value["shards"])
+        return cls(int(value["epoch"]), shards)
+
+
+def rescale(state: OperatorState, ranges: Sequence[tuple[int, int]]) -> OperatorState:
+    """Return the same state for shards that own these key groups.
+
+    A shared file may hold stale rows for key groups that its old shard did not own. Each reference is therefore limited
+    to the groups that shard owned.
+    """
+    if [(first, last) for first, last, _ in state.shards] == list(ranges):
+        return state
+    shards = []
+    for first, last in ranges:
+        segments: list[SegmentRef] = []
+        timers: list[TimerRef] = []
+        for old_first, old_last, old in state.shards:
+            low, high = max(first, old_first), min(last, old_last) - 1
+            segments += [cut for segment in old.segments if (cut := _cut(segment, low, high)) is not None]
+            timers += [replace(t, segment=cut) for t in old.timers if (cut := _cut(t.segment, low, high)) is not None]
+        shards.append((first, last, ShardState(tuple(segments), tuple(timers))))
+    return OperatorState(state.epoch, tuple(shards))
+
+
+def _cut(segment: SegmentRef, low: int, high: int) -> SegmentRef | None:
+    """Return a file limited to the groups `low` to `high`; None if it has none of them."""
+    low, high = max(segment.first_group, low), min(segment.last_group, high)
+    return replace(segment, first_group=low, last_group=high) if low <= high else None
+
 
 Ranges = tuple[tuple[int, int], ...]  # by shard: its key groups `[first, last)`
 
@@ -290,6 +406,17 @@ class SnapshotRef:
         if find_epoch(ref.checkpoint) != ref.epoch:
             raise DamagedError(f"{what}: checkpoint {ref.checkpoint!r} is not of epoch {ref.epoch}", what=what)
         return ref
+
+
+def stored_name(operator: OperatorOptions, names: Collection[str]) -> str:
+    """Return the name under which a checkpoint has an operator's state: its own or its former one; empty if neither."""
+    return next((name for name in (operator.name, operator.renamed_from) if name and name in names), "")
+
+
+def stored_ref(operator: OperatorOptions, state: Mapping[str, Json]) -> SnapshotRef | None:
+    """Return the snapshot that a checkpoint names for an operator; None if it names none."""
+    name = stored_name(operator, state)
+    return SnapshotRef.from_json(state[name]) if name else None
 
 
 def snapshot_ref(complete: CompleteCheckpoint, operator: str, before: SnapshotRef | None = None) -> SnapshotRef:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from firnline.state.columns import Layout
 from firnline.state.home import StateHome
 from firnline.state.lookup import SCAN_ROWS, combined
-from firnline.state.refs import SegmentRef
+from firnline.state.manifest import SegmentRef
 from firnline.state.segments import SegmentWriter, open_segments
 
 FAN_IN = 4

@@ -1,4 +1,4 @@
-"""The remote tier of state: copies complete snapshots there and back, in the background, COMMITTED last."""
+"""The tiers of state: finds the home that serves a snapshot; copies snapshots to the remote tier and back."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from datetime import datetime
 
 from isal import isal_zlib
 
-from firnline.errors import CheckpointError, StateConflictError, StateDamagedError
+from firnline.errors import CheckpointError, StateConflictError, StateDamagedError, StateIncompleteError
 from firnline.faults import fault_point
-from firnline.state.manifest import find_epoch
-from firnline.state.refs import SegmentRef
-from firnline.state.snapshot import file_crc32, list_folders, load, load_with_texts
+from firnline.state.home import StateHome
+from firnline.state.manifest import CompleteCheckpoint, SegmentRef, SnapshotRef, find_epoch
+from firnline.state.snapshot import file_crc32, list_folders, load, load_with_texts, verify_files
 from firnline.state.sweep import Marks, Swept, sweep
 from firnline.storage import Storage
 from firnline.stores.replicator import Replication, Replicator
@@ -24,6 +24,78 @@ logger = logging.getLogger(__name__)
 
 ATOMIC_BYTES = 64 * 1024 * 1024  # a file up to this size is put in one piece, atomically
 _PIECE_BYTES = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotSearch:
+    """Which home serves a snapshot of operator state, and why the homes searched before it do not.
+
+    `complete` and `home` are None if no home serves it. `tier` is `local` for the pipeline's own home, `remote` for the
+    remote tier, empty if no home serves it. `problems` are in the order of the search, one per home that does not.
+    """
+
+    complete: CompleteCheckpoint | None
+    home: StateHome | None
+    tier: str
+    problems: tuple[CheckpointError, ...] = ()
+
+    def require(self) -> tuple[CompleteCheckpoint, StateHome]:
+        """Return the snapshot and its home.
+
+        Raises:
+            CheckpointError: no home serves it; the message is about the pipeline's own home.
+        """
+        if self.complete is None or self.home is None:
+            raise self.problems[0]
+        return self.complete, self.home
+
+
+def find_snapshot(
+    home: StateHome, ref: SnapshotRef, *, with_files: bool = True, bring_home: bool = False
+) -> SnapshotSearch:
+    """Find the home that serves the snapshot that a checkpoint names for an operator.
+
+    The search goes to the pipeline's own home first (the local tier, or the folder of the deciding table), then to the
+    remote tier. A home serves a snapshot if the snapshot is complete there with the digest of the reference and, with
+    `with_files`, every file of it exists with its size. A snapshot that is missing or damaged is no error here.
+
+    With `bring_home` the own home serves it afterwards: what only the remote tier has is copied, COMMITTED last, and
+    files of the own home with other content are replaced. Repeatable after a crash. Otherwise nothing is written, and a
+    home that cannot be read now counts as one that lacks the snapshot.
+
+    Raises:
+        OSError: with `bring_home`, a home cannot be read or written now; older state must not replace it.
+    """
+    remote = home.fallback
+    try:
+        return SnapshotSearch(_load_from(home, ref, with_files=with_files, tolerant=not bring_home), home, "local")
+    except CheckpointError as error:
+        problem = error
+    if remote is None:
+        return SnapshotSearch(None, None, "", (problem,))
+    try:
+        if bring_home:
+            Replica(home.storage, remote.storage).restore_missing(ref.checkpoint, ref.digest)
+            return SnapshotSearch(load(home.storage, ref.checkpoint, ref.digest), home, "remote", (problem,))
+        complete = _load_from(remote, ref, with_files=with_files, tolerant=True)
+        return SnapshotSearch(complete, remote, "remote", (problem,))
+    except CheckpointError as error:
+        return SnapshotSearch(None, None, "", (problem, error))
+
+
+def _load_from(home: StateHome, ref: SnapshotRef, *, with_files: bool, tolerant: bool) -> CompleteCheckpoint:
+    try:
+        complete = load(home.storage, ref.checkpoint, ref.digest)
+        if with_files:
+            verify_files(home.storage, complete, deep=False)
+    except OSError as error:
+        if not tolerant:
+            raise
+        raise StateIncompleteError(
+            f"checkpoint {ref.checkpoint} of state cannot be read in {home.storage.root}: {error}",
+            checkpoint=ref.checkpoint,
+        ) from error
+    return complete
 
 
 class Replica:

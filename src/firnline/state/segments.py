@@ -21,7 +21,7 @@ from firnline.names import segment_key
 from firnline.state.columns import Layout, layout_of, to_numpy
 from firnline.state.home import LocalFile, StateHome, load_file
 from firnline.state.keys import SLOT_BITS, Numbers, Slots, encode_keys, order_keys
-from firnline.state.refs import SegmentRef
+from firnline.state.manifest import SegmentRef
 from firnline.storage import Storage, Writable
 
 

@@ -23,6 +23,7 @@ from firnline.state.manifest import (
     CheckpointPlan,
     CompleteCheckpoint,
     ShardContent,
+    ShardState,
     assemble,
     check_id,
     check_path,
@@ -30,7 +31,6 @@ from firnline.state.manifest import (
     read_sealed,
     write_sealed,
 )
-from firnline.state.refs import ShardState
 from firnline.storage import FileStat, Storage
 from firnline.types import Json
 

@@ -22,8 +22,8 @@ from firnline.faults import fault_point
 from firnline.names import timers_key
 from firnline.state.home import StateHome, load_file
 from firnline.state.keys import SLOT_BITS, Slots, slot_bounds
+from firnline.state.manifest import SegmentRef, TimerRef
 from firnline.state.merge import plan_merge
-from firnline.state.refs import SegmentRef, TimerRef
 from firnline.state.segments import BATCH_ROWS, OPEN, ArrowFile, map_batches
 from firnline.storage import Storage
 

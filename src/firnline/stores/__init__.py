@@ -18,13 +18,12 @@ _READ_AS_THEY_ARE = ("file", "object")  # opening only creates folders and check
 _warned: set[str] = set()
 
 
-def open_store(options: StoreOptions, *, held_by: str = "", looking: bool = False) -> CheckpointStore:
+def open_store(options: StoreOptions, *, held_by: str = "", read_only: bool = False) -> CheckpointStore:
     """Open the store that the options name.
 
     Args:
         held_by: The sink that holds the checkpoints themselves, if any.
-        looking: Open it read-only: nothing is created or tested there, and a location without a writer's setup is
-            empty.
+        read_only: Create and test nothing there. A location without a writer's setup is empty.
 
     Raises:
         ConfigError: the options have no location.
@@ -33,8 +32,8 @@ def open_store(options: StoreOptions, *, held_by: str = "", looking: bool = Fals
         DamagedError: its content cannot be read.
         OSError: it cannot be reached.
     """
-    store = _construct(options, held_by, looking)
-    if not (looking and options.type in _READ_AS_THEY_ARE):
+    store = _construct(options, held_by, read_only)
+    if not (read_only and options.type in _READ_AS_THEY_ARE):
         store.open()
     elif os.path.isfile(options.path):
         raise NotADirectoryError(f"{options.path} is no folder")
@@ -44,7 +43,7 @@ def open_store(options: StoreOptions, *, held_by: str = "", looking: bool = Fals
     return store
 
 
-def _construct(options: StoreOptions, held_by: str, looking: bool) -> CheckpointStore:
+def _construct(options: StoreOptions, held_by: str, read_only: bool) -> CheckpointStore:
     above = options.compress_above_bytes
     if options.type == "memory":
         from firnline.stores.memory import MemoryStore
@@ -58,12 +57,12 @@ def _construct(options: StoreOptions, held_by: str, looking: bool) -> Checkpoint
         from firnline.stores.sqlite import SqliteStore
 
         path = _given(options, "path")
-        return SqliteStore(path, held_by=held_by, compress_above_bytes=above, looking=looking)
+        return SqliteStore(path, held_by=held_by, compress_above_bytes=above, read_only=read_only)
     if options.type == "postgres":
         from firnline.stores.postgres import PostgresStore
 
         dsn = _given(options, "dsn")
-        return PostgresStore(dsn, held_by=held_by, compress_above_bytes=above, looking=looking)
+        return PostgresStore(dsn, held_by=held_by, compress_above_bytes=above, read_only=read_only)
     from firnline.storage import open_storage
     from firnline.stores.objects import ObjectStore
 

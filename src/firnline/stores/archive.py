@@ -21,8 +21,7 @@ from firnline.errors import ConfigError, DamagedError, NewerFormatError
 from firnline.faults import fault_point
 from firnline.names import temporary_name
 from firnline.storage import fsync_path
-from firnline.stores.base import MAX_VALUE_BYTES
-from firnline.stores.payload import is_compressed
+from firnline.stores.base import MAX_VALUE_BYTES, is_compressed
 from firnline.types import Json
 
 KIND = "firnline-checkpoints"

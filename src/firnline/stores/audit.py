@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from firnline.clock import SystemClock
 from firnline.errors import DamagedError, FirnlineError, NewerFormatError, VersionConflictError
 from firnline.process import this_process
-from firnline.stores.base import CheckpointStore
-from firnline.stores.payload import decode, encode
+from firnline.stores.base import CheckpointStore, decode, encode
 from firnline.types import Clock, Json, RandomIds
 
 logger = logging.getLogger(__name__)

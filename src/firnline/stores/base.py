@@ -1,18 +1,28 @@
-"""The contract of a checkpoint store: values by key, each kept as a version; and what several backends share."""
+"""The contract of a checkpoint store: values by key, each kept as a version; and what several backends share.
+
+The durable form of a value is JSON with format number, type and checksum, compressed with zstd if it is large. A plain
+editor reads small ones, `zstd -d` unpacks large ones. The envelope:
+
+    {"checksum": "<sha-256 of the rest>", "format": 1, "type": "Checkpoint", "value": {...}}
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import uuid
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
+import zstandard
+
+from firnline.checkpoint.codec import canonical, parse, seal, unseal
 from firnline.clock import SystemClock
 from firnline.errors import (
     ConfigError,
@@ -23,8 +33,51 @@ from firnline.errors import (
     VersionConflictError,
 )
 from firnline.storage import Storage
-from firnline.stores.payload import COMPRESS_ABOVE_BYTES, decode, encode
 from firnline.types import Json
+
+COMPRESS_ABOVE_BYTES = 16 * 1024
+MAX_BYTES = 1 << 31  # limit of one unpacked value: a damaged length must not fill the memory
+_MAGIC = b"\x28\xb5\x2f\xfd"
+
+
+def encode(value: Json, kind: str, compress_above_bytes: int = COMPRESS_ABOVE_BYTES) -> bytes:
+    """Return the bytes of a value. The same value always gives the same bytes."""
+    text = canonical(seal({"type": kind, "value": value})) + b"\n"
+    return zstandard.compress(text) if len(text) > compress_above_bytes else text
+
+
+def decode(data: bytes, kind: str, what: str) -> Json:
+    """Return the value.
+
+    Raises:
+        DamagedError: the content differs from what was encoded, or is a value of another type.
+        NewerFormatError: a newer Firnline wrote it.
+    """
+    if is_compressed(data):
+        data = _unpack(data, what)
+    value = parse(data, what)
+    try:
+        body = unseal(value, what)
+    except (ValueError, RecursionError) as error:  # JSON that `canonical` never writes: infinity, half a surrogate pair
+        raise DamagedError(f"{what} is not what was written: {error}", what=what) from error
+    if body.get("type") != kind or "value" not in body:
+        raise DamagedError(f"{what} holds a {body.get('type')}, not a {kind}", what=what)
+    return body["value"]
+
+
+def is_compressed(data: bytes) -> bool:
+    """Return whether these bytes are a zstd frame."""
+    return data.startswith(_MAGIC)
+
+
+def _unpack(data: bytes, what: str) -> bytes:
+    try:
+        if zstandard.frame_content_size(data) > MAX_BYTES:
+            raise DamagedError(f"{what} says that it unpacks to more than {MAX_BYTES:,} bytes", what=what)
+        return zstandard.ZstdDecompressor().decompress(data, max_output_size=MAX_BYTES)
+    except (zstandard.ZstdError, MemoryError) as error:
+        raise DamagedError(f"{what} cannot be unpacked: {error}", what=what) from error
+
 
 KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,127})?")
 PAGE = 100
@@ -54,6 +107,57 @@ class VersionInfo:
     note: str = ""
 
 
+def _check_key(key: str, *_: object, **__: object) -> None:
+    """Refuse an invalid key before it becomes part of a path or a query."""
+    if not KEY.fullmatch(key):
+        raise ConfigError(f"{key!r} is no key of a checkpoint store: <pipeline> or <pipeline>/<part>")
+
+
+def check_put(key: str, data: bytes, note: str = "") -> None:
+    """Refuse a value that some backend cannot keep."""
+    _check_key(key)
+    if len(data) > MAX_VALUE_BYTES:
+        raise ConfigError(
+            f"a value for {key!r} has {len(data):,} bytes; a checkpoint store takes up to {MAX_VALUE_BYTES:,}",
+            hint="Keep large state in snapshots, which a checkpoint only names.",
+        )
+    if len(note) > MAX_NOTE or not note.isprintable():
+        raise ConfigError(f"a note is one line of up to {MAX_NOTE} characters: {note[:50]!r}")
+
+
+def _check_put_versioned(key: str, data: bytes, expected: int, note: str = "") -> None:  # noqa: ARG001
+    check_put(key, data, note)
+
+
+def _check_prune(key: str, keep: int) -> None:
+    _check_key(key)
+    if keep < 1:
+        raise ConfigError(f"cannot keep {keep} versions: the newest always stays")
+
+
+_CHECKS: dict[str, Callable[..., None]] = {  # by method of a store: the check of its arguments
+    "get_raw": _check_key,
+    "put_raw": check_put,
+    "delete": _check_key,
+    "latest_version": _check_key,
+    "put_raw_versioned": _check_put_versioned,
+    "get_version_raw": _check_key,
+    "list_versions": _check_key,
+    "prune": _check_prune,
+}
+
+
+def _checked(method: Callable[..., Any], check: Callable[..., None]) -> Callable[..., Any]:
+    """Return the method of a store behind the check of its arguments."""
+
+    @functools.wraps(method)
+    def checked(store: CheckpointStore, key: str, *args: Any, **kwargs: Any) -> Any:
+        check(key, *args, **kwargs)
+        return method(store, key, *args, **kwargs)
+
+    return checked
+
+
 class CheckpointStore(ABC):
     """Keeps checkpoints for people and for recovery.
 
@@ -61,12 +165,21 @@ class CheckpointStore(ABC):
     (except in memory). Errors of machine and server are OSError, and mean that the outcome is unknown: read back before
     a retry.
 
+    A store implements the abstract methods and names its `kind`. This class checks keys, notes, sizes and `keep` before
+    each of them: a method never gets one that is not allowed, and raises no ConfigError of its own for it.
+
     `held_by` names the sink that holds the checkpoints themselves, if any. Then the store is a copy.
     """
 
     kind: ClassVar[str]
     shared: ClassVar[bool] = True  # whether other processes see it
     writable: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, check in _CHECKS.items():
+            if name in vars(cls):
+                setattr(cls, name, _checked(vars(cls)[name], check))
 
     def __init__(self, *, held_by: str = "", compress_above_bytes: int = COMPRESS_ABOVE_BYTES) -> None:
         self.held_by = held_by
@@ -190,8 +303,8 @@ class CheckpointStore(ABC):
             return None if data is None else self._decode(data, model, what)
         except DamagedError as error:
             intact = self._newest_intact(key, model, version)
-            told = f"the newest intact version is {intact}" if intact else "no version is intact"
-            raise DamagedError(f"{error.message}; {told}", hint=error.hint, what=what, intact=intact) from error
+            advice = f"the newest intact version is {intact}" if intact else "no version is intact"
+            raise DamagedError(f"{error.message}; {advice}", hint=error.hint, what=what, intact=intact) from error
 
     def _decode(self, data: bytes, model: type[M], what: str) -> M:
         value = decode(data, model.__name__, what)
@@ -226,36 +339,11 @@ class CheckpointStore(ABC):
 
     def _conflict(self, key: str, expected: int, latest: int) -> VersionConflictError:
         return VersionConflictError(
-            f"{key} in {self.place} stands at version {latest}, not {expected}",
+            f"{key} in {self.place} is at version {latest}, not {expected}",
             key=key,
             expected=expected,
             latest=latest,
         )
-
-
-def check_key(key: str) -> str:
-    """Refuse an invalid key before it becomes part of a path or a query."""
-    if not KEY.fullmatch(key):
-        raise ConfigError(f"{key!r} is no key of a checkpoint store: <pipeline> or <pipeline>/<part>")
-    return key
-
-
-def check_put(key: str, data: bytes, note: str) -> None:
-    """Refuse a value that some backend cannot keep."""
-    check_key(key)
-    if len(data) > MAX_VALUE_BYTES:
-        raise ConfigError(
-            f"a value for {key!r} has {len(data):,} bytes; a checkpoint store takes up to {MAX_VALUE_BYTES:,}",
-            hint="Keep large state in snapshots, which a checkpoint only names.",
-        )
-    if len(note) > MAX_NOTE or not note.isprintable():
-        raise ConfigError(f"a note is one line of up to {MAX_NOTE} characters: {note[:50]!r}")
-
-
-def check_keep(keep: int) -> None:
-    """Check that the newest version is never pruned."""
-    if keep < 1:
-        raise ConfigError(f"cannot keep {keep} versions: the newest always stays")
 
 
 class Connected(Protocol):

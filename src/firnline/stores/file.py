@@ -32,17 +32,15 @@ from firnline.faults import fault_point
 from firnline.process import this_process
 from firnline.storage import LocalStorage, fsync_path, make_folders
 from firnline.stores.base import (
+    COMPRESS_ABOVE_BYTES,
     KEY,
     PAGE,
     CheckpointStore,
     VersionInfo,
-    check_keep,
-    check_key,
-    check_put,
+    is_compressed,
     prove_put_if_absent,
     timestamp,
 )
-from firnline.stores.payload import COMPRESS_ABOVE_BYTES, is_compressed
 
 LOCK_SECONDS = 10.0  # a put takes milliseconds; a process that holds the lock for longer was stopped
 SWEEP_AFTER_SECONDS = 3600.0
@@ -91,7 +89,6 @@ class FileStore(CheckpointStore):
         return None
 
     def put_raw(self, key: str, data: bytes, note: str = "") -> int:
-        check_put(key, data, note)
         folder = self._folder(key)
         with self._locked(folder):
             return self._publish(folder, self._latest(folder), data, note)
@@ -133,7 +130,6 @@ class FileStore(CheckpointStore):
         return self._latest(self._folder(key))
 
     def put_raw_versioned(self, key: str, data: bytes, expected: int, note: str = "") -> int:
-        check_put(key, data, note)
         folder = self._folder(key)
         with self._locked(folder):
             latest = self._latest(folder)
@@ -168,7 +164,6 @@ class FileStore(CheckpointStore):
         return infos
 
     def prune(self, key: str, keep: int) -> int:
-        check_keep(keep)
         folder = self._folder(key)
         if not self._find(folder, max(self._latest(folder) - keep, 0)):
             return 0  # without a gap, nothing older exists
@@ -182,7 +177,7 @@ class FileStore(CheckpointStore):
     # -- files ----------------------------------------------------------------------------------------
 
     def _folder(self, key: str) -> str:
-        pipeline, _, part = check_key(key).partition("/")
+        pipeline, _, part = key.partition("/")
         return os.path.join(self._root, pipeline, *(("parts", part) if part else ("checkpoint",)))
 
     def _find(self, folder: str, version: int) -> str | None:

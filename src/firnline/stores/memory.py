@@ -7,8 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from firnline.stores.base import PAGE, CheckpointStore, VersionInfo, check_keep, check_key, check_put, timestamp
-from firnline.stores.payload import COMPRESS_ABOVE_BYTES
+from firnline.stores.base import (
+    COMPRESS_ABOVE_BYTES,
+    PAGE,
+    CheckpointStore,
+    VersionInfo,
+    timestamp,
+)
 
 
 @dataclass(slots=True)
@@ -36,19 +41,16 @@ class MemoryStore(CheckpointStore):
         """Do nothing: a store in memory needs no setup."""
 
     def get_raw(self, key: str) -> bytes | None:
-        check_key(key)
         with self._lock:
             kept = self._keys.get(key, _Kept())
             found = kept.versions.get(kept.latest)
             return found[0] if found else None
 
     def put_raw(self, key: str, data: bytes, note: str = "") -> int:
-        check_put(key, data, note)
         with self._lock:
             return self._add(key, data, note)
 
     def delete(self, key: str) -> bool:
-        check_key(key)
         with self._lock:
             kept = self._keys.get(key)
             if kept is None or not kept.versions:
@@ -63,12 +65,10 @@ class MemoryStore(CheckpointStore):
         yield from sorted(found)
 
     def latest_version(self, key: str) -> int:
-        check_key(key)
         with self._lock:
             return self._keys.get(key, _Kept()).latest
 
     def put_raw_versioned(self, key: str, data: bytes, expected: int, note: str = "") -> int:
-        check_put(key, data, note)
         with self._lock:
             kept = self._keys.get(key, _Kept())
             if kept.latest == expected:
@@ -79,21 +79,17 @@ class MemoryStore(CheckpointStore):
             return expected + 1
 
     def get_version_raw(self, key: str, version: int) -> bytes | None:
-        check_key(key)
         with self._lock:
             found = self._keys.get(key, _Kept()).versions.get(version)
             return found[0] if found else None
 
     def list_versions(self, key: str, *, before: int | None = None, limit: int = PAGE) -> Sequence[VersionInfo]:
-        check_key(key)
         with self._lock:
             infos = [info for _, info in self._keys.get(key, _Kept()).versions.values()]
         wanted = [info for info in reversed(infos) if before is None or info.version < before]
         return wanted[: max(limit, 0)]
 
     def prune(self, key: str, keep: int) -> int:
-        check_key(key)
-        check_keep(keep)
         with self._lock:
             versions = self._keys.get(key, _Kept()).versions
             gone = [*versions][:-keep]

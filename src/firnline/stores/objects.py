@@ -28,16 +28,13 @@ from firnline.errors import ConfigError
 from firnline.faults import fault_point
 from firnline.storage import FileStat, Storage
 from firnline.stores.base import (
+    COMPRESS_ABOVE_BYTES,
     KEY,
     PAGE,
     CheckpointStore,
     VersionInfo,
-    check_keep,
-    check_key,
-    check_put,
     prove_put_if_absent,
 )
-from firnline.stores.payload import COMPRESS_ABOVE_BYTES
 
 DELETED = b'{"deleted":true,"format":1,"type":"firnline-deletion"}\n'
 _TOP = 10**20 - 1
@@ -84,7 +81,7 @@ class ObjectStore(CheckpointStore):
         return None
 
     def put_raw(self, key: str, data: bytes, note: str = "") -> int:
-        self._check(key, data, note)
+        self._check(key, data)
         folder = _folder(key)
         for attempt in range(_ATTEMPTS):
             version = self._ready(folder).latest + 1
@@ -137,7 +134,7 @@ class ObjectStore(CheckpointStore):
         return self._head(_folder(key)).latest
 
     def put_raw_versioned(self, key: str, data: bytes, expected: int, note: str = "") -> int:
-        self._check(key, data, note)
+        self._check(key, data)
         folder = _folder(key)
         version = expected + 1
         head = self._ready(folder)
@@ -180,7 +177,6 @@ class ObjectStore(CheckpointStore):
         ]
 
     def prune(self, key: str, keep: int) -> int:
-        check_keep(keep)
         folder = _folder(key)
         head = self._head(folder)
         if head.latest <= keep or not self._exists(folder, head.latest - keep):
@@ -196,8 +192,7 @@ class ObjectStore(CheckpointStore):
 
     # -- objects --------------------------------------------------------------------------------------
 
-    def _check(self, key: str, data: bytes, note: str) -> None:
-        check_put(key, data, note)
+    def _check(self, key: str, data: bytes) -> None:
         if data == DELETED:
             raise ConfigError(f"a value for {key!r} is what marks a deletion")
 
@@ -291,7 +286,7 @@ class ObjectStore(CheckpointStore):
 
 
 def _folder(key: str) -> str:
-    pipeline, _, part = check_key(key).partition("/")
+    pipeline, _, part = key.partition("/")
     return f"{pipeline}/parts/{part}" if part else f"{pipeline}/checkpoint"
 
 

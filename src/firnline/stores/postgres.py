@@ -17,8 +17,13 @@ from typing import Any, ClassVar, TypeVar
 
 from firnline.errors import ConfigError, DamagedError, MissingExtraError, NewerFormatError
 from firnline.faults import fault_point
-from firnline.stores.base import PAGE, CheckpointStore, VersionInfo, check_keep, check_key, check_put, reset_after_fork
-from firnline.stores.payload import COMPRESS_ABOVE_BYTES
+from firnline.stores.base import (
+    COMPRESS_ABOVE_BYTES,
+    PAGE,
+    CheckpointStore,
+    VersionInfo,
+    reset_after_fork,
+)
 
 FORMAT = 1
 # Timeouts for a dead network, a lock and a stalled process; the dsn may override them.
@@ -51,7 +56,7 @@ _abandoned: list[Any] = []  # a parent's connections, after a fork: never used a
 class PostgresStore(CheckpointStore):
     """Versions in the database that `dsn` names. The dsn's password is never shown.
 
-    With `looking` it is opened read-only and creates nothing: a database without the tables is empty.
+    With `read_only` it is opened read-only and creates nothing: a database without the tables is empty.
     """
 
     kind: ClassVar[str] = "postgres"
@@ -62,7 +67,7 @@ class PostgresStore(CheckpointStore):
         *,
         held_by: str = "",
         compress_above_bytes: int = COMPRESS_ABOVE_BYTES,
-        looking: bool = False,
+        read_only: bool = False,
     ) -> None:
         super().__init__(held_by=held_by, compress_above_bytes=compress_above_bytes)
         try:
@@ -80,7 +85,7 @@ class PostgresStore(CheckpointStore):
             ) from None
         self._lock = threading.RLock()
         self._connection: Any = None
-        self._looking = looking
+        self._read_only = read_only
         reset_after_fork(self)
 
     @property
@@ -89,7 +94,7 @@ class PostgresStore(CheckpointStore):
         return f"postgresql://{host}:{port}/{self._given.get('dbname', '')}"
 
     def open(self) -> None:
-        if not self._run(_is_ready) and not self._looking:
+        if not self._run(_is_ready) and not self._read_only:
             self._run(_create, "store.put")
 
     def close(self) -> None:
@@ -102,7 +107,6 @@ class PostgresStore(CheckpointStore):
     # -- raw ------------------------------------------------------------------------------------------
 
     def get_raw(self, key: str) -> bytes | None:
-        check_key(key)
         query = (
             "SELECT v.data FROM firnline.heads h LEFT JOIN firnline.versions v"
             " ON v.key = h.key AND v.version = h.latest WHERE h.key = %s AND NOT h.deleted"
@@ -113,12 +117,9 @@ class PostgresStore(CheckpointStore):
         return bytes(row[0]) if row else None
 
     def put_raw(self, key: str, data: bytes, note: str = "") -> int:
-        check_put(key, data, note)
         return self._run(lambda db: _add(db, key, _locked(db, key)[0] + 1, data, note), "store.put")
 
     def delete(self, key: str) -> bool:
-        check_key(key)
-
         def work(db: Any) -> bool:
             latest, deleted = _locked(db, key)
             if deleted:
@@ -138,13 +139,10 @@ class PostgresStore(CheckpointStore):
     # -- versions -------------------------------------------------------------------------------------
 
     def latest_version(self, key: str) -> int:
-        check_key(key)
         row: Any = self._read(lambda db: _row(db, "SELECT latest FROM firnline.heads WHERE key = %s", key), None)
         return int(row[0]) if row else 0
 
     def put_raw_versioned(self, key: str, data: bytes, expected: int, note: str = "") -> int:
-        check_put(key, data, note)
-
         def work(db: Any) -> int:
             if _add_onto(db, key, expected, data, note):
                 return expected + 1
@@ -159,12 +157,10 @@ class PostgresStore(CheckpointStore):
         return self._run(work, "store.put")
 
     def get_version_raw(self, key: str, version: int) -> bytes | None:
-        check_key(key)
         row: Any = self._read(lambda db: _row(db, f"{_DATA} AND version = %s", key, version), None)
         return bytes(row[0]) if row else None
 
     def list_versions(self, key: str, *, before: int | None = None, limit: int = PAGE) -> Sequence[VersionInfo]:
-        check_key(key)
         query = (
             "SELECT version, created_at, octet_length(data), note FROM firnline.versions"
             " WHERE key = %s AND version < %s ORDER BY version DESC LIMIT %s"
@@ -174,9 +170,6 @@ class PostgresStore(CheckpointStore):
         return [VersionInfo(v, at.astimezone(UTC).isoformat(timespec="milliseconds"), s, n) for v, at, s, n in rows]
 
     def prune(self, key: str, keep: int) -> int:
-        check_key(key)
-        check_keep(keep)
-
         def work(db: Any) -> int:
             _locked(db, key)
             oldest = _row(
@@ -195,7 +188,7 @@ class PostgresStore(CheckpointStore):
 
     def _read(self, work: Callable[[Any], _T], nothing: _T) -> _T:
         """Do `work`. Read-only, return `nothing` if no writer has created the tables yet."""
-        return self._run(lambda db: nothing if self._looking and not _is_ready(db) else work(db))
+        return self._run(lambda db: nothing if self._read_only and not _is_ready(db) else work(db))
 
     def _run(self, work: Callable[[Any], _T], call: str = "") -> _T:
         """Do `work` in one transaction; a `call` writes, and has its fault points.

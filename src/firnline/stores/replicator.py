@@ -17,7 +17,7 @@ from typing import Generic, Protocol, TypeVar
 from firnline.errors import CheckpointError, FirnlineError, StoreUnsafeError
 from firnline.faults import fault_point
 from firnline.stores.record import CheckpointRecord
-from firnline.stores.tiers import Look, Place
+from firnline.stores.tiers import CopyStore, NewestCopy
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +31,8 @@ LOG_EVERY = 10  # failures; the first of each group is logged
 class Replication:
     """How far a tier is behind. `since`: when its oldest missing checkpoint was made, on the monotonic clock."""
 
-    path: str
-    place: str
+    tier: str  # store, local or remote
+    location: str
     epoch: int  # the newest epoch known to be in the tier; 0 while unknown
     epochs_behind: int = 0  # at most: offered, and not known to be in the tier
     since: float | None = None
@@ -72,14 +72,14 @@ class Replicator(ABC, Generic[Item]):
     def __init__(
         self,
         tier: str,
-        place: str,
+        location: str,
         interval_seconds: float,
         monotonic: Callable[[], float],
         report: Callable[[Replication], None] = lambda _: None,
     ) -> None:
         """Take the tier's name and location; `report` is called after every attempt."""
         self._tier = tier
-        self._where = place
+        self._location = location
         self._interval = interval_seconds
         self._monotonic = monotonic
         self._report = report
@@ -117,8 +117,8 @@ class Replicator(ABC, Generic[Item]):
         with self._changed:
             oldest, newest = self._taken or self._waiting, self._waiting or self._taken
             return Replication(
-                path=self._tier,
-                place=self._where,
+                tier=self._tier,
+                location=self._location,
                 epoch=self._held,
                 epochs_behind=max(1, newest.item.epoch - oldest.first + 1) if oldest and newest else 0,
                 since=oldest.since if oldest else None,
@@ -200,7 +200,7 @@ class Replicator(ABC, Generic[Item]):
         return reason
 
     def _facts(self, item: Item) -> dict[str, object]:
-        return {"tier": self._tier, "place": self._where, "epoch": item.epoch}
+        return {"tier": self._tier, "place": self._location, "epoch": item.epoch}
 
     def copied(self, item: Item) -> None:
         """Called after an item was copied, before the report."""
@@ -282,16 +282,16 @@ class TierWriter(Replicator[CheckpointRecord]):
 
     def __init__(
         self,
-        place: Place,
+        store: CopyStore,
         interval_seconds: float,
         monotonic: Callable[[], float],
         report: Callable[[Replication], None] = lambda _: None,
         *,
-        check: Callable[[Look], None] | None = None,
+        check: Callable[[NewestCopy], None] | None = None,
         refuse: Callable[[FirnlineError], None] = lambda _: None,
     ) -> None:
-        super().__init__(place.path, place.place, interval_seconds, monotonic, report)
-        self._place = place
+        super().__init__(store.tier, store.location, interval_seconds, monotonic, report)
+        self._store = store
         self._check = check
         self._refuse = refuse
 
@@ -303,13 +303,13 @@ class TierWriter(Replicator[CheckpointRecord]):
 
     def copy(self, item: CheckpointRecord) -> str:
         try:
-            if self._place.path == "local":
+            if self._store.tier == "local":
                 fault_point("tier.local.before")
-                newer = self._place.put(item, check=self._check)
+                newer = self._store.put(item, check=self._check)
                 fault_point("tier.local.after")
             else:
                 fault_point("tier.remote.before")
-                newer = self._place.put(item, check=self._check)
+                newer = self._store.put(item, check=self._check)
                 fault_point("tier.remote.after")
         except StoreUnsafeError as error:
             self._refused = True
@@ -330,10 +330,10 @@ class TierWriter(Replicator[CheckpointRecord]):
         logger.info("tier in sync again", extra=facts)
 
     def _prune(self, item: CheckpointRecord) -> None:
-        known = self._place.known
+        known = self._store.known
         if known is None or known.version % PRUNE_EVERY:
             return
         try:
-            self._place.prune()
+            self._store.prune()
         except (OSError, CheckpointError) as error:
             logger.warning("old versions not deleted", extra={**self._facts(item), "reason": str(error)})

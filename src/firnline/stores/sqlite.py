@@ -27,17 +27,14 @@ from firnline.errors import ConfigError, DamagedError, NewerFormatError
 from firnline.faults import fault_point
 from firnline.storage import make_folders
 from firnline.stores.base import (
+    COMPRESS_ABOVE_BYTES,
     KEY,
     PAGE,
     CheckpointStore,
     VersionInfo,
-    check_keep,
-    check_key,
-    check_put,
     reset_after_fork,
     timestamp,
 )
-from firnline.stores.payload import COMPRESS_ABOVE_BYTES
 
 FORMAT = 1
 APPLICATION_ID = 0x4649524E  # "FIRN": identifies the file, for `file` and for people
@@ -61,7 +58,7 @@ _abandoned: list[sqlite3.Connection] = []  # a parent's, after a fork: never use
 class SqliteStore(CheckpointStore):
     """Versions in the SQLite file `path`, which is created on the first open.
 
-    With `looking` it is opened read-only and creates nothing: a missing or empty file is an empty store.
+    With `read_only` it is opened read-only and creates nothing: a missing or empty file is an empty store.
     """
 
     kind: ClassVar[str] = "sqlite"
@@ -72,14 +69,14 @@ class SqliteStore(CheckpointStore):
         *,
         held_by: str = "",
         compress_above_bytes: int = COMPRESS_ABOVE_BYTES,
-        looking: bool = False,
+        read_only: bool = False,
     ) -> None:
         super().__init__(held_by=held_by, compress_above_bytes=compress_above_bytes)
         self._path = os.path.abspath(path)
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._clock = SystemClock()
-        self._looking = looking
+        self._read_only = read_only
         reset_after_fork(self)
 
     @property
@@ -89,7 +86,7 @@ class SqliteStore(CheckpointStore):
     def open(self) -> None:
         if sqlite3.sqlite_version_info < (3, 37):
             raise ConfigError(f"SQLite {sqlite3.sqlite_version} is too old for a checkpoint store: it needs 3.37")
-        if self._looking:
+        if self._read_only:
             self._run(self._is_ready)
             return
         make_folders(os.path.dirname(self._path))
@@ -105,8 +102,6 @@ class SqliteStore(CheckpointStore):
     # -- raw ------------------------------------------------------------------------------------------
 
     def get_raw(self, key: str) -> bytes | None:
-        check_key(key)
-
         def work(db: sqlite3.Connection) -> bytes | None:
             _, latest, deleted = self._head(db, key)
             return None if deleted or not latest else self._version(db, key, latest)
@@ -114,12 +109,9 @@ class SqliteStore(CheckpointStore):
         return self._run(work)
 
     def put_raw(self, key: str, data: bytes, note: str = "") -> int:
-        check_put(key, data, note)
         return self._run(lambda db: self._add(db, key, self._head(db, key), data, note), "store.put")
 
     def delete(self, key: str) -> bool:
-        check_key(key)
-
         def work(db: sqlite3.Connection) -> bool:
             _, latest, deleted = self._head(db, key)
             if deleted or not latest:
@@ -145,12 +137,9 @@ class SqliteStore(CheckpointStore):
     # -- versions -------------------------------------------------------------------------------------
 
     def latest_version(self, key: str) -> int:
-        check_key(key)
         return self._run(lambda db: self._head(db, key))[1]
 
     def put_raw_versioned(self, key: str, data: bytes, expected: int, note: str = "") -> int:
-        check_put(key, data, note)
-
         def work(db: sqlite3.Connection) -> int:
             head = oldest, latest, _ = self._head(db, key)
             if latest == expected:
@@ -162,8 +151,6 @@ class SqliteStore(CheckpointStore):
         return self._run(work, "store.put")
 
     def get_version_raw(self, key: str, version: int) -> bytes | None:
-        check_key(key)
-
         def work(db: sqlite3.Connection) -> bytes | None:
             oldest, latest, _ = self._head(db, key)
             return self._version(db, key, version) if max(oldest, 1) <= version <= latest else None
@@ -171,8 +158,6 @@ class SqliteStore(CheckpointStore):
         return self._run(work)
 
     def list_versions(self, key: str, *, before: int | None = None, limit: int = PAGE) -> Sequence[VersionInfo]:
-        check_key(key)
-
         def work(db: sqlite3.Connection) -> Sequence[VersionInfo]:
             oldest, latest, _ = self._head(db, key)
             top = latest if before is None else min(latest, before - 1)
@@ -194,9 +179,6 @@ class SqliteStore(CheckpointStore):
         return self._run(work)
 
     def prune(self, key: str, keep: int) -> int:
-        check_key(key)
-        check_keep(keep)
-
         def work(db: sqlite3.Connection) -> int:
             oldest, latest, deleted = self._head(db, key)
             first = latest - keep + 1
@@ -265,7 +247,7 @@ class SqliteStore(CheckpointStore):
 
     def _is_bare(self, db: sqlite3.Connection) -> bool:
         """Return whether the store is read-only and no writer has created the tables yet."""
-        return self._looking and not self._is_ready(db)
+        return self._read_only and not self._is_ready(db)
 
     def _prepare(self, db: sqlite3.Connection) -> None:
         if self._is_ready(db):
@@ -311,7 +293,7 @@ class SqliteStore(CheckpointStore):
         return found
 
     def _connect(self) -> sqlite3.Connection:
-        if self._looking:
+        if self._read_only:
             return self._connect_to_look()
         if self._connection is None:
             db = sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)

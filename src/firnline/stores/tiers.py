@@ -32,15 +32,15 @@ UNKNOWN_VERSION = -1
 SEARCHED_VERSIONS = 128
 CLOSE_SECONDS = 1.0
 
-Path: TypeAlias = Literal["store", "local", "remote"]
+Tier: TypeAlias = Literal["store", "local", "remote"]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """The content of a store or tier for a pipeline: a record, or why there is none."""
+class NewestCopy:
+    """The newest copy in a store or tier: a record, or why there is none."""
 
-    path: Path
-    place: str
+    tier: Tier
+    location: str
     version: int = 0  # the version that the next put expects; UNKNOWN_VERSION if damage hides it
     record: CheckpointRecord | None = None
     damaged: str = ""  # there is content, but it is not usable
@@ -64,38 +64,38 @@ def entry_digest(ref: EntryRef) -> int:
     return short_number(ref.checksum)
 
 
-class Place:
-    """One store that keeps the records of one pipeline; opened on first use. Thread-safe.
+class CopyStore:
+    """A store or tier that keeps copies of one pipeline's checkpoints; opened on first use. Thread-safe.
 
     `make_store` returns the same store unopened, which is enough to read: opening one may test a write.
     """
 
     def __init__(
         self,
-        path: Path,
-        place: str,
+        tier: Tier,
+        location: str,
         open_store: Callable[[], CheckpointStore],
         pipeline: str,
         keep: int,
         make_store: Callable[[], CheckpointStore] | None = None,
     ) -> None:
-        self.path = path
-        self.place = place
+        self.tier = tier
+        self.location = location
         self._open_store = open_store
         self._make_store = make_store or open_store
         self._pipeline = pipeline
         self._keep = keep
         self._store: CheckpointStore | None = None
         self._lock = threading.RLock()
-        self._known: Look | None = None
-        self._answer: Future[Look] | None = None
+        self._known: NewestCopy | None = None
+        self._answer: Future[NewestCopy] | None = None
 
     @property
-    def known(self) -> Look | None:
-        """Its content when it was last read or written; None if unknown."""
+    def known(self) -> NewestCopy | None:
+        """The newest copy when it was last read or written; None if unknown."""
         return self._known
 
-    def look(self, *, prove: bool = False) -> Look:
+    def read(self, *, prove: bool = False) -> NewestCopy:
         """Read the newest record. Problems with it or with the store are part of the answer.
 
         With `prove` the store is also opened for writing, which checks its guarantees.
@@ -109,9 +109,9 @@ class Place:
             if prove:
                 with contextlib.suppress(OSError):  # a store that is not writable may still be readable
                     return self._read()
-            return Look(self.path, self.place, unreachable=str(error) or type(error).__name__)
+            return NewestCopy(self.tier, self.location, unreachable=str(error) or type(error).__name__)
 
-    def look_within(self, seconds: float, *, prove: bool = False) -> Look:
+    def read_within(self, seconds: float, *, prove: bool = False) -> NewestCopy:
         """Read the newest record within a time limit: a slow network must not delay a start."""
         answer = self._answer
         if answer is None or answer.done():  # otherwise an abandoned call is still running
@@ -119,39 +119,39 @@ class Place:
         try:
             return answer.result(timeout=seconds)
         except TimeoutError:
-            return Look(self.path, self.place, unreachable=f"no answer within {seconds:g} s")
+            return NewestCopy(self.tier, self.location, unreachable=f"no answer within {seconds:g} s")
 
-    def _ask(self, *, prove: bool) -> Future[Look]:
-        answer: Future[Look] = Future()
+    def _ask(self, *, prove: bool) -> Future[NewestCopy]:
+        answer: Future[NewestCopy] = Future()
 
-        def look() -> None:
+        def read() -> None:
             try:
-                answer.set_result(self.look(prove=prove))
+                answer.set_result(self.read(prove=prove))
             except Exception as error:
                 answer.set_exception(error)
 
-        threading.Thread(target=look, name=f"firnline look at {self.path}", daemon=True).start()
+        threading.Thread(target=read, name=f"firnline read of {self.tier}", daemon=True).start()
         return answer
 
-    def _read(self, *, prove: bool = False) -> Look:
+    def _read(self, *, prove: bool = False) -> NewestCopy:
         with self._lock:
             if self._store is None and not prove and self._is_absent():  # opening it would create it
-                return Look(self.path, self.place)
+                return NewestCopy(self.tier, self.location)
             try:
                 store = self._opened() if prove else self._reader()
                 version = store.latest_version(self._pipeline)
             except DamagedError as error:
-                return Look(self.path, self.place, UNKNOWN_VERSION, damaged=error.message)
+                return NewestCopy(self.tier, self.location, UNKNOWN_VERSION, damaged=error.message)
             try:
                 record = store.get(self._pipeline, CheckpointRecord)
                 damaged = self._foreign(record)
             except (DamagedError, NewerFormatError) as error:
                 record, damaged = None, error.message
-            self._known = Look(self.path, self.place, version, None if damaged else record, damaged)
+            self._known = NewestCopy(self.tier, self.location, version, None if damaged else record, damaged)
             return self._known
 
     def _is_absent(self) -> bool:
-        return os.path.isabs(self.place) and not os.path.exists(self.place)
+        return os.path.isabs(self.location) and not os.path.exists(self.location)
 
     def _opened(self) -> CheckpointStore:
         if self._store is None:
@@ -172,11 +172,11 @@ class Place:
         note: str = "",
         *,
         replace: bool = False,
-        check: Callable[[Look], None] | None = None,
+        check: Callable[[NewestCopy], None] | None = None,
     ) -> CheckpointRecord | None:
         """Make `record` the newest. Returns None, or the newer record that is there instead.
 
-        `replace` also replaces a newer record, whose epochs the sink has rolled back. `check` gets the current content
+        `replace` also replaces a newer record, whose epochs the sink has rolled back. `check` gets the newest copy
         before it is replaced, and raises to keep it.
 
         Raises:
@@ -186,15 +186,15 @@ class Place:
         with self._lock:
             for _ in range(PUT_TRIES):
                 store = self._opened()
-                look = self._known or self._read()
+                copy = self._known or self._read()
                 if check is not None:
-                    check(look)
-                if look.record is not None and not replace:
-                    if look.record.entry == record.entry and look.record.checkpoint == record.checkpoint:
+                    check(copy)
+                if copy.record is not None and not replace:
+                    if copy.record.entry == record.entry and copy.record.checkpoint == record.checkpoint:
                         return None
-                    if _order(look.record) >= _order(record):
-                        return look.record
-                expected = None if look.version == UNKNOWN_VERSION else look.version
+                    if _order(copy.record) >= _order(record):
+                        return copy.record
+                expected = None if copy.version == UNKNOWN_VERSION else copy.version
                 try:
                     version = store.put(self._pipeline, record, expected=expected, note=note)
                 except VersionConflictError:
@@ -203,9 +203,9 @@ class Place:
                 except Exception:
                     self._known = None
                     raise
-                self._known = Look(self.path, self.place, version, record)
+                self._known = NewestCopy(self.tier, self.location, version, record)
                 return None
-            raise OSError(f"cannot put into {self.place}: others put all the time")
+            raise OSError(f"gave up on {self.location} after {PUT_TRIES} conflicts with other writers")
 
     def search(self, epoch: int, digest: int | None) -> CheckpointRecord | None:
         """Return the record of an epoch and entry among the newest versions; None if none is intact."""
@@ -215,9 +215,9 @@ class Place:
             self._read()
             while seen < SEARCHED_VERSIONS and (page := self._reader().list_versions(self._pipeline, before=before)):
                 for info in page:
-                    found = self._find_version(info.version)
-                    if found is not None and found.epoch == epoch and same_entry(found.entry, digest):
-                        return found
+                    record = self._find_version(info.version)
+                    if record is not None and record.epoch == epoch and same_entry(record.entry, digest):
+                        return record
                 seen, before = seen + len(page), page[-1].version
         return None
 
@@ -227,11 +227,11 @@ class Place:
         Raises:
             OSError: it cannot be read.
         """
-        found: list[CheckpointRecord] = []
+        records: list[CheckpointRecord] = []
         before: int | None = None
         with self._lock:
             if self._store is None and self._is_absent():
-                return found
+                return records
             reader = self._reader()
             try:
                 while page := reader.list_versions(self._pipeline, before=before):
@@ -239,20 +239,20 @@ class Place:
                         with contextlib.suppress(DamagedError, NewerFormatError):
                             record = reader.get(self._pipeline, CheckpointRecord, version=info.version)
                             if record is not None and record.epoch < epoch:
-                                return found
-                            found += [record] if record is not None and not self._foreign(record) else []
+                                return records
+                            records += [record] if record is not None and not self._foreign(record) else []
                     before = page[-1].version
             finally:
                 if reader is not self._store:
                     reader.close()
-        return found
+        return records
 
     def _find_version(self, version: int) -> CheckpointRecord | None:
         try:
-            found = self._reader().get(self._pipeline, CheckpointRecord, version=version)
+            record = self._reader().get(self._pipeline, CheckpointRecord, version=version)
         except (DamagedError, NewerFormatError):
             return None
-        return None if self._foreign(found) else found
+        return None if self._foreign(record) else record
 
     def prune(self) -> int:
         """Delete old versions. Returns how many were deleted."""
@@ -279,63 +279,63 @@ class Tiers:
     Each tier is read once: an outdated copy matches nothing, so caching is safe.
     """
 
-    def __init__(self, local: Place | None = None, remote: Place | None = None) -> None:
+    def __init__(self, local: CopyStore | None = None, remote: CopyStore | None = None) -> None:
         self.local = local
         self.remote = remote
         self._prove = False
-        self._looks: dict[str, Look] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._copies: dict[str, NewestCopy] = {}
+        self._logged: set[tuple[str, str]] = set()
 
     @property
-    def places(self) -> tuple[Place, ...]:
-        return tuple(p for p in (self.local, self.remote) if p is not None)
+    def stores(self) -> tuple[CopyStore, ...]:
+        return tuple(store for store in (self.local, self.remote) if store is not None)
 
-    def look_again(self, *, prove: bool = False) -> None:
+    def read_again(self, *, prove: bool = False) -> None:
         """Forget what was read, and read the local tier.
 
         With `prove`, every tier read from now on must show its guarantees, because a run writes to it.
         """
         self._prove = prove or self._prove
-        self._looks.clear()
+        self._copies.clear()
         if self.local is not None:
-            self.look(self.local)
+            self.read(self.local)
 
-    def look(self, place: Place) -> Look:
-        """Return the content of a tier, as first read."""
-        if place.path not in self._looks:
-            self._looks[place.path] = place.look_within(WAIT_SECONDS, prove=self._prove)
-        return self._looks[place.path]
+    def read(self, store: CopyStore) -> NewestCopy:
+        """Return the newest copy in a tier, as first read."""
+        if store.tier not in self._copies:
+            self._copies[store.tier] = store.read_within(WAIT_SECONDS, prove=self._prove)
+        return self._copies[store.tier]
 
-    def looks(self) -> Iterator[Look]:
-        """Yield the contents of the tiers, local first. The remote tier is read only if the caller continues."""
-        for place in self.places:
-            yield self.look(place)
+    def read_all(self) -> Iterator[NewestCopy]:
+        """Yield the newest copy of each tier, local first. The remote tier is read only if the caller continues."""
+        for store in self.stores:
+            yield self.read(store)
 
-    def find(self, epoch: int, digest: int | None) -> tuple[Path, CheckpointRecord] | None:
+    def find(self, epoch: int, digest: int | None) -> tuple[Tier, CheckpointRecord] | None:
         """Return a copy of exactly the epoch and entry of a sink's head, local first."""
-        for look in self.looks():
-            record = look.record
+        for copy in self.read_all():
+            record = copy.record
             if record is not None and record.epoch == epoch and same_entry(record.entry, digest):
-                return look.path, record
-            self._pass_over(look, epoch)
+                return copy.tier, record
+            self._pass_over(copy, epoch)
         return None
 
-    def search(self, epoch: int, digest: int | None) -> tuple[Path, CheckpointRecord] | None:
+    def search(self, epoch: int, digest: int | None) -> tuple[Tier, CheckpointRecord] | None:
         """Like `find`, also among older versions: the last resort if the sink's own copies are damaged."""
-        for place in self.places:
+        for store in self.stores:
             with contextlib.suppress(OSError, CheckpointError):
-                found = place.search(epoch, digest)
-                if found is not None:
-                    return place.path, found
+                record = store.search(epoch, digest)
+                if record is not None:
+                    return store.tier, record
         return None
 
-    def _pass_over(self, look: Look, epoch: int) -> None:
-        """Log once why a copy does not count. A copy that is ahead is judged at the start of the run."""
-        reason = look.unreachable or look.damaged
-        if look.record is not None and look.epoch < epoch:
-            reason = f"it is out of date: epoch {look.epoch}, the sink holds {epoch}"
-        elif look.record is not None and look.epoch == epoch:
+    def _pass_over(self, copy: NewestCopy, epoch: int) -> None:
+        """Log once why a copy does not count. A copy that is ahead is checked at the start of the run."""
+        reason = copy.unreachable or copy.damaged
+        if copy.record is not None and copy.epoch < epoch:
+            reason = f"it is out of date: epoch {copy.epoch}, the sink holds {epoch}"
+        elif copy.record is not None and copy.epoch == epoch:
             reason = f"its epoch {epoch} is not the one that the sink holds"
-        if reason and (look.path, reason) not in self._told:
-            self._told.add((look.path, reason))
-            logger.warning("copy passed over", extra={"tier": look.path, "place": look.place, "reason": reason})
+        if reason and (copy.tier, reason) not in self._logged:
+            self._logged.add((copy.tier, reason))
+            logger.warning("copy passed over", extra={"tier": copy.tier, "place": copy.location, "reason": reason})

@@ -17,8 +17,7 @@ from firnline.checkpoint.codec import short_number
 from firnline.errors import CheckpointError, ConfigError, DamagedError, NewerFormatError, StoreAheadError
 from firnline.stores.archive import Archive, Member, Part, Stored, refused
 from firnline.stores.audit import AuditRecord, append_raw, audit_key, audited, parse_audit, walk_audit
-from firnline.stores.base import CheckpointStore, check_put
-from firnline.stores.payload import decode
+from firnline.stores.base import CheckpointStore, check_put, decode
 from firnline.stores.record import CheckpointRecord
 from firnline.types import EntryRef
 
@@ -160,67 +159,67 @@ def plan_import(store: CheckpointStore, archive: Archive, pipeline: str, truth: 
             hint="Name the spec of that pipeline.",
         )
     found, audit = _read_all(archive, pipeline)
-    told = [identity for _, identity in found]
-    _check_truth(told, truth)
+    archived = [identity for _, identity in found]
+    _check_truth(archived, truth)
     expected = store.latest_version(pipeline)  # before the check: a put meanwhile is a conflict
     there = _held_by(store, pipeline)
-    start = _continues_at(told, there)
+    start = _continues_at(archived, there)
     known = {e.record.id for e in walk_audit(store, pipeline) if e.record is not None}
-    already = len(set(told[:start]) & set(there))
+    already = len(set(archived[:start]) & set(there))
     return ImportPlan(
         pipeline=pipeline,
         versions=len(found),
         put=tuple(member for member, _ in found[start:]),
         already_there=already,
-        older=len(set(told[:start])) - already,
+        older=len(set(archived[:start])) - already,
         audit=tuple(member for member, record_id in audit if record_id not in known),
         store_epoch=there[-1].epoch if there else None,
-        archive_epoch=told[-1].epoch if told else None,
+        archive_epoch=archived[-1].epoch if archived else None,
         expected=expected,
     )
 
 
-def _continues_at(told: list[_Identity], there: list[_Identity]) -> int:
+def _continues_at(archived: list[_Identity], there: list[_Identity]) -> int:
     """Return the position in the archive from which the store lacks it.
 
     Raises:
         CheckpointError: the two have the same epoch with different content.
         ConfigError: epochs between the two are missing.
     """
-    if not there or not told:
+    if not there or not archived:
         return 0
-    places = [n for n, identity in enumerate(told) if identity == there[-1]]
-    start = max(places, key=lambda n: (_common_end(told, n, there), n)) + 1 if places else 0
-    if start == 0 and told[-1] in there:
-        start, there = len(told), there[: there.index(told[-1]) + 1]  # the store continued since
-    ours, theirs = _counting(there), _counting(told[:start] if start else told)
+    matches = [n for n, identity in enumerate(archived) if identity == there[-1]]
+    start = max(matches, key=lambda n: (_common_end(archived, n, there), n)) + 1 if matches else 0
+    if start == 0 and archived[-1] in there:
+        start, there = len(archived), there[: there.index(archived[-1]) + 1]  # the store continued since
+    ours, theirs = _counting(there), _counting(archived[:start] if start else archived)
     for epoch in sorted(set(ours) & set(theirs)):
         if ours[epoch] != theirs[epoch]:
             raise CheckpointError(
                 f"epoch {epoch} of the archive is not the one that the store has",
                 hint="`firnline checkpoints delete` drops the store's copy; the table keeps its own.",
             )
-    if start == 0 and told[0].epoch != there[-1].epoch + 1:
+    if start == 0 and archived[0].epoch != there[-1].epoch + 1:
         raise ConfigError(
             f"the archive does not continue the store, which ends with epoch {there[-1].epoch}:"
-            f" it has epochs {told[0].epoch} to {told[-1].epoch}",
+            f" it has epochs {archived[0].epoch} to {archived[-1].epoch}",
             hint="Import an archive that holds the epochs between first.",
         )
     return start
 
 
-def _common_end(told: list[_Identity], at: int, there: list[_Identity]) -> int:
+def _common_end(archived: list[_Identity], at: int, there: list[_Identity]) -> int:
     """Return how many items up to and including `at` are the last ones of `there`."""
     count = 0
-    while count <= at and count < len(there) and told[at - count] == there[-1 - count]:
+    while count <= at and count < len(there) and archived[at - count] == there[-1 - count]:
         count += 1
     return count
 
 
-def _counting(told: list[_Identity]) -> dict[int, _Identity]:
+def _counting(archived: list[_Identity]) -> dict[int, _Identity]:
     """Return the epochs that still count: an epoch that was put again supersedes those after it."""
     kept: list[_Identity] = []
-    for identity in told:
+    for identity in archived:
         while kept and kept[-1].epoch >= identity.epoch:
             kept.pop()
         kept.append(identity)

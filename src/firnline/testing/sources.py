@@ -3,7 +3,7 @@
 A test class inherits `SourceConformance` and gives three fixtures: `options`, what `open_source` opens; `elsewhere`,
 the options of the same source at another location; and `add_records`, which adds records to the input, each call an
 input (a file, a transaction) of its own. Both locations exist and are empty when a test begins. The kind must be
-registered (`firnline.sources.KINDS`). Needs pytest.
+registered (`firnline.sources.KINDS`). A source with several ports spreads these records over them. Needs pytest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 
 from firnline.errors import DamagedError, SourceMovedError
 from firnline.options import SourceOptions
-from firnline.sources.base import Budget, Limits, RestartError, Source, SourcePlan, Split
+from firnline.sources.base import Budget, Limits, RestartError, Rows, Source, SourcePlan, Split
 from firnline.sources.columns import Columns
 from firnline.sources.registry import describe, open_reader, open_source
 from firnline.types import Json
@@ -45,64 +45,81 @@ class ReadSlice:
 
     before: Json
     plan: SourcePlan
-    ids: list[int]
+    rows: list[tuple[str, int]]  # port and id, in the order of the input
     outcomes: list[Json]
     after: Json
     records: list[dict[str, Json]]
 
+    @property
+    def ids(self) -> list[int]:
+        return [number for _, number in self.rows]
+
 
 class SourceDriver:
-    """Reads a source without an engine: plans, reads each split as a worker does, and advances."""
+    """Reads a source without an engine: plans, reads each split as a worker does, and advances.
 
-    def __init__(self, options: SourceOptions) -> None:
+    `ports` are those that are wanted; by default, all that the source knows by name.
+    """
+
+    def __init__(self, options: SourceOptions, ports: Sequence[str] = ()) -> None:
         self._options = options
         self.source: Source = open_source(options, once=True)
+        self.ports = tuple(ports) or self.source.ports
         self._epoch = 0
 
-    def read(self, plan: SourcePlan, *, cut_first: bool = False) -> tuple[list[int], list[Json]]:
-        """The ids of the rows of a plan, in order, and the outcomes. Everything travels as JSON, as to a worker.
+    def read(
+        self, plan: SourcePlan, ports: Sequence[str] = (), *, cut_first: bool = False
+    ) -> tuple[list[tuple[str, int]], list[Json]]:
+        """Return port and id of the rows of a plan, in order, and the outcomes. Everything travels as JSON, as to a
+        worker.
 
         With `cut_first`, the budget of the first split is full after one record; the other splits have all they need.
         """
-        ids: list[int] = []
+        rows: list[tuple[str, int]] = []
         outcomes: list[Json] = []
         for number, split in enumerate(plan.splits):
             travelled = Split.from_json(_through_json(split.to_json()))
-            found, ended = self._read_split(travelled, is_cut=cut_first and number == 0)
-            ids += found
+            of_split, ended = self._read_split(travelled, ports or self.ports, is_cut=cut_first and number == 0)
+            rows += of_split
             outcomes += ended
-        return ids, _through_json(outcomes)
+        return rows, _through_json(outcomes)
 
-    def _read_split(self, split: Split, *, is_cut: bool) -> tuple[list[int], list[Json]]:
-        columns = Columns(pa.schema([]), frozenset(), {})
+    def _read_split(
+        self, split: Split, ports: Sequence[str], *, is_cut: bool
+    ) -> tuple[list[tuple[str, int]], list[Json]]:
+        columns = {port: Columns(pa.schema([]), frozenset(), {}) for port in ports}
         settings = _through_json(self.source.reader_settings())
         reader = open_reader(self._options.type, settings, split, columns)
         while True:
             budget = _CutBudget(split) if is_cut else Budget(split)
             try:
-                parts = [rows for group in reader.read(columns.decoded, budget) for rows in group]
+                groups = list(reader.read({port: one.decoded for port, one in columns.items()}, budget))
             except RestartError:
                 continue
-            ids = [int(number) for rows in parts for number in rows.batch.column("id").to_pylist()]
-            assert [len(rows.record_numbers) for rows in parts] == [rows.batch.num_rows for rows in parts]
-            assert budget.records == len(ids) + sum(len(rows.bad) for rows in parts)
-            return ids, reader.end().outcomes
+            parts = [part for group in groups for part in group]
+            assert [len(part.record_numbers) for part in parts] == [part.batch.num_rows for part in parts]
+            assert budget.records == sum(part.batch.num_rows + len(part.bad) for part in parts)
+            end = reader.end()
+            for part in (part for part in parts if part.port in ports and part.batch.num_rows):
+                assert part.port in end.columns, "the end of a split tells the columns of every port with rows"
+                assert set(part.batch.schema.names) <= set(end.columns[part.port].schema.names)
+            return [row for group in groups for row in _in_order(group) if row[0] in ports], end.outcomes
 
     def step(self, position: Json, limits: Limits = LIMITS, *, cut_first: bool = False) -> ReadSlice | None:
         """Read the next slice; None when there is nothing to read. See `read` for `cut_first`."""
         plan = self.source.plan(position, limits)
         if plan is None:
             return None
-        ids, outcomes = self.read(plan, cut_first=cut_first)
+        rows, outcomes = self.read(plan, cut_first=cut_first)
         self._epoch += 1
-        after, told = self.source.advance(plan, outcomes, self._epoch)
-        return ReadSlice(position, plan, ids, outcomes, _through_json(after), _through_json(told))
+        after, records = self.source.advance(plan, outcomes, self._epoch)
+        return ReadSlice(position, plan, rows, outcomes, _through_json(after), _through_json(records))
 
     def steps(self, position: Json, limits: Limits = LIMITS) -> Iterator[ReadSlice]:
         """Read until there is nothing more."""
-        while (found := self.step(position, limits)) is not None:
-            position = found.after
-            yield found
+        while (read := self.step(position, limits)) is not None:
+            position = read.after
+            yield read
 
 
 class _CutBudget(Budget):
@@ -110,6 +127,21 @@ class _CutBudget(Budget):
 
     def __init__(self, split: Split) -> None:
         super().__init__(split, lambda: self.records < 1)
+
+
+def _in_order(group: Sequence[Rows]) -> list[tuple[str, int]]:
+    """Return port and id of rows that were handed on together, in the order of the input; the order within a port must
+    be that."""
+    inputs = list(dict.fromkeys(part.origin for part in group))
+    rows = [
+        (inputs.index(part.origin), record, part.port, int(number))
+        for part in group
+        for record, number in zip(part.record_numbers.to_pylist(), part.batch.column("id").to_pylist(), strict=True)
+    ]
+    for port in {part.port for part in group}:
+        of_port = [row[:2] for row in rows if row[2] == port]
+        assert of_port == sorted(of_port), "the rows of a port are in the order of the input"
+    return [(port, number) for _, _, port, number in sorted(rows)]
 
 
 def _through_json(value: Any) -> Any:
@@ -121,11 +153,12 @@ class SourceConformance:
 
     is_atomic = False  # whether what one call of `add_records` adds must never be cut (a transaction)
     forgets = False  # whether acknowledged input is given up
-    max_batch = 4000  # records that a reader may read before it looks at its budget again; an even number
+    max_batch = 4000  # records that a reader may read before it checks `budget.is_full` again; an even number
+    ports: Sequence[str] = ()  # where the records of `add_records` come out; empty: the ports that the source names
 
     @pytest.fixture
     def driver(self, options: SourceOptions) -> SourceDriver:
-        return SourceDriver(options)
+        return SourceDriver(options, self.ports)
 
     # -- positions ------------------------------------------------------------------------------------
 
@@ -146,7 +179,7 @@ class SourceConformance:
         read: list[int] = []
         while True:
             position = _through_json(position)
-            driver = SourceDriver(options)  # every slice by a process of its own
+            driver = SourceDriver(options, self.ports)  # every slice by a process of its own
             position = driver.source.start(position)
             found = driver.step(position, replace(LIMITS, max_files=1))
             if found is None:
@@ -208,7 +241,7 @@ class SourceConformance:
         driver.source.give_back(first.plan)  # the epoch was lost
         second = driver.step(position)
         assert second is not None
-        assert second.ids == first.ids
+        assert second.rows == first.rows
         assert second.after == first.after
 
     def test_a_plan_stands_on_a_position_that_is_not_committed(
@@ -235,7 +268,12 @@ class SourceConformance:
             assert all(found.ids[-1] in ends for found in slices), "a transaction was cut"
             assert len(slices) == len(batches)
         else:
-            assert all(1 <= len(found.ids) <= limits.max_events for found in slices)
+            assert all(found.ids for found in slices), "a slice without records was planned"
+            sizes = [len(found.ids) for found in slices]
+            assert max(sizes) <= limits.max_events, (
+                f"a slice has {max(sizes)} records, and its limit is {limits.max_events}: "
+                "a reader never reads more than `budget.records_left`"
+            )
 
     def test_a_slice_is_plain_json(self, driver: SourceDriver, add_records: AddRecords) -> None:
         add_records(records(0, 3))
@@ -283,12 +321,14 @@ class SourceConformance:
         plan = driver.source.plan(driver.source.start(None), LIMITS)
         assert plan is not None
         first = replace(plan, splits=plan.splits[:1])
-        whole, (cut, _) = driver.read(first)[0], driver.read(first, cut_first=True)
+        whole, cut = driver.read(first)[0], driver.read(first, cut_first=True)[0]
         assert cut == whole[: len(cut)], "a reader that ends early has read the beginning of its split"
-        assert 1 <= len(cut) <= self.max_batch, "the reader goes on although `budget.is_full`"
+        assert 1 <= len(cut) <= self.max_batch, (
+            "the reader goes on for more than `max_batch` records after `budget.is_full`"
+        )
         assert len(plan.splits[0].inputs) == 1 or len(cut) < len(whole)
         if self.is_atomic:
-            assert cut[-1] in {batch[-1]["id"] for batch in batches}, "a transaction was cut"
+            assert cut[-1][1] in {batch[-1]["id"] for batch in batches}, "a transaction was cut"
 
     def test_a_split_that_ends_early_leaves_no_gap(
         self, driver: SourceDriver, options: SourceOptions, add_records: AddRecords
@@ -306,11 +346,11 @@ class SourceConformance:
             missing = sorted(set(expected) - set(read))
             replayed = _through_json(driver.source.replay(position, found.records))
             for after, way in ((found.after, "advance"), (replayed, "replay")):
-                later = SourceDriver(options)
+                later = SourceDriver(options, self.ports)
                 rest = [number for one in later.steps(later.source.start(after), limits) for number in one.ids]
                 assert sorted(rest) == missing, f"after `{way}` rows are lost, or read twice"
             again = driver.source.replan(found.after, found.records, 3)
-            assert driver.read(again)[0] == found.ids, "`replan` is not what the epoch read"
+            assert driver.read(again)[0] == found.rows, "`replan` is not what the epoch read"
             position = found.after
         for found in driver.steps(position, limits):
             read += found.ids
@@ -329,6 +369,26 @@ class SourceConformance:
             assert sum(int(one["to"]) - int(one["from"]) for one in found.records) == len(found.ids)
             assert {str(one["status"]) for one in found.records} <= STATUSES
             assert all(one["path"] for one in found.records)
+
+    # -- ports ----------------------------------------------------------------------------------------
+
+    def test_rows_come_on_ports_that_the_source_has(self, driver: SourceDriver, add_records: AddRecords) -> None:
+        add_records(records(0, 20))
+        assert all(driver.source.has_port(port) for port in (*driver.source.ports, *driver.ports))
+        rows = [row for found in driver.steps(driver.source.start(None)) for row in found.rows]
+        assert {port for port, _ in rows} == set(driver.ports), "records were to be added for every port"
+        assert sorted(number for _, number in rows) == list(range(20))
+
+    def test_a_port_gives_the_same_rows_whatever_other_ports_are_wanted(
+        self, driver: SourceDriver, add_records: AddRecords
+    ) -> None:
+        add_records(records(0, 20))
+        found = driver.step(driver.source.start(None))
+        assert found is not None
+        for port in driver.ports:
+            rows, outcomes = driver.read(found.plan, [port])
+            assert rows == [row for row in found.rows if row[0] == port]
+            assert driver.source.advance(found.plan, outcomes, 1)[0] == found.after, "positions do not depend on ports"
 
     # -- replay ---------------------------------------------------------------------------------------
 
@@ -351,12 +411,12 @@ class SourceConformance:
             add_records(records(10 * number, 5))
         slices = list(driver.steps(driver.source.start(None), replace(LIMITS, max_events=4)))
         add_records(records(50, 5))
-        later = SourceDriver(options)
+        later = SourceDriver(options, self.ports)
         assert later.source.find_unavailable(slices[-1].after, [one for s in slices for one in s.records]) == []
         for found in slices:
             for parallelism in (1, 3):
                 plan = later.source.replan(found.after, found.records, parallelism)
-                assert later.read(plan)[0] == found.ids
+                assert later.read(plan)[0] == found.rows, "the same rows come on the same ports"
 
     # -- after the commit -----------------------------------------------------------------------------
 
@@ -369,7 +429,7 @@ class SourceConformance:
         middle = slices[1]
         for position in (middle.before, middle.before, slices[0].before, middle.before):
             driver.source.acknowledge(position)
-        later = SourceDriver(options)
+        later = SourceDriver(options, self.ports)
         position = later.source.start(middle.before)
         assert next(later.steps(position)).ids[: len(middle.ids)] == middle.ids
         assert later.source.find_unavailable(slices[-1].after, middle.records, middle.before) == []

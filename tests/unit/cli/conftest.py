@@ -13,7 +13,7 @@ from tests.support.samples import SampleInput
 SPEC = """\
 name: flights
 sources:
-  flights: {type: files, path: in, file_attempts: 1, poll_interval_secs: 1}
+  flights: {type: files, path: in, file_attempts: 1, poll_interval_secs: 1, min_age_secs: 0}
 sinks:
   - {type: delta, table: out}
 batch: {max_files: 2}

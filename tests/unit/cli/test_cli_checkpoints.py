@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ import pytest
 
 from firnline.checkpoint.model import Checkpoint
 from firnline.cli.main import app, run_command
-from tests.support.samples import SampleInput
+from tests.support.commands import keys_of
+from tests.support.samples import SampleInput, files_below
 
 VERBS = ("show", "diff", "export", "import", "delete")
 FREE = {"file", "pipeline", "flights", "delta-1"}
@@ -60,20 +60,6 @@ def failure(capsys: pytest.CaptureFixture[str], *tokens: str) -> tuple[int, str]
     told = capsys.readouterr()
     assert told.out == ""
     return code, told.err
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
-def keys_of(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield key
-            yield from keys_of(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from keys_of(inner)
 
 
 def epilogue(verb: str) -> str:
@@ -501,13 +487,13 @@ def test_diff_with_an_epoch_that_was_left_behind_says_so(stored: Path, run_json:
 
 
 def test_diff_in_words() -> None:
-    from firnline.cli.checkpoints_diff import _lines
+    from firnline.cli.checkpoints import _diff_lines
 
     def moved(one: Any, other: Any) -> dict[str, Any]:
         return {"from": one, "to": other}
 
     told = list(
-        _lines(
+        _diff_lines(
             {
                 "from_epoch": 1, "to_epoch": 20, "epochs": 19, "epochs_unknown": 2, "rows": 1, "size_bytes": 2,
                 "quarantined": 3, "jumps": [{"epoch": 5, "kind": "rollback"}],
@@ -571,7 +557,7 @@ def test_export_delete_import_brings_everything_back(stored: Path, run_json: Any
 
     store = FileStore(str(stored.parent / "store"))
     before = [store.get_version_raw("flights", n) for n in (1, 2, 3)]
-    table = files_of(stored.parent / "out")
+    table = files_below(stored.parent / "out")
     exported = run_json("checkpoints", "export", "x.tar")
     assert (exported["versions"], exported["origin"], exported["left_out"]) == (3, "file", [])
     assert run_json("checkpoints", "import", "x.tar")["status"] == "already_there"
@@ -586,7 +572,7 @@ def test_export_delete_import_brings_everything_back(stored: Path, run_json: Any
     assert store.get_raw("flights") is None
     assert run_json("checkpoints", "import", "x.tar")["put"] == 3
     assert [store.get_version_raw("flights", n) for n in (5, 6, 7)] == before
-    assert files_of(stored.parent / "out") == table
+    assert files_below(stored.parent / "out") == table
     trail = run_json("checkpoints", "--audit")["audit"]
     assert [(r["what"], r["outcome"]) for r in trail] == [
         ("import", "done"), ("import", "begun"), ("delete", "done"), ("delete", "begun"),
@@ -660,7 +646,7 @@ def test_an_archive_of_another_table_is_refused(
     stored.write_text(original.replace("table: out", "table: out2").replace("path: store", "path: store2"))
     run(stored)
     run_json("checkpoints", "delete", "--yes")
-    before = files_of(stored.parent / "store2")
+    before = files_below(stored.parent / "store2")
     code, told = failure(capsys, "checkpoints", "import", "x.tar")
     assert code == 1
     assert "of the archive is not the one that the table holds" in told
@@ -668,7 +654,7 @@ def test_an_archive_of_another_table_is_refused(
     code, told = failure(capsys, "checkpoints", "import", "x.tar")
     assert code == 1
     assert "the archive knows epoch 3, the table holds 0" in told
-    assert files_of(stored.parent / "store2") == before
+    assert files_below(stored.parent / "store2") == before
 
 
 def test_a_hostile_archive_puts_nothing(stored: Path, run_json: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -676,11 +662,11 @@ def test_a_hostile_archive_puts_nothing(stored: Path, run_json: Any, capsys: pyt
     run_json("checkpoints", "delete", "--yes")
     path = stored.parent / "x.tar"
     path.write_bytes(path.read_bytes().replace(b'"generation":1', b'"generation":2'))
-    before = files_of(stored.parent / "store")
+    before = files_below(stored.parent / "store")
     code, told = failure(capsys, "checkpoints", "import", "x.tar")
     assert code == 1
     assert told.splitlines()[0].startswith("Error: the archive is refused: checkpoints/")
-    assert files_of(stored.parent / "store") == before
+    assert files_below(stored.parent / "store") == before
 
 
 @pytest.mark.parametrize("tokens", [["import", "x.tar"], ["delete", "--yes"], ["--audit"]])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import importlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from firnline.cli.main import ALIASES, COMMANDS, run_command
+from tests.support.commands import keys_of
 from tests.support.samples import SampleInput
 
 CHECKPOINT_FIELDS = [
@@ -23,16 +23,6 @@ FILE_FIELDS = [
     "table_version", "records", "reason",
 ]  # fmt: skip
 FREE_KEYS = {"updated_at", "format", "checksum"}  # of the stored history of runs
-
-
-def keys_of(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield key
-            yield from keys_of(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from keys_of(inner)
 
 
 def epilogue(verb: str) -> str:
@@ -177,6 +167,12 @@ def test_looking_writes_nothing(spec: Path, tmp_path: Path) -> None:
     for verb in ("status", "checkpoints", "files", "quarantine", "dry-run"):
         assert run_command([verb]) == 0
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_dry_run_counts_epochs_by_records_too(spec: Path, run_json: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FIRNLINE__BATCH__MAX_EVENTS", "1")
+    found = run_json("dry-run")
+    assert found["epochs_about"] >= found["sample"]["records"] > 2
 
 
 def test_dry_run_tells_what_would_happen(spec: Path, run_json: Any) -> None:

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from firnline.cli import control
+from firnline.cli.long_task import StopFlag
 from firnline.cli.main import run_command
 from firnline.cli.run_report import RunReporter, RunTotals
-from firnline.cli.signals import StopFlag
 from firnline.errors import ConfigError
 from firnline.history.status import load_status
 from firnline.options import PipelineOptions, StoreOptions
@@ -28,9 +28,10 @@ from firnline.service.health import Health
 from firnline.sinks.base import Head
 from firnline.spec.build import load_options
 from firnline.stores import open_store
-from firnline.stores.lease_rules import LeaseRecord
+from firnline.stores.lease import LeaseRecord
 from tests.support.commands import run_plainly, run_standby
 from tests.support.processes import Child, Launcher
+from tests.support.s3 import s3_options
 from tests.support.samples import SampleInput, table_ids
 
 VERBS = ["pause", "resume", "stop", "checkpoint"]
@@ -101,7 +102,7 @@ def test_pause_resume_checkpoint_and_stop(
     assert say("checkpoint") == "nothing new; the pipeline is at epoch 2\n"
     sample.add("c1.json", 3)
     assert say("checkpoint").startswith("committed epoch 3 (checkpoint ")
-    assert table_ids(options.sinks[0].table) == sample.ids
+    assert table_ids(options.sinks[0].location) == sample.ids
     assert say("pause") == "paused at epoch 3\n"
     assert say("pause") == "already paused at epoch 3\n"
     sample.add("d1.json", 3)
@@ -109,7 +110,7 @@ def test_pause_resume_checkpoint_and_stop(
     assert say("resume") == "resumed, after epoch 3\n"
     assert say("resume").startswith("already running, after epoch ")
     assert say("checkpoint").split(" ")[-1]
-    assert table_ids(options.sinks[0].table) == sample.ids
+    assert table_ids(options.sinks[0].location) == sample.ids
     assert say("stop") == "stopped after epoch 4\n"
     assert running.wait().exit_code == 0
     assert "stopped cleanly after epoch 4" in running.log()
@@ -173,16 +174,65 @@ def test_a_checkpoint_of_a_run_that_ends_is_told_apart(
     assert "ended before it took the checkpoint" in capsys.readouterr().err
 
 
-def test_a_second_run_on_this_machine_goes_on_without_a_channel(
+def test_a_second_run_with_nothing_to_do_disturbs_nobody(
     running: Child, launcher: Launcher, options: PipelineOptions, sample: SampleInput
 ) -> None:
-    running.signal(signal.SIGSTOP)
-    with ending(launcher.start(options, once=True)) as second:
-        assert second.wait().exit_code == 0
-        assert "running without a control channel: another run of 'flights'" in second.log()
-        assert "took the lease over from run" in second.log()
+    running.signal(signal.SIGSTOP)  # so that the lease does not change meanwhile
+    running.wait_until_stopped()
+    with contextlib.closing(open_store(lease_store(options))) as store:
+        before = store.get_raw("flights/lease")
+        with ending(launcher.start(options, once=True)) as second:
+            assert second.wait().exit_code == 0
+            assert "running without a control channel: another run of 'flights'" in second.log()
+            assert "lease" not in second.log()
+        assert store.get_raw("flights/lease") == before
     running.signal(signal.SIGCONT)
+    sample.add("c1.json", 3)
+    assert run_command(["checkpoint"]) == 0
+    assert table_ids(options.sinks[0].location) == sample.ids
+
+
+def test_a_second_run_is_refused_while_the_first_is_alive(
+    running: Child, launcher: Launcher, options: PipelineOptions, sample: SampleInput
+) -> None:
+    with ending(launcher.start(options, once=False)) as second:
+        assert second.wait().exit_code == 6
+        log = second.log()
+        assert "Error: pipeline 'flights' is already running: run " in log
+        assert f" on {socket.gethostname()} (pid {running.pid}) since 20" in log
+        assert all(word in log for word in ("`firnline stop`", "`firnline run --standby`", "--take-over"))
+    sample.add("c1.json", 3)
+    assert run_command(["checkpoint"]) == 0
+    assert table_ids(options.sinks[0].location) == sample.ids
+
+
+def test_a_run_that_finds_work_only_when_it_claims_is_refused_then(
+    running: Child, launcher: Launcher, options: PipelineOptions, sample: SampleInput
+) -> None:
+    sample.add("c1.json", 3)  # the live run lists its input once an hour
+    with ending(launcher.start(options, once=True)) as second:
+        assert second.wait().exit_code == 6
+        assert "is already running" in second.log()
+    assert run_command(["checkpoint"]) == 0
+    assert table_ids(options.sinks[0].location) == sample.ids
+
+
+def test_a_rollback_is_refused_while_a_run_is_alive(
+    running: Child, options: PipelineOptions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = table_ids(options.sinks[0].location)
+    assert run_command(["rollback", "--to", "1", "--yes"]) == 6
+    assert "Error: pipeline 'flights' is already running: run " in capsys.readouterr().err
+    assert running.is_alive
+    assert table_ids(options.sinks[0].location) == rows
+    assert run_command(["rollback", "--to", "1", "--yes", "--take-over"]) == 0
     assert running.wait().exit_code == 5
+    assert 0 < table_ids(options.sinks[0].location).total() < rows.total()
+
+
+def lease_store(options: PipelineOptions) -> StoreOptions:
+    assert options.checkpoint.store is not None
+    return options.checkpoint.store
 
 
 def test_a_run_after_one_that_was_killed_takes_nothing_from_anybody(
@@ -195,7 +245,7 @@ def test_a_run_after_one_that_was_killed_takes_nothing_from_anybody(
         assert second.wait().exit_code == 0
         assert "took the lease over" not in second.log()
         assert "without a control channel" not in second.log()
-    assert table_ids(options.sinks[0].table) == sample.ids
+    assert table_ids(options.sinks[0].location) == sample.ids
 
 
 # -- the lease ----------------------------------------------------------------------------------------
@@ -271,10 +321,7 @@ def test_what_a_live_run_says_wins_over_its_predecessors_end(finished: Path, ans
 
 def test_a_signal_is_heard_while_the_store_hangs(tmp_path: Path, options: PipelineOptions) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:  # connections are made, and never answered
-        access = {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}", "AWS_ALLOW_HTTP": "true",
-            "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1",
-        }  # fmt: skip
+        access = s3_options(f"http://127.0.0.1:{silent.getsockname()[1]}")
         store = StoreOptions(type="object", uri="s3://bucket/checkpoints", storage_options=access)
         hung = replace(options, checkpoint=replace(options.checkpoint, store=store, lease_seconds=1.0))
         with (
@@ -294,8 +341,10 @@ def test_standing_by_needs_a_store_that_others_see(options: PipelineOptions, sto
     with pytest.raises(ConfigError, match="--standby needs a checkpoint store") as caught:
         check_standby(lonely)
     assert "checkpoint.store" in caught.value.hint
-    with holding_lease(lonely, FakeRunner(), fail, standby=False, stop=StopFlag()) as go:  # type: ignore[arg-type]
+    said: list[str] = []
+    with holding_lease(lonely, FakeRunner(), said.append, standby=False, stop=StopFlag()) as go:
         assert go
+    assert said == ["no lease: other runs of this pipeline are not seen; the table still lets only one of them commit"]
 
 
 class FakeRunner:
@@ -315,7 +364,7 @@ def test_a_run_whose_store_is_out_of_reach_runs_without_a_lease_but_a_standby_wa
     (tmp_path / "file").touch()
     store = StoreOptions(type="file", path=str(tmp_path / "file" / "store"))
     away = replace(options, checkpoint=replace(options.checkpoint, store=store))
-    with holding_lease(away, FakeRunner(), fail, standby=False, stop=StopFlag()) as go:  # type: ignore[arg-type]
+    with holding_lease(away, FakeRunner(), fail, standby=False, stop=StopFlag()) as go:
         assert go
     assert "running without a lease" in caplog.text
     monkeypatch.setattr("firnline.run.standby.RETRY_SECONDS", 0.01)
@@ -327,7 +376,7 @@ def test_a_run_whose_store_is_out_of_reach_runs_without_a_lease_but_a_standby_wa
         if len(told) == 1:
             (tmp_path / "file").unlink()  # now it can be made
 
-    with holding_lease(away, FakeRunner(), say, standby=True, stop=stop) as go:  # type: ignore[arg-type]
+    with holding_lease(away, FakeRunner(), say, standby=True, stop=stop) as go:
         assert go
         opened = open_store(store)
         record = opened.get("flights/lease", LeaseRecord)
@@ -345,7 +394,7 @@ def test_a_standby_is_stopped_while_the_store_is_out_of_reach(options: PipelineO
     store = StoreOptions(type="file", path=str(tmp_path / "file" / "store"))
     away = replace(options, checkpoint=replace(options.checkpoint, store=store))
     stop = StopFlag()
-    with holding_lease(away, FakeRunner(), lambda _: stop.set(), standby=True, stop=stop) as go:  # type: ignore[arg-type]
+    with holding_lease(away, FakeRunner(), lambda _: stop.set(), standby=True, stop=stop) as go:
         assert not go
 
 

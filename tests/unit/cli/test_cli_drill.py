@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from firnline.cli.demo import write_flights
+from firnline.cli.kill_and_count import LogWatch, active_files, compare_rows, count_by_file, count_ids, count_lines
 from firnline.cli.main import run_command
-from firnline.cli.row_counts import active_files, compare_rows, count_by_file, count_ids, count_lines
-from firnline.cli.run_killer import LogWatch
 from firnline.spec.build import load_options
 from firnline.storage import open_storage
 from tests.support.commands import run_plainly

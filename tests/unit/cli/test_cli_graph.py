@@ -5,8 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firnline.cli.graph import draw_graph, graph_json
-from firnline.options import DeltaSinkOptions, FileSourceOptions, OperatorOptions, PipelineOptions
+from firnline.cli.dry_run_preview import draw_graph, graph_json
+from firnline.options import OperatorOptions, PipelineOptions
+from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sources.files.options import FileSourceOptions
 
 SHOP = PipelineOptions(
     name="shop",

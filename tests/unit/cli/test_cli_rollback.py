@@ -14,6 +14,8 @@ import pytest
 from deltalake import DeltaTable
 
 from firnline.cli.main import run_command
+from firnline.cli.rollback import position_text
+from firnline.sources.base import PositionView
 from firnline.spec.build import load_options
 from tests.support.pipelines import run_once
 from tests.support.samples import SampleInput, table_ids
@@ -91,7 +93,7 @@ def test_by_time(finished: Path, run_json: RunJson, capsys: pytest.CaptureFixtur
 
 def test_an_epoch_beyond_the_newest_does_not_exist_yet(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["rollback", "--to", "7"]) == 1
-    assert capsys.readouterr().err.startswith("Error: epoch 7 does not exist yet: the table stands at epoch 2\n")
+    assert capsys.readouterr().err.startswith("Error: epoch 7 does not exist yet: the table is at epoch 2\n")
 
 
 def test_a_sink_that_cannot_be_left_is_answered_with_those_that_can(
@@ -124,6 +126,12 @@ def test_before_the_first_run(spec: Path, capsys: pytest.CaptureFixture[str], wo
     assert capsys.readouterr().err == (
         "Error: there is no epoch to go back from\nTry: `firnline run` makes the first.\n"
     )
+
+
+def test_positions_of_sources_that_are_not_read_by_input_are_shown_by_their_facts() -> None:
+    assert position_text(PositionView({"lines_read": 40}, "app.log")) == "lines_read 40"
+    assert position_text(PositionView({}, "in", by_input=True, last="in/f1.json")) == "in/f1.json"
+    assert position_text(PositionView({}, "in", by_input=True)) == position_text(None) == "the beginning"
 
 
 @pytest.mark.parametrize("verb", ["rollback", "run", "compact"])

@@ -16,25 +16,20 @@ from typing import Any
 
 import pytest
 
-from firnline.cli import signals
+from firnline.cli import long_task as signals
 from firnline.cli.main import run_command
-from firnline.cli.progress import Lines, LiveDisplay, logging_to
-from firnline.cli.run_report import RunTotals
+from firnline.cli.run_report import Lines, LiveDisplay, RunTotals, logging_to
 from firnline.clock import SystemClock
 from firnline.options import StoreOptions
 from firnline.run.observer import EpochFacts
 from firnline.sources.base import Backlog
 from firnline.stores import open_store
 from firnline.stores.lease import Lease
-from firnline.testing.local import LocalEngine
 from tests.support.samples import SampleInput
 
+pytestmark = pytest.mark.usefixtures("no_spark")
+
 DATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ")
-
-
-@pytest.fixture(autouse=True)
-def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("firnline.jobs.spark.SparkEngine", lambda *_, **__: LocalEngine())
 
 
 def test_a_run_logs_dated_lines_and_ends_with_one_result(spec: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -50,7 +45,7 @@ def test_a_run_logs_dated_lines_and_ends_with_one_result(spec: Path, capfd: pyte
     assert shown.out.startswith("done after epoch 2: 15 rows from 4 files, 2 quarantined, 1 file set aside, ")
     assert run_command(["run", "--once"]) == 0
     shown = capfd.readouterr()
-    assert shown.out == "nothing to do; the table stands at epoch 2\n"
+    assert shown.out == "nothing to do; the table is at epoch 2\n"
     assert [line[21:] for line in shown.err.splitlines()] == ["resuming after epoch 2"]
 
 
@@ -219,9 +214,9 @@ def test_a_dry_run_refuses_the_copies_that_a_run_would_refuse(
 def test_a_dry_run_tells_who_holds_the_lease(finished: Path, run_json: Any) -> None:
     store = open_store(StoreOptions(type="file", path=str(finished.parent / "data" / "firnline_checkpoints")))
     lease = Lease(store, "flights", "abc", 15.0, SystemClock())
-    assert lease.take(lease.look())
+    assert lease.take(lease.read())
     found = run_json("dry-run")
     assert found["lease"]["holder"] == "abc"
-    assert any("a run would take it over" in warning for warning in found["warnings"])
+    assert any("while it is alive a run is refused (exit code 6)" in warning for warning in found["warnings"])
     lease.release()
     assert not any("lease" in warning for warning in run_json("dry-run")["warnings"])

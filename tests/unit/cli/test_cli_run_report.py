@@ -120,3 +120,11 @@ def test_the_tally_keeps_the_size_of_the_state_that_the_newest_epoch_tells() -> 
     tally.committed(facts(2, operators={"totals": {"state_bytes": 10}}))
     tally.committed(facts(3, operators={"totals": {"state_bytes": 7}}))
     assert tally.state_bytes == 7
+
+
+def test_a_file_that_several_epochs_read_counts_once() -> None:
+    tally = RunTotals(FakeTime())
+    tally.committed(facts(1, files=1))
+    tally.committed(facts(2, files=2, files_again=1))
+    tally.committed(facts(3, files=1, files_again=1))
+    assert tally.files == 2

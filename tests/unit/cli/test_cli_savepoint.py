@@ -10,13 +10,9 @@ import pytest
 
 from firnline.cli.main import run_command
 from firnline.cli.savepoint import CREATE_EPILOGUE, DISPOSE_EPILOGUE, LIST_EPILOGUE
-from firnline.testing.local import LocalEngine
 from tests.support.samples import SampleInput, table_ids
 
-
-@pytest.fixture(autouse=True)
-def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("firnline.jobs.spark.SparkEngine", lambda *_, **__: LocalEngine())
+pytestmark = pytest.mark.usefixtures("no_spark")
 
 
 @pytest.mark.parametrize("verb", ["create", "list", "dispose"])
@@ -50,6 +46,13 @@ def test_made_listed_restored_and_disposed_of(
     assert run_command(["run", "--once"]) == 0
     capfd.readouterr()
     words = ["run", "--once", "--from-savepoint", made["path"]]
+    assert run_command(words) == 2
+    shown_plan = capfd.readouterr().out
+    assert "plan: the restore of epoch 2 after epoch 3" in shown_plan
+    assert "4 rows removed" in shown_plan
+    assert "then read: all input after the savepoint: 1 file, " in shown_plan
+    assert table_ids(table) == sample.ids
+    words.append("--yes")
     assert run_command(words) == 0
     shown = capfd.readouterr().err
     assert f"restored savepoint {made['id']} of epoch 2 as epoch 4: 15 rows in" in shown

@@ -93,7 +93,7 @@ def test_status_tells_what_is_staged_from_what_is_committed(table: Path, capsys:
 
 def test_a_dead_committer_is_not_shown_as_active(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = (
-        "import os, sys\nfrom firnline.clock import SystemClock\nfrom firnline.committer.lock import CommitterLock\n"
+        "import os, sys\nfrom firnline.clock import SystemClock\nfrom firnline.committer.service import CommitterLock\n"
         "from firnline.storage import open_storage\n"
         f"CommitterLock(open_storage({str(table)!r}), 'x', SystemClock(), 30).take()"
     )

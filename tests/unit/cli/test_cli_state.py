@@ -43,11 +43,6 @@ batch: {max_files: 1}
 SPARSE = SPEC + "checkpoint: {trigger: {every_epochs: 4}}\n"
 
 
-@pytest.fixture
-def keyed(tmp_path: Path) -> KeyedInput:
-    return KeyedInput(tmp_path / "in")
-
-
 def prepare(folder: Path, keyed: KeyedInput, monkeypatch: pytest.MonkeyPatch, text: str = SPEC) -> PipelineOptions:
     """A pipeline after three epochs, in the current folder."""
     (folder / "firnline.yml").write_text(text)
@@ -174,4 +169,4 @@ def test_a_run_is_asked_for_a_checkpoint_first(
     made = json.loads(said(capsys, "savepoint", "create", "--copy", "--path", str(tmp_path / "saved"), "--json"))
     assert (made["epoch"], made["state_replayed"]) == (5, [])
     assert made["state_size_bytes"] > 0
-    assert answers(options.deciding.table) == answers_without_trouble(tmp_path, options)
+    assert answers(options.deciding.location) == answers_without_trouble(tmp_path, options)

@@ -21,6 +21,8 @@ CRASH = Scenario(items=2, budget=Budget(crashes=1))
 NO_TABLES = Scenario(tables_exist=False, items=2, budget=Budget(crashes=1))
 ZOMBIE = Scenario(items=2, budget=Budget(zombies=1))
 ONE_SINK = Scenario(sinks=(("deciding", True),), items=2, budget=Budget(zombies=1, faults=1))
+UNTOLD = Scenario(tells_recorded=False, budget=Budget(crashes=1))
+POLLING = Scenario(once=False, budget=Budget(faults=1, stops=1))
 RESHARD = Scenario(items=1, budget=Budget(reshards=1, zombies=1))
 RESHARD_ALONE = Scenario(items=2, budget=Budget(reshards=1))
 OPTIONAL = Scenario(sinks=(("deciding", True), ("optional", False)), policy="required", budget=Budget(faults=1))
@@ -122,6 +124,11 @@ MUTANTS = {
         Scenario(budget=Budget(faults=2)), "turn.do(m.Drop(epoch, attempt))", "pass"
     ),
     "the newest epoch is acknowledged": Mutant(PLAIN, "min(state.recorded - 1, *(", "min(state.recorded, *("),
+    "what a dead run did not acknowledge is never sent": Mutant(UNTOLD, ", owed=read.owed)", ")"),
+    "what a source missed is never sent again": Mutant(POLLING, ", owed=missed)", ", owed=False)"),
+    "a repeated acknowledgement goes beyond what is safe": Mutant(
+        UNTOLD, "safe = min(_safe(state), state.acknowledged)", "safe = state.settled"
+    ),
     "a sink that lags is forgotten when acknowledging": Mutant(
         OPTIONAL, "*(s.epoch for s in state.sinks)))", "state.decided))"
     ),
@@ -130,7 +137,7 @@ MUTANTS = {
     ),
     "recorded when decided, not when settled": Mutant(FAULT, "m.Record(state.settled)", "m.Record(state.decided)"),
     "the next epoch is committed before this one is settled": Mutant(
-        FAULT, "level = state.settled == state.committed", "level = True"
+        FAULT, "all_settled = state.settled == state.committed", "all_settled = True"
     ),
     "no question after an unclear commit": Mutant(
         NO_LATE_WRITES,

@@ -24,6 +24,15 @@ BOUNDS = {
     "a crash and a fault": Scenario(budget=Budget(crashes=1, faults=1)),
     "two crashes and a fault": Scenario(items=2, budget=Budget(crashes=2, faults=1)),
     "two crashes, and nobody tells what is recorded": Scenario(tells_recorded=False, budget=Budget(crashes=2)),
+    "a crash and a fault, and nobody tells what is acknowledged": Scenario(
+        tells_recorded=False, items=2, budget=Budget(crashes=1, faults=1)
+    ),
+    "a zombie, and nobody tells what is acknowledged": Scenario(
+        tells_recorded=False, items=2, budget=Budget(zombies=1)
+    ),
+    "missed acknowledgements of a run that polls": Scenario(
+        tells_recorded=False, once=False, items=2, budget=Budget(stops=2, crashes=1, faults=1)
+    ),
     "a zombie": Scenario(budget=Budget(zombies=1)),
     "a zombie and a fault": Scenario(items=1, budget=Budget(zombies=1, faults=1)),
     "a zombie and a crash": Scenario(items=1, budget=Budget(zombies=1, crashes=1)),

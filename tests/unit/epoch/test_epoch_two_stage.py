@@ -150,7 +150,7 @@ MUTANTS = {
         REJECT, "state.settled < state.committed or state.acknowledging", "state.settled < state.decided"
     ),
     "a put waits for the committer": Mutant(
-        REJECT, "level = state.settled == state.committed", "level = state.settled == state.decided"
+        REJECT, "all_settled = state.settled == state.committed", "all_settled = state.settled == state.decided"
     ),
     "a log that is read too late counts": Mutant(ZOMBIE, "min(epoch, state.decided))", "epoch)"),
     "nothing to do, though a further sink lacks what was committed": Mutant(

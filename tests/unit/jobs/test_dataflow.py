@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from firnline.jobs.dataflow import dataflow_of
-from firnline.options import DeltaSinkOptions, FileSourceOptions, OperatorOptions, PipelineOptions
+from firnline.options import OperatorOptions, PipelineOptions
+from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sources.files.options import FileSourceOptions
 
 
 def test_rows_go_once_to_all_queries_and_to_every_stateful_operator_by_its_own_key() -> None:

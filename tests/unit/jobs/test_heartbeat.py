@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from firnline.errors import EngineError, WorkerLostError
-from firnline.jobs.worker import Watch, pinging, run_watched, watching
+from firnline.jobs.heartbeat import Watch, pinging, run_watched, watching
 from firnline.testing.local import LocalEngine
 from firnline.types import Json
 

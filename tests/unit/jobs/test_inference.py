@@ -15,9 +15,9 @@ import pytest
 from deltalake import DeltaTable
 
 from firnline.ndjson import DecodeOptions, Decoder, KindCounter, choose, open_blocks
-from firnline.ndjson.kinds import Choice
+from firnline.ndjson.infer import Choice
 from firnline.schema import RESCUED_COLUMN, schema_from_json, schema_from_spec, schema_to_json, type_to_text
-from firnline.sources.base import SplitEnd
+from firnline.sources.base import ReadColumns
 from firnline.sources.columns import Columns, agree
 from tests.support.pipelines import pipeline_options, run_once
 
@@ -78,7 +78,7 @@ _ODD: tuple[Any, ...] = (
 )
 
 
-def _read(columns: Columns, lines: Sequence[str]) -> tuple[SplitEnd, list[dict[str, Any]]]:
+def _read(columns: Columns, lines: Sequence[str]) -> tuple[ReadColumns, list[dict[str, Any]]]:
     """What a task reports of its columns, and its rows."""
     options = DecodeOptions(kinds=columns.kinds)
     decoder = Decoder(columns.decoded, columns.frozen, options)
@@ -89,13 +89,13 @@ def _read(columns: Columns, lines: Sequence[str]) -> tuple[SplitEnd, list[dict[s
         batch = decoder.decode(block).batch
         counter.add(batch)
         rows += batch.to_pylist()
-    return SplitEnd([], schema_from_json(schema_to_json(decoder.schema)), counter.to_json()), rows
+    return ReadColumns(schema_from_json(schema_to_json(decoder.schema)), counter.to_json()), rows
 
 
 def _agree(columns: Columns, tasks: Sequence[Sequence[str]]) -> tuple[Columns, list[list[dict[str, Any]]]]:
     found = [_read(columns, lines) for lines in tasks]
     for _ in range(8):
-        columns, again = agree(columns, [end for end, _ in found])
+        columns, again = agree(columns, [read for read, _ in found])
         if not again:
             return columns, [rows for _, rows in found]
         found = [_read(columns, tasks[n]) if n in again else found[n] for n in range(len(tasks))]

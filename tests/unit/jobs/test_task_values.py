@@ -9,13 +9,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from firnline.errors import StagingError
 from firnline.exchange import Edge
 from firnline.jobs.engine import Output, Ping, SqlTable, SqlTask
 from firnline.jobs.fold_job import FoldReport, FoldTask, add_up
+from firnline.jobs.spark import error_report, rebuild_error
 from firnline.operators.loading import OwnCode
 from firnline.options import OperatorOptions
 from firnline.state.home import StateHome
-from firnline.state.refs import SegmentRef, ShardState, TimerRef
+from firnline.state.manifest import SegmentRef, ShardState, TimerRef
 
 FOLDER = {"root": "/table", "storage_options": {"region": "x"}, "folder": "_firnline/p/exchange/a1"}
 FILES = ({"key": "k.arrow", "shards": {"0": 0}, "rows": 3},)
@@ -94,3 +96,12 @@ def test_reports_of_all_shards_add_up() -> None:
     assert (folded.rows, folded.late, folded.out, folded.seconds) == (7, 2, {"totals": 4}, {"fold": 0.7})
     assert folded.checksums == {1: "c"}
     assert folded.state.shards == ((0, 3, STATE), (4, 7, ShardState()))
+
+
+def test_an_error_of_a_task_arrives_with_its_class_and_facts() -> None:
+    """The driver parks the rows of an optional sink by these facts."""
+    error = StagingError("the stager failed", hint="look", sink="copy", kind="delta", method="write", optional=True)
+    report = json.loads(json.dumps(error_report(error)))
+    rebuilt = rebuild_error(report)
+    assert type(rebuilt) is StagingError
+    assert (rebuilt.message, rebuilt.hint, rebuilt.fields) == (error.message, "look", error.fields)

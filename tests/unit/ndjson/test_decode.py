@@ -19,10 +19,11 @@ from firnline.ndjson import (
     MismatchError,
     Oversized,
     UnexpectedFieldError,
+    exact,
     kernel,
-    slow,
     warm_up,
 )
+from firnline.rescued import UNKNOWN_FIELDS, Rescued
 from firnline.schema import schema_from_spec, type_to_text
 
 
@@ -417,13 +418,13 @@ def test_rows_stay_in_record_order(odd: int) -> None:
 
 def test_a_new_schema_sends_few_records_through_the_exact_path(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[bytes] = []
-    parse = slow.parse
+    parse = exact.parse
 
     def counting(raw: bytes) -> Any:
         parsed.append(raw)
         return parse(raw)
 
-    monkeypatch.setattr(slow, "parse", counting)
+    monkeypatch.setattr(exact, "parse", counting)
     rows = [{"id": n, "user": {"name": "x"}, "empty": None} for n in range(20_000)]
     rows[15_000]["late"] = 1
     decoder = Decoder(pa.schema([]), ())
@@ -476,8 +477,8 @@ def test_warming_up_twice_is_cheap() -> None:
 @pytest.mark.parametrize("value", ["[]", "{ }", "[ ]"])
 def test_empty_values_are_rescued_without_the_exact_path(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[bytes] = []
-    parse = slow.parse
-    monkeypatch.setattr(slow, "parse", lambda raw: parsed.append(raw) or parse(raw))  # type: ignore[func-returns-value]
+    parse = exact.parse
+    monkeypatch.setattr(exact, "parse", lambda raw: parsed.append(raw) or parse(raw))  # type: ignore[func-returns-value]
     decoder = _frozen(a="int64")
     decoded = decoder.decode(_block(*[f'{{"e": {value}, "a":{n}, "f" :[]}}' for n in range(2000)]))
     compact = value.replace(" ", "")
@@ -560,3 +561,30 @@ def test_utf8_is_checked_to_the_letter(kind: str) -> None:
     assert {bad.reason for bad in decoded.bad} == {"invalid-utf8"}
     values = decoded.batch.column("a").to_pylist()
     assert values == [text if kind == "string" else f'"{text}"' for _, text in good]
+
+
+# --- counts of rescued values ----------------------------------------------------------------------------
+
+
+def test_rescued_values_are_counted_by_column_with_the_first_one() -> None:
+    decoder = _frozen(a="int64", s="struct<x:int64>")
+    decoded = decoder.decode(_block({"a": 1}, {"a": 1.5}, {"a": "x", "s": {"x": 2.5}}, first_line=5))
+    assert decoded.rescued == [
+        Rescued("a", 2, "int64", "1.5", line=6, wider={"float64": 1}),
+        Rescued("s.x", 1, "int64", "2.5", line=7),
+    ]
+    assert decoder.decode(_block({"a": 1})).rescued == []
+
+
+@pytest.mark.parametrize("rows", [1, 1000])
+def test_unknown_fields_that_are_rescued_are_counted_together(rows: int) -> None:
+    decoder = _frozen(DecodeOptions(evolution="rescue"), a="int64")
+    (found,) = decoder.decode(_block(*[{"a": 1, "b": [1], "c": 2}] * rows)).rescued
+    assert (found.column, found.values) == (UNKNOWN_FIELDS, 2 * rows)
+    assert found.first.startswith('{"b":[1]')
+
+
+def test_the_values_of_a_bad_record_are_not_counted_as_rescued() -> None:
+    decoded = _frozen(a="int64", b="int64!").decode(_block({"a": 1.5}, {"a": 1.5, "b": 1}))
+    assert [bad.reason for bad in decoded.bad] == ["missing-required"]
+    assert decoded.rescued == [Rescued("a", 1, "int64", "1.5", line=2, wider={"float64": 1})]

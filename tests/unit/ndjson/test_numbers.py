@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from firnline.ndjson import Block, Decoded, DecodeOptions, Decoder, slow
+from firnline.ndjson import Block, Decoded, DecodeOptions, Decoder, exact
 from firnline.schema import schema_from_spec
 
 
@@ -22,8 +22,8 @@ def _column(kind: str, texts: list[str]) -> tuple[Decoded, int]:
     data = "".join(f'{{"x":{text}}}\n' for text in texts).encode()
     odd: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        parse = slow.parse
-        patch.setattr(slow, "parse", lambda raw: odd.append(raw) or parse(raw))  # type: ignore[func-returns-value]
+        parse = exact.parse
+        patch.setattr(exact, "parse", lambda raw: odd.append(raw) or parse(raw))  # type: ignore[func-returns-value]
         decoded = decoder.decode(Block(data, 0, 1, len(texts), len(texts), len(data), len(data)))
     return decoded, len(odd)
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from firnline.ndjson import Decoded, DecodeOptions, Decoder, kernel, open_blocks
-from firnline.ndjson import nodes as k
+from firnline.ndjson import Decoded, DecodeOptions, Decoder, open_blocks
+from firnline.ndjson import kernel as k
 from firnline.ndjson.text import ODD
 from firnline.schema import RESCUED_COLUMN, is_json, schema_from_spec
 
@@ -199,7 +199,7 @@ def test_the_compiled_walk_and_the_exact_path_agree(text: bytes, schema: pa.Sche
     names = schema.names if frozen else ()
     fast, quick = _decode(text, schema, names)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "scan", _all_odd)
+        patch.setattr(k, "scan", _all_odd)
         exact, slow = _decode(text, schema, names)
     assert fast.schema.equals(exact.schema, check_metadata=True)
     for a, b in zip(quick, slow, strict=True):

@@ -9,10 +9,9 @@ import pyarrow as pa
 import pytest
 
 from firnline.errors import ConfigError
-from firnline.operators.aggregate import Aggregate
+from firnline.operators.aggregate import Aggregate, WindowedAggregate
 from firnline.operators.base import MAIN, Operator
 from firnline.operators.loading import OwnCode, build_operator, own_code
-from firnline.operators.windows import WindowedAggregate
 from firnline.options import OperatorOptions
 from firnline.testing.operators import Epoch, Harness, OperatorConformance
 
@@ -182,7 +181,7 @@ def test_without_folders_there_is_nothing_to_load(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Half", "lacks fold, keys, output_schema, state_schema"),
+        ("Half", "does not implement fold, keys, output_schema, state_schema"),
         ("Needy", "lacks the setting 'must'"),
         ("Clumsy", "cannot be built: oh no"),
         ("Forgetful", "keeps no state"),
@@ -207,7 +206,7 @@ def test_a_file_that_cannot_be_loaded_is_told(folder: Path, text: str) -> None:
 
 @pytest.mark.parametrize("kind", ["sql", "agregate", ""])
 def test_a_type_that_keeps_no_state_is_refused(kind: str) -> None:
-    with pytest.raises(ConfigError, match="none that keeps state") as caught:
+    with pytest.raises(ConfigError, match="not a stateful operator") as caught:
         build(kind)
     assert "aggregate" in caught.value.hint
 

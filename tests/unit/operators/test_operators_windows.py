@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firnline.errors import ConfigError
+from firnline.operators.aggregate import WINDOW_START
 from firnline.operators.base import LATE, MAIN, Batch, EpochContext
 from firnline.operators.loading import build_operator
-from firnline.operators.windows import WINDOW_START
 from firnline.options import OperatorOptions
 from firnline.testing.operators import Epoch, Harness, OperatorConformance
 

@@ -93,4 +93,4 @@ def test_a_source_that_fails_holds_up_nobody(
         sample.add(f"{number}.json", 2)
     assert run_once(options).exit_code == 0
     assert "source not acknowledged" in caplog.text
-    assert table_ids(Path(options.sinks[0].table)) == sample.ids
+    assert table_ids(Path(options.sinks[0].location)) == sample.ids

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from firnline.errors import SinkError
 from firnline.run.backpressure import Backpressure
 from firnline.run.runner import _Timers
 
 
 class Sink:
     required = True
+    name = "main"
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
@@ -73,6 +75,6 @@ def test_a_timer_takes_the_place_of_the_one_that_runs() -> None:
 
 
 def test_an_optional_sink_that_cannot_be_asked_holds_up_nobody() -> None:
-    sink = Sink(OSError("away"))
-    sink.required = False
+    sink = Sink(SinkError("away"))
+    sink.required, sink.name = False, "optional"
     assert Backpressure([sink]).wait()  # type: ignore[list-item]

@@ -19,9 +19,8 @@ from typing import Any
 
 import pytest
 
-from firnline.clock import monotonic
 from firnline.epoch import messages as m
-from firnline.epoch.state import EpochState, Phase, Settings, SinkState, Slot
+from firnline.epoch.decide import EpochState, Phase, Settings, SinkState, Slot
 from firnline.errors import ControlError, FencedError, NotRunningError
 from firnline.history.edits.rollback import Rollback
 from firnline.names import socket_name
@@ -37,6 +36,7 @@ from firnline.sinks.base import Head
 from firnline.sources.files.source import FileSource
 from firnline.testing.local import LocalEngine
 from tests.support.pipelines import MakeOptions, run_once
+from tests.support.processes import wait_until
 from tests.support.samples import SampleInput, table_ids
 
 WAIT = 30.0  # for what should come at once
@@ -223,13 +223,6 @@ def test_a_client_that_does_not_read_is_dropped(
         assert ask(options, {"command": "status"}, environ)["ok"]
 
 
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline = monotonic() + WAIT
-    while not is_true():
-        assert monotonic() < deadline
-        threading.Event().wait(0.01)
-
-
 def has_room(options: PipelineOptions, environ: dict[str, str]) -> bool:
     try:
         return bool(ask(options, {"command": "status"}, environ)["ok"])
@@ -275,7 +268,7 @@ def test_the_socket_is_for_its_user_alone_and_gone_at_the_end(
 
 
 def test_a_dead_runs_socket_is_replaced(options: PipelineOptions, run: FakeRun, environ: dict[str, str]) -> None:
-    path = folders(environ)[0] / socket_name(options.name, options.deciding.table)
+    path = folders(environ)[0] / socket_name(options.name, options.deciding.location)
     path.parent.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(str(path))
@@ -355,7 +348,7 @@ def test_a_machine_without_descriptors_left_is_not_asked_without_end(
 
 def test_pipelines_do_not_share_a_socket(make_options: MakeOptions) -> None:
     made = [make_options(), make_options(name="other"), make_options(table="/elsewhere")]
-    assert len({socket_name(options.name, options.deciding.table) for options in made}) == 3
+    assert len({socket_name(options.name, options.deciding.location) for options in made}) == 3
 
 
 def test_a_service_without_a_login_is_found_in_the_temporary_folder(
@@ -513,7 +506,7 @@ def test_a_checkpoint_does_not_wait_for_the_poll(
     sample.add("b1.json", 4)
     found = running.checkpoint()
     assert (found["epoch"], found["committed"], found["generation"]) == (2, True, 1)
-    assert table_ids(options.sinks[0].table) == sample.ids
+    assert table_ids(options.sinks[0].location) == sample.ids
     held = open_pipeline(options).load()
     assert (found["id"], found["epoch"]) == (held.attempt, held.epoch)
 
@@ -560,7 +553,7 @@ def test_an_idle_run_notices_that_a_rollback_took_over(make_options: MakeOptions
         Rollback(open_pipeline(options), 1).perform("test")
         assert running.join().exit_code == 5
     assert run_once(options).exit_code == 0
-    assert table_ids(options.sinks[0].table) == sample.ids
+    assert table_ids(options.sinks[0].location) == sample.ids
 
 
 def test_several_who_ask_at_once_all_get_an_answer(running: Running, sample: SampleInput) -> None:
@@ -586,7 +579,7 @@ def test_a_paused_run_plans_nothing_until_it_is_resumed(
     assert not running.runner.resume()
     running.told.wait(lambda: running.told.epochs == [1, 2])
     assert running.told.pauses == [True, False]
-    assert table_ids(options.sinks[0].table) == sample.ids
+    assert table_ids(options.sinks[0].location) == sample.ids
 
 
 def test_a_pause_lets_what_is_in_flight_complete(
@@ -608,7 +601,7 @@ def test_a_pause_lets_what_is_in_flight_complete(
         assert running.runner.status() == RunStatus("pausing", 0, 1, (1,))
         go_on.set()
         assert running.wait_until("paused").epoch == 1
-        assert table_ids(options.sinks[0].table) == sample.ids
+        assert table_ids(options.sinks[0].location) == sample.ids
 
 
 def test_a_stop_ends_a_paused_run_and_a_stopping_run_is_not_paused(running: Running) -> None:

@@ -16,8 +16,8 @@ from firnline.checkpoint.model import Checkpoint
 from firnline.clock import SystemClock
 from firnline.errors import DamagedError, SinkError, StoreAheadError, StoreUnsafeError
 from firnline.options import LocalTierOptions, RemoteTierOptions, StoreOptions
+from firnline.run import copies
 from firnline.run import recorder as recording
-from firnline.run import store_copy
 from firnline.run.recorder import Recorder
 from firnline.sinks.base import Head
 from firnline.storage import LocalStorage
@@ -59,7 +59,7 @@ class World:
         self.tip: EntryRef | None = None
         monkeypatch.setattr(stores, "open_store", self.open_store)
 
-    def open_store(self, options: StoreOptions, *, held_by: str = "", looking: bool = False) -> CheckpointStore:
+    def open_store(self, options: StoreOptions, *, held_by: str = "", read_only: bool = False) -> CheckpointStore:
         assert held_by == "delta"
         if options.type == "object":
             return self._open(self.tiers["remote"])
@@ -120,7 +120,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def begin(recorder: Recorder, held: Head) -> int | None:
-    recorder.look()
+    recorder.read_copies()
     return recorder.begin(held)
 
 
@@ -146,7 +146,7 @@ def test_a_store_that_lags_is_brought_level_oldest_first(world: World) -> None:
     world.store.put("demo", world.record_of(2))
     assert begin(world.recorder(), world.epochs(6)) == 6
     assert world.stored() == [1, 2, 3, 4, 5, 6]
-    assert world.store.list_versions("demo")[0].note == "epoch 6, brought level"
+    assert world.store.list_versions("demo")[0].note == "epoch 6, caught up"
 
 
 def test_a_store_that_is_level_is_not_written(world: World) -> None:
@@ -160,7 +160,7 @@ def test_a_store_that_is_level_is_not_written(world: World) -> None:
 def test_only_the_newest_epochs_are_brought(
     world: World, monkeypatch: pytest.MonkeyPatch, most: int, keep: int
 ) -> None:
-    monkeypatch.setattr(recording, "LEVELLED_EPOCHS", most)
+    monkeypatch.setattr(recording, "CATCH_UP_EPOCHS", most)
     assert begin(world.recorder(keep_versions=keep), world.epochs(40)) == 40
     assert world.stored() == [36, 37, 38, 39, 40]
 
@@ -245,8 +245,8 @@ def test_a_store_that_does_not_answer_does_not_hold_up_a_start(
 ) -> None:
     answer = threading.Event()
     held = world.epochs(3)
-    monkeypatch.setattr(store_copy, "WAIT_SECONDS", 0.05)
-    monkeypatch.setattr(store_copy, "STORE_SECONDS", 0.05)
+    monkeypatch.setattr(copies, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(copies, "STORE_SECONDS", 0.05)
     monkeypatch.setattr(world.store, "latest_version", lambda key: int(answer.wait(60)) - 1)
     recorder = world.recorder()
     with caplog.at_level(logging.WARNING):
@@ -256,15 +256,15 @@ def test_a_store_that_does_not_answer_does_not_hold_up_a_start(
     for epoch in (4, 5):
         recorder.record(epoch, later, world.made)  # given up, and not waited for again
     lag = recorder.lags()[0]
-    assert (lag.path, lag.epochs_behind, lag.reason) == ("store", 5, "no answer for 0.05 s")
+    assert (lag.tier, lag.epochs_behind, lag.reason) == ("store", 5, "no answer for 0.05 s")
     answer.set()
 
 
 @pytest.mark.parametrize("unsafe", ["store", "local", "remote"])
 def test_an_unsafe_place_is_refused_at_the_start(world: World, monkeypatch: pytest.MonkeyPatch, unsafe: str) -> None:
-    def open_store(options: StoreOptions, *, held_by: str = "", looking: bool = False) -> CheckpointStore:
-        found = world.open_store(options, held_by=held_by, looking=looking)
-        if found is (world.store if unsafe == "store" else world.tiers[unsafe]) and not looking:
+    def open_store(options: StoreOptions, *, held_by: str = "", read_only: bool = False) -> CheckpointStore:
+        found = world.open_store(options, held_by=held_by, read_only=read_only)
+        if found is (world.store if unsafe == "store" else world.tiers[unsafe]) and not read_only:
             raise StoreUnsafeError("replaces what exists")
         return found
 
@@ -279,10 +279,10 @@ def test_an_unsafe_place_is_refused_at_the_start(world: World, monkeypatch: pyte
 def test_an_unsafe_remote_tier_is_refused_although_the_local_one_fits(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def open_store(options: StoreOptions, *, held_by: str = "", looking: bool = False) -> CheckpointStore:
+    def open_store(options: StoreOptions, *, held_by: str = "", read_only: bool = False) -> CheckpointStore:
         if options.type == "object":
             raise StoreUnsafeError("replaces what exists")
-        return world.open_store(options, held_by=held_by, looking=looking)
+        return world.open_store(options, held_by=held_by, read_only=read_only)
 
     monkeypatch.setattr(stores, "open_store", open_store)
     held = world.epochs(3)
@@ -323,7 +323,7 @@ def test_a_live_run_that_commits_after_the_sink_was_read_is_not_ahead(world: Wor
     later = world.epochs(6)
     (world.store if place == "store" else world.tiers[place]).put("demo", world.record_of(6))
     recorder = world.recorder(tiers=True)
-    recorder.look()
+    recorder.read_copies()
     assert recorder.confirm(held, lambda: later) == later
     assert recorder.begin(later) == 6
     recorder.close(drain=True)
@@ -334,7 +334,7 @@ def test_a_live_first_run_is_no_lost_table(world: World) -> None:
     later = world.epochs(1)
     world.tiers["remote"].put("demo", world.record_of(1))
     recorder = world.recorder(tiers=True)
-    recorder.look()
+    recorder.read_copies()
     with pytest.raises(StoreAheadError, match="knows nothing"):
         recorder.confirm(NOTHING, lambda: NOTHING)
     assert recorder.confirm(NOTHING, lambda: later) == later
@@ -418,10 +418,10 @@ def test_a_clean_stop_tries_the_store_once_more(world: World, caplog: pytest.Log
 
 
 def test_a_store_that_can_be_read_but_not_written_is_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def open_store(options: StoreOptions, *, held_by: str = "", looking: bool = False) -> CheckpointStore:
-        if not looking:
+    def open_store(options: StoreOptions, *, held_by: str = "", read_only: bool = False) -> CheckpointStore:
+        if not read_only:
             raise PermissionError("read-only file system")
-        return world.open_store(options, held_by=held_by, looking=looking)
+        return world.open_store(options, held_by=held_by, read_only=read_only)
 
     monkeypatch.setattr(stores, "open_store", open_store)
     begin(world.recorder(), NOTHING)  # it surely holds nothing, so this is a first start
@@ -501,7 +501,7 @@ def test_old_versions_go_now_and_then(world: World) -> None:
     recorder = world.recorder(keep_versions=20)
     begin(recorder, world.epochs(1))
     due = []
-    for epoch in range(2, 2 + store_copy.PRUNE_EVERY):
+    for epoch in range(2, 2 + copies.PRUNE_EVERY):
         recorder.record(epoch, world.epochs(epoch), world.made)
         due.append(recorder.prune_due())
     assert due.count(True) == 1
@@ -587,7 +587,7 @@ def test_a_clean_stop_says_what_it_waits_for_and_gives_up_in_the_end(
     recorder.record(2, world.epochs(2), world.made)
     told: list[str] = []
     with caplog.at_level(logging.WARNING):
-        recorder.close(drain=True, on_drain=lambda lag: told.append(f"{lag.path} {lag.place} {lag.epochs_behind}"))
+        recorder.close(drain=True, on_drain=lambda lag: told.append(f"{lag.tier} {lag.location} {lag.epochs_behind}"))
     assert told == ["remote s3://far/away 1"]
     assert any("tier is behind" in r.message for r in caplog.records)
 
@@ -644,9 +644,9 @@ def test_a_remote_tier_that_turns_out_to_be_ahead_ends_the_run(
     begin(recorder, held)
     recorder.before_claim(lambda: held)
     recorder.claimed(replace(held, generation=2), "next")
-    world.tiers["remote"].away = False
     world.made[4] = _made_by(world, 4, 2, "next")
     recorder.record(4, world.held(4, 2), world.made)
+    world.tiers["remote"].away = False  # not earlier: the tier's writer retries by itself, and would find it first
     assert not recorder.flush()
     with pytest.raises(StoreAheadError, match="holds epoch 4"):
         recorder.record(4, world.held(4, 2), world.made)

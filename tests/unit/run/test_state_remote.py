@@ -12,7 +12,7 @@ import pytest
 from firnline.checkpoint.model import Checkpoint
 from firnline.clock import SystemClock
 from firnline.options import RemoteTierOptions
-from firnline.run.remote_state import RemoteState
+from firnline.run.operator_state import RemoteState
 from firnline.state.home import StateHome
 from firnline.state.manifest import SnapshotRef
 from firnline.state.remote import Replica

@@ -11,9 +11,8 @@ from firnline.committer.committer import CycleReport
 from firnline.committer.service import CommitterObserver
 from firnline.errors import SinkError, SourceError
 from firnline.run.observer import EpochFacts
-from firnline.service.committer_metrics import StagingMetrics
 from firnline.service.health import CommitterHealth
-from firnline.service.metrics import PipelineMetrics
+from firnline.service.metrics import PipelineMetrics, StagingMetrics
 from firnline.sinks.base import Head
 from firnline.sources.base import Backlog
 from firnline.stores.replicator import Replication
@@ -30,9 +29,9 @@ NAMES = {
     "firnline_restarts_total", "firnline_epoch",
     "firnline_build_info", "firnline_state_bytes", "firnline_state_keys_changed_total", "firnline_late_rows_total",
     "firnline_source_records_total", "firnline_worker_loss_total", "firnline_batch_staged_total",
-    "firnline_staged_epoch",
+    "firnline_staged_epoch", "firnline_rescued_values_total",
 }  # fmt: skip
-LABELS = {"pipeline", "reason", "path", "version", "le", "operator", "source"}
+LABELS = {"pipeline", "reason", "path", "version", "le", "operator", "source", "column"}
 PARTS = ("_bucket", "_count", "_sum")
 
 

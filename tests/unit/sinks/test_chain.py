@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from firnline.checkpoint.codec import checksum, short_number
 from firnline.checkpoint.model import Checkpoint
-from firnline.sinks.staged.chain import Standing, arrange
+from firnline.sinks.staged.chain import LogHead, arrange
 from firnline.sinks.staged.unit import Unit
 from firnline.types import EntryRef
 
@@ -29,9 +29,9 @@ def chain(length: int, generation: int = 1, prefix: str = "u") -> list[Unit]:
     return made
 
 
-def after(units: list[Unit], epoch: int, generation: int = 1, **claim: int) -> Standing:
+def after(units: list[Unit], epoch: int, generation: int = 1, **claim: int) -> LogHead:
     entry = units[epoch - 1].digest if epoch else None
-    return Standing(epoch, entry, generation, **claim)
+    return LogHead(epoch, entry, generation, **claim)
 
 
 def test_a_gapless_chain_is_ready_in_order() -> None:
@@ -79,7 +79,7 @@ def test_a_zombies_unit_for_a_taken_epoch_is_a_fork_with_its_descendants() -> No
 
 def test_two_units_of_one_generation_for_one_epoch_leave_one() -> None:
     a, b = unit(1, "a", None), unit(1, "b", None)
-    found = arrange(Standing(generation=1), [a, b])
+    found = arrange(LogHead(generation=1), [a, b])
     assert len(found.ready) == 1
     assert len(found.forks) == 1
 
@@ -154,7 +154,7 @@ def test_ready_units_always_stand_on_the_log_and_on_each_other(seed: int) -> Non
     committed = rng.randint(0, len(truth))
     adopted = [u for u in truth if u.generation < generation]
     tip = adopted[-1] if adopted else None
-    standing = Standing(
+    log_head = LogHead(
         committed,
         truth[committed - 1].digest if committed else None,
         generation,
@@ -162,8 +162,8 @@ def test_ready_units_always_stand_on_the_log_and_on_each_other(seed: int) -> Non
         tip.digest if tip else None,
     )
     listed = [u for u in everything if rng.random() < 0.8]
-    found = arrange(standing, listed)
-    at, epoch = standing.entry, standing.epoch
+    found = arrange(log_head, listed)
+    at, epoch = log_head.entry, log_head.epoch
     for ready in found.ready:
         assert (ready.previous_digest, ready.epoch) == (at, epoch + 1)
         assert ready in truth, "a fork was taken for the chain"

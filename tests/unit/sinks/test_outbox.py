@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from firnline.errors import CheckpointError, DamagedError, FencedError
-from firnline.options import DeltaSinkOptions, PipelineOptions
+from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
-from firnline.run.outbox_sweep import OutboxSweep
 from firnline.run.progress import Progress
+from firnline.run.upkeep import OutboxSweep
+from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.outbox import deliver, release
 from firnline.storage import LocalStorage
 from firnline.types import Json

@@ -13,13 +13,15 @@ import pytest
 from firnline.checkpoint.ledger import Ledger
 from firnline.clock import SystemClock
 from firnline.errors import ConfigError, FencedError, RollbackRefusedError, SinkError
-from firnline.options import DeltaSinkOptions
-from firnline.run.rollback_sinks import check_replaceable, plan_sink
+from firnline.run.joining import check_replaceable, plan_sink
 from firnline.sinks import registry
-from firnline.sinks.base import Capabilities, Effect, EpochCommit, Fence, Head, RunTasks, Sink, SinkContext
+from firnline.sinks.base import Capabilities, Effect, EpochCommit, Fence, Head, RunTasks, Sink, SinkContext, Stager
+from firnline.sinks.delta import kind as delta
+from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.delta.sink import DeltaSink, as_delta
 from firnline.sinks.delta.stage import ParquetStager
 from firnline.sinks.delta.upsert.sink import UpsertSink
+from firnline.sinks.guard import GuardedStager
 from firnline.sinks.staged.sink import StagedDeltaSink
 from firnline.storage import open_storage
 from firnline.types import Delivery, EntryRef, Json, Receipt
@@ -93,11 +95,21 @@ def test_an_upsert_without_a_key_takes_that_of_its_input(tmp_path: Path) -> None
         registry.open_sinks([(opened, context(tmp_path))])
 
 
-def test_a_target_names_the_kind_whose_stager_is_opened(tmp_path: Path) -> None:
+def test_a_target_names_the_kind_whose_stager_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[type[Stager]] = []
+    real = delta.open_stager
+
+    def open_stager(target: dict[str, Json], attempt: str) -> Stager:
+        stager = real(target, attempt)
+        opened.append(type(stager))
+        return stager
+
+    monkeypatch.setattr(delta, "open_stager", open_stager)
     [sink] = registry.open_sinks([(options(tmp_path), context(tmp_path))])
-    assert type(registry.open_stager(sink.stage_target(), "ab" * 8)) is ParquetStager
+    guarded = registry.open_stager(sink.stage_target(), "ab" * 8)
+    assert (type(guarded), opened) == (GuardedStager, [ParquetStager])
     with pytest.raises(ConfigError, match="no kind of sink 'tape'"):
-        registry.open_stager({"type": "tape"}, "ab" * 8)
+        registry.open_stager({"type": "tape", "sink": "out"}, "ab" * 8)
 
 
 @pytest.mark.usefixtures("plain")
@@ -118,9 +130,7 @@ def test_a_sink_that_cannot_go_back_is_named(tmp_path: Path) -> None:
     sink = PlainSink(options(tmp_path), context(tmp_path))
     plan, problems = plan_sink(sink, 4, left=False, accept=[])
     assert (plan.epoch, plan.version_now, plan.version_then) == (5, 7, None)
-    assert [(problem.message, problem.hint) for problem in problems] == [
-        ("out cannot take rows back", "Leave its rows as they are: --leave out")
-    ]
+    assert [problem.message for problem in problems] == ["out cannot take rows back"]  # the rollback adds the way out
     assert plan_sink(sink, 4, left=True, accept=[])[1] == []
     assert plan_sink(sink, 5, left=False, accept=[])[1] == []
     with pytest.raises(RollbackRefusedError, match="out cannot take rows back"):

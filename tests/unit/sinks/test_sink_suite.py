@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from firnline.options import DeltaSinkOptions
 from firnline.sinks.base import Sink, SinkContext
+from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.registry import open_sinks
 from firnline.testing.sinks import OpenSink, ReadRows, SinkConformance
 from tests.support.committers import commit_table

@@ -22,11 +22,12 @@ from hypothesis import strategies as st
 
 import firnline.operators.base as operators
 from firnline.errors import DamagedError, SchemaError, SinkError
-from firnline.sinks.delta.stage import ParquetStager
+from firnline.sinks.delta import kind as delta
+from firnline.sinks.delta.stage import ChangeStager, ParquetStager
 from firnline.sinks.delta.upsert import changes as upsert_changes
 from firnline.sinks.delta.upsert.changes import Changes, KeyIndex, comparable, load_changes
 from firnline.sinks.delta.upsert.prune import KeyRanges, after_prefix
-from firnline.sinks.delta.upsert.rewrite_task import (
+from firnline.sinks.delta.upsert.rewrite import (
     FileToRewrite,
     RewriteReport,
     RewriteTask,
@@ -34,7 +35,6 @@ from firnline.sinks.delta.upsert.rewrite_task import (
     pack_indices,
     unpack_indices,
 )
-from firnline.sinks.delta.upsert.stage import ChangeStager
 from firnline.sinks.registry import open_stager
 from firnline.storage import open_storage
 from firnline.types import Json
@@ -47,6 +47,7 @@ DAY = datetime(2026, 3, 1, tzinfo=UTC)
 def target(folder: Path, **settings: Json) -> dict[str, Json]:
     plain = {
         "type": "delta",
+        "sink": "out",
         "table": str(folder),
         "storage_options": {},
         "partition_by": [],
@@ -87,8 +88,8 @@ def test_changes_are_staged_outside_the_data_and_say_what_they_are(tmp_path: Pat
 
 
 def test_the_target_picks_the_stager(tmp_path: Path) -> None:
-    assert type(open_stager(target(tmp_path), "a")) is ChangeStager
-    assert type(open_stager(target(tmp_path, write="append"), "a")) is ParquetStager
+    assert type(delta.open_stager(target(tmp_path), "a")) is ChangeStager
+    assert type(delta.open_stager(target(tmp_path, write="append"), "a")) is ParquetStager
 
 
 def test_changes_are_not_split_by_partition_and_can_be_discarded(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firnline.errors import SourceError
-from firnline.options import FileSourceOptions
 from firnline.sources import known as module
+from firnline.sources.files.options import FileSourceOptions
 from firnline.sources.files.position import FileState
 from firnline.sources.files.source import FileSource
 from firnline.sources.known import KnownFiles
@@ -30,7 +30,7 @@ def test_each_file_is_told_once_in_byte_order_as_it_was_read_last(files: list[tu
     for path, etag in files:
         expected.setdefault(path, etag)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "HELD", held)
+        patch.setattr(module, "IN_MEMORY", held)
         patch.setattr(module, "_PAGE", 3)
         known = KnownFiles(files)
     assert list(known) == sorted(expected.items(), key=lambda pair: pair[0].encode())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from firnline.options import FileSourceOptions
 from firnline.sources.base import Limits
+from firnline.sources.files.options import FileSourceOptions
 from firnline.sources.files.source import FileSource
 from firnline.storage import FileStat, LocalStorage
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from firnline.errors import ConfigError, SourceError
-from firnline.options import FileSourceOptions
+from firnline.errors import SourceError
 from firnline.sources import group
 from firnline.sources.base import Limits
+from firnline.sources.files.options import FileSourceOptions
 from firnline.sources.files.source import FileSource
 from firnline.sources.group import Sources
 
@@ -116,15 +116,8 @@ def test_a_source_whose_answer_waits_is_asked_until_the_answer_is_taken(
     positions = sources.start({})
     assert sources.plan(positions, LIMITS) is not None
     slow.may_answer.set()
-    assert sources._asked["slow"].done.wait(30)
+    assert sources._asked["slow"].answered.wait(30)
     assert sources.is_asked("slow")
     monkeypatch.setattr(group, "ALIGN_SECONDS", 30)
     assert sources.plan(positions, LIMITS) is not None
     assert not sources.is_asked("slow")
-
-
-def test_a_source_with_an_output_that_nobody_can_read_is_refused(tmp_path: Path) -> None:
-    source = FileSource(make(tmp_path, 1, "a"))
-    source.ports = ("", "deletes")
-    with pytest.raises(ConfigError, match="outputs beside its main one"):
-        Sources([source])

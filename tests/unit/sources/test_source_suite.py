@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from firnline.options import FileSourceOptions, SourceOptions
+from firnline.options import SourceOptions
+from firnline.sources.files.options import FileSourceOptions
 from firnline.testing.sources import AddRecords, SourceConformance
 
 

@@ -14,17 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from firnline.errors import SpecError
-from firnline.options import (
-    BatchOptions,
-    CheckpointOptions,
-    DeltaSinkOptions,
-    FileSourceOptions,
-    PipelineOptions,
-    StoreOptions,
-)
+from firnline.options import BatchOptions, CheckpointOptions, PipelineOptions, StoreOptions
+from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sources.files.options import FileSourceOptions
 from firnline.spec.build import load_options
 from firnline.spec.loading import find_spec, load_spec, parse_spec
-from tests.support.pipelines import file_source
+from tests.support.pipelines import delta_table, file_source
 
 EXAMPLE = """\
 name: flights
@@ -75,7 +70,7 @@ def options_of(folder: Path, text: str, **environ: str) -> PipelineOptions:
 def test_the_example_loads_exactly(tmp_path: Path) -> None:
     assert options_of(tmp_path, EXAMPLE) == PipelineOptions(
         name="flights",
-        sources=(FileSourceOptions("flights", str(tmp_path / "in"), format="ndjson", poll_interval_secs=10),),
+        sources=(FileSourceOptions("flights", str(tmp_path / "in"), min_age_secs=2),),
         sinks=(DeltaSinkOptions("delta-1", str(tmp_path / "out"), input="flights", partition_by=("month",)),),
         batch=BatchOptions(
             max_files=1000, max_bytes=1073741824, max_events=5_000_000, max_ms=60_000, max_output_files=10
@@ -341,8 +336,8 @@ def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
     assert built.batch.max_files == 7
     assert built.sources[0].lineage is True
     assert built.sources[0].schema.evolution == "fail"
-    assert built.sinks[0].partition_by == ("month", "day")
-    assert built.sinks[1].table == str(tmp_path / "copy")
+    assert delta_table(built).partition_by == ("month", "day")
+    assert built.sinks[1].location == str(tmp_path / "copy")
     assert built.spark == {"spark.master": "local[2]", "spark.driver.memoryOverhead": "1g"}
     assert built.restart.backoff_secs == 0.5
 
@@ -443,7 +438,7 @@ def test_a_wrong_spec_is_answered_without_spark_arrow_or_delta(tmp_path: Path) -
 import sys
 from firnline.errors import SpecError
 from firnline.spec.build import load_options
-import firnline.spec.jsonschema, firnline.spec.template
+import firnline.spec.models, firnline.spec.template
 try:
     load_options(environ={})
 except SpecError as error:

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from firnline.config.fields import duration_text
 from firnline.errors import SpecError
 from firnline.options import OperatorOptions, StateOptions, TriggerOptions
 from firnline.spec import operators
 from firnline.spec.build import build_options, load_options
-from firnline.spec.fieldtypes import duration_text
-from firnline.spec.jsonschema import json_schema
 from firnline.spec.loading import parse_spec
+from firnline.spec.models import json_schema
 
 COUNT = {"name": "n", "function": "count"}
 LAST = {"name": "x", "function": "last", "column": "a"}

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from firnline.config.secrets import MAX_SECRET_BYTES, MaskedDict, is_sensitive
 from firnline.errors import SpecError
 from firnline.spec.build import build_options, load_options
 from firnline.spec.loading import load_spec, parse_spec
-from firnline.spec.secrets import MAX_SECRET_BYTES, MaskedDict, is_sensitive
 from tests.support.pipelines import file_source
 
 SECRET = "hunter2"
@@ -50,7 +50,7 @@ def test_references_are_read_when_the_options_are_built(folder: Path) -> None:
         "aws_secret_access_key": SECRET,
         "token": f"Bearer {SECRET}",
     }
-    assert built.sinks[0].storage_options == {"aws_secret_access_key": SECRET}
+    assert built.home.storage_options == {"aws_secret_access_key": SECRET}
     assert built.spark == {"spark.hadoop.fs.s3a.secret.key": SECRET, "spark.master": "local[2]"}
 
 
@@ -106,13 +106,35 @@ def test_a_secret_file_must_be_short_text(folder: Path, content: bytes, message:
         load_options(environ=ENVIRON, cwd=folder)
 
 
+def test_the_connection_string_of_a_store_may_be_a_reference(folder: Path) -> None:
+    section = "checkpoint: {store: {type: postgres, dsn: '${env:KEY}'}}\n"
+    (folder / "firnline.yml").write_text(TEXT + section)
+    built = load_options(environ=ENVIRON, cwd=folder)
+    assert built.checkpoint.store is not None
+    assert built.checkpoint.store.dsn == ENVIRON["KEY"]
+    assert ENVIRON["KEY"] not in repr(built)
+
+
 def test_references_elsewhere_are_refused(folder: Path) -> None:
-    (folder / "firnline.yml").write_text(TEXT.replace("name: p", "name: ${env:KEY}"))
+    hints = {
+        "${env:KEY}": "Write ${KEY}: the variable is read with the spec, and its value is shown.",
+        "${file:key}": "Write the value itself, or ${NAME} for an environment variable.",
+    }
+    for reference, hint in hints.items():
+        (folder / "firnline.yml").write_text(TEXT.replace("name: p", f"name: {reference}"))
+        with pytest.raises(SpecError) as caught:
+            load_spec(environ=ENVIRON, cwd=folder)
+        words = f'firnline.yml:1: name: "{reference}" refers to a secret, and this key takes none'
+        assert (caught.value.message, caught.value.hint) == (words, hint)
+
+
+def test_a_wrong_reference_in_a_key_for_secrets_names_those_for_secrets(folder: Path) -> None:
+    section = "checkpoint: {store: {type: postgres, dsn: '${vault:KEY}'}}\n"
+    (folder / "firnline.yml").write_text(TEXT + section)
     with pytest.raises(SpecError) as caught:
         load_spec(environ=ENVIRON, cwd=folder)
-    assert caught.value.message == (
-        "firnline.yml:1: name: references to secrets are for storage_options and spark only"
-    )
+    assert '"${vault:KEY}" is not a reference' in caught.value.message
+    assert str(caught.value.hint).startswith("Write ${env:NAME} or ${file:PATH}")
 
 
 @pytest.mark.parametrize(

@@ -9,20 +9,13 @@ from typing import Any
 
 import pytest
 
-from firnline.options import (
-    BatchOptions,
-    CheckpointOptions,
-    DeltaSinkOptions,
-    FileSourceOptions,
-    PipelineOptions,
-    RestartOptions,
-    StoreOptions,
-)
+from firnline.options import BatchOptions, CheckpointOptions, PipelineOptions, RestartOptions, StoreOptions
+from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sources.files.options import FileSourceOptions
 from firnline.spec.build import load_options
-from firnline.spec.jsonschema import json_schema
-from firnline.spec.models import PipelineSpec
+from firnline.spec.models import PipelineSpec, json_schema
 from firnline.spec.template import name_from, render_template
-from tests.support.pipelines import file_source
+from tests.support.pipelines import delta_table, file_source
 
 
 def load(folder: Path, text: str) -> PipelineOptions:
@@ -33,7 +26,7 @@ def load(folder: Path, text: str) -> PipelineOptions:
 def test_the_template_is_a_valid_spec_with_defaults(tmp_path: Path) -> None:
     assert load(tmp_path, render_template("orders")) == PipelineOptions(
         name="orders",
-        sources=(FileSourceOptions("orders", str(tmp_path / "in")),),
+        sources=(FileSourceOptions("orders", str(tmp_path / "in"), min_age_secs=2),),
         sinks=(DeltaSinkOptions("delta-1", str(tmp_path / "out"), input="orders"),),
         checkpoint=CheckpointOptions(store=StoreOptions(path=str(tmp_path / "data" / "firnline_checkpoints"))),
     )
@@ -50,7 +43,7 @@ def test_every_commented_key_of_the_template_is_valid_and_shows_its_default(tmp_
     assert [field.type for field in built.sources[0].schema.fields] == ["int64", "decimal(18,2)"]
     assert file_source(built).storage_options == {"aws_secret_access_key": "x"}
     assert built.spark == {"spark.master": "local[*]", "spark.driver.memory": "2g"}
-    assert built.sinks[0].partition_by == ("month",)
+    assert delta_table(built).partition_by == ("month",)
 
 
 @pytest.mark.parametrize(

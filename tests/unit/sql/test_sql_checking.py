@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from firnline.sql import Finding, check_query
 
-REPEATABLE = "gives something else each time, and an epoch must be repeatable"
+REPEATABLE = "differs on each call, and an epoch must be repeatable"
 CLOCK = "reads the clock, and an epoch must be repeatable"
 SESSION = "depends on who runs the pipeline and where"
-SPREAD = "depends on how Spark spreads the rows"
+SPREAD = "depends on how Spark distributes the rows"
 JVM = "can run any code in the JVM"
 ORDER = "depends on the order of the rows, which is not fixed"
 RANKED = "needs a window with ORDER BY"
@@ -145,11 +145,11 @@ REFUSED = [
     ("SELECT rank() OVER () FROM t", f"rank() {RANKED}"),
     ("SELECT ntile(4) OVER w FROM t WINDOW w AS (PARTITION BY k)", f"ntile() {RANKED}"),
     ("SELECT sum(x) OVER (ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) FROM t", "a window with a frame needs ORDER BY"),
-    ("SELECT * FROM t LIMIT 5", "LIMIT without ORDER BY takes other rows each time"),
-    ("SELECT * FROM t OFFSET 5", "OFFSET without ORDER BY takes other rows each time"),
-    ("SELECT * FROM (SELECT * FROM t LIMIT 5) ORDER BY a", "LIMIT without ORDER BY takes other rows each time"),
-    ("SELECT a FROM t UNION ALL SELECT b FROM t LIMIT 5", "LIMIT without ORDER BY takes other rows each time"),
-    ("SELECT * FROM t TABLESAMPLE (10 PERCENT)", "TABLESAMPLE takes other rows each time"),
+    ("SELECT * FROM t LIMIT 5", "LIMIT without ORDER BY returns other rows each time"),
+    ("SELECT * FROM t OFFSET 5", "OFFSET without ORDER BY returns other rows each time"),
+    ("SELECT * FROM (SELECT * FROM t LIMIT 5) ORDER BY a", "LIMIT without ORDER BY returns other rows each time"),
+    ("SELECT a FROM t UNION ALL SELECT b FROM t LIMIT 5", "LIMIT without ORDER BY returns other rows each time"),
+    ("SELECT * FROM t TABLESAMPLE (10 PERCENT)", "TABLESAMPLE returns other rows each time"),
     ("SELECT epoch_time(1) AS a FROM t", "epoch_time() takes no argument"),
     ("SELECT epoch_time() FROM t", "a column made from epoch_time() needs a name"),
     ("SELECT date(epoch_time()), a FROM t", "a column made from epoch_time() needs a name"),
@@ -164,20 +164,20 @@ REFUSED = [
     ("EXPLAIN SELECT * FROM t", "must be a SELECT, not EXPLAIN"),
     ("VALUES (1)", "must be a SELECT, not VALUES"),
     ("FROM t |> LIMIT 3", "must be a SELECT, not FROM"),
-    ("SELECT * FROM t |> LIMIT 3", "|> is not in this version"),
+    ("SELECT * FROM t |> LIMIT 3", "|> is not supported"),
     ("'x'", "must be a SELECT, not x"),
-    ("SELECT 'a FROM t", "not valid SQL: a text, a quoted name or a comment does not end"),
+    ("SELECT 'a FROM t", "not valid SQL: a string, a quoted name or a comment is not closed"),
     ("SELECT FROM WHERE t", 'not valid SQL near "WHERE"'),
     ("SELECT * FROM t AND", 'not valid SQL near "AND"'),
     ("SELECT '${env:HOME}' FROM t", "Spark would replace ${...} in the query by something else"),
-    ("SELECT :a FROM t", "parameters are not filled in"),
+    ("SELECT :a FROM t", "parameters are not supported"),
     ("SELECT * FROM identifier('t')", "identifier() hides which table or function is meant"),
     ("SELECT * FROM t JOIN other", '"other" is not among the inputs (inputs: t)'),
     ("SELECT * FROM t JOIN parquet.`/data/x`", '"parquet./data/x" is not among the inputs (inputs: t)'),
     ("SELECT * FROM t JOIN spark_catalog.default.t AS u",
      '"spark_catalog.default.t" is not among the inputs (inputs: t)'),
     ("WITH t AS (SELECT 1) SELECT * FROM t", '"t" after WITH hides the input of that name'),
-    ("WITH a AS (SELECT * FROM t), A AS (SELECT 1) SELECT * FROM a", '"A" stands after WITH twice'),
+    ("WITH a AS (SELECT * FROM t), A AS (SELECT 1) SELECT * FROM a", '"A" is defined twice after WITH'),
 ]  # fmt: skip
 
 
@@ -198,7 +198,7 @@ def test_every_refusal_says_what_to_do_instead() -> None:
     without = {f.message for query, _ in REFUSED for f in check_query(query, ["t"]) if f.hint is None}
     assert without == {
         "epoch_time() takes no argument",
-        "not valid SQL: a text, a quoted name or a comment does not end",
+        "not valid SQL: a string, a quoted name or a comment is not closed",
         'not valid SQL near "WHERE"',
         'not valid SQL near "AND"',
     }

@@ -55,9 +55,11 @@ class Search:
         self.scenario = scenario
         self.core = core
         self.barriers = dict(scenario.ids)
+        self._always = tuple(self._events_of_any_world())
+        self._written = {id_: core.WrittenCommitted(id_) for id_ in self.barriers}
+        self._failed = {id_: core.WriteFailed(id_, "no answer") for id_ in self.barriers}
 
-    def events(self, world: World) -> Iterator[Any]:
-        """Everything that may happen now; None stands for a write that lands."""
+    def _events_of_any_world(self) -> Iterator[Any]:
         core = self.core
         for id_, barrier in self.scenario.ids:
             yield core.Begin(id_, barrier, self.scenario.shards)
@@ -66,19 +68,24 @@ class Search:
                 for success in (True, False):
                     yield core.CheckpointDone(id_, shard, success)
             yield core.TimedOut(id_)
-        for id_ in world.durable:
-            yield core.WrittenCommitted(id_)
-        for id_ in world.asked:
-            yield core.WriteFailed(id_, "no answer")
         if self.scenario.drops:
             for barrier in {*self.barriers.values()}:
                 yield core.Dropped(barrier)
 
-    def moves(self, world: World) -> Iterator[tuple[str, World]]:
+    def events(self, world: World) -> Iterator[Any]:
+        """Everything that the coordinator may hear now."""
+        yield from self._always
+        for id_ in world.durable:
+            yield self._written[id_]
+        for id_ in world.asked:
+            yield self._failed[id_]
+
+    def moves(self, world: World) -> Iterator[tuple[object, World]]:
+        """Everything that may happen now: an event, or a write that lands; and the world after it."""
         for id_ in world.asked - world.durable:
             yield f"COMMITTED of {id_} lands", world._replace(durable=world.durable | {id_})
         for event in self.events(world):
-            yield str(event), self.take(world, event)
+            yield event, self.take(world, event)
 
     def take(self, world: World, event: Any) -> World:
         """Let the coordinator decide, and judge what it does."""
@@ -87,7 +94,8 @@ class Search:
         after = self.note(world, event)
         for action in actions:
             after = self.judge(after, action)
-        after = after._replace(state=state)
+        if state is not after.state:
+            after = after._replace(state=state)
         ours = bool(live) and getattr(event, "checkpoint_id", None) == live
         match type(event).__name__:
             case "CheckpointDone" if ours and 0 <= event.shard_id < self.scenario.shards and not event.success:
@@ -148,28 +156,28 @@ class Search:
     def explore(self) -> tuple[int, str]:
         """The number of states, and the shortest way to a broken promise if there is one."""
         first = World(self.core.initial())
-        parents: dict[World, tuple[World, str] | None] = {first: None}
+        parents: dict[World, tuple[World, object] | None] = {first: None}
         queue = deque([first])
         while queue:
             world = queue.popleft()
             moves = self.moves(world)
             while True:
                 try:
-                    name, after = next(moves)
+                    move, after = next(moves)
                 except StopIteration:
                     break
                 except BrokenError as broken:
                     return len(parents), f"{broken}, after {self.trace(parents, world)}"
-                if after not in parents:
-                    parents[after] = (world, name)
+                if after is not world and after not in parents:
+                    parents[after] = (world, move)
                     queue.append(after)
         return len(parents), ""
 
-    def trace(self, parents: dict[World, tuple[World, str] | None], world: World) -> str:
+    def trace(self, parents: dict[World, tuple[World, object] | None], world: World) -> str:
         lines: list[str] = []
         while (before := parents[world]) is not None:
-            world, name = before
-            lines.append(name)
+            world, move = before
+            lines.append(str(move))
         return "; ".join(reversed(lines))
 
 

@@ -21,8 +21,7 @@ from firnline.state.export import StateReader, flat_schema, query_state, write_e
 from firnline.state.home import StateHome
 from firnline.state.keys import shard_ranges
 from firnline.state.load import add_state, import_rows, load_initial_state, read_export
-from firnline.state.refs import OperatorState
-from firnline.state.rescale import rescale
+from firnline.state.manifest import OperatorState, rescale
 from firnline.state.segments import OPEN
 
 GROUPS = 16

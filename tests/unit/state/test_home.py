@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +17,11 @@ from firnline.state.columns import Layout
 from firnline.state.home import StateHome
 from firnline.state.keys import locate
 from firnline.state.lookup import scan
+from firnline.state.manifest import SegmentRef
 from firnline.state.merge import merge_segments
-from firnline.state.refs import SegmentRef
 from firnline.state.segments import OPEN, open_segment, write_segment
 from tests.support.damage import cuts, flips
+from tests.support.s3 import new_bucket, s3_options
 
 LAYOUT = Layout(pa.schema([("id", pa.int64())]), pa.schema([("n", pa.int64())]))
 
@@ -130,16 +130,7 @@ def test_an_intact_file_never_asks_the_remote_tier(tmp_path: Path) -> None:
 
 @pytest.fixture
 def bucket(s3: str, tmp_path: Path) -> StateHome:
-    name = f"state-{os.urandom(4).hex()}"
-    urllib.request.urlopen(urllib.request.Request(f"{s3}/{name}", method="PUT")).close()
-    options = {
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": s3,
-        "AWS_ALLOW_HTTP": "true",
-    }
-    return StateHome(f"s3://{name}/home", options, cache=str(tmp_path / "cache"))
+    return StateHome(f"s3://{new_bucket(s3)}/home", s3_options(s3), cache=str(tmp_path / "cache"))
 
 
 @pytest.mark.s3

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firnline.errors import ConfigError
-from firnline.state.hashing import hash64, murmur3_32
+from firnline.state.encoding import hash64, murmur3_32
 from firnline.state.keys import (
     LOW48,
     distinct,

@@ -21,9 +21,8 @@ from firnline.state.columns import Layout, can_widen
 from firnline.state.home import StateHome
 from firnline.state.keys import LOW48, distinct, locate, shard_ranges
 from firnline.state.lookup import by_slots, lookup, scan
+from firnline.state.manifest import OperatorState, SegmentRef, ShardState, rescale
 from firnline.state.merge import merge_due, merge_segments
-from firnline.state.refs import OperatorState, SegmentRef, ShardState
-from firnline.state.rescale import rescale
 from firnline.state.segments import OPEN, open_segments, write_segment
 
 GROUPS = 8

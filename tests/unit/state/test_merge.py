@@ -18,8 +18,8 @@ from firnline.state.columns import Layout
 from firnline.state.home import StateHome
 from firnline.state.keys import locate
 from firnline.state.lookup import lookup, scan
+from firnline.state.manifest import SegmentRef
 from firnline.state.merge import FAN_IN, MOST_SEGMENTS, merge_due, merge_segments, plan_merge
-from firnline.state.refs import SegmentRef
 from firnline.state.segments import open_segment, open_segments, write_segment
 
 GROUPS = 16

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
-import urllib.request
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +19,16 @@ from firnline.state.snapshot import abort, begin, load, verify_files
 from firnline.state.sweep import Marks
 from firnline.storage import Storage, open_storage
 from firnline.testing.faults import Faults, FaultyStorage
-from tests.support.states import StateHistory, find_newest_complete, list_checkpoints, make_checkpoint, sample_plan
+from tests.support.s3 import new_bucket, s3_options
+from tests.support.samples import files_below
+from tests.support.states import (
+    StateHistory,
+    check_complete,
+    find_newest_complete,
+    list_checkpoints,
+    make_checkpoint,
+    sample_plan,
+)
 
 NOW = datetime(2040, 1, 1, tzinfo=UTC)
 
@@ -46,17 +53,14 @@ def replica(
     return Replica(local, remote)
 
 
-def content(storage: Storage) -> dict[str, bytes]:
-    root = Path(storage.root)
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-
-
 def needed(storage: Storage, *complete: CompleteCheckpoint) -> dict[str, bytes]:
     """The files of some checkpoints, with their content."""
     names = {path for c in complete for path in c.files()}
     ids = {c.checkpoint_id for c in complete}
     return {
-        k: v for k, v in content(storage).items() if k in names or (k.split("/")[0] in ids and not k.endswith(".arrow"))
+        k: v
+        for k, v in files_below(storage.root).items()
+        if k in names or (k.split("/")[0] in ids and not k.endswith(".arrow"))
     }
 
 
@@ -70,8 +74,8 @@ def faulty(storage: Storage, faults: Faults) -> Storage:
 
 def test_a_copy_is_the_same_and_complete(replica: Replica) -> None:
     made = make_checkpoint(replica.local, sample_plan(1))
-    assert replica.replicate(made.checkpoint_id) == sum(len(v) for v in content(replica.local).values())
-    assert content(replica.remote) == content(replica.local)
+    assert replica.replicate(made.checkpoint_id) == sum(len(v) for v in files_below(replica.local.root).values())
+    assert files_below(replica.remote.root) == files_below(replica.local.root)
     assert load(replica.remote, made.checkpoint_id, made.digest) == made
     assert replica.replicate(made.checkpoint_id) == 0
     assert Replica(replica.local, replica.remote).replicate(made.checkpoint_id, made.digest) == 0
@@ -81,10 +85,10 @@ def test_only_what_is_new_is_copied(replica: Replica) -> None:
     history = StateHistory(replica.local, random.Random(1))
     first, second = (history.complete[history.next_epoch("checkpoint")] for _ in range(2))
     replica.replicate(first.checkpoint_id)
-    before = content(replica.remote)
+    before = files_below(replica.remote.root)
     new = needed(replica.local, second).keys() - before.keys()
-    assert replica.replicate(second.checkpoint_id) == sum(len(content(replica.local)[key]) for key in new)
-    assert content(replica.remote).keys() - before.keys() == new
+    assert replica.replicate(second.checkpoint_id) == sum(len(files_below(replica.local.root)[key]) for key in new)
+    assert files_below(replica.remote.root).keys() - before.keys() == new
     assert not second.files().keys() <= new
     assert find_newest_complete(replica.remote) == second
 
@@ -94,7 +98,7 @@ def test_what_nobody_refers_to_is_not_copied(replica: Replica) -> None:
     history.next_epoch("lost")
     made = history.complete[history.next_epoch("checkpoint", merge=True)]
     replica.replicate(made.checkpoint_id)
-    assert content(replica.remote) == needed(replica.local, made)
+    assert files_below(replica.remote.root) == needed(replica.local, made)
 
 
 def test_committed_comes_last(local: Storage, remote: Storage) -> None:
@@ -129,9 +133,9 @@ def test_broken_off_at_any_call_it_is_taken_up_again(side: str, after: bool, rep
         faults = Faults(nth=nth, for_ever=True, after=after)
         with suppress(OSError):
             attempt(local, remote, side, faults, second.checkpoint_id)
-        check_remote(remote)
+        check_complete(remote)
         Replica(local, remote).replicate(second.checkpoint_id)
-        assert content(remote) == needed(local, first, second), where
+        assert files_below(remote.root) == needed(local, first, second), where
 
 
 def attempt(local: Storage, remote: Storage, side: str, faults: Faults, checkpoint: str) -> None:
@@ -142,13 +146,6 @@ def attempt(local: Storage, remote: Storage, side: str, faults: Faults, checkpoi
     Replica(local, remote).replicate(checkpoint)
 
 
-def check_remote(remote: Storage) -> None:
-    """Whatever says there that it is complete is whole."""
-    for info in list_checkpoints(remote):
-        if info.status == "COMPLETED":
-            verify_files(remote, load(remote, info.checkpoint_id), deep=True)
-
-
 def test_one_replica_goes_on_after_its_own_failure(local: Storage, remote: Storage) -> None:
     made = make_checkpoint(local, sample_plan(1))
     faults = Faults(nth=9)
@@ -156,7 +153,7 @@ def test_one_replica_goes_on_after_its_own_failure(local: Storage, remote: Stora
     with pytest.raises(OSError, match="injected"):
         replica.replicate(made.checkpoint_id)
     replica.replicate(made.checkpoint_id)
-    assert content(remote) == content(local)
+    assert files_below(remote.root) == files_below(local.root)
 
 
 @pytest.mark.parametrize("rest", [b"", b"short", None])
@@ -167,7 +164,7 @@ def test_the_rest_of_a_broken_copy_is_replaced(rest: bytes | None, replica: Repl
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(bytes(ref.size_bytes) if rest is None else rest)
     replica.replicate(made.checkpoint_id)
-    assert content(replica.remote) == content(replica.local)
+    assert files_below(replica.remote.root) == files_below(replica.local.root)
 
 
 def test_a_file_that_vanished_from_the_remote_home_is_copied_again(replica: Replica) -> None:
@@ -175,7 +172,7 @@ def test_a_file_that_vanished_from_the_remote_home_is_copied_again(replica: Repl
     replica.replicate(made.checkpoint_id)
     (Path(replica.remote.root) / next(iter(made.files()))).unlink()
     Replica(replica.local, replica.remote).replicate(made.checkpoint_id)
-    assert content(replica.remote) == content(replica.local)
+    assert files_below(replica.remote.root) == files_below(replica.local.root)
 
 
 def test_a_damaged_file_never_becomes_part_of_a_complete_copy(replica: Replica) -> None:
@@ -188,11 +185,11 @@ def test_a_damaged_file_never_becomes_part_of_a_complete_copy(replica: Replica) 
             path.unlink()
         with pytest.raises(StateDamagedError):
             replica.replicate(made.checkpoint_id)
-        assert max(made.files()) not in content(replica.remote)
+        assert max(made.files()) not in files_below(replica.remote.root)
         assert find_newest_complete(replica.remote) is None
         path.write_bytes(data)
     replica.replicate(made.checkpoint_id)
-    check_remote(replica.remote)
+    check_complete(replica.remote)
 
 
 def test_what_is_not_complete_is_not_copied(replica: Replica) -> None:
@@ -204,7 +201,7 @@ def test_what_is_not_complete_is_not_copied(replica: Replica) -> None:
     abort(replica.local, made.checkpoint_id, "dropped", unnamed=True)
     with pytest.raises(StateIncompleteError):
         replica.replicate(made.checkpoint_id)
-    assert content(replica.remote) == {}
+    assert files_below(replica.remote.root) == {}
     replica.replicate(made.checkpoint_id, made.digest)  # a sink names it all the same
     assert load(replica.remote, made.checkpoint_id) == made
 
@@ -240,7 +237,7 @@ def test_a_lost_local_home_comes_back(replica: Replica) -> None:
 def test_only_what_is_missing_or_damaged_comes_back(replica: Replica) -> None:
     made = make_checkpoint(replica.local, sample_plan(1))
     replica.replicate(made.checkpoint_id)
-    before = content(replica.local)
+    before = files_below(replica.local.root)
     gone, rotten, cut = sorted(made.files())[:3]
     root = Path(replica.local.root)
     (root / gone).unlink()
@@ -251,7 +248,7 @@ def test_only_what_is_missing_or_damaged_comes_back(replica: Replica) -> None:
     with pytest.raises(StateConflictError):  # nobody says that the remote one is meant
         replica.restore_missing(made.checkpoint_id)
     replica.restore_missing(made.checkpoint_id, made.digest)
-    assert content(replica.local) == before
+    assert files_below(replica.local.root) == before
 
 
 def test_what_the_remote_home_lacks_cannot_come_back(replica: Replica) -> None:
@@ -270,19 +267,15 @@ def test_the_remote_home_is_swept_though_it_lags_and_the_next_copy_is_whole(repl
     marks = Marks({made[0].checkpoint_id: made[0].digest, made[3].checkpoint_id: made[3].digest}, 1000)
     told = replica.sweep_remote(marks, NOW, 0, 0, 0)
     assert told.kept == (made[0].checkpoint_id,)
-    assert content(replica.remote) == needed(replica.local, made[0])
+    assert files_below(replica.remote.root) == needed(replica.local, made[0])
     replica.replicate(made[3].checkpoint_id)
-    check_remote(replica.remote)
-    assert content(replica.remote) == needed(replica.local, made[0], made[3])
+    check_complete(replica.remote)
+    assert files_below(replica.remote.root) == needed(replica.local, made[0], made[3])
 
 
 @pytest.mark.s3
 def test_a_bucket_keeps_the_same_promises(local: Storage, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    bucket = "b" + os.urandom(6).hex()
-    urllib.request.urlopen(urllib.request.Request(f"{s3}/{bucket}", method="PUT")).close()
-    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
-    place = {"AWS_ENDPOINT_URL": s3, "AWS_ALLOW_HTTP": "true"}
-    remote = open_storage(f"s3://{bucket}/deep/er", {**keys, **place})
+    remote = open_storage(f"s3://{new_bucket(s3)}/deep/er", s3_options(s3))
     replica = Replica(local, remote)
     history = StateHistory(local, random.Random(1))
     made = [history.complete[history.next_epoch("checkpoint", merge=n == 2)] for n in range(3)]

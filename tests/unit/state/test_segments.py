@@ -20,7 +20,7 @@ from firnline.state.columns import Layout
 from firnline.state.home import StateHome
 from firnline.state.keys import locate
 from firnline.state.lookup import scan
-from firnline.state.refs import SegmentRef
+from firnline.state.manifest import SegmentRef
 from firnline.state.segments import OPEN, OpenFiles, SegmentWriter, open_segment, write_segment
 from tests.support.damage import cuts, flips
 

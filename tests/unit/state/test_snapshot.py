@@ -23,6 +23,8 @@ from firnline.errors import (
 from firnline.names import metadata_key
 from firnline.state.manifest import (
     CheckpointPlan,
+    OperatorState,
+    ShardState,
     SnapshotRef,
     assemble,
     check_id,
@@ -30,7 +32,6 @@ from firnline.state.manifest import (
     checkpoint_id,
     snapshot_ref,
 )
-from firnline.state.refs import OperatorState, ShardState
 from firnline.state.snapshot import (
     abort,
     begin,

@@ -16,8 +16,7 @@ from firnline.errors import DamagedError, StateDamagedError
 from firnline.state import timers as module
 from firnline.state.home import StateHome
 from firnline.state.keys import SLOT_BITS, shard_ranges
-from firnline.state.refs import OperatorState, ShardState, TimerRef
-from firnline.state.rescale import rescale
+from firnline.state.manifest import OperatorState, ShardState, TimerRef, rescale
 from firnline.state.segments import OPEN
 from firnline.state.timers import after_firing, due_slots, merge_timers, open_timers, write_timers
 

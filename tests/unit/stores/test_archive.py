@@ -34,10 +34,9 @@ from firnline.stores import archive as archive_module
 from firnline.stores import archive as archive_reader
 from firnline.stores.archive import Manifest, Stored, open_archive, write_archive
 from firnline.stores.audit import append_audit, audit_key, load_audit, make_record
-from firnline.stores.base import CheckpointStore
+from firnline.stores.base import CheckpointStore, encode
 from firnline.stores.file import FileStore
 from firnline.stores.memory import MemoryStore
-from firnline.stores.payload import encode
 from firnline.stores.record import CheckpointRecord
 from firnline.stores.sqlite import SqliteStore
 from firnline.stores.transfer import ImportPlan, Truth, perform_import, plan_import, stored_versions

@@ -6,7 +6,6 @@ import logging
 import os
 import random
 import threading
-import urllib.request
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firnline.errors import CheckpointError, DamagedError, FencedError
+from firnline.errors import AlreadyRunningError, CheckpointError, DamagedError, FencedError
 from firnline.options import StoreOptions
 from firnline.process import HungError, TimedCalls
 from firnline.stores import lease as lease_module
@@ -27,13 +26,21 @@ from firnline.stores.lease import (
     PRUNE_EVERY,
     Lease,
     LeaseKeeper,
+    LeaseRecord,
+    Sight,
+    Standing,
+    Tenure,
+    Verdict,
+    Watch,
+    judge,
     lost_error,
     patience,
     take_now,
+    take_unless_held,
     wait_for_lease,
 )
-from firnline.stores.lease_rules import LeaseRecord, Sight, Tenure, Verdict, Watch
 from firnline.stores.memory import MemoryStore
+from tests.support.s3 import new_bucket, s3_options
 
 SECONDS = 9.0
 KEY = "flights/lease"
@@ -131,38 +138,38 @@ def sight(version: int, at: float, *, took: float = 0.0, released: bool = False,
 
 
 def test_a_version_that_does_not_change_is_dead_after_the_holders_own_promise() -> None:
-    watch, verdict = Watch("me", patience=1.0).look(sight(3, 0.0, took=2.0))
+    watch, verdict = Watch("me", patience=1.0).observe(sight(3, 0.0, took=2.0))
     assert verdict is Verdict.WAIT
-    assert watch.look(sight(3, 2.0 + SECONDS - 0.01))[1] is Verdict.WAIT
-    assert watch.look(sight(3, 2.0 + SECONDS))[1] is Verdict.TAKE
-    assert watch.look(sight(4, 2.0 + SECONDS))[1] is Verdict.WAIT
-    assert watch.look(None) == (watch, Verdict.WAIT)
+    assert watch.observe(sight(3, 2.0 + SECONDS - 0.01))[1] is Verdict.WAIT
+    assert watch.observe(sight(3, 2.0 + SECONDS))[1] is Verdict.TAKE
+    assert watch.observe(sight(4, 2.0 + SECONDS))[1] is Verdict.WAIT
+    assert watch.observe(None) == (watch, Verdict.WAIT)
 
 
 @pytest.mark.parametrize(
     "seen", [Sight(0, None, 0, 0), sight(3, 0.0, released=True), sight(3, 0.0, run="me")], ids=["none", "free", "own"]
 )
 def test_what_nobody_else_holds_is_taken_at_once(seen: Sight) -> None:
-    assert Watch("me", 1.0).look(seen)[1] is Verdict.TAKE
+    assert Watch("me", 1.0).observe(seen)[1] is Verdict.TAKE
 
 
 def test_a_record_that_cannot_be_read_is_waited_for_with_the_watchers_own_patience() -> None:
-    watch, verdict = Watch("me", patience=5.0).look(Sight(3, None, 0.0, 0.0, readable=False))
+    watch, verdict = Watch("me", patience=5.0).observe(Sight(3, None, 0.0, 0.0, readable=False))
     assert verdict is Verdict.WAIT
-    assert watch.look(Sight(3, None, 4.9, 4.9, readable=False))[1] is Verdict.WAIT
-    assert watch.look(Sight(3, None, 5.0, 5.0, readable=False))[1] is Verdict.TAKE
+    assert watch.observe(Sight(3, None, 4.9, 4.9, readable=False))[1] is Verdict.WAIT
+    assert watch.observe(Sight(3, None, 5.0, 5.0, readable=False))[1] is Verdict.TAKE
 
 
 def test_a_holder_renews_three_times_within_its_lease_and_tries_on_after_its_end() -> None:
     held = Tenure(1, 1, SECONDS, 0.0)
-    assert held.judge(SECONDS / 3 - 0.01) is Verdict.WAIT
-    assert held.judge(SECONDS / 3) is Verdict.RENEW
-    assert held.judge(SECONDS + 5) is Verdict.RENEW  # it slept: the store tells whether somebody took it
-    assert held.unanswered().judge(SECONDS - 0.01) is Verdict.RENEW
-    assert held.unanswered().judge(10 * SECONDS) is Verdict.RENEW  # only another's version ends a run
+    assert held.verdict(SECONDS / 3 - 0.01) is Verdict.WAIT
+    assert held.verdict(SECONDS / 3) is Verdict.RENEW
+    assert held.verdict(SECONDS + 5) is Verdict.RENEW  # it slept: the store tells whether somebody took it
+    assert held.unanswered().verdict(SECONDS - 0.01) is Verdict.RENEW
+    assert held.unanswered().verdict(10 * SECONDS) is Verdict.RENEW  # only another's version ends a run
     assert [held.unanswered().has_lapsed(at) for at in (SECONDS - 0.01, SECONDS)] == [False, True]
     assert not held.has_lapsed(SECONDS)
-    assert held.overtaken().judge(0.0) is Verdict.LOST
+    assert held.overtaken().verdict(0.0) is Verdict.LOST
     assert held.wait(1.0) == SECONDS / 3 - 1
     assert held.unanswered().wait(10 * SECONDS) == SECONDS / 12
 
@@ -192,20 +199,20 @@ class Process:
             return Verdict.LOST
         if self.lease.tenure is None:
             try:
-                seen: Sight | None = self.lease.look()
+                seen: Sight | None = self.lease.read()
             except OSError:
                 seen = None
-            self.watch, verdict = self.watch.look(seen)
+            self.watch, verdict = self.watch.observe(seen)
             if verdict is Verdict.TAKE and seen is not None:
                 try:
                     return Verdict.TAKE if self.lease.take(seen) else Verdict.WAIT
                 except OSError:
                     return Verdict.WAIT
             return verdict
-        verdict = self.lease.tenure.judge(self.clock.passed)
+        verdict = self.lease.tenure.verdict(self.clock.passed)
         if verdict is Verdict.RENEW:
             self.lease.renew()
-            verdict = self.lease.tenure.judge(self.clock.passed) if self.lease.tenure.taken_over else Verdict.RENEW
+            verdict = self.lease.tenure.verdict(self.clock.passed) if self.lease.tenure.taken_over else Verdict.RENEW
         self.lost = verdict is Verdict.LOST
         return verdict
 
@@ -284,11 +291,8 @@ def test_jumps_of_the_wall_clock_change_nothing(moves: list[tuple[int, float, st
 def store_options(kind: str, request: pytest.FixtureRequest, folder: Path) -> StoreOptions:
     if kind == "s3":
         server = request.getfixturevalue("s3")
-        bucket = "b" + os.urandom(6).hex()
-        urllib.request.urlopen(urllib.request.Request(f"{server}/{bucket}", method="PUT")).close()
-        secrets = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
-        access = {**secrets, "AWS_ENDPOINT_URL": server, "AWS_ALLOW_HTTP": "true"}
-        return StoreOptions(type="object", uri=f"s3://{bucket}/leases", storage_options=access)
+        uri = f"s3://{new_bucket(server)}/leases"
+        return StoreOptions(type="object", uri=uri, storage_options=s3_options(server))
     if kind == "postgres":
         return StoreOptions(type="postgres", dsn=request.getfixturevalue("postgres"))
     if kind == "object":
@@ -309,7 +313,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Checkpoint
 
 def test_one_of_several_who_try_at_the_same_time_succeeds(store: CheckpointStore, clock: FakeClock) -> None:
     leases = [lease_of(store, f"run-{n}", clock) for n in range(4)]
-    seen = [lease.look() for lease in leases]
+    seen = [lease.read() for lease in leases]
     results: list[bool] = [False] * 4
 
     def take(n: int) -> None:
@@ -339,7 +343,7 @@ def test_a_lease_is_taken_renewed_lost_and_released(store: CheckpointStore, cloc
     assert second.tenure is not None
     assert second.tenure.token > first.tenure.token
     first.renew()
-    assert first.tenure.judge(clock.passed) is Verdict.LOST
+    assert first.tenure.verdict(clock.passed) is Verdict.LOST
     assert first.rival is not None
     assert first.rival.holder == "second"
     first.release()
@@ -451,7 +455,7 @@ def test_a_holder_whose_lease_was_deleted_goes_on(flaky: FlakyStore, clock: Fake
     lease.renew()
     lease.renew()
     assert lease.tenure is not None
-    assert lease.tenure.judge(clock.passed) is Verdict.WAIT
+    assert lease.tenure.verdict(clock.passed) is Verdict.WAIT
     assert record_in(flaky).holder == "first"
     flaky.delete(KEY)
     lease.release()
@@ -464,7 +468,7 @@ def test_a_holder_whose_lease_was_overwritten_has_lost_it(flaky: FlakyStore, clo
     flaky.put_raw(KEY, b"{}")
     lease.renew()
     assert lease.tenure is not None
-    assert lease.tenure.judge(clock.passed) is Verdict.LOST
+    assert lease.tenure.verdict(clock.passed) is Verdict.LOST
     assert lost_error(lease).message == "the lease was overwritten"
     lease.release()
     assert flaky.latest_version(KEY) == 2
@@ -528,7 +532,7 @@ def test_a_version_that_is_replaced_while_it_is_read_is_looked_for_again(
         return get(key, version)
 
     monkeypatch.setattr(flaky, "get_version_raw", replace_and_get)
-    seen = lease_of(flaky, "second", clock).look()
+    seen = lease_of(flaky, "second", clock).read()
     assert seen.record is not None
     assert (seen.version, seen.record.holder) == (2, "first")
 
@@ -549,7 +553,7 @@ def test_a_standby_whose_take_is_unclear_or_too_late_goes_on_waiting(flaky: Flak
     assert record_in(flaky).holder == "first"
     lease.release()
     second, third = lease_of(flaky, "second", clock), lease_of(flaky, "third", clock)
-    look = second.look
+    look = second.read
 
     def look_and_be_late() -> Sight:
         seen = look()
@@ -557,7 +561,7 @@ def test_a_standby_whose_take_is_unclear_or_too_late_goes_on_waiting(flaky: Flak
             take_now(third)
         return seen
 
-    second.look = look_and_be_late  # type: ignore[method-assign]
+    second.read = look_and_be_late  # type: ignore[method-assign]
     assert not wait_for_lease(second, rest_of(clock, SECONDS / 2), lambda _: None)
     assert record_in(flaky).holder == "third"
 
@@ -759,7 +763,7 @@ def calls_under_way() -> int:
 
 def test_a_store_that_hangs_holds_up_nobody_who_takes_or_stands_by(flaky: FlakyStore, clock: FakeClock) -> None:
     first, second = lease_of(flaky, "first", clock), lease_of(flaky, "second", clock)
-    first.calls = second.calls = TimedCalls(0.05)
+    first.timed_calls = second.timed_calls = TimedCalls(0.05)
     flaky.go_on.clear()
     before = calls_under_way()
     try:
@@ -769,10 +773,10 @@ def test_a_store_that_hangs_holds_up_nobody_who_takes_or_stands_by(flaky: FlakyS
         assert not wait_for_lease(second, rest_of(clock, 5), told.append)
         assert told == [None]
         assert calls_under_way() == before + 1  # those who wait again do not pile up
-        assert second.calls.busy
+        assert second.timed_calls.busy
     finally:
         flaky.go_on.set()
-    second.calls = TimedCalls(20)
+    second.timed_calls = TimedCalls(20)
     assert wait_for_lease(second, rest_of(clock), told.append)
 
 
@@ -797,13 +801,124 @@ def test_a_renewal_that_hangs_does_not_hold_up_the_end(
         with LeaseKeeper(lease, clock, lambda error: pytest.fail(error.message)):
             assert hangs.wait(20)
         assert said.count("lease not released") == 1
-        assert lease.calls.busy
+        assert lease.timed_calls.busy
     finally:
         flaky.go_on.set()
-    lease.calls.call(lambda: None, 20)  # what was given up ends by itself, one after the other
+    lease.timed_calls.call(lambda: None, 20)  # what was given up ends by itself, one after the other
     assert record_in(flaky).released
 
 
 @pytest.mark.parametrize(("seconds", "most"), [(0.5, 5.0), (15.0, 15.0), (3600.0, 30.0)])
 def test_patience_with_a_store_has_a_floor_and_an_end(seconds: float, most: float) -> None:
     assert patience(seconds) == most
+
+
+# -- a start that does not stand by ---------------------------------------------------------------------
+
+
+def seen_lease(age: float, *, released: bool = False, holder: str = "a") -> Sight:
+    renewed = (datetime(2026, 1, 1, tzinfo=UTC) - timedelta(seconds=age)).isoformat()
+    record = LeaseRecord(holder, "elsewhere", 1, "u", 1, renewed, renewed, SECONDS, released=released)
+    return Sight(1, record, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("sight", "exited", "standing"),
+    [
+        (Sight(0, None, 0.0, 0.0), False, Standing.FREE),
+        (Sight(1, None, 0.0, 0.0, readable=False), False, Standing.UNCERTAIN),
+        (seen_lease(1), False, Standing.ALIVE),
+        (seen_lease(-1), False, Standing.ALIVE),
+        (seen_lease(1), True, Standing.FREE),
+        (seen_lease(1, released=True), False, Standing.FREE),
+        (seen_lease(1, holder="b"), False, Standing.FREE),
+        (seen_lease(SECONDS), False, Standing.UNCERTAIN),
+        (seen_lease(-SECONDS), False, Standing.UNCERTAIN),
+    ],
+)
+def test_a_start_judges_the_lease(sight: Sight, exited: bool, standing: Standing) -> None:
+    assert judge(sight, "b", datetime(2026, 1, 1, tzinfo=UTC), exited=exited) is standing
+
+
+def held_elsewhere(store: FlakyStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Lease:
+    """The lease of a run on another machine."""
+    with monkeypatch.context() as patch:
+        patch.setattr("socket.gethostname", lambda: "elsewhere")
+        holder = Lease(store, "flights", "a", SECONDS, clock)
+        assert holder.take(holder.read())
+    return holder
+
+
+def test_an_expired_lease_is_watched_for_a_moment_and_taken(
+    flaky: FlakyStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held_elsewhere(flaky, clock, monkeypatch)
+    lease = Lease(flaky, "flights", "b", SECONDS, clock)
+    with pytest.raises(AlreadyRunningError, match=r"run a on elsewhere \(pid \d+\) since 2026-01-01T00:00:00Z"):
+        take_unless_held(lease, lambda _: pytest.fail("it is alive"))
+    clock.wall += timedelta(seconds=SECONDS)
+
+    def rest(seconds: float) -> bool:
+        clock.sleep(seconds)
+        return False
+
+    former = take_unless_held(lease, rest)
+    assert former is not None
+    assert former.holder == "a"
+    assert SECONDS / 2 <= clock.passed < SECONDS
+
+
+def test_a_lease_that_only_looks_expired_is_left_to_its_holder(
+    flaky: FlakyStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = held_elsewhere(flaky, clock, monkeypatch)
+    lease = Lease(flaky, "flights", "b", SECONDS, clock)
+    clock.wall += timedelta(hours=1)
+    other_clock = FakeClock()  # of the holder's machine: an hour behind
+    holder._clock = other_clock
+
+    def rest(seconds: float) -> bool:
+        clock.sleep(seconds)
+        holder.renew()
+        return False
+
+    with pytest.raises(AlreadyRunningError):
+        take_unless_held(lease, rest)
+    assert holder.tenure is not None
+    assert not holder.tenure.taken_over
+
+
+def test_a_renewal_between_the_judgement_and_the_write_wins(
+    flaky: FlakyStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = held_elsewhere(flaky, clock, monkeypatch)
+    lease = Lease(flaky, "flights", "b", SECONDS, clock)
+    verdicts = iter([Standing.FREE, Standing.ALIVE])
+
+    def judge_late(_: Sight) -> Standing:
+        holder.renew()
+        return next(verdicts)
+
+    monkeypatch.setattr(lease, "judge", judge_late)
+    with pytest.raises(AlreadyRunningError):
+        take_unless_held(lease, lambda _: False)
+    assert lease.tenure is None
+
+
+def test_a_store_that_is_gone_is_an_error_of_a_start(flaky: FlakyStore, clock: FakeClock) -> None:
+    flaky.down = True
+    with pytest.raises(OSError):
+        take_unless_held(Lease(flaky, "flights", "b", SECONDS, clock), lambda _: False)
+
+
+def test_a_start_whose_answer_was_lost_finds_its_own_lease(flaky: FlakyStore, clock: FakeClock) -> None:
+    flaky.lose_answer = True
+    lease = Lease(flaky, "flights", "b", SECONDS, clock)
+    assert take_unless_held(lease, lambda _: False) is None
+    assert lease.tenure is not None
+
+
+def test_a_record_without_a_start_is_still_read() -> None:
+    value = LeaseRecord("a", "h", 1, "u", 1, "t", "t", SECONDS).to_json()
+    del value["start"]
+    assert LeaseRecord.from_json(value).start == ""

@@ -30,8 +30,7 @@ from firnline.stores.file import FileStore
 from firnline.stores.objects import DELETED, ObjectStore
 from firnline.stores.record import CheckpointRecord
 from firnline.stores.sqlite import SqliteStore
-from firnline.testing.store_writers import sample_record
-from firnline.testing.stores import StoreConformance
+from firnline.testing.stores import StoreConformance, sample_record
 
 
 @pytest.fixture
@@ -434,14 +433,14 @@ def test_looking_at_a_database_makes_nothing(tmp_path: Path, there: str) -> None
         path.parent.mkdir()
         path.touch()
     options = StoreOptions(type="sqlite", path=str(path))
-    with closing(open_store(options, looking=True)) as looking:
+    with closing(open_store(options, read_only=True)) as looking:
         assert held_in(looking) == (None, [], 0, None, [])
         assert list(tmp_path.rglob("*")) == ([] if there == "missing" else [path.parent, path])
         assert not path.exists() or path.read_bytes() == b""
         with closing(open_store(options)) as store:
             store.put_raw("p", b"1")
             assert held_in(looking)[:4] == (b"1", ["p"], 1, b"1")
-    with closing(open_store(options, looking=True)) as again:
+    with closing(open_store(options, read_only=True)) as again:
         assert held_in(again)[:4] == (b"1", ["p"], 1, b"1")
 
 
@@ -449,7 +448,7 @@ def test_looking_at_what_is_no_store_says_so(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     path.write_bytes(b"some other file, and long enough to be read as one" * 20)
     with pytest.raises(DamagedError):
-        open_store(StoreOptions(type="sqlite", path=str(path)), looking=True)
+        open_store(StoreOptions(type="sqlite", path=str(path)), read_only=True)
 
 
 @pytest.mark.parametrize(

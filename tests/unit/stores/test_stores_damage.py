@@ -12,13 +12,12 @@ import pytest
 
 from firnline.errors import DamagedError, NewerFormatError
 from firnline.storage import LocalStorage
-from firnline.stores.base import CheckpointStore
+from firnline.stores.base import CheckpointStore, decode, encode
 from firnline.stores.file import FileStore
 from firnline.stores.objects import ObjectStore
-from firnline.stores.payload import decode, encode
 from firnline.stores.record import CheckpointRecord
 from firnline.stores.sqlite import SqliteStore
-from firnline.testing.store_writers import sample_record
+from firnline.testing.stores import sample_record
 
 FLIPS = None if os.environ.get("FIRNLINE_PROOF") else 2_000  # of a database; None: every byte
 

@@ -15,13 +15,12 @@ from firnline.checkpoint.ledger import LedgerEntry
 from firnline.errors import VersionConflictError
 from firnline.sinks.staged.unit import Unit, parse_unit
 from firnline.storage import LocalStorage
-from firnline.stores.base import CheckpointStore
+from firnline.stores.base import CheckpointStore, decode
 from firnline.stores.file import FileStore
 from firnline.stores.objects import ObjectStore
-from firnline.stores.payload import decode
 from firnline.stores.record import CheckpointRecord
 from firnline.stores.sqlite import SqliteStore
-from firnline.testing.store_writers import Lsn, sample_record
+from firnline.testing.stores import Lsn, sample_record
 from firnline.types import EntryRef
 
 V1 = Path(__file__).parents[2] / "data" / "formats" / "v1"

@@ -61,7 +61,7 @@ def test_looking_at_a_database_makes_nothing(options: StoreOptions, server: Post
             row = db.execute("SELECT to_regnamespace('firnline') IS NOT NULL").fetchone()
             return bool(row and row[0])
 
-    with closing(open_store(options, looking=True)) as looking:
+    with closing(open_store(options, read_only=True)) as looking:
         assert looking.get_raw("p") is None
         assert (list(looking.list()), list(looking.list_versions("p"))) == ([], [])
         assert (looking.latest_version("p"), looking.get_version_raw("p", 1)) == (0, None)

@@ -18,7 +18,7 @@ from firnline.stores.file import FileStore
 from firnline.stores.memory import MemoryStore
 from firnline.stores.record import CheckpointRecord
 from firnline.stores.replicator import FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, Replication, TierWriter
-from firnline.stores.tiers import Look, Place, Tiers
+from firnline.stores.tiers import CopyStore, NewestCopy, Tiers
 from firnline.types import EntryRef
 from tests.support.damage import cuts, flips
 
@@ -66,32 +66,32 @@ def opener(store: CheckpointStore) -> Callable[[], CheckpointStore]:
     return open_it
 
 
-def place_in(store: CheckpointStore, path: str = "local", keep: int = 10) -> Place:
-    return Place(path, store.place, opener(store), "demo", keep)  # type: ignore[arg-type]
+def store_of(store: CheckpointStore, tier: str = "local", keep: int = 10) -> CopyStore:
+    return CopyStore(tier, store.place, opener(store), "demo", keep)  # type: ignore[arg-type]
 
 
-def held_by(place: Place) -> int:
-    return place.look().epoch
+def held_by(place: CopyStore) -> int:
+    return place.read().epoch
 
 
-# -- a place ------------------------------------------------------------------------------------------
+# -- a store ------------------------------------------------------------------------------------------
 
 
 def test_a_place_that_was_never_used_says_so() -> None:
-    look = place_in(MemoryStore()).look()
-    assert (look.record, look.damaged, look.unreachable, look.version) == (None, "", "", 0)
+    copy = store_of(MemoryStore()).read()
+    assert (copy.record, copy.damaged, copy.unreachable, copy.version) == (None, "", "", 0)
 
 
 def test_what_is_put_is_what_is_found() -> None:
-    place = place_in(MemoryStore())
+    place = store_of(MemoryStore())
     assert place.put(record(1)) is None
     assert place.put(record(2)) is None
-    assert place.look().record == record(2)
-    assert place.look().version == 2
+    assert place.read().record == record(2)
+    assert place.read().version == 2
 
 
 def test_an_older_record_never_replaces_a_newer_one() -> None:
-    place = place_in(MemoryStore())
+    place = store_of(MemoryStore())
     assert place.put(record(5, generation=2)) is None
     assert place.put(record(4, generation=2)) == record(5, generation=2)
     assert place.put(record(9, generation=1)) == record(5, generation=2)
@@ -99,7 +99,7 @@ def test_an_older_record_never_replaces_a_newer_one() -> None:
 
 
 def test_a_newer_generation_replaces_a_later_epoch() -> None:
-    place = place_in(MemoryStore())
+    place = store_of(MemoryStore())
     assert place.put(record(12, generation=3)) is None
     assert place.put(record(11, generation=5)) is None
     assert held_by(place) == 11
@@ -107,16 +107,16 @@ def test_a_newer_generation_replaces_a_later_epoch() -> None:
 
 def test_a_run_left_behind_does_not_overwrite_its_successor() -> None:
     store = MemoryStore()
-    zombie, successor = place_in(store), place_in(store)
+    zombie, successor = store_of(store), store_of(store)
     assert zombie.put(record(3, generation=1)) is None
     assert successor.put(record(4, generation=2)) is None
     assert zombie.put(record(4, generation=1, attempt="z")) is not None
-    assert successor.look().record == record(4, generation=2)
+    assert successor.read().record == record(4, generation=2)
 
 
 def test_two_that_record_the_same_epoch_agree() -> None:
     store = MemoryStore()
-    one, other = place_in(store), place_in(store)
+    one, other = store_of(store), store_of(store)
     assert one.put(record(3)) is None
     assert other.put(record(3)) is None
     assert store.latest_version("demo") == 1
@@ -124,7 +124,7 @@ def test_two_that_record_the_same_epoch_agree() -> None:
 
 def test_a_put_whose_answer_was_lost_is_not_doubled() -> None:
     store = Shaky()
-    place = place_in(store)
+    place = store_of(store)
     store.lose_answer = True
     with pytest.raises(OSError, match="answer lost"):
         place.put(record(1))
@@ -133,7 +133,7 @@ def test_a_put_whose_answer_was_lost_is_not_doubled() -> None:
 
 
 def test_what_was_taken_back_is_replaced_when_told_to() -> None:
-    place = place_in(MemoryStore())
+    place = store_of(MemoryStore())
     assert place.put(record(12)) is None
     assert place.put(record(10), replace=True) is None
     assert held_by(place) == 10
@@ -142,7 +142,7 @@ def test_what_was_taken_back_is_replaced_when_told_to() -> None:
 def test_a_place_that_cannot_be_reached_says_why() -> None:
     store = Shaky()
     store.away = True
-    assert place_in(store).look().unreachable == "away"
+    assert store_of(store).read().unreachable == "away"
 
 
 def test_a_place_that_does_not_answer_counts_as_unreachable() -> None:
@@ -153,9 +153,9 @@ def test_a_place_that_does_not_answer_counts_as_unreachable() -> None:
             answer.wait(30)
             return super().latest_version(key)
 
-    look = place_in(Slow(), "remote").look_within(0.05)
+    copy = store_of(Slow(), "remote").read_within(0.05)
     answer.set()
-    assert "no answer" in look.unreachable
+    assert "no answer" in copy.unreachable
 
 
 def test_an_unsafe_place_is_refused_wherever_it_is_looked_at() -> None:
@@ -164,19 +164,19 @@ def test_an_unsafe_place_is_refused_wherever_it_is_looked_at() -> None:
             raise StoreUnsafeError("replaces what exists")
 
     with pytest.raises(StoreUnsafeError):
-        place_in(Unsafe()).look()
+        store_of(Unsafe()).read()
     with pytest.raises(StoreUnsafeError):
-        place_in(Unsafe()).look_within(5)
+        store_of(Unsafe()).read_within(5)
 
 
 def test_an_unsafe_place_is_refused_before_it_exists(tmp_path: Path) -> None:
     def open_it() -> CheckpointStore:
         raise StoreUnsafeError("replaces what exists")
 
-    place = Place("store", str(tmp_path / "absent"), open_it, "demo", 10)
-    assert place.look().version == 0
+    place = CopyStore("store", str(tmp_path / "absent"), open_it, "demo", 10)
+    assert place.read().version == 0
     with pytest.raises(StoreUnsafeError):
-        place.look_within(60, prove=True)
+        place.read_within(60, prove=True)
 
 
 def test_a_look_that_was_given_up_is_not_begun_again() -> None:
@@ -189,11 +189,11 @@ def test_a_look_that_was_given_up_is_not_begun_again() -> None:
             answer.wait(30)
             return super().latest_version(key)
 
-    place = place_in(Slow(), "store")
+    place = store_of(Slow(), "store")
     for _ in range(3):
-        assert "no answer" in place.look_within(0.01).unreachable
+        assert "no answer" in place.read_within(0.01).unreachable
     answer.set()
-    assert place.look_within(60).unreachable == ""
+    assert place.read_within(60).unreachable == ""
     assert len(asked) <= 2
 
 
@@ -210,22 +210,22 @@ class Headless(MemoryStore):
 
 def test_a_damaged_head_is_told_like_a_damaged_version() -> None:
     store = Headless()
-    look = place_in(store).look()
-    assert (look.damaged, look.record, look.unreachable) == ("the head is damaged", None, "")
+    copy = store_of(store).read()
+    assert (copy.damaged, copy.record, copy.unreachable) == ("the head is damaged", None, "")
 
 
 def test_a_record_is_put_onto_a_damaged_head_where_the_store_can() -> None:
     store = Headless()
     store.put("demo", record(1))
-    place = place_in(store)
+    place = store_of(store)
     assert place.put(record(2)) is None
     store.broken = False
-    assert place_in(store).look().record == record(2)
+    assert store_of(store).read().record == record(2)
 
 
 def test_old_versions_are_pruned() -> None:
     store = MemoryStore()
-    place = place_in(store, keep=3)
+    place = store_of(store, keep=3)
     for epoch in range(1, 8):
         place.put(record(epoch))
     assert place.prune() == 4
@@ -236,8 +236,8 @@ def test_old_versions_are_pruned() -> None:
 
 
 def two_tiers(local: CheckpointRecord | None, remote: CheckpointRecord | None) -> Tiers:
-    tiers = Tiers(place_in(MemoryStore()), place_in(MemoryStore(), "remote"))
-    for place, content in zip(tiers.places, (local, remote), strict=True):
+    tiers = Tiers(store_of(MemoryStore()), store_of(MemoryStore(), "remote"))
+    for place, content in zip(tiers.stores, (local, remote), strict=True):
         if content is not None:
             place.put(content)
     return tiers
@@ -270,7 +270,7 @@ def test_a_foreign_copy_does_not_count(caplog: pytest.LogCaptureFixture) -> None
     store = MemoryStore()
     store.put("demo", record(4, pipeline="other"))
     with caplog.at_level(logging.WARNING):
-        assert Tiers(place_in(store)).find(4, digest(record(4))) is None
+        assert Tiers(store_of(store)).find(4, digest(record(4))) is None
     assert "another pipeline" in vars(caplog.records[0])["reason"]
 
 
@@ -286,7 +286,7 @@ def test_an_older_version_is_the_last_resort() -> None:
 @pytest.mark.parametrize("change", [flips, cuts])
 def test_every_byte_of_a_local_copy(tmp_path: Path, change: Callable[[bytes], object]) -> None:
     """Damage is found: never another checkpoint than the one that was put."""
-    place = place_in(FileStore(str(tmp_path)))
+    place = store_of(FileStore(str(tmp_path)))
     place.put(record(4))
     (path,) = (tmp_path / "demo" / "checkpoint").glob("*.json")
     passed_over = 0
@@ -315,12 +315,12 @@ class Bench:
     def __init__(self, interval: float = 60.0) -> None:
         self.store, self.time = Shaky(), Time()
         self.told: list[Replication] = []
-        self.place = place_in(self.store, "remote")
+        self.place = store_of(self.store, "remote")
         self.writer = TierWriter(self.place, interval, self.time, self.told.append)
 
     @property
     def stored(self) -> int:
-        return self.place.look().epoch
+        return self.place.read().epoch
 
 
 def test_the_first_record_is_written_at_once_and_the_next_after_the_interval() -> None:
@@ -405,7 +405,7 @@ def test_a_record_that_is_on_its_way_does_not_count_as_held() -> None:
             seen.append((bench.writer.epoch, lag.epochs_behind))
             return super().put_raw_versioned(key, data, expected, note)
 
-    bench.writer = TierWriter(place_in(Watching(), "remote"), 60, bench.time)
+    bench.writer = TierWriter(store_of(Watching(), "remote"), 60, bench.time)
     bench.writer.holds(6)
     bench.writer.offer(record(7))
     bench.writer.turn()
@@ -415,7 +415,7 @@ def test_a_record_that_is_on_its_way_does_not_count_as_held() -> None:
 
 def test_a_newer_runs_record_is_left_alone_and_does_not_count() -> None:
     bench = Bench()
-    place_in(bench.store, "remote").put(record(9, generation=2))
+    store_of(bench.store, "remote").put(record(9, generation=2))
     bench.writer.offer(record(8, generation=1))
     bench.writer.turn()
     assert bench.stored == 9
@@ -440,8 +440,8 @@ def test_what_the_check_refuses_is_never_overwritten() -> None:
     bench.place.put(record(9, generation=1))
     seen: list[int] = []
 
-    def check(look: Look) -> None:
-        seen.append(look.epoch)
+    def check(copy: NewestCopy) -> None:
+        seen.append(copy.epoch)
         raise StoreAheadError("more than the sink holds")
 
     bench.writer = TierWriter(bench.place, 0, bench.time, check=check)
@@ -460,7 +460,7 @@ def test_an_unsafe_tier_is_told_and_not_tried_again() -> None:
 
     refused: list[FirnlineError] = []
     time = Time()
-    writer = TierWriter(place_in(Unsafe(), "remote"), 0, time, refuse=refused.append)
+    writer = TierWriter(store_of(Unsafe(), "remote"), 0, time, refuse=refused.append)
     writer.offer(record(1))
     assert writer.turn() is None
     time.now += 3600
@@ -481,7 +481,7 @@ def test_the_background_outlives_any_error() -> None:
             return super().put_raw_versioned(key, data, expected, note)
 
     told: list[Replication] = []
-    writer = TierWriter(place_in(Buggy(), "remote"), 0, Time(), told.append)
+    writer = TierWriter(store_of(Buggy(), "remote"), 0, Time(), told.append)
     writer.start()
     writer.offer(record(1))
     writer.flush(60)
@@ -493,7 +493,7 @@ def test_the_background_outlives_any_error() -> None:
 def test_runs_of_one_record_each_prune_too() -> None:
     store = MemoryStore()
     for epoch in range(1, 50):
-        writer = TierWriter(place_in(store, "remote"), 0, Time())
+        writer = TierWriter(store_of(store, "remote"), 0, Time())
         writer.offer(record(epoch))
         writer.turn()
     assert len(store.list_versions("demo")) == 11  # 48 of them were cut to 10, and one followed
@@ -507,7 +507,7 @@ def test_a_record_counts_as_held_although_pruning_fails() -> None:
     store = Full()
     for epoch in range(1, 16):
         store.put("demo", record(epoch))
-    writer = TierWriter(place_in(store, "remote"), 0, Time())
+    writer = TierWriter(store_of(store, "remote"), 0, Time())
     writer.offer(record(16))
     assert writer.turn() is None
     assert writer.epoch == 16

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import LedgerHoleError, RollbackRefusedError
-from firnline.history.auditing import on_record
-from firnline.run.edit_entries import committed_columns, edit_checkpoint
-from firnline.run.joining import perform_edit
+from firnline.history.store import on_record
+from firnline.run.joining import check_replaceable, committed_columns, edit_checkpoint, perform_edit
 from firnline.run.open_pipeline import OpenPipeline
-from firnline.run.rollback_sinks import check_replaceable
 from firnline.sinks.base import Head
 from firnline.types import EntryRef, Json
 
@@ -38,9 +36,9 @@ def start_over(pipeline: OpenPipeline, after_epoch: int, run: str, *, truncate: 
         RollbackRefusedError: the table does not hold exactly that epoch, and was not started over after it.
         FencedError: another run took over meanwhile.
     """
-    found = _find_done(pipeline, after_epoch) or _check(pipeline, after_epoch)
-    if isinstance(found, FreshStart):
-        return found
+    done = find_fresh_start(pipeline, after_epoch)
+    if done is not None:
+        return done
     if truncate:
         check_replaceable(pipeline.sinks)
 
@@ -52,6 +50,18 @@ def start_over(pipeline: OpenPipeline, after_epoch: int, run: str, *, truncate: 
     with on_record(pipeline, "fresh-start", run, from_epoch=after_epoch, to_epoch=None, truncate=truncate):
         receipt = perform_edit(pipeline, run, look)
     return FreshStart(receipt.epoch, after_epoch, truncate)
+
+
+def find_fresh_start(pipeline: OpenPipeline, after_epoch: int) -> FreshStart | None:
+    """Return the fresh start after an epoch if it was made already; None if it can be made now.
+
+    Raises:
+        RollbackRefusedError: the table does not hold exactly that epoch, and was not started over after it.
+    """
+    done = _find_done(pipeline, after_epoch)
+    if done is None:
+        _check(pipeline, after_epoch)
+    return done
 
 
 def _check(pipeline: OpenPipeline, after_epoch: int) -> Head:
@@ -72,16 +82,16 @@ def _check(pipeline: OpenPipeline, after_epoch: int) -> Head:
 
 def _find_done(pipeline: OpenPipeline, after_epoch: int) -> FreshStart | None:
     """Return the fresh start after that epoch, if the true history has one."""
-    jumps: list[dict[str, Json]] = []
+    edits: list[dict[str, Json]] = []
     try:
         for link in pipeline.ledger.chain(pipeline.deciding.load().entry):
             if isinstance(link, Fold):
-                jumps += link.jumps
-            elif link.is_jump:
-                jumps.append({"epoch": link.epoch, "kind": link.kind, "jump": link.jump})
+                edits += link.edits
+            elif link.is_history_edit:
+                edits.append({"epoch": link.epoch, "kind": link.kind, "jump": link.edit})
     except LedgerHoleError:
         pass  # the history behind a hole is unknown
-    for found in jumps:
+    for found in edits:
         if found["kind"] == "fresh" and found["jump"]["after_epoch"] == after_epoch:
             return FreshStart(int(found["epoch"]), after_epoch, bool(found["jump"]["truncate"]), already=True)
     return None
@@ -90,8 +100,8 @@ def _find_done(pipeline: OpenPipeline, after_epoch: int) -> FreshStart | None:
 def _entry(
     pipeline: OpenPipeline, newest: Head, onto: EntryRef | None, generation: int, run: str, *, truncate: bool
 ) -> LedgerEntry:
-    held = newest.checkpoint
-    assert held is not None
+    head = newest.checkpoint
+    assert head is not None
     base = Checkpoint(
         pipeline=pipeline.options.name,
         epoch=0,
@@ -100,16 +110,16 @@ def _entry(
         attempt="",
         created_at="",
         positions=pipeline.sources.start({}),
-        schema_fingerprint=held.schema_fingerprint,
-        schema_version=held.schema_version,
+        schema_fingerprint=head.schema_fingerprint,
+        schema_version=head.schema_version,
     )
     epoch = newest.epoch + 1
     return LedgerEntry(
-        checkpoint=edit_checkpoint(pipeline, base, held, epoch=epoch, generation=generation, run=run),
+        checkpoint=edit_checkpoint(pipeline, base, head, epoch=epoch, generation=generation, run=run),
         previous=None,
         inputs={},
         schema=committed_columns(pipeline),
         kind="fresh",
         onto=onto,
-        jump={"after_epoch": newest.epoch, "truncate": truncate},
+        edit={"after_epoch": newest.epoch, "truncate": truncate},
     )

@@ -19,21 +19,19 @@ from dataclasses import dataclass, field
 
 from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.errors import DamagedError, FirnlineError, LedgerHoleError, RollbackRefusedError, SourceMovedError
-from firnline.history.auditing import on_record
 from firnline.history.edits.restore_plan import Copies, SinkRestore, check_others, copy_ledger, plan_sink
 from firnline.history.savepoints.catalog import load_savepoint
 from firnline.history.savepoints.files import Progress
 from firnline.history.savepoints.format import kept_bytes, read_saved
 from firnline.history.savepoints.state import SavedStateSource
+from firnline.history.store import on_record
 from firnline.maintenance.survey import is_inside
-from firnline.run.edit_entries import edit_checkpoint
-from firnline.run.joining import perform_edit
+from firnline.run.joining import check_restored, check_unchanged, edit_checkpoint, find_lacking, perform_edit
 from firnline.run.open_pipeline import OpenPipeline
-from firnline.run.rollback_sinks import check_restored, check_unchanged, find_lacking
 from firnline.sinks.base import Head
 from firnline.sinks.delta.sink import as_delta
 from firnline.storage import normalise, open_storage
-from firnline.stores.tiers import Look
+from firnline.stores.tiers import NewestCopy
 from firnline.types import Json
 
 NAMED = 3
@@ -65,7 +63,7 @@ def restore_savepoint(
     storage_options: dict[str, str] | None = None,
     *,
     accept: Collection[str] = (),
-    tell: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
     progress: Progress | None = None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Restored:
@@ -74,7 +72,7 @@ def restore_savepoint(
     Args:
         path: The savepoint's folder or URI.
         accept: Other pipelines and programs whose rows in the tables may be lost.
-        tell: Called with each step, for display.
+        report: Called with each step, for display.
         stopping: Called before each file is copied. If it returns True, KeyboardInterrupt is raised, with nothing
             decided.
 
@@ -86,12 +84,30 @@ def restore_savepoint(
         SourceMovedError: it was made on another source root, and the options do not say that the files moved.
         FencedError: another run took over meanwhile.
     """
-    making = _Restore(pipeline, path, run, storage_options, frozenset(accept), tell)
+    making = _Restore(pipeline, path, run, storage_options, frozenset(accept), report)
     return making.perform(progress, stopping)
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class RestorePlan:
+    """What a restore would do. `sinks` is empty if it was done already."""
+
+    from_epoch: int
+    to_epoch: int
+    already: bool
+    positions: dict[str, Json]
+    sinks: list[SinkRestore] = field(default_factory=list)
+
+
+def plan_restore(
+    pipeline: OpenPipeline, path: str, storage_options: dict[str, str] | None = None, accept: Collection[str] = ()
+) -> RestorePlan:
+    """Plan a restore, with every check that `restore_savepoint` makes first. Changes nothing, and raises as it does."""
+    return _Restore(pipeline, path, "", storage_options, frozenset(accept), lambda _: None).plan()
+
+
+@dataclass(frozen=True, slots=True)
+class _Current:
     """The heads of the sinks at one moment."""
 
     newest: Head  # of the deciding sink, with pending units
@@ -108,48 +124,61 @@ class _Restore:
         run: str,
         storage_options: dict[str, str] | None,
         accept: frozenset[str],
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
         self._pipeline = pipeline
         self._run = run
         self._accept = accept
-        self._tell = tell
+        self._report = report
         self._storage = open_storage(path, storage_options)
         self._path = _CREDENTIALS.sub("", normalise(path))
         self._saved = load_savepoint(self._storage)
         self._state = SavedStateSource(pipeline, self._saved, self._storage, storage_options or {})
         self._warnings: list[str] = []
 
-    def perform(self, progress: Progress | None, stopping: Callable[[], bool]) -> Restored:
+    def plan(self) -> RestorePlan:
         saved = self._saved
         self._check_fits()
-        look = self._look()
-        done = self._find_done(look)
-        if done is not None:
-            back = f" (to go back to it: firnline rollback --to {done})" if done < look.newest.epoch else ""
-            self._tell(f"savepoint {saved.id} was restored as epoch {done} already; going on{back}")
-            return Restored(saved.id, self._path, look.newest.epoch, saved.epoch, done, already=True)
+        current = self._read_current()
+        already = self._find_done(current) is not None
+        sinks = [] if already else self._plan_sinks(current)
+        return RestorePlan(current.newest.epoch, saved.epoch, already, dict(saved.checkpoint.positions), sinks)
+
+    def _plan_sinks(self, current: _Current) -> list[SinkRestore]:
+        """Check everything that can be checked before anything changes."""
         self._check_source()
         self._check_ledger()
         self._check_state()
-        plans = [plan_sink(as_delta(sink), saved, self._storage, self._accept) for sink in self._pipeline.sinks]
-        self._check_generations(look)
-        self._warn(look, plans)
-        epochs = {"from_epoch": look.newest.epoch, "to_epoch": saved.epoch}
+        plans = [plan_sink(as_delta(sink), self._saved, self._storage, self._accept) for sink in self._pipeline.sinks]
+        self._check_generations(current)
+        return plans
+
+    def perform(self, progress: Progress | None, stopping: Callable[[], bool]) -> Restored:
+        saved = self._saved
+        self._check_fits()
+        current = self._read_current()
+        done = self._find_done(current)
+        if done is not None:
+            back = f" (to go back to it: firnline rollback --to {done})" if done < current.newest.epoch else ""
+            self._report(f"savepoint {saved.id} was restored as epoch {done} already; going on{back}")
+            return Restored(saved.id, self._path, current.newest.epoch, saved.epoch, done, already=True)
+        plans = self._plan_sinks(current)
+        self._warn(current, plans)
+        epochs = {"from_epoch": current.newest.epoch, "to_epoch": saved.epoch}
         with on_record(self._pipeline, "restore", self._run, **epochs, savepoint=saved.id, path=self._path):
             return self._restore(
-                look, plans, Copies(saved, self._storage, self._pipeline.ids.new(), progress, stopping)
+                current, plans, Copies(saved, self._storage, self._pipeline.ids.new(), progress, stopping)
             )
 
-    def _restore(self, before: _Look, plans: Sequence[SinkRestore], copies: Copies) -> Restored:
+    def _restore(self, before: _Current, plans: Sequence[SinkRestore], copies: Copies) -> Restored:
         saved = self._saved
         staged: dict[str, list[dict[str, Json]]] = {}
 
-        def look(generation: int) -> tuple[LedgerEntry, Head]:
+        def decide(generation: int) -> tuple[LedgerEntry, Head]:
             if not staged:
                 staged.update(copies.copy_data(plans))
                 copy_ledger(self._pipeline, self._storage, saved)
-            found = self._look()
+            found = self._read_current()
             entry = self._entry(found, generation, plans, staged)
             self._check_again(found, plans, entry)
             return entry, found.committed
@@ -157,7 +186,9 @@ class _Restore:
         generation = self._new_generation(before)
         with copies.pinned(plans):
             brought = self._state.bring_back()
-            receipt = perform_edit(self._pipeline, self._run, look, self._tell, generation=generation, replaces=True)
+            receipt = perform_edit(
+                self._pipeline, self._run, decide, self._report, generation=generation, replaces=True
+            )
             # Again: a sweep without the new history may have run meanwhile.
             copy_ledger(self._pipeline, self._storage, saved)
         files = [file for plan in plans for file in plan.saved.files]
@@ -175,7 +206,7 @@ class _Restore:
             warnings=self._warnings,
         )
 
-    # -- looking --------------------------------------------------------------------------------------
+    # -- reading --------------------------------------------------------------------------------------
 
     def _check_fits(self) -> None:
         saved, name = self._saved, self._pipeline.options.name
@@ -203,10 +234,10 @@ class _Restore:
                 f"the savepoint {self._path} does not fit the source: {error.message}", hint=error.hint
             ) from error
 
-    def _check_again(self, look: _Look, plans: Sequence[SinkRestore], entry: LedgerEntry) -> None:
+    def _check_again(self, current: _Current, plans: Sequence[SinkRestore], entry: LedgerEntry) -> None:
         """Check that the plan is still valid, for the deciding sink at exactly the version of the commit."""
         deciding = self._pipeline.deciding
-        if look.committed.exists:
+        if current.committed.exists:
             for operation in check_others(as_delta(deciding), self._saved, self._accept, plans[0].planned_at):
                 if operation not in plans[0].undone:
                     plans[0].undone.append(operation)
@@ -222,23 +253,23 @@ class _Restore:
         for sink in self._pipeline.sinks[1:]:
             check_restored(sink, entry, deciding.name)
 
-    def _look(self) -> _Look:
+    def _read_current(self) -> _Current:
         newest = self._pipeline.deciding.load()
         committed = self._pipeline.deciding.load_committed()
         others = [fence for sink in self._pipeline.sinks[1:] if (fence := sink.read_fence()).exists]
-        return _Look(newest, committed, [fence.epoch for fence in others], [fence.generation for fence in others])
+        return _Current(newest, committed, [fence.epoch for fence in others], [fence.generation for fence in others])
 
-    def _find_done(self, look: _Look) -> int | None:
+    def _find_done(self, current: _Current) -> int | None:
         """Return the epoch that restored this savepoint, if the true history has it and every sink can apply it."""
         done: int | None = None
         newest: LedgerEntry | None = None  # the restore, if nothing came after it
         try:
-            for link in self._pipeline.ledger.chain(look.newest.entry):
-                jumps = link.jumps if isinstance(link, Fold) else [_as_jump(link)]
-                for jump in jumps:
-                    if jump["kind"] == "restore" and jump["jump"].get("savepoint") == self._saved.id:
-                        done = done or int(jump["epoch"])
-                        if isinstance(link, LedgerEntry) and link.epoch == look.newest.epoch:
+            for link in self._pipeline.ledger.chain(current.newest.entry):
+                edits = link.edits if isinstance(link, Fold) else [_as_edit(link)]
+                for edit in edits:
+                    if edit["kind"] == "restore" and edit["jump"].get("savepoint") == self._saved.id:
+                        done = done or int(edit["epoch"])
+                        if isinstance(link, LedgerEntry) and link.epoch == current.newest.epoch:
                             newest = link
         except LedgerHoleError as error:
             if done is None:
@@ -261,10 +292,10 @@ class _Restore:
             try:
                 check_restored(sink, done, self._pipeline.deciding.name)
             except RollbackRefusedError as error:
-                accept = self._accept | set(done.jump.get("accepted", []))
+                accept = self._accept | set(done.edit.get("accepted", []))
                 check_unchanged(sink, done, accept, f"firnline run --from-savepoint {self._path}{{flags}}")
                 self._accept = accept
-                self._tell(f"{error.message}; restoring once more")
+                self._report(f"{error.message}; restoring once more")
                 return True
         return False
 
@@ -277,46 +308,46 @@ class _Restore:
 
     def _check_state(self) -> None:
         """Check every file of the operator state, and the input of the epochs since its snapshots."""
-        found = self._state.look()
+        found = self._state.check()
         if found.problems:
             raise RollbackRefusedError(
                 f"the savepoint {self._path} cannot be restored: {found.problems[0].message}",
                 hint=found.problems[0].hint,
             )
         if found.replayed:
-            self._tell(f"{len(found.replayed)} epoch(s) since the snapshots of the state are folded again")
+            self._report(f"{len(found.replayed)} epoch(s) since the snapshots of the state are folded again")
 
-    def _check_generations(self, look: _Look) -> None:
+    def _check_generations(self, current: _Current) -> None:
         """Refuse a sink with a newer generation than the deciding one: it would reject the commit."""
-        newest = max(look.generations, default=0)
-        if look.committed.exists and newest > look.committed.generation + 1:
+        newest = max(current.generations, default=0)
+        if current.committed.exists and newest > current.committed.generation + 1:
             raise RollbackRefusedError(
                 f"a sink knows generation {newest}, but {self._pipeline.deciding.name} "
-                f"only {look.committed.generation}:"
+                f"only {current.committed.generation}:"
                 " they are not of the same history",
                 hint="Restore into tables that belong together, or into empty ones.",
             )
 
-    def _warn(self, look: _Look, plans: Sequence[SinkRestore]) -> None:
+    def _warn(self, current: _Current, plans: Sequence[SinkRestore]) -> None:
         for plan in plans:
             if plan.undone:
                 self._add_warning(f"{plan.sink.name}: {', '.join(plan.undone)} since the savepoint is taken back")
-        lost = self._find_lost(look)
+        lost = self._find_lost(current)
         if lost:
             shown = ", ".join(lost[:NAMED]) + (" ..." if len(lost) > NAMED else "")
             self._add_warning(f"{len(lost)} file(s) that were read after the savepoint cannot be read again: {shown}")
 
     def _add_warning(self, warning: str) -> None:
         self._warnings.append(warning)
-        self._tell(f"warning: {warning}")
+        self._report(f"warning: {warning}")
 
-    def _find_lost(self, look: _Look) -> list[str]:
+    def _find_lost(self, current: _Current) -> list[str]:
         """Return input that was read after the savepoint and is gone from the source, as far as the history knows."""
         inputs: list[dict[str, list[dict[str, Json]]]] = []
         try:
-            for entry, ref in self._pipeline.ledger.entries(look.newest.entry):
-                if ref == self._saved.entry and look.newest.checkpoint is not None:
-                    return self._pipeline.sources.find_unavailable(look.newest.checkpoint.positions, inputs)
+            for entry, ref in self._pipeline.ledger.entries(current.newest.entry):
+                if ref == self._saved.entry and current.newest.checkpoint is not None:
+                    return self._pipeline.sources.find_unavailable(current.newest.checkpoint.positions, inputs)
                 inputs.append(entry.inputs)
         except (FirnlineError, OSError) as error:
             return [f"unknown, the source cannot be looked at ({error})"] if any(inputs) else []
@@ -324,28 +355,28 @@ class _Restore:
 
     # -- doing ----------------------------------------------------------------------------------------
 
-    def _new_generation(self, look: _Look) -> int | None:
+    def _new_generation(self, current: _Current) -> int | None:
         """Return a generation for a new table: newer than any that a copy or another sink has for this pipeline."""
-        if look.committed.exists:
+        if current.committed.exists:
             return None
-        known = [self._saved.checkpoint.generation, *look.generations]
+        known = [self._saved.checkpoint.generation, *current.generations]
         known += [found.record.checkpoint.generation for found in self._recorded() if found.record is not None]
         return max(known) + 1
 
-    def _recorded(self) -> list[Look]:
-        return [place.look() for place in self._pipeline.recorder.places]
+    def _recorded(self) -> list[NewestCopy]:
+        return [store.read() for store in self._pipeline.recorder.stores]
 
     def _entry(
-        self, look: _Look, generation: int, plans: Sequence[SinkRestore], staged: dict[str, list[dict[str, Json]]]
+        self, current: _Current, generation: int, plans: Sequence[SinkRestore], staged: dict[str, list[dict[str, Json]]]
     ) -> LedgerEntry:
         saved = self._saved
         recorded = [found.epoch for found in self._recorded()]
-        epoch = max(look.newest.epoch, saved.epoch, *look.epochs, *recorded) + 1
-        held = look.newest.checkpoint
+        epoch = max(current.newest.epoch, saved.epoch, *current.epochs, *recorded) + 1
+        head = current.newest.checkpoint
         schema = plans[0].saved.schema
         return LedgerEntry(
             checkpoint=edit_checkpoint(
-                self._pipeline, saved.checkpoint, held, epoch=epoch, generation=generation, run=self._run
+                self._pipeline, saved.checkpoint, head, epoch=epoch, generation=generation, run=self._run
             ),
             previous=saved.entry,
             previous_checkpoint=saved.checkpoint.checksum,
@@ -353,11 +384,11 @@ class _Restore:
             staged=staged,
             schema=schema,
             kind="restore",
-            onto=look.committed.entry,
-            jump={
+            onto=current.committed.entry,
+            edit={
                 "savepoint": saved.id,
                 "path": self._path,
-                "from_epoch": look.newest.epoch,
+                "from_epoch": current.newest.epoch,
                 "to_epoch": saved.epoch,
                 "versions": {plan.sink.name: plan.version for plan in plans if plan.version is not None},
                 "planned_at": {plan.sink.name: plan.planned_at for plan in plans},
@@ -367,5 +398,5 @@ class _Restore:
         )
 
 
-def _as_jump(entry: LedgerEntry) -> dict[str, Json]:
-    return {"epoch": entry.epoch, "kind": entry.kind, "jump": entry.jump}
+def _as_edit(entry: LedgerEntry) -> dict[str, Json]:
+    return {"epoch": entry.epoch, "kind": entry.kind, "jump": entry.edit}

@@ -11,19 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from firnline.checkpoint.ledger import LedgerEntry
+from firnline.checkpoint.ledger import LedgerEntry, edit_name
 from firnline.errors import CheckpointError, LedgerHoleError, RollbackRefusedError
-from firnline.history.auditing import on_record
 from firnline.history.savepoints.pins import RestorePins
 from firnline.history.state import OperatorSnapshot, check_state, snapshots_of
-from firnline.history.store import nothing_to_leave
-from firnline.history.superseded import edit_name, supersedes
+from firnline.history.store import nothing_to_leave, on_record
 from firnline.run.commits import check_staged
-from firnline.run.edit_entries import committed_columns, edit_checkpoint
-from firnline.run.joining import ahead_of, check_new_sinks, perform_edit
+from firnline.run.joining import ahead_of, check_new_sinks, committed_columns, edit_checkpoint, perform_edit, plan_sink
 from firnline.run.open_pipeline import OpenPipeline
-from firnline.run.rollback_sinks import plan_sink
-from firnline.sinks.base import Head, Sink, SinkReturn
+from firnline.sinks.base import GoesBack, Head, Sink, SinkReturn
 from firnline.sources.group import Records
 from firnline.types import EntryRef, Json, Receipt
 
@@ -72,7 +68,7 @@ class RollbackPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Current:
     """The plan, and the entries that it needs."""
 
     plan: RollbackPlan
@@ -110,9 +106,9 @@ class Rollback:
 
     def plan(self) -> RollbackPlan:
         """Return what the rollback would do. Read-only: claims and writes nothing."""
-        return self._look().plan
+        return self._read_current().plan
 
-    def perform(self, run: str, tell: Callable[[str], None] = lambda _: None) -> tuple[RollbackPlan, Receipt]:
+    def perform(self, run: str, report: Callable[[str], None] = lambda _: None) -> tuple[RollbackPlan, Receipt]:
         """Roll back. Returns the performed plan and the deciding sink's receipt.
 
         Raises:
@@ -120,15 +116,15 @@ class Rollback:
                 late; an active run is fenced then.
             FencedError: another run or rollback took over meanwhile.
         """
-        first = self._look()
+        first = self._read_current()
         first.plan.check()  # errors known beforehand fence no run
         plans: list[RollbackPlan] = []
 
-        def look(generation: int) -> tuple[LedgerEntry, Head]:
-            found = self._look()
+        def decide(generation: int) -> tuple[LedgerEntry, Head]:
+            found = self._read_current()
             found.plan.check()
             if pins.keep(found.plan.restored()):  # more files than in the first plan: check again under the pin
-                found = self._look()
+                found = self._read_current()
                 found.plan.check()
             if not plans:
                 self._ask_again(found)
@@ -141,29 +137,31 @@ class Rollback:
             RestorePins(self._pipeline) as pins,
         ):
             pins.keep(first.plan.restored())  # pin against sweeps; the files are checked under the pin
-            receipt = perform_edit(self._pipeline, run, look, tell, goes_on_from=first.target_ref, leave=self._leave)
+            receipt = perform_edit(
+                self._pipeline, run, decide, report, goes_on_from=first.target_ref, leave=self._leave
+            )
         return plans[-1], receipt
 
-    def _ask_again(self, look: _Look) -> None:
+    def _ask_again(self, current: _Current) -> None:
         """Request a retry again for a file that was set aside at that time and retried since."""
-        for path in look.retried:
+        for path in current.retried:
             self._pipeline.requests.ask_retry(path, changed=True, ids=self._pipeline.ids)
 
-    def _entry(self, look: _Look, run: str, generation: int) -> LedgerEntry:
-        base = look.target.checkpoint
-        plan = look.plan
+    def _entry(self, current: _Current, run: str, generation: int) -> LedgerEntry:
+        base = current.target.checkpoint
+        plan = current.plan
         checkpoint = edit_checkpoint(
-            self._pipeline, base, look.newest.checkpoint, epoch=plan.new_epoch, generation=generation, run=run
+            self._pipeline, base, current.newest.checkpoint, epoch=plan.new_epoch, generation=generation, run=run
         )
         return LedgerEntry(
             checkpoint=checkpoint,
-            previous=look.target_ref,
+            previous=current.target_ref,
             previous_checkpoint=base.checksum,
             inputs={},
             schema=committed_columns(self._pipeline),
             kind="rollback",
-            onto=look.committed.entry,
-            jump={
+            onto=current.committed.entry,
+            edit={
                 "to_epoch": plan.to_epoch,
                 "from_epoch": plan.from_epoch,
                 "from_version": plan.version,
@@ -173,9 +171,9 @@ class Rollback:
             },
         )
 
-    # -- looking --------------------------------------------------------------------------------------
+    # -- reading --------------------------------------------------------------------------------------
 
-    def _look(self) -> _Look:
+    def _read_current(self) -> _Current:
         pipeline = self._pipeline
         newest = pipeline.deciding.load()
         committed = pipeline.deciding.load_committed()
@@ -194,18 +192,22 @@ class Rollback:
                 )
             )
         now, then = newest.checkpoint.positions, target.checkpoint.positions
-        inputs = [entry.inputs for entry in undone if not entry.is_jump]  # a repair names files of other epochs
+        inputs = [entry.inputs for entry in undone if not entry.is_history_edit]  # a repair names files of other epochs
         records = [record for one in inputs for files in one.values() for record in files]
         refusals += self._check_sources(now, then, inputs)
         state = check_state(pipeline, target.checkpoint, target_ref, now)
         refusals += state.problems
-        sinks, epochs = [], {}
+        sinks, epochs, fixed = [], {}, {}
         for sink in pipeline.sinks:
             found, problems = self._plan_sink(sink, target_ref)
             sinks.append(found)
-            refusals += problems
+            if found.epoch > self._to and problems and sink.capabilities.goes_back is GoesBack.NOT_AT_ALL:
+                fixed[sink.name] = problems
+            else:
+                refusals += problems
             if found.version_now is not None or not problems:
                 epochs[sink.name] = found.epoch
+        refusals = self._refuse_fixed(fixed, newest.epoch) + refusals
         check_new_sinks(pipeline, newest.entry, {k: v for k, v in epochs.items() if k not in self._leave})
         pending = newest.epoch - committed.epoch
         plan = RollbackPlan(
@@ -232,7 +234,7 @@ class Rollback:
         read = {str(record["path"]) for record in records if int(record.get("to", 0)) > int(record.get("from", 0))}
         aside = {path for position in pipeline.sources.describe(then).values() for path in position.set_aside}
         retried = sorted(read & aside)
-        return _Look(plan, target, target_ref, committed, newest, retried)
+        return _Current(plan, target, target_ref, committed, newest, retried)
 
     def _find_target(self, newest: Head, committed: Head) -> tuple[list[LedgerEntry], LedgerEntry, EntryRef]:
         """Return the entries after the target, newest first, and the target itself."""
@@ -241,9 +243,9 @@ class Rollback:
             if newest.epoch > committed.epoch:
                 hint = f"Pending units are dropped with: firnline staging TABLE --discard-from {self._to + 1} --yes"
             missing = f"epoch {self._to} does not exist yet: " if self._to > newest.epoch else ""
-            raise RollbackRefusedError(f"{missing}the table stands at epoch {committed.epoch}", hint=hint)
+            raise RollbackRefusedError(f"{missing}the table is at epoch {committed.epoch}", hint=hint)
         if self._to == committed.epoch:
-            raise RollbackRefusedError(f"the table stands at epoch {self._to} already")
+            raise RollbackRefusedError(f"the table is at epoch {self._to} already")
         undone: list[LedgerEntry] = []
         known: list[int] = []
         try:
@@ -260,10 +262,10 @@ class Rollback:
         raise self._unknown_target(undone, [epoch for epoch in known if epoch >= floor])
 
     def _unknown_target(self, undone: list[LedgerEntry], known: list[int]) -> RollbackRefusedError:
-        jump = next((e for e in undone if supersedes(e, self._to)), None)
-        if jump is not None and (jump.onto is None or self._to <= jump.onto.epoch):
-            what = edit_name(jump.kind)
-            why = f"epoch {self._to} no longer belongs to the history: epoch {jump.epoch} was a {what}"
+        edit = next((e for e in undone if e.supersedes(self._to)), None)
+        if edit is not None and (edit.onto is None or self._to <= edit.onto.epoch):
+            what = edit_name(edit.kind)
+            why = f"epoch {self._to} no longer belongs to the history: epoch {edit.epoch} was a {what}"
         else:
             why = f"epoch {self._to} is older than the ledger's entries, or never existed"
         below = max((e for e in known if e < self._to), default=None)
@@ -302,6 +304,19 @@ class Rollback:
                     problems.append(RollbackRefusedError(error.message, hint=error.hint))
         return plan, problems
 
+    def _refuse_fixed(self, fixed: dict[str, list[RollbackRefusedError]], newest: int) -> list[RollbackRefusedError]:
+        """Return the refusals of sinks that can never take rows back, with a hint that solves them all at once."""
+        deciding = self._pipeline.deciding.name
+        if deciding in fixed:
+            hint = (
+                f"{deciding} decides, so it cannot be left as it is either: no rollback is possible. To read all input "
+                f"again and keep the rows: firnline run --fresh-after {newest}"
+            )
+        else:
+            names = sorted(self._leave | set(fixed))
+            hint = f"Leave the rows as they are: {' '.join(f'--leave {name}' for name in names)}"
+        return [RollbackRefusedError(error.message, hint=hint) for errors in fixed.values() for error in errors]
+
     def _not_undone(self, sinks: Sequence[SinkReturn], positions_then: dict[str, Json]) -> list[str]:
         found = []
         then = self._pipeline.sources.describe(positions_then)
@@ -326,11 +341,11 @@ def find_epoch_at(pipeline: OpenPipeline, moment: datetime) -> int:
     Raises:
         RollbackRefusedError: no such epoch is known any more.
     """
-    held = pipeline.deciding.load_committed()
-    if held.checkpoint is None:
-        raise nothing_to_leave(pipeline, held)
-    times = pipeline.deciding.commit_times(held.version, held.version + 1) if held.exists else {}
-    entries = [entry for entry in pipeline.entries(held.entry) if entry.kind != "baseline"]
+    head = pipeline.deciding.load_committed()
+    if head.checkpoint is None:
+        raise nothing_to_leave(pipeline, head)
+    times = pipeline.deciding.commit_times(head.version, head.version + 1) if head.exists else {}
+    entries = [entry for entry in pipeline.entries(head.entry) if entry.kind != "baseline"]
     found, reached, oldest = 0, None, ""
     for entry in reversed(entries):
         committed = times.get(entry.epoch, (0, ""))[1] or entry.checkpoint.created_at

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from firnline.errors import ConfigError, DamagedError, NewerFormatError
 from firnline.faults import fault_point
-from firnline.history.auditing import on_record
 from firnline.history.savepoints.format import MAX_MANIFEST_BYTES, Savepoint, is_relative
 from firnline.history.savepoints.pins import SHORT_ID, Pin, find_unreadable_pins, load_pins
+from firnline.history.store import on_record
 from firnline.maintenance.survey import is_inside
 from firnline.names import SAVED_FOLDERS, SAVEPOINT, savepoint_pin
 from firnline.run.open_pipeline import OpenPipeline

@@ -1,6 +1,7 @@
 """Creates savepoints: user-owned folders that a pipeline can be restored from.
 
-In this order, so that a kill at any point leaves either a savepoint or something that `dispose` removes:
+The folder must be separate from everything that the pipeline reads, writes or sweeps. The steps are ordered so that a
+kill at any point leaves either a savepoint or something that `dispose` removes:
 1. Read the head of every sink; all must hold the same epoch.
 2. Pin its files in every table, and operator state. The pin names every file that will be written.
 3. Check that every file still exists.
@@ -11,7 +12,9 @@ In this order, so that a kill at any point leaves either a savepoint or somethin
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import os
+import posixpath
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from urllib.parse import unquote
@@ -19,7 +22,6 @@ from urllib.parse import unquote
 from firnline.checkpoint.codec import short_number
 from firnline.errors import CheckpointError, ConfigError, DamagedError, SinkError
 from firnline.faults import fault_point
-from firnline.history.auditing import on_record
 from firnline.history.savepoints.files import Progress, copy_file, each
 from firnline.history.savepoints.format import (
     SavedBytes,
@@ -28,10 +30,10 @@ from firnline.history.savepoints.format import (
     Savepoint,
     is_relative,
 )
-from firnline.history.savepoints.location import check_apart, check_writable, default_place, is_temporary
-from firnline.history.savepoints.pins import Pin, put_pin
+from firnline.history.savepoints.pins import SHORT_ID, Pin, put_pin
 from firnline.history.savepoints.state import check_still_there, copy_state, take_state
 from firnline.history.state import state_bytes
+from firnline.history.store import on_record
 from firnline.maintenance.survey import is_inside
 from firnline.names import (
     SAVEPOINT,
@@ -50,8 +52,68 @@ from firnline.sinks.delta.contents import ListedFile, find_key, list_contents, s
 from firnline.sinks.delta.sink import DeltaSink, as_delta
 from firnline.sinks.delta.sweeps import SweepLog
 from firnline.state.home import StateHome
-from firnline.storage import Storage, normalise, open_storage
+from firnline.storage import Storage, is_remote, normalise, open_storage
 from firnline.types import Json
+
+
+def default_place(pipeline: OpenPipeline, epoch: int, identity: str) -> str:
+    """Return the default folder: beside a store in a folder, otherwise beside the deciding sink's table."""
+    store = pipeline.options.checkpoint.store
+    beside = store.path if store is not None and store.type == "file" and store.path else pipeline.storage.root
+    above = posixpath.dirname(beside.rstrip("/"))
+    if above.endswith((":", ":/")):  # the table is a whole bucket
+        raise ConfigError("there is no folder beside the table", hint="Name one with --path.")
+    return f"{above}/savepoints/{pipeline.options.name}-{epoch}-{identity[:SHORT_ID]}"
+
+
+def check_apart(pipeline: OpenPipeline, place: str) -> None:
+    """Refuse a location that a source could read as input, or that a sweep or store could treat as its own."""
+    mine = _real(place)
+    for what, root in _used_places(pipeline):
+        used = _real(root)
+        if mine == used or mine.startswith(f"{used.rstrip('/')}/") or used.startswith(f"{mine.rstrip('/')}/"):
+            raise ConfigError(
+                f"{place} cannot hold a savepoint: {what} is {root}",
+                hint="Name a folder apart from it with --path.",
+            )
+
+
+def _used_places(pipeline: OpenPipeline) -> Iterator[tuple[str, str]]:
+    checkpoint = pipeline.options.checkpoint
+    for source in pipeline.sources:
+        yield f"the source {source.name}", source.location
+    for sink in pipeline.sinks:
+        yield f"the table of {sink.name}", sink.uri
+    if checkpoint.store is not None and (checkpoint.store.path or checkpoint.store.uri):
+        yield "the checkpoint store", checkpoint.store.path or checkpoint.store.uri
+    if checkpoint.local is not None:
+        yield "the local tier", checkpoint.local.path
+    if checkpoint.remote is not None:
+        yield "the remote tier", checkpoint.remote.uri
+
+
+def _real(place: str) -> str:
+    name = normalise(place)
+    return name if is_remote(name) else os.path.realpath(name)
+
+
+def check_writable(storage: Storage, identity: str) -> None:
+    """Refuse a folder that is not writable, before anything is pinned."""
+    probe = f".{identity}.tmp"
+    try:
+        storage.put(probe, b"")
+        storage.delete(probe)
+    except OSError as error:
+        raise ConfigError(
+            f"{storage.root} cannot be written: {error}", hint="Name a folder that can be, with --path."
+        ) from error
+
+
+def is_temporary(name: str) -> bool:
+    """Return whether a killed write leaves files of this name behind."""
+    last = name.rsplit("/", 1)[-1]
+    return last.startswith(".") and last.endswith(".tmp")
+
 
 LOOKS = 50  # how long to wait for lagging sinks
 LOOK_SECONDS = 0.2
@@ -93,18 +155,18 @@ def create_savepoint(
             be rebuilt from the input since.
         SinkError: a sink lags, or a file is missing.
     """
-    held = _stand_together(pipeline)
+    head = _stand_together(pipeline)
     identity = pipeline.ids.new()
-    place = normalise(path) if path is not None else default_place(pipeline, held.epoch, identity)
+    place = normalise(path) if path is not None else default_place(pipeline, head.epoch, identity)
     storage = open_storage(place, storage_options)
     if any(not is_temporary(stat.name) for stat in storage.list("")):
         raise ConfigError(f"{place} is not empty", hint="Name a folder that does not exist yet.")
     check_apart(pipeline, place)
     check_writable(storage, identity)
     facts: dict[str, Json] = {"savepoint": identity, "path": place, "copied": copy}
-    with on_record(pipeline, "savepoint-create", run, from_epoch=None, to_epoch=held.epoch, **facts):
+    with on_record(pipeline, "savepoint-create", run, from_epoch=None, to_epoch=head.epoch, **facts):
         saved_home = StateHome(f"{place}/{STATE}", storage_options or {})
-        making = _Making(pipeline, held, identity, storage, saved_home, copy=copy, run=run)
+        making = _Making(pipeline, head, identity, storage, saved_home, copy=copy, run=run)
         made = making.make(progress, stopping)
     return made, place
 
@@ -113,10 +175,10 @@ def _stand_together(pipeline: OpenPipeline) -> Head:
     """Return the deciding sink's head once every other sink has the same; table handles are at the versions read."""
     behind: list[str] = []
     for _ in range(LOOKS):
-        held = pipeline.deciding.load_committed()
-        if not held.exists or held.entry is None or held.checkpoint is None or held.epoch < 1:
+        head = pipeline.deciding.load_committed()
+        if not head.exists or head.entry is None or head.checkpoint is None or head.epoch < 1:
             raise CheckpointError("there is no epoch to save yet", hint="`firnline run` makes the first.")
-        wanted = held.epoch, short_number(held.entry.checksum)
+        wanted = head.epoch, short_number(head.entry.checksum)
         behind = []
         for sink in pipeline.sinks[1:]:
             fence = sink.read_fence()
@@ -125,10 +187,10 @@ def _stand_together(pipeline: OpenPipeline) -> Head:
         if not behind:
             for sink in pipeline.sinks:
                 sink.make_durable()
-            return held
+            return head
         pipeline.clock.sleep(LOOK_SECONDS)
     raise SinkError(
-        f"not every sink stands at epoch {held.epoch}: {', '.join(behind)}",
+        f"not every sink is at epoch {head.epoch}: {', '.join(behind)}",
         hint="Let the pipeline run until all sinks are in sync; see `firnline status`.",
     )
 
@@ -139,7 +201,7 @@ class _Making:
     def __init__(
         self,
         pipeline: OpenPipeline,
-        held: Head,
+        head: Head,
         identity: str,
         storage: Storage,
         saved_home: StateHome,
@@ -148,15 +210,15 @@ class _Making:
         run: str,
     ) -> None:
         self._saved_home = saved_home
-        self._state = take_state(pipeline, held)
+        self._state = take_state(pipeline, head)
         self._pipeline = pipeline
-        self._held = held
+        self._held = head
         self._id = identity
         self._storage = storage
         self._copy = copy
         self._run = run
         self._created_at = pipeline.clock.now().isoformat()
-        links = pipeline.ledger.chain(held.entry)
+        links = pipeline.ledger.chain(head.entry)
         self._quarantine = [str(file["name"]) for link in links for file in link.quarantine]
 
     def make(self, progress: Progress | None, stopping: Callable[[], bool]) -> Savepoint:
@@ -234,7 +296,7 @@ class _Making:
 
     def _pin(self, one: _Taken, taken: list[_Taken], ledger: list[str]) -> Pin:
         writes: list[str] = []
-        if one.sink is self._pipeline.deciding:
+        if one.sink.name == self._pipeline.deciding.name:
             writes = [saved_ledger_key(name) for name in ledger]
             writes += [saved_quarantine_key(name) for name in self._quarantine]
             if self._copy:
@@ -252,7 +314,7 @@ class _Making:
             files=one.paths,
             writes=writes,
             state_size_bytes=state_bytes(self._held.checkpoint),
-            state=self._state.refs if one.sink is self._pipeline.deciding else {},
+            state=self._state.refs if one.sink.name == self._pipeline.deciding.name else {},
         )
 
     def _check_there(self, one: _Taken) -> None:

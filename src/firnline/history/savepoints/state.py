@@ -15,7 +15,7 @@ from firnline.errors import CheckpointError, DamagedError, RollbackRefusedError
 from firnline.faults import fault_point
 from firnline.history.savepoints.files import CHUNK_BYTES, Progress, copy_file, each
 from firnline.history.savepoints.format import SavedBytes, SavedState, Savepoint
-from firnline.history.state import StateCheck, check_state, load_snapshot, refs_of
+from firnline.history.state import StateCheck, check_state, refs_of
 from firnline.maintenance.state import REMOTE, find_doomed_state
 from firnline.maintenance.survey import is_inside
 from firnline.names import LEDGER, STATE, saved_state_key
@@ -27,7 +27,7 @@ from firnline.sinks.delta.table import Table
 from firnline.state import snapshot as layout
 from firnline.state.home import StateHome
 from firnline.state.manifest import SnapshotRef
-from firnline.state.remote import Replica
+from firnline.state.remote import Replica, find_snapshot
 from firnline.storage import Storage
 from firnline.types import Json
 
@@ -51,27 +51,27 @@ class TakenState:
 
 def is_behind(pipeline: OpenPipeline) -> bool:
     """Return whether epochs came after the newest snapshots, so that a restore folds them again."""
-    held = pipeline.deciding.load_committed()
-    if held.checkpoint is None or held.entry is None:
+    head = pipeline.deciding.load_committed()
+    if head.checkpoint is None or head.entry is None:
         return False
-    return bool(check_state(pipeline, held.checkpoint, held.entry, held.checkpoint.positions).replayed)
+    return bool(check_state(pipeline, head.checkpoint, head.entry, head.checkpoint.positions).replayed)
 
 
-def take_state(pipeline: OpenPipeline, held: Head) -> TakenState:
+def take_state(pipeline: OpenPipeline, head: Head) -> TakenState:
     """Return the files that the state of an epoch consists of.
 
     Raises:
         CheckpointError: it is incomplete, or the epochs since its snapshots cannot be folded again.
     """
-    assert held.checkpoint is not None
-    assert held.entry is not None
-    look = check_state(pipeline, held.checkpoint, held.entry, held.checkpoint.positions)
-    if look.problems:
-        raise CheckpointError(look.problems[0].message, hint=look.problems[0].hint)
-    refs = {**refs_of(held.checkpoint), **{ref.checkpoint: ref for ref in look.used}}
-    taken = TakenState({name: ref.to_json() for name, ref in refs.items()}, replayed=look.replayed)
+    assert head.checkpoint is not None
+    assert head.entry is not None
+    found = check_state(pipeline, head.checkpoint, head.entry, head.checkpoint.positions)
+    if found.problems:
+        raise CheckpointError(found.problems[0].message, hint=found.problems[0].hint)
+    refs = {**refs_of(head.checkpoint), **{ref.checkpoint: ref for ref in found.used}}
+    taken = TakenState({name: ref.to_json() for name, ref in refs.items()}, replayed=found.replayed)
     for ref in refs.values():
-        complete, home = load_snapshot(pipeline.state_home, ref)
+        complete, home = find_snapshot(pipeline.state_home, ref).require()
         texts = layout.load_with_texts(home.storage, ref.checkpoint, ref.digest)[1]
         taken.states.append(SavedState(ref.checkpoint, ref.digest))
         sizes = {path: file.size_bytes for path, file in complete.files().items()}
@@ -98,7 +98,7 @@ def check_still_there(pipeline: OpenPipeline, taken: TakenState) -> None:
     if sweep is not None:
         raise CheckpointError(f"state that the savepoint needs is being deleted by {sweep}", hint=_FINISH)
     for value in taken.refs.values():
-        load_snapshot(pipeline.state_home, SnapshotRef.from_json(value))
+        find_snapshot(pipeline.state_home, SnapshotRef.from_json(value)).require()
 
 
 def copy_state(
@@ -140,18 +140,18 @@ class SavedStateSource:
         in."""
         if self._saved.copied:
             return StateHome(f"{self._storage.root}/{STATE}", storage_options)
-        then = StateHome(self._saved.state_home, dict(self._pipeline.options.deciding.storage_options))
+        then = StateHome(self._saved.state_home, dict(self._pipeline.options.home.storage_options))
         return then if self._saved.state_home and not self._is_in(self._home) and self._is_in(then) else self._home
 
     def _is_in(self, home: StateHome) -> bool:
         try:
             for value in pinned_refs(self._saved).values():
-                load_snapshot(home, SnapshotRef.from_json(value))
+                find_snapshot(home, SnapshotRef.from_json(value)).require()
         except CheckpointError:
             return False
         return True
 
-    def look(self) -> StateCheck:
+    def check(self) -> StateCheck:
         """Check whether a run will find the state afterwards.
 
         Raises:
@@ -196,7 +196,7 @@ class SavedStateSource:
             )
         try:
             for value in pinned_refs(self._saved).values():
-                load_snapshot(self._home, SnapshotRef.from_json(value))
+                find_snapshot(self._home, SnapshotRef.from_json(value)).require()
         except CheckpointError as error:
             raise RollbackRefusedError(
                 f"state of the savepoint was deleted at this moment: {error.message}",
@@ -208,7 +208,7 @@ class SavedStateSource:
         return names | {REMOTE + name for name in names}
 
     def _sweeps(self) -> SweepLog:
-        table = Table(self._pipeline.storage.root, self._pipeline.options.deciding.storage_options)
+        table = Table(self._pipeline.storage.root, self._pipeline.options.home.storage_options)
         return SweepLog(self._pipeline.storage, table, self._pipeline.options.name)
 
     def bring_back(self) -> int:

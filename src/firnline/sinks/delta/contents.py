@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
@@ -12,8 +13,11 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from firnline.errors import SchemaError
+from firnline.schema import type_to_text, widen, wider_columns
 from firnline.sinks.delta.stage import partition_text
 from firnline.storage import Storage
+
+logger = logging.getLogger(__name__)
 
 BATCH_ROWS = 65_536
 # What delta-rs does not encode in a path, beside letters and digits; a colon could begin a URI.
@@ -101,13 +105,36 @@ def missing_fields(table: pa.Schema, wanted: pa.Schema) -> list[pa.Field]:
     return found
 
 
+def as_in_table(wanted: pa.Schema, table: pa.Schema) -> pa.Schema:
+    """Return the wanted columns with the table's types where those are narrower: the data's commit widens them."""
+    return widen(wanted, {name: table.field(name).type for name in wider_columns(table, wanted)})
+
+
+def changed_columns(table: pa.Schema, wanted: pa.Schema) -> dict[str, pa.DataType]:
+    """Return the columns with a wider or narrower type in the data than in the table, with the type in the data."""
+    narrower = {name: wanted.field(name).type for name in wider_columns(wanted, table)}
+    return {**wider_columns(table, wanted), **narrower}
+
+
+def log_added(uri: str, before: pa.Schema, added: Sequence[pa.Field], epoch: int | None) -> None:
+    """Log the columns that were added to a table."""
+    facts = {"table": uri} if epoch is None else {"table": uri, "epoch": epoch}
+    for field in added:
+        what = "added column" if before.get_field_index(field.name) < 0 else "added fields to column"
+        try:
+            kind = type_to_text(field)
+        except ValueError:  # from a foreign unit: a type that Firnline itself does not write
+            kind = str(field.type)
+        logger.warning("%s %s (%s)", what, field.name, kind, extra=facts)
+
+
 def _fits(table: pa.DataType, wanted: pa.DataType, path: str) -> bool:
     """Return whether the table's type has every nested field of the wanted one. Raises SchemaError if the types
     differ."""
     if pa.types.is_struct(table) and pa.types.is_struct(wanted):
-        held = {table.field(i).name: table.field(i).type for i in range(table.num_fields)}
+        types = {table.field(i).name: table.field(i).type for i in range(table.num_fields)}
         children = [wanted.field(i) for i in range(wanted.num_fields)]
-        results = [c.name in held and _fits(held[c.name], c.type, f"{path}.{c.name}") for c in children]
+        results = [c.name in types and _fits(types[c.name], c.type, f"{path}.{c.name}") for c in children]
         return all(results)
     if _is_list(table) and _is_list(wanted):
         return _fits(table.value_type, wanted.value_type, f"{path}[]")

@@ -1,15 +1,26 @@
 """The kind `delta`: Delta tables that are appended to, upserted, or written in two stages.
 
-Modules are imported on demand: a worker stages files without loading the modules of a commit.
+Modules are imported on demand: a worker stages files without loading the modules of a commit or of a spec.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from firnline.options import DeltaSinkOptions
-from firnline.sinks.base import Sink, SinkContext, Stager
 from firnline.types import Json
+
+if TYPE_CHECKING:
+    from firnline.sinks.base import Sink, SinkContext, Stager
+    from firnline.sinks.delta.config import DeltaSinkConfig
+    from firnline.sinks.delta.options import DeltaSinkOptions
+
+
+def config_model() -> type[DeltaSinkConfig]:
+    """Return the model of a table's keys in a spec."""
+    from firnline.sinks.delta.config import DeltaSinkConfig
+
+    return DeltaSinkConfig
 
 
 def open_sink(options: DeltaSinkOptions, context: SinkContext) -> Sink:
@@ -34,7 +45,7 @@ def open_sink(options: DeltaSinkOptions, context: SinkContext) -> Sink:
 def open_stager(target: dict[str, Json], attempt: str) -> Stager:
     """Open the stager for a target of `DeltaSink.stage_target`."""
     if target["write"] == "upsert":
-        from firnline.sinks.delta.upsert.stage import ChangeStager
+        from firnline.sinks.delta.stage import ChangeStager
 
         return ChangeStager(target, attempt)
     from firnline.sinks.delta.stage import ParquetStager
@@ -43,7 +54,11 @@ def open_stager(target: dict[str, Json], attempt: str) -> Stager:
 
 
 def run_task(task: dict[str, Json]) -> dict[str, Json]:
-    """Perform a task of an upsert's commit: rewrite files of the table."""
+    """Perform a task of a commit: rewrite files of the table, with changed rows or with wider columns."""
+    if "widen" in task:
+        from firnline.sinks.delta.widen import run_widen
+
+        return run_widen(task)
     from firnline.sinks.delta.upsert.rewrite import run_rewrite
 
     return run_rewrite(task)

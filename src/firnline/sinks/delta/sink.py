@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import ClassVar
 
 import pyarrow as pa
@@ -26,8 +26,7 @@ from firnline.errors import (
     TableLostError,
 )
 from firnline.names import probe_key
-from firnline.options import DeltaSinkOptions
-from firnline.schema import RESCUED_COLUMN
+from firnline.schema import RESCUED_COLUMN, type_to_text, widen, wider_columns
 from firnline.sinks.base import (
     Capabilities,
     Decided,
@@ -44,15 +43,16 @@ from firnline.sinks.base import (
     SinkReturn,
     Stranger,
 )
-from firnline.sinks.delta.adopt import find_foreign
-from firnline.sinks.delta.contents import missing_fields
-from firnline.sinks.delta.going_back import TableHistory, read_commits
-from firnline.sinks.delta.history_edit import apply_effect
+from firnline.sinks.delta.contents import as_in_table, changed_columns, log_added, missing_fields
+from firnline.sinks.delta.durable import check_epochs, check_whole
+from firnline.sinks.delta.history_edit import TableHistory, apply_effect, read_commits
 from firnline.sinks.delta.log import DeltaLog, encode_blizzard
-from firnline.sinks.delta.recovery import find_checkpoint
+from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sinks.delta.recovery import find_checkpoint, find_foreign
+from firnline.sinks.delta.stage import CHANGES
 from firnline.sinks.delta.table import CREATED_WITH, Table, check_put_if_absent
-from firnline.sinks.delta.torn import check_epochs, check_whole
-from firnline.sinks.delta.upsert.stage import CHANGES
+from firnline.sinks.delta.widen import Widening, find_obstacles
+from firnline.sinks.guard import GuardedSink
 from firnline.storage import Storage, open_storage
 from firnline.types import Delivery, EntryRef, Json, Receipt
 
@@ -87,6 +87,7 @@ class DeltaSink(Sink):
         self._decided: Decided | None = None  # what the newest claim was given
         self._owned = 0  # the generation of our newest claim that the log is known to hold
         self._table_id = ""  # known once the table was read
+        self._widening: Widening | None = None  # rewritten files of an attempt that is not committed yet
         self._checkpointed: int | None = None  # the version of Delta's newest checkpoint, once it is known
 
     # -- what it holds --------------------------------------------------------------------------------
@@ -255,13 +256,13 @@ class DeltaSink(Sink):
             at = self._table.version
             check_whole(self.storage, at)
             self._check_joinable()
-            held = self._table.txn(self._id("-gen")) or 0
-            if generation is not None and held > generation:
-                raise FencedError(f"{self.name} is held by generation {held}", generation=held)
-            if again and held != self._owned and self._newest_claim().get("run") != run:
-                raise FencedError(f"another run has claimed {self.name} since", generation=held)
-            self._generation = generation if generation is not None else held + 1
-            if held == self._generation and self._claimed_by(run):
+            owner = self._table.txn(self._id("-gen")) or 0
+            if generation is not None and owner > generation:
+                raise FencedError(f"{self.name} is held by generation {owner}", generation=owner)
+            if again and owner != self._owned and self._newest_claim().get("run") != run:
+                raise FencedError(f"another run has claimed {self.name} since", generation=owner)
+            self._generation = generation if generation is not None else owner + 1
+            if owner == self._generation and self._claimed_by(run):
                 return self._own()
             tip_epoch, tip = self._claim_tip()
             txns = {self._id("-gen"): self._generation, self._id("-tip-epoch"): tip_epoch, self._id("-tip"): tip or 0}
@@ -346,7 +347,7 @@ class DeltaSink(Sink):
             if repeated is not None:
                 return repeated
             try:
-                if self._evolve(commit.schema, onto):
+                if self._evolve(commit.schema, onto, commit.checkpoint.epoch):
                     continue  # the version moved: the fence must hold under the new one
                 version = self._append(commit, onto, run_tasks)
             except CommitConflictError:
@@ -391,28 +392,32 @@ class DeltaSink(Sink):
     def _check_fence(self, commit: EpochCommit) -> Receipt | None:
         """Check, at the version read, our generation and the previous entry; or that the epoch is already committed."""
         table, checkpoint = self._table, commit.checkpoint
-        held = table.txn(self._id("-gen")) or 0
+        owner = table.txn(self._id("-gen")) or 0
         epoch = table.txn(self._id("")) or 0
         if epoch >= checkpoint.epoch:
             receipt = self.find_receipt(checkpoint.epoch)
             if receipt is not None and receipt.checkpoint_checksum == checkpoint.checksum:
                 return receipt
             raise FencedError(f"epoch {checkpoint.epoch} of {self.name} has another author", epoch=checkpoint.epoch)
-        if held != self._generation:
-            raise FencedError(f"generation {held} holds {self.name}, not {self._generation}", generation=held)
+        if owner != self._generation:
+            raise FencedError(f"generation {owner} holds {self.name}, not {self._generation}", generation=owner)
         entry = table.txn(self._id("-entry"))
         expected = short_number(commit.previous.checksum) if commit.previous else None
         before = commit.previous.epoch if commit.previous else 0
         if (epoch, entry, checkpoint.epoch) != (before, expected, before + 1):
-            raise FencedError(f"{self.name} stands at epoch {epoch}, not at the one before {checkpoint.epoch}")
+            raise FencedError(f"{self.name} is at epoch {epoch}, not at the one before {checkpoint.epoch}")
         return None
 
-    def _evolve(self, wanted: pa.Schema, onto: int) -> bool:
-        """Add missing columns to the table, in a separate commit just before the data. Returns whether it did."""
+    def _evolve(self, wanted: pa.Schema, onto: int, epoch: int) -> bool:
+        """Add missing columns to the table, in a separate commit just before the data. Returns whether it did.
+
+        Columns with a wider type stay as they are: the commit of the data gives them that type.
+        """
         table = self._table.schema()
-        missing = missing_fields(table, wanted)
+        missing = missing_fields(table, as_in_table(wanted, table))
         if missing:
             self._table.add_columns(pa.schema(missing), onto=onto)
+            log_added(self._table.uri, table, missing, epoch)
         return bool(missing)
 
     def _append(self, commit: EpochCommit, onto: int, run_tasks: RunTasks | None) -> int:
@@ -423,7 +428,29 @@ class DeltaSink(Sink):
             )
         txns, expiring = self._transactions(commit, onto)
         info = self._commit_info(commit, onto)
-        return self._table.append("delta.commit", commit.files, info, txns, expiring, onto=onto)
+        types = wider_columns(self._table.schema(), commit.schema)
+        if not types:
+            return self._table.append("delta.commit", commit.files, info, txns, expiring, onto=onto)
+        rewritten = self._open_widening(commit, types).rewrite(self._table, run_tasks)
+        version = self._table.replace_all(
+            "delta.commit", types, [*rewritten, *commit.files], info, txns, expiring, onto=onto
+        )
+        for name, kind in types.items():
+            facts = {"table": self._table.uri, "epoch": commit.checkpoint.epoch, "files_rewritten": len(rewritten)}
+            logger.warning("widened column %s to %s", name, type_to_text(pa.field(name, kind)), extra=facts)
+        self._widening = None
+        return version
+
+    def _open_widening(self, commit: EpochCommit, types: dict[str, pa.DataType]) -> Widening:
+        """Return the earlier work on this attempt, if its commit met a conflict."""
+        attempt = commit.checkpoint.attempt
+        if self._widening is None or (self._widening.attempt, self._widening.types) != (attempt, types):
+            self._widening = Widening(attempt, types, self.storage, self._options)
+        return self._widening
+
+    def refuse_widening(self, types: Mapping[str, pa.DataType]) -> dict[str, str]:
+        table = Table(self.uri, self._options.storage_options)  # a handle of its own: commits go by the other one
+        return find_obstacles(table, types) if table.refresh() else dict.fromkeys(types, "the table is gone")
 
     def _transactions(self, commit: EpochCommit, onto: int) -> tuple[dict[str, int], dict[str, int]]:
         """Return the transaction ids of a commit: permanent ones, and those that expire."""
@@ -478,8 +505,8 @@ class DeltaSink(Sink):
                 self._deferred = False
                 continue
             at = self._table.version
-            held = self._fence()
-            epoch, generation = held.epoch, held.generation
+            fence = self._fence()
+            epoch, generation = fence.epoch, fence.generation
             receipt = self._find_logged(checkpoint.epoch) if epoch >= checkpoint.epoch else None
             if receipt is not None and receipt.attempt == checkpoint.attempt:
                 return receipt
@@ -488,14 +515,21 @@ class DeltaSink(Sink):
             # Before the entry is compared: a committer may have moved it on, and then the caller has to look again.
             if version is not None and at != version:
                 raise CommitConflictError("the table changed since it was read", version=at)
-            if (epoch, held.digest) != ((onto.epoch, short_number(onto.checksum)) if onto else (0, None)):
-                raise CommitConflictError(f"{self.name} stands at epoch {epoch} by now", epoch=epoch)
+            if (epoch, fence.digest) != ((onto.epoch, short_number(onto.checksum)) if onto else (0, None)):
+                raise CommitConflictError(f"{self.name} is at epoch {epoch} by now", epoch=epoch)
             txns, expiring = self._transactions(commit, at)
             try:
-                if isinstance(effect, ReplaceRows) and self._evolve(commit.schema, at):
+                table = self._table.schema()
+                types = changed_columns(table, commit.schema) if isinstance(effect, ReplaceRows) else {}
+                same = widen(commit.schema, {name: table.field(name).type for name in types})
+                if isinstance(effect, ReplaceRows) and self._evolve(same, at, commit.checkpoint.epoch):
                     version = None if version is None else version + 1
                     continue
-                made = apply_effect(self._table, effect, self._commit_info(commit, at), txns, expiring, onto=at)
+                info = self._commit_info(commit, at)
+                if isinstance(effect, ReplaceRows) and types:  # all rows go: their columns may have any type
+                    made = self._table.replace_all("delta.jump", types, effect.files, info, txns, expiring, onto=at)
+                else:
+                    made = apply_effect(self._table, effect, info, txns, expiring, onto=at)
             except (CommitConflictError, CommitUnknownError) as error:
                 self._table.refresh()
                 receipt = self._find_logged(checkpoint.epoch)
@@ -571,6 +605,7 @@ def as_delta(sink: Sink) -> DeltaSink:
     Raises:
         ConfigError: it is of another kind.
     """
-    if not isinstance(sink, DeltaSink):
+    inner = sink.inner if isinstance(sink, GuardedSink) else sink
+    if not isinstance(inner, DeltaSink):
         raise ConfigError(f"sink {sink.name!r} is no Delta table", hint="Savepoints and sweeps need Delta tables.")
-    return sink
+    return inner

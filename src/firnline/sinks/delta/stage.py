@@ -1,8 +1,8 @@
 """Stages Parquet at its final path: complete, durable, and visible to no reader until a commit names it.
 
-Runs inside Spark tasks. Rows are gathered per partition and written as row groups; a file rolls when it
-reaches its size or when the columns change. Names bear the attempt and are used once, so a zombie's late
-write can damage nothing.
+Runs inside Spark tasks. Rows are collected per partition and written as row groups. A new file starts when the current
+one reaches its size, or when the columns change. Names contain the attempt and are used once, so a late write of a
+zombie damages nothing. The change rows of an upsert are staged beside the table's data, until a commit applies them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import pyarrow.parquet as pq
 from isal import isal_zlib
 
 from firnline.faults import fault_point
-from firnline.names import data_name
+from firnline.names import changes_folder, data_name
 from firnline.sinks.base import Stager
 from firnline.sinks.delta.stats import file_stats
 from firnline.sinks.outbox import KEY as OUTBOX
 from firnline.storage import Storage, Writable, open_storage
 from firnline.types import Json
 
-ROW_GROUP_BYTES = 48 * 1024 * 1024  # Arrow bytes gathered before a row group is encoded
+ROW_GROUP_BYTES = 48 * 1024 * 1024  # Arrow bytes collected before a row group is encoded
 MAX_GATHERED_BYTES = 128 * 1024 * 1024  # over all partitions of one task
 MAX_OPEN_FILES = 64
 SAMPLE_ROWS = 4096
@@ -143,7 +143,7 @@ class ParquetStager(Stager):
             self._finish(partition)
 
     def _flush(self, partition: _Partition) -> None:
-        """Encode the gathered rows as one row group."""
+        """Encode the collected rows as one row group."""
         if not partition.batches:
             return
         table = pa.Table.from_batches(partition.batches)
@@ -197,7 +197,7 @@ class _Counted:
         self._stream = stream
         self._written = 0
         self._footer: Any = None
-        self.crc32 = 0  # of everything written; next to nothing beside encoding it
+        self.crc32 = 0  # of everything written; cheap compared to encoding
         self.closed = False
 
     def begin_footer(self) -> None:
@@ -237,7 +237,7 @@ class _Counted:
 
 
 def repetitive_columns(table: pa.Table) -> list[str]:
-    """Return text columns with repeated values, judged by the first rows: only there a dictionary is worth its time."""
+    """Return text columns whose first rows repeat values: only there a dictionary is worth its time."""
     head = table.slice(0, SAMPLE_ROWS)
     found: list[str] = []
     for name in head.column_names:
@@ -297,3 +297,23 @@ def partition_folder(name: str, value: str | None) -> str:
         return f"{name}={value}"
     readable = re.sub(r"[^A-Za-z0-9_.~-]+", "-", value)[:60]
     return f"{name}={readable}-{hashlib.sha256(value.encode()).hexdigest()[:8]}"
+
+
+CHANGES = "changes"  # the kind of a staged file that holds change rows
+
+
+class ChangeStager(ParquetStager):
+    """Writes the change rows of one task for one sink; `target` as for rows that are appended.
+
+    The files are below `_firnline/`, which Delta's readers and vacuum ignore. They are not split by partition,
+    because a change may move a row from one partition to another.
+    """
+
+    def __init__(self, target: dict[str, Json], attempt: str, storage: Storage | None = None) -> None:
+        super().__init__({**target, "partition_by": []}, attempt, storage)
+        self._home = changes_folder(str(target["pipeline"]))
+
+    def close(self) -> list[dict[str, Json]]:
+        for file in super().close():
+            file["kind"] = CHANGES
+        return self._staged

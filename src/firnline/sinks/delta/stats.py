@@ -1,7 +1,7 @@
 """Delta's per-file statistics, from the footer of a Parquet file: numRecords, min, max, nullCount.
 
-Nested struct fields are nested; lists and maps have none. Text bounds are cut to 32 characters, as Spark does:
-a lower bound by cutting, an upper bound by cutting and raising its last character.
+Statistics of struct fields are nested; lists and maps have none. Text bounds are cut to 32 characters, as Spark does.
+An upper bound that was cut gets the highest character at its end, so it stays an upper bound.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HIGHEST = "\U0010ffff"
 
 
 def file_stats(metadata: pq.FileMetaData, schema: pa.Schema) -> str:
-    """The `stats` string of an Add action."""
+    """Return the `stats` string of an Add action."""
     leaves = [path for field in schema for path in _leaf_paths(field, ())]
     wanted = dict.fromkeys(leaves[:MAX_COLUMNS])
     found: dict[tuple[str, ...], _Bounds] = {}
@@ -34,16 +34,16 @@ def file_stats(metadata: pq.FileMetaData, schema: pa.Schema) -> str:
     out: dict[str, Any] = {"numRecords": metadata.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
     for path, bounds in found.items():
         if bounds.nulls is not None:
-            _place(out["nullCount"], path, bounds.nulls)
+            _put(out["nullCount"], path, bounds.nulls)
         low, high = _lower(bounds.low), _upper(bounds.high)
         if bounds.bounded and low is not None and high is not None:
-            _place(out["minValues"], path, low)
-            _place(out["maxValues"], path, high)
+            _put(out["minValues"], path, low)
+            _put(out["maxValues"], path, high)
     return _dump(out)
 
 
 def _dump(value: Any) -> str:
-    """JSON text in which decimals keep all their digits."""
+    """Return JSON text in which decimals keep all their digits."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{json.dumps(key)}:{_dump(item)}" for key, item in value.items()) + "}"
     return format(value, "f") if isinstance(value, Decimal) else json.dumps(value, ensure_ascii=False)
@@ -59,7 +59,7 @@ def _leaf_paths(field: pa.Field, above: tuple[str, ...]) -> list[tuple[str, ...]
 
 
 class _Bounds:
-    """Statistics of one column over all row groups; what one group does not know, the file does not."""
+    """Statistics of one column over all row groups; unknown if one row group lacks them."""
 
     def __init__(self) -> None:
         self.low: Any = None
@@ -81,7 +81,7 @@ class _Bounds:
             self.bounded = False  # values without bounds: NaN, or a type without an order
 
 
-def _place(target: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+def _put(target: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
     for name in path[:-1]:
         target = target.setdefault(name, {})
     target[path[-1]] = value
@@ -103,7 +103,7 @@ def _upper(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A bound as JSON; None for types that have no bounds in Delta."""
+    """Return a bound as JSON; None for types that have no bounds in Delta."""
     if isinstance(value, bool | bytes):
         return None
     if isinstance(value, datetime):

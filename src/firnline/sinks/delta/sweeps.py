@@ -1,24 +1,24 @@
-"""Sweeps declare in the table's log what they delete, so that no commit names a file that is on its way out.
+"""Sweeps declare in the table's log what they delete, so that no commit names a file that is about to be deleted.
 
-A sweep and a rollback that each check and then act can miss each other, whatever they check. So the log decides:
-1. A sweep signs, writes the files that it is going to delete into an intent, and looks once more whether anything
-   needs one of them.
-2. It binds the intent: a commit without data onto the very version that it looked at. From here on the files go,
-   whoever deletes them.
-3. It deletes them, ends the intent by deleting its record, and takes its signature back.
+A sweep and a rollback that each check and then act can miss each other, whatever they check. So the log decides. A
+sweep has these steps:
+1. It signs, writes the files to delete into an intent, and checks once more whether anything needs one of them.
+2. It binds the intent: a commit without data, onto exactly the version of that check. From then on the files will be
+   deleted, by this sweep or by another one.
+3. It deletes the files, ends the intent by deleting its record, and deletes its signature.
 
-Whoever names files again (rollback, restore, compaction, a committer) commits onto a version under which
+A rollback, restore, compaction or committer that names files again commits onto a version at which
 1. the newest intent in the log is ended, or does not cover these files, and
-2. the files are there, looked at after that.
-A sweep that binds later than that version sees the files in the log. The log tells the newest intent only: a sweep
-first finishes what it finds open, also when its owner died or stands still.
+2. the files exist, checked after that.
+A sweep that binds its intent after that version sees the files in the log. The log has only the newest intent.
+Therefore a sweep first finishes every open intent that it finds, even if its owner is dead or stalled.
 
-A pin is no commit. Whoever pins looks at every intent afterwards, bound or not: either it sees the intent, or the
-sweep, which looks at pins after it wrote the intent, sees the pin.
+A pin is not a commit. A process that pins files reads all intents afterwards, bound or not. Either it sees the intent,
+or the sweep sees the pin, because it reads the pins after it wrote the intent.
 
-Files of state and of the ledger come back under the names that they had. They are made again only when no signature
-covers them: a sweep that was finished by another one may still wake up and delete.
-(`tests/unit/staging/test_sweep_search.py` searches all of this.)
+Files of state and of the ledger return under their old names. They are created again only when no signature covers
+them: a sweep that another one finished may still wake up and delete. All interleavings are searched in
+`tests/unit/maintenance/test_sweep_search.py`.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake import Field as DeltaField
 from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
@@ -24,9 +25,8 @@ from deltalake.transaction import AddAction, RemoveAction
 from firnline.errors import CommitConflictError, CommitUnknownError, SinkError, StoreUnsafeError, TableLostError
 from firnline.faults import InjectedFaultError, fault_point
 from firnline.names import COUNTS_KEY, INFO_KEY
-from firnline.sinks.delta.durable import DurableLog
+from firnline.sinks.delta.durable import DurableLog, count_actions, find_unreadable
 from firnline.sinks.delta.log import DeltaLog
-from firnline.sinks.delta.torn import count_actions, find_unreadable
 from firnline.storage import Storage, is_remote, make_folders, open_storage
 from firnline.types import Json
 
@@ -200,6 +200,38 @@ class Table:
         properties = _properties(info, txns, expiring, len(files))
         return self.transact(point, [add_action(f) for f in files], properties, mode, onto=onto)
 
+    def replace_all(
+        self,
+        point: str,
+        types: Mapping[str, pa.DataType],
+        files: Sequence[dict[str, Json]],
+        info: Json,
+        txns: Mapping[str, int],
+        expiring: Mapping[str, int],
+        *,
+        onto: int,
+    ) -> int:
+        """Replace every file, and give some columns other types, in one commit onto the version `onto`."""
+        fields = [
+            DeltaField(field.name, _delta_type(types[field.name]), nullable=field.nullable, metadata=field.metadata)
+            if field.name in types
+            else field
+            for field in self.delta.schema().fields
+        ]
+        properties = _properties(info, txns, expiring, len(files), isBlindAppend=False)
+
+        def write() -> None:
+            self.delta.create_write_transaction(
+                [add_action(file) for file in files],
+                "overwrite",
+                DeltaSchema(fields),
+                partition_by=self.partition_columns() or None,
+                commit_properties=properties,
+                post_commithook_properties=_NO_HOOKS,
+            )
+
+        return self._write(point, write, onto)
+
     def exchange(
         self,
         point: str,
@@ -312,6 +344,11 @@ class Table:
             raise SinkError(f"cannot write a checkpoint of {self.uri}: {error}", table=self.uri) from error
 
 
+def _delta_type(kind: pa.DataType) -> Any:
+    """Return the Delta type of an Arrow type."""
+    return DeltaSchema.from_arrow(pa.schema([("x", kind)])).fields[0].type
+
+
 def add_action(file: dict[str, Json], *, data_change: bool = True) -> AddAction:
     """Return the Add action of a staged file."""
     return AddAction(
@@ -330,8 +367,8 @@ def _properties(
     transactions = [Transaction(app_id, version) for app_id, version in txns.items()]
     for app_id, at_ms in (expiring or {}).items():
         transactions.append(Transaction(app_id, txns[next(iter(txns))], at_ms))
-    told = {INFO_KEY: info, COUNTS_KEY: count_actions(files, len(transactions)), **facts}
-    return CommitProperties(custom_metadata=told, max_commit_retries=0, app_transactions=transactions)
+    metadata = {INFO_KEY: info, COUNTS_KEY: count_actions(files, len(transactions)), **facts}
+    return CommitProperties(custom_metadata=metadata, max_commit_retries=0, app_transactions=transactions)
 
 
 def check_put_if_absent(storage: Storage, key: str) -> None:

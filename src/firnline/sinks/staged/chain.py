@@ -34,7 +34,7 @@ U = TypeVar("U", bound=Link)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class LogHead:
     """The log's head of one pipeline, at one version."""
 
     epoch: int = 0
@@ -67,23 +67,23 @@ class Arranged(Generic[U]):
         return first, min((epoch for epoch in present if epoch > first), default=first + 1) - 1
 
 
-def arrange(standing: Standing, units: Sequence[U]) -> Arranged[U]:
-    """Arrange the pending units of one pipeline. Units missing from a listing are waited for, never taken for
-    absent."""
-    out: Arranged[U] = Arranged(after_epoch=standing.epoch)
+def arrange(log_head: LogHead, units: Sequence[U]) -> Arranged[U]:
+    """Arrange the pending units of one pipeline. A unit that is missing from a listing may still appear: its successors
+    wait."""
+    out: Arranged[U] = Arranged(after_epoch=log_head.epoch)
     beyond: list[U] = []
     for unit in sorted(units, key=lambda u: (u.epoch, u.name)):
-        (out.past if unit.epoch <= standing.epoch else beyond).append(unit)
-    adopted, unknown_below = _adopted(standing, beyond)
+        (out.past if unit.epoch <= log_head.epoch else beyond).append(unit)
+    adopted, unknown_below = _adopted(log_head, beyond)
     onto: dict[tuple[int, int | None], list[U]] = {}
     for unit in beyond:
-        if unit.generation >= standing.generation or unit.digest in adopted:
+        if unit.generation >= log_head.generation or unit.digest in adopted:
             onto.setdefault((unit.epoch, unit.previous_digest), []).append(unit)
         elif unit.epoch < unknown_below:
             out.waiting.append(unit)  # may lie on the adopted path, of which a part is not listed
         else:
             out.forks.append(unit)
-    at, epoch = standing.entry, standing.epoch
+    at, epoch = log_head.entry, log_head.epoch
     while fitting := onto.pop((epoch + 1, at), None):
         chosen = max(fitting, key=lambda u: (u.generation, u.name))
         out.ready.append(chosen)
@@ -96,18 +96,18 @@ def arrange(standing: Standing, units: Sequence[U]) -> Arranged[U]:
     return out
 
 
-def _adopted(standing: Standing, units: Sequence[Link]) -> tuple[set[int], int]:
+def _adopted(log_head: LogHead, units: Sequence[Link]) -> tuple[set[int], int]:
     """Return the digests on the path from the adopted tip of the newest claim down to the log, as far as it is listed.
 
     Below the second number the path is unknown: a part of it is not listed (yet).
     """
-    if standing.tip is None or standing.tip_epoch <= standing.epoch:
+    if log_head.tip is None or log_head.tip_epoch <= log_head.epoch:
         return set(), 0
     by_digest = {u.digest: u for u in units}
     path: set[int] = set()
-    at: int | None = standing.tip
-    lowest = standing.tip_epoch + 1
-    while at is not None and at != standing.entry:
+    at: int | None = log_head.tip
+    lowest = log_head.tip_epoch + 1
+    while at is not None and at != log_head.entry:
         unit = by_digest.get(at)
         if unit is None:
             return path, lowest
@@ -128,10 +128,10 @@ def _split_descendants(out: Arranged[U], left: list[U]) -> None:
             out.waiting.append(unit)
 
 
-def read_standing(table: Table, pipeline: str) -> Standing:
+def read_log_head(table: Table, pipeline: str) -> LogHead:
     """Read epoch, entry, generation and adopted tip, all from one snapshot."""
     tip_epoch = table.txn(tip_epoch_txn(pipeline)) or 0
-    return Standing(
+    return LogHead(
         epoch=table.txn(epoch_txn(pipeline)) or 0,
         entry=table.txn(entry_txn(pipeline)),
         generation=table.txn(generation_txn(pipeline)) or 0,

@@ -1,9 +1,9 @@
 """Drops units from an epoch on: their writer begins a new generation before it and reads that input again.
 
-No other sink may hold an epoch that is dropped from the deciding table. A run gives further sinks only what that
-table's log holds, so there is nothing to fear for units that name who decides. Units of older versions do not: they are
-dropped only when the tables of the further sinks are known and hold nothing from that epoch on. Dropped from a
-further sink's table, units are put again by the next run.
+No other sink may hold an epoch that is dropped from the deciding table. A run gives further sinks only epochs in that
+table's log, so units that name the deciding sink are safe to drop. Units of older versions do not name it. They are
+dropped only if the tables of the further sinks are known and hold no epoch from there on. Units that are dropped from a
+further sink's table are put again by the next run.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from firnline.errors import CommitConflictError, CommitUnknownError, ConfigError
 from firnline.names import generation_txn, pending_unit, set_aside_unit, tip_epoch_txn, tip_txn
 from firnline.sinks.delta.log import DeltaLog
 from firnline.sinks.delta.table import Table
-from firnline.sinks.staged.chain import arrange, read_standing
-from firnline.sinks.staged.set_aside import load_rejected
-from firnline.sinks.staged.unit import Unit, load_pending
+from firnline.sinks.staged.chain import arrange, read_log_head
+from firnline.sinks.staged.unit import Unit, load_pending, load_rejected
 from firnline.storage import Storage
 
 TRIES = 20
@@ -39,7 +38,7 @@ class Discard:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Current:
     """One read of the log and the folder: a claim must name the tip of exactly this read."""
 
     discard: Discard
@@ -50,25 +49,25 @@ class _Look:
 
 def plan_discard(table: Table, storage: Storage, pipeline: str, epoch: int, further: Further | None = None) -> Discard:
     """Return what `discard` would do. Raises the same errors."""
-    return _look(table, storage, pipeline, epoch, further).discard
+    return _read_current(table, storage, pipeline, epoch, further).discard
 
 
-def _look(table: Table, storage: Storage, pipeline: str, epoch: int, further: Further | None) -> _Look:
+def _read_current(table: Table, storage: Storage, pipeline: str, epoch: int, further: Further | None) -> _Current:
     if not table.refresh():
         raise SinkError(f"there is no table at {table.uri}")
-    version, standing = table.version, read_standing(table, pipeline)
-    if epoch <= standing.epoch:
+    version, log_head = table.version, read_log_head(table, pipeline)
+    if epoch <= log_head.epoch:
         raise ConfigError(
-            f"epoch {epoch} of {pipeline!r} is committed; units can be discarded from epoch {standing.epoch + 1} on"
+            f"epoch {epoch} of {pipeline!r} is committed; units can be discarded from epoch {log_head.epoch + 1} on"
         )
     units = _units_of(storage, pipeline)
     _check_further(Ledger(storage, pipeline), pipeline, [u for u in units if u.epoch >= epoch], epoch, further)
-    kept = [u for u in arrange(standing, units).ready if u.epoch < epoch]
+    kept = [u for u in arrange(log_head, units).ready if u.epoch < epoch]
     aside = [u.name for u in load_rejected(storage) if u.pipeline == pipeline and (u.epoch or 0) >= epoch]
     dropped = [u.name for u in units if u.epoch >= epoch]
-    found = Discard(pipeline, dropped, aside, kept[-1].epoch if kept else standing.epoch)
-    generation = _next_generation(DeltaLog(storage), version, pipeline, standing.generation)
-    return _Look(found, version, generation, kept[-1].digest if kept else standing.entry)
+    found = Discard(pipeline, dropped, aside, kept[-1].epoch if kept else log_head.epoch)
+    generation = _next_generation(DeltaLog(storage), version, pipeline, log_head.generation)
+    return _Current(found, version, generation, kept[-1].digest if kept else log_head.entry)
 
 
 def _units_of(storage: Storage, pipeline: str) -> list[Unit]:
@@ -107,9 +106,9 @@ def _check_further(ledger: Ledger, pipeline: str, dropped: list[Unit], epoch: in
     for name, (table, storage) in further.items():
         if not table.refresh():
             continue
-        standing = read_standing(table, pipeline)
-        ready = arrange(standing, _units_of(storage, pipeline)).ready
-        holds = ready[-1].epoch if ready else standing.epoch
+        log_head = read_log_head(table, pipeline)
+        ready = arrange(log_head, _units_of(storage, pipeline)).ready
+        holds = ready[-1].epoch if ready else log_head.epoch
         if holds >= epoch:
             raise ConfigError(
                 f"sink {name!r} holds epoch {holds} already: without its units here, it would hold what was never true",
@@ -129,16 +128,16 @@ def discard(
         ConfigError: the epoch is already committed, or another sink holds it or may hold it.
     """
     for _ in range(TRIES):
-        look = _look(table, storage, pipeline, epoch, further)
-        found, generation = look.discard, look.generation
+        current = _read_current(table, storage, pipeline, epoch, further)
+        found, generation = current.discard, current.generation
         facts = {"kind": "claim", "pipeline": pipeline, "run": run, "generation": generation, "discard": epoch}
         txns = {
             generation_txn(pipeline): generation,
             tip_epoch_txn(pipeline): found.resumes_after_epoch,
-            tip_txn(pipeline): look.tip or 0,
+            tip_txn(pipeline): current.tip or 0,
         }
         try:
-            table.append("delta.claim", [], json.dumps(facts), txns, {}, onto=look.version)
+            table.append("delta.claim", [], json.dumps(facts), txns, {}, onto=current.version)
         except (CommitConflictError, CommitUnknownError):
             continue
         for name in found.pending:

@@ -1,15 +1,27 @@
-"""Files as a kind of source, for `firnline.sources.registry`: drivers load no decoder, and workers no planner."""
+"""The kind `files`: a folder, glob or bucket prefix.
+
+Modules are imported on demand: a driver loads no decoder, a worker no planner and no spec.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from firnline.sources.base import PositionView, Source, Split, SplitReader
 from firnline.types import Json
 
 if TYPE_CHECKING:
-    from firnline.options import FileSourceOptions
+    from firnline.sources.base import PositionView, Source, Split, SplitReader
     from firnline.sources.columns import Columns
+    from firnline.sources.files.config import FilesSourceConfig
+    from firnline.sources.files.options import FileSourceOptions
+
+
+def config_model() -> type[FilesSourceConfig]:
+    """Return the model of a file source's keys in a spec."""
+    from firnline.sources.files.config import FilesSourceConfig
+
+    return FilesSourceConfig
 
 
 def open_source(options: FileSourceOptions, *, once: bool, moved: tuple[str, str] | None) -> Source:
@@ -19,7 +31,7 @@ def open_source(options: FileSourceOptions, *, once: bool, moved: tuple[str, str
     return FileSource(options, once=once, moved=moved)
 
 
-def open_reader(settings: dict[str, Json], split: Split, columns: Columns) -> SplitReader:
+def open_reader(settings: dict[str, Json], split: Split, columns: Mapping[str, Columns]) -> SplitReader:
     """Open the reader of a range of files."""
     from firnline.sources.files.reader import FileReader
 

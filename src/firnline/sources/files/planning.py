@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from firnline.schema import is_column_name_ok
 from firnline.sources.base import Limits, Split
 from firnline.sources.files.messages import FileOutcome
-from firnline.sources.files.position import FileState, Progress, SetAside
+from firnline.sources.files.position import TOO_YOUNG, FileState, Progress, SetAside
 from firnline.storage import FileStat
 from firnline.types import Json
 
 DONE = Progress(finished=True)
 TASK_BYTES = 32 * 1024 * 1024  # beyond one task per core, another task must be worth its start
 NO_LIMIT = 1 << 62
+MAX_WAITING = 1000  # files that are too young; each one that a slice passes is named in the position
+MAX_RETRY_SECONDS = 300.0  # between two tries of a broken file
 EVEN_TASKS = 10  # evens out files of different size; more would only make smaller files
 
 
@@ -26,13 +28,20 @@ class Slice:
     base: FileState
     files: list[FileStat] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)  # half read and then changed: set aside
+    waiting: list[FileStat] = field(default_factory=list)  # too young, and before one of `files`: named in `base`
 
     @property
     def size_bytes(self) -> int:
         return sum(f.size_bytes for f in self.files)
 
 
-def choose(state: FileState, in_progress: Sequence[FileStat], listed: Iterable[FileStat], limits: Limits) -> Slice:
+def choose(
+    state: FileState,
+    in_progress: Sequence[FileStat],
+    listed: Iterable[FileStat],
+    limits: Limits,
+    is_ripe: Callable[[FileStat], bool] = lambda _: True,
+) -> Slice:
     """Take files in progress first, then a contiguous range of the listing after the mark.
 
     Args:
@@ -40,9 +49,11 @@ def choose(state: FileState, in_progress: Sequence[FileStat], listed: Iterable[F
         in_progress: The current versions of the files that `state` has started, including late ones to start.
         listed: Files in byte order; those that the state has are skipped.
         limits: The first one reached ends the slice; one file is always taken.
+        is_ripe: Whether a listed file is old enough. Another one is left; if the slice passes it, the base names it.
     """
     base, begun, changed = _set_changed_aside(state, in_progress)
     chosen: list[FileStat] = []
+    waiting: list[FileStat] = []
     size_bytes = 0
     seen = set()
 
@@ -59,12 +70,18 @@ def choose(state: FileState, in_progress: Sequence[FileStat], listed: Iterable[F
         for file in listed:
             if file.name in base.files or base.knows(file.name) or file.name in seen:
                 continue
-            if full(file):
+            if full(file) or (chosen and len(waiting) >= MAX_WAITING):
                 break
+            if not is_ripe(file):
+                waiting.append(file)
+                continue
             chosen.append(file)
             size_bytes += _rest(base, file)
     chosen.sort(key=lambda f: f.name.encode())
-    return Slice(base, chosen, changed)
+    last = chosen[-1].name.encode() if chosen else b""
+    passed = [file for file in waiting if file.name.encode() < last]
+    named = {file.name: Progress(size_bytes=file.size_bytes, etag=file.etag, reason=TOO_YOUNG) for file in passed}
+    return Slice(replace(base, files={**base.files, **named}), chosen, changed, passed)
 
 
 def _rest(state: FileState, file: FileStat) -> int:
@@ -104,20 +121,20 @@ def deal(chosen: Slice, limits: Limits, discovered: str) -> list[Split]:
     wanted = max(limits.parallelism, min(EVEN_TASKS, total // TASK_BYTES))
     count = max(1, min(len(chosen.files), wanted, most))
     ranges: list[list[FileStat]] = [[] for _ in range(count)]
-    done = 0
+    bytes_before = 0
     for index, file in enumerate(chosen.files):
         # By the middle of the file's bytes; with nothing but empty files, by number.
-        place = (done + file.size_bytes / 2) / total if total else index / len(chosen.files)
-        ranges[min(int(place * count), count - 1)].append(file)
-        done += file.size_bytes
+        share = (bytes_before + file.size_bytes / 2) / total if total else index / len(chosen.files)
+        ranges[min(int(share * count), count - 1)].append(file)
+        bytes_before += file.size_bytes
     used = [files for files in ranges if files]
-    share = len(used)
+    splits = len(used)
     return [
         Split(
             inputs=[_input(chosen.base, file, discovered) for file in files],
-            max_records=max(1, limits.max_events // share),
-            max_bytes=max(1, limits.max_bytes // share),
-            max_output_files=max(1, limits.max_output_files // share),
+            max_records=max(1, limits.max_events // splits),
+            max_bytes=max(1, limits.max_bytes // splits),
+            max_output_files=max(1, limits.max_output_files // splits),
         )
         for files in used
     ]
@@ -152,7 +169,8 @@ def advance(
         before = files.get(path, Progress())
         outcome = ended.get(path)
         if outcome is None:
-            files[path] = replace(before, size_bytes=item["size_bytes"], etag=item["etag"])
+            reason = "" if before.is_too_young else before.reason
+            files[path] = replace(before, size_bytes=item["size_bytes"], etag=item["etag"], reason=reason)
             records.append({**_record(item, before.records), "status": "pending"})
             continue
         if outcome.failed is not None:
@@ -179,7 +197,8 @@ def replay(base: FileState, records: Sequence[dict[str, Json]]) -> FileState:
     for record in records:
         path, status = str(record["path"]), record["status"]
         progress = DONE if status in ("committed", "dropped") else Progress(
-            records=int(record["to"]), size_bytes=int(record["size_bytes"]), etag=str(record["etag"])
+            records=int(record["to"]), size_bytes=int(record["size_bytes"]), etag=str(record["etag"]),
+            reason=str(record.get("reason", "")) if status == "pending" else "",
         )  # fmt: skip
         if status == "set_aside":
             files.pop(path, None)
@@ -209,6 +228,26 @@ def deal_again(inputs: list[dict[str, Json]], parallelism: int) -> list[Split]:
     return [Split(files, NO_LIMIT, NO_LIMIT, NO_LIMIT) for files in ranges]
 
 
+def waiting_record(file: FileStat, discovered: str) -> dict[str, Json]:
+    """Return the ledger's record of a file that a slice passed because it is too young."""
+    return {
+        "path": file.name,
+        "size_bytes": file.size_bytes,
+        "etag": file.etag,
+        "create_time": file.modified_at.isoformat(),
+        "discovery_time": discovered,
+        "from": 0,
+        "to": 0,
+        "status": "pending",
+        "reason": TOO_YOUNG,
+    }
+
+
+def retry_delay(attempts: int, poll_seconds: float) -> float:
+    """Return the seconds until a file that failed so many times in a row is tried again."""
+    return float(min(poll_seconds * 2.0 ** min(attempts - 1, 32), max(MAX_RETRY_SECONDS, poll_seconds)))
+
+
 def _record(item: dict[str, Json], to: int) -> dict[str, Json]:
     kept = ("path", "size_bytes", "etag", "create_time", "discovery_time", "from")
     return {**{key: item[key] for key in kept}, "to": to}
@@ -224,7 +263,8 @@ def _fail(
     file_attempts: int,
     epoch: int,
 ) -> None:
-    attempts = before.attempts + 1
+    # A file that changed since the last try begins anew: it may have been half written.
+    attempts = before.attempts + 1 if not before.etag or before.etag == item["etag"] else 1
     if attempts < file_attempts:
         files[path] = replace(
             before, attempts=attempts, reason=reason, size_bytes=item["size_bytes"], etag=item["etag"]
@@ -243,9 +283,9 @@ def folder_columns(splits: Sequence[Split], root: str) -> tuple[str, ...]:
 
 def folder_values(path: str, root: str) -> dict[str, str | None]:
     """Return the `name=value` folders between the root and the file."""
-    found: dict[str, str | None] = {}
+    values: dict[str, str | None] = {}
     for part in path.removeprefix(root).split("/")[:-1]:
         name, equals, value = part.partition("=")
         if equals and is_column_name_ok(name):
-            found[name] = None if value == "__HIVE_DEFAULT_PARTITION__" else urllib.parse.unquote(value)
-    return found
+            values[name] = None if value == "__HIVE_DEFAULT_PARTITION__" else urllib.parse.unquote(value)
+    return values

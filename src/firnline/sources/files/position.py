@@ -1,8 +1,8 @@
 """The position of a file source: a high-water mark and the few files in progress. Pure.
 
-The mark, `last_committed_file`, passes no file that is not finished, except late files in progress and files set aside,
-both of which are named here; an entry in `files` overrides the mark. The size of a position therefore depends on the
-files in progress, not on all files ever read.
+The mark, `last_committed_file`, passes no file that is not finished, except late files in progress, files that are too
+young to be read and files set aside, all of which are named here; an entry in `files` overrides the mark. The size of a
+position therefore depends on the files in progress, not on all files ever read.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from firnline.sources.base import PositionView
 from firnline.types import Json
 
 FINISHED = "Finished"
+TOO_YOUNG = "it changed too recently to be read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,18 @@ class Progress:
     attempts: int = 0  # tries in a row that failed
     reason: str = ""  # of the last failed try
 
+    @property
+    def is_too_young(self) -> bool:
+        """Whether the file waits to be old enough: the mark may pass it, since it is named here."""
+        return self.reason == TOO_YOUNG and not self.attempts and not self.finished
+
     def to_json(self) -> Json:
         """Return the interchange form: `{"RecordsRead": n}` or `"Finished"`."""
         return FINISHED if self.finished else {"RecordsRead": self.records}
 
     def details(self) -> dict[str, Json]:
         """Return the details that the interchange form cannot hold."""
-        found = {
+        details = {
             "offset": self.offset,
             "line": self.line,
             "size_bytes": self.size_bytes,
@@ -43,7 +49,7 @@ class Progress:
             "attempts": self.attempts,
             "reason": self.reason,
         }
-        return {key: value for key, value in found.items() if value}
+        return {key: value for key, value in details.items() if value}
 
     @classmethod
     def from_json(cls, value: Json, details: Json) -> Progress:
@@ -134,7 +140,11 @@ class FileState:
 
     def describe(self) -> PositionView:
         """Return the position in a form for people."""
-        in_progress = {path: progress.records for path, progress in sorted(self.files.items()) if not progress.finished}
+        in_progress = {
+            path: progress.records
+            for path, progress in sorted(self.files.items())
+            if not progress.finished and not progress.is_too_young
+        }
         return PositionView(
             facts={
                 "root": self.root,
@@ -170,7 +180,7 @@ class FileState:
                 if after:
                     mark = path
                 del files[path]
-            elif after:
+            elif after and not files[path].is_too_young:
                 break
         return replace(self, mark=mark, files=files)
 

@@ -1,13 +1,15 @@
 """Reads a range of files in a worker: compressed or plain NDJSON to Arrow batches, in bounded memory.
 
 The rows of a file are handed on only when the file is known to be whole, or when it is too large to hold. A large file
-that then turns out broken makes the task begin again without it.
+that then turns out broken makes the task begin again without it. To find the columns of a slice, the driver reads a
+sample of its first files.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -25,7 +27,19 @@ from firnline.ndjson import (
     compression_of,
     open_blocks,
 )
-from firnline.sources.base import Budget, RestartError, Rows, Split, SplitEnd, SplitReader
+from firnline.schema import RESCUED_COLUMN
+from firnline.sources.base import (
+    MAIN_PORT,
+    Budget,
+    ReadColumns,
+    RestartError,
+    Rows,
+    Sample,
+    SourcePlan,
+    Split,
+    SplitEnd,
+    SplitReader,
+)
 from firnline.sources.columns import Columns
 from firnline.sources.files.messages import FileOutcome, FileReaderSettings
 from firnline.sources.files.planning import folder_values
@@ -35,6 +49,8 @@ from firnline.types import Json
 HOLD_BYTES = 48 * 1024 * 1024  # decoded rows of one file that wait until the file is known to be whole
 READ_TRIES = 4
 READ_BACKOFF_SECS = 0.1
+SAMPLE_FILES = 3
+SAMPLE_RECORDS = 10_000  # of each file
 
 
 class _FileFailedError(Exception):
@@ -44,20 +60,16 @@ class _FileFailedError(Exception):
 class FileReader(SplitReader):
     """Reads the files of one split, one after the other."""
 
-    def __init__(self, settings: dict[str, Json], split: Split, columns: Columns) -> None:
+    def __init__(self, settings: dict[str, Json], split: Split, ports: Mapping[str, Columns]) -> None:
         self._settings = FileReaderSettings.from_json(settings)
         self._split = split
-        self._columns = columns
+        self._columns = columns = ports[MAIN_PORT]
         self._storage = open_storage(self._settings.root, self._settings.storage_options)
-        self._options = DecodeOptions(
-            evolution=columns.evolution,
-            on_mismatch="fail" if columns.evolution == "fail" else "rescue",
-            reserved=columns.reserved,
-            kinds=columns.kinds,
-        )
+        self._options = _decode_options(columns)
         self._failed: dict[str, str] = {}  # path -> reason; survives a restart
 
-    def read(self, schema: pa.Schema, budget: Budget) -> Iterator[Sequence[Rows]]:
+    def read(self, schemas: Mapping[str, pa.Schema], budget: Budget) -> Iterator[Sequence[Rows]]:
+        schema = schemas[MAIN_PORT]
         self._outcomes: list[FileOutcome] = []
         self._decoder = Decoder(schema, self._columns.frozen, self._options)
         self._kinds = KindCounter(schema, self._columns.frozen, self._columns.reserved)
@@ -71,15 +83,15 @@ class FileReader(SplitReader):
                 self._outcomes.append(FileOutcome(path, failed=self._failed[path]))
 
     def end(self) -> SplitEnd:
-        return SplitEnd(
-            [outcome.to_json() for outcome in self._outcomes], self._decoder.schema, dict(self._kinds.to_json())
-        )
+        columns = ReadColumns(self._decoder.schema, dict(self._kinds.to_json()))
+        failed = {outcome.path: outcome.failed for outcome in self._outcomes if outcome.failed is not None}
+        return SplitEnd([outcome.to_json() for outcome in self._outcomes], {MAIN_PORT: columns}, failed)
 
     def _read_file(self, item: dict[str, Json], budget: Budget) -> Iterator[Sequence[Rows]]:
         """Read one file as far as the budget allows. A failure is recorded with its reason."""
         before, counted, read = self._decoder.schema, budget.records, budget.bytes_read
-        held: list[Decoded] = []
-        held_bytes, spilled = 0, False
+        waiting: list[Decoded] = []
+        waiting_bytes, spilled = 0, False
         most = budget.records_left
         if "to" in item:  # as an earlier reading of it ended
             most = min(most, int(item["to"]) - int(item["from"]))
@@ -91,11 +103,11 @@ class FileReader(SplitReader):
                 budget.records += block.records
                 budget.bytes_read += block.consumed_bytes - file.consumed_bytes
                 file.consumed_bytes = block.consumed_bytes
-                held.append(decoded)
-                held_bytes += decoded.batch.nbytes
-                if held_bytes > HOLD_BYTES:
-                    yield self._rows(item, held)
-                    held, held_bytes, spilled = [], 0, True
+                waiting.append(decoded)
+                waiting_bytes += decoded.batch.nbytes
+                if waiting_bytes > HOLD_BYTES:
+                    yield self._rows(item, waiting)
+                    waiting, waiting_bytes, spilled = [], 0, True
                 if budget.is_full:
                     break
             outcome = file.outcome()
@@ -108,7 +120,7 @@ class FileReader(SplitReader):
             return
         finally:
             file.close()
-        yield self._rows(item, held)
+        yield self._rows(item, waiting)
         self._outcomes.append(outcome)
 
     def _decode(self, item: dict[str, Json], block: Block) -> Decoded:
@@ -121,13 +133,23 @@ class FileReader(SplitReader):
             raise BadRecordsError(f"{item['path']}, line {first.line}: {first.reason}", file=item["path"])
         return decoded
 
-    def _rows(self, item: dict[str, Json], held: Sequence[Decoded]) -> list[Rows]:
+    def _rows(self, item: dict[str, Json], waiting: Sequence[Decoded]) -> list[Rows]:
         path = str(item["path"])
         constants = folder_values(path, self._settings.root)
-        for decoded in held:
+        for decoded in waiting:
             if decoded.batch.num_rows:
                 self._kinds.add(decoded.batch)
-        return [Rows(path, d.batch, d.record_numbers, d.bad, constants) for d in held]
+        return [
+            Rows(
+                path,
+                d.batch,
+                d.record_numbers,
+                d.bad,
+                constants,
+                rescued=[replace(one, file=path) for one in d.rescued],
+            )
+            for d in waiting
+        ]
 
 
 class _OpenFile:
@@ -217,3 +239,71 @@ class _OpenFile:
     def close(self) -> None:
         if self._stream is not None:
             self._stream.close()
+
+
+def _decode_options(columns: Columns) -> DecodeOptions:
+    return DecodeOptions(
+        evolution=columns.evolution,
+        on_mismatch="fail" if columns.evolution == "fail" else "rescue",
+        reserved=columns.reserved,
+        kinds=columns.kinds,
+    )
+
+
+# -- samples ------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Tally:
+    files: int = 0
+    records: int = 0
+    bad: int = 0
+    rescued: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+
+def sample_files(settings: FileReaderSettings, plan: SourcePlan, columns: Columns) -> Sample:
+    """Decode the start of the first files of a plan.
+
+    Raises:
+        SchemaError: a record does not fit, and the spec makes this an error.
+    """
+    decoder = Decoder(columns.decoded, columns.frozen, _decode_options(columns))
+    counter = KindCounter(columns.decoded, columns.frozen, columns.reserved)
+    tally = _Tally()
+    for path in [str(item["path"]) for split in plan.splits for item in split.inputs][:SAMPLE_FILES]:
+        _sample_file(settings, path, decoder, counter, tally)
+    read = ReadColumns(decoder.schema, dict(counter.to_json()))
+    return Sample({MAIN_PORT: read}, tally.files, tally.records, tally.bad, tally.rescued, tuple(tally.warnings))
+
+
+def _sample_file(
+    settings: FileReaderSettings, path: str, decoder: Decoder, counter: KindCounter, tally: _Tally
+) -> None:
+    storage = open_storage(settings.root, settings.storage_options)
+    key = path.removeprefix(settings.root).lstrip("/")
+    try:
+        blocks = open_blocks(
+            storage.open_read(key),
+            path=path,
+            compression=compression_of(path),
+            max_records=SAMPLE_RECORDS,
+            max_record_bytes=settings.max_record_bytes,
+        )
+        for block in blocks:
+            decoded = decoder.decode(block)
+            counter.add(decoded.batch)
+            tally.records += block.records
+            tally.bad += len(decoded.bad)
+            if RESCUED_COLUMN in decoded.batch.schema.names:
+                rescued = decoded.batch.column(RESCUED_COLUMN)
+                tally.rescued += len(rescued) - rescued.null_count
+            if decoded.bad and settings.on_bad_record == "fail":
+                first = decoded.bad[0]
+                tally.warnings.append(f"{path}, line {first.line}: {first.reason}; on_bad_record is fail")
+    except (UnexpectedFieldError, MismatchError) as error:
+        raise SchemaError(f"{path}: {error}", file=path) from error
+    except (BrokenFileError, OSError) as error:
+        tally.warnings.append(f"{path} cannot be read: {error}")
+        return
+    tally.files += 1

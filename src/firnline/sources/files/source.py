@@ -9,12 +9,12 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from firnline.clock import monotonic
+from firnline.clock import SystemClock, monotonic
 from firnline.errors import ConfigError, LateFileError, SourceError, SourceMovedError
-from firnline.options import FileSourceOptions
 from firnline.sources.base import (
+    MAIN_PORT,
     Backlog,
     InputStatus,
     InputTracker,
@@ -24,15 +24,17 @@ from firnline.sources.base import (
     Sample,
     Source,
     SourcePlan,
+    TooYoung,
     processed_record,
 )
 from firnline.sources.files import planning
 from firnline.sources.files.listing import Scope, list_files
 from firnline.sources.files.messages import FileReaderSettings
+from firnline.sources.files.options import FileSourceOptions
 from firnline.sources.files.position import FileState, Progress
 from firnline.sources.known import KnownFiles
 from firnline.storage import FileStat, Storage, is_remote, normalise, open_storage
-from firnline.types import Json
+from firnline.types import Clock, Json
 
 if TYPE_CHECKING:
     from firnline.sources.columns import Columns
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOKED_UP = 200  # more files than that are cheaper to list
+MAX_LATE = 100_000  # late files that one comparison keeps; the next one finds the others
 
 
 class FileSource(Source):
@@ -51,11 +54,11 @@ class FileSource(Source):
 
     def __init__(
         self, options: FileSourceOptions, *, once: bool = False, moved: tuple[str, str] | None = None,
-        storage: Storage | None = None,
+        storage: Storage | None = None, clock: Clock | None = None,
     ) -> None:  # fmt: skip
         self.name = options.name
         self.poll_interval_secs = options.poll_interval_secs
-        self.reconcile_interval_secs = options.reconcile_interval_secs
+        self.reconcile_interval_secs: float | Literal["auto"] | None = options.reconcile_interval_secs
         self.late_files = options.late_files
         self._options = options
         self._once = once
@@ -72,6 +75,9 @@ class FileSource(Source):
         self._drops: set[str] = set()  # the same
         self._retries_lock = threading.Lock()
         self._retry_at: dict[str, float] = {}
+        self._revived: frozenset[str] = frozenset()  # set aside, and changed since
+        self._clock = clock or SystemClock()
+        self._young: dict[str, tuple[str, float]] = {}  # name -> etag, and since when it is known, by our clock
 
     @property
     def location(self) -> str:
@@ -91,8 +97,8 @@ class FileSource(Source):
         self._only = frozenset(names)
 
     def _list(self, after: str | None = None) -> Iterator[FileStat]:
-        found = list_files(self._storage, self._scope, after)
-        return found if self._only is None else (stat for stat in found if stat.name in self._only)
+        files = list_files(self._storage, self._scope, after)
+        return files if self._only is None else (stat for stat in files if stat.name in self._only)
 
     # -- positions ------------------------------------------------------------------------------------
 
@@ -150,10 +156,10 @@ class FileSource(Source):
             self.location, dict(options.storage_options), options.max_record_bytes, options.on_bad_record
         )
 
-    def sample(self, plan: SourcePlan, columns: Columns) -> Sample:
-        from firnline.sources.files.sampling import sample_files  # loads the decoder
+    def sample(self, plan: SourcePlan, columns: Mapping[str, Columns]) -> Sample:
+        from firnline.sources.files.reader import sample_files  # loads the decoder
 
-        return sample_files(self._reader_settings(), plan, columns)
+        return sample_files(self._reader_settings(), plan, columns[MAIN_PORT])
 
     def current_name(self, position: Json, path: str) -> str:
         return FileState.from_json(position).current_name(path)
@@ -163,8 +169,12 @@ class FileSource(Source):
     def plan(self, position: Json, limits: Limits) -> SourcePlan | None:
         state, dropped = self._apply_drops(FileState.from_json(position))
         state = self._apply_retries(state)
+        ages = _Ages(self._options.min_age_secs if not limits.any_age else 0.0, self._clock, self._young)
+        state = self._revive(state, ages)
         late = self._late
-        chosen = planning.choose(state, self._in_progress(state), self._listed(state, limits), limits)
+        state, in_progress = self._in_progress(state, ages)
+        chosen = planning.choose(state, in_progress, self._listed(state, limits), limits, ages.is_ripe)
+        self._young = ages.young
         if not chosen.files and chosen.base == FileState.from_json(position) and not self._unsaved:
             return None
         moved, self._unsaved = self._unsaved, False
@@ -172,7 +182,9 @@ class FileSource(Source):
         self._late = {name: stat for name, stat in late.items() if name not in taken}
         for path in chosen.changed:
             logger.warning("file set aside", extra={"file": path, "reason": "changed while it was half read"})
-        splits = planning.deal(chosen, limits, datetime.now(UTC).isoformat(timespec="seconds"))
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        splits = planning.deal(chosen, limits, now)
+        records = [*dropped, *(planning.waiting_record(file, now) for file in chosen.waiting)]
         return SourcePlan(
             source=self.name,
             base=chosen.base.to_json(),
@@ -180,7 +192,7 @@ class FileSource(Source):
             files=len(chosen.files),
             size_bytes=chosen.size_bytes,
             constants=planning.folder_columns(splits, self.location),
-            notes={"late": sum(1 for f in chosen.files if f.name in late), "moved": moved, "dropped": dropped},
+            notes={"late": sum(1 for f in chosen.files if f.name in late), "moved": moved, "records": records},
         )
 
     def _listed(self, state: FileState, limits: Limits) -> Iterator[FileStat]:
@@ -195,24 +207,64 @@ class FileSource(Source):
         except OSError as error:
             raise SourceError(f"cannot list {self.location}: {error}", path=self.location) from error
 
-    def _in_progress(self, state: FileState) -> list[FileStat]:
-        """Return the current versions of files that are started, or late and waiting to start."""
-        now = monotonic()
-        found = []
+    def _in_progress(self, state: FileState, ages: _Ages) -> tuple[FileState, list[FileStat]]:
+        """Return the current versions of files that are started, or late and waiting to start.
+
+        A file that was too young and is gone is forgotten: nothing of it was read.
+        """
+        now = self._clock.monotonic()
+        found, files = [], dict(state.files)
         for path, progress in state.files.items():
             if progress.finished or (not self._once and now < self._retry_at.get(path, 0)):
                 continue
             try:
-                found.append(self._storage.stat(self._key(path)))
+                stat = self._storage.stat(self._key(path))
             except FileNotFoundError:
+                if progress.is_too_young:
+                    del files[path]
+                    continue
                 # Planned unchanged: the task fails on it, and after enough attempts it is set aside by name.
                 gone = datetime.fromtimestamp(0, UTC)
                 found.append(FileStat(path, progress.size_bytes, progress.etag, gone))
             except OSError as error:
                 raise SourceError(f"cannot look at {path}: {error}", path=path) from error
-        late = (s for s in self._late.values() if s.name not in state.files and s.name not in state.set_aside)
-        # A file after the mark of this base is not late here: it follows in the order of names.
-        return [*found, *(s for s in late if not state.is_after_mark(s.name))]
+            else:
+                if progress.records or ages.is_ripe(stat):
+                    found.append(stat)
+        state = replace(state, files=files)
+        return state, [*found, *self._ripe_late(state, ages)]
+
+    def _ripe_late(self, state: FileState, ages: _Ages) -> Iterator[FileStat]:
+        """Yield late files that are old enough. One that was young when it was listed is looked at again."""
+        for name, stat in list(self._late.items()):
+            # A file after the mark of this base is not late here: it follows in the order of names.
+            if name in state.files or name in state.set_aside or state.is_after_mark(name):
+                continue
+            if ages.was_young(stat):
+                try:
+                    stat = self._storage.stat(self._key(name))
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    raise SourceError(f"cannot look at {name}: {error}", path=name) from error
+            if ages.is_ripe(stat):
+                yield stat
+
+    def _revive(self, state: FileState, ages: _Ages) -> FileState:
+        """Return the state with files that were set aside unread and have changed since, to be tried again."""
+        files, aside = dict(state.files), dict(state.set_aside)
+        for path in self._revived & state.set_aside.keys():
+            item = aside[path]
+            try:
+                now = self._storage.stat(self._key(path))
+            except OSError:
+                continue
+            if now.etag == item.etag or item.records or not ages.is_ripe(now):
+                continue
+            logger.info("file that was set aside has changed; it is tried again", extra={"file": path})
+            files[path] = Progress(size_bytes=now.size_bytes, etag=now.etag)
+            del aside[path]
+        return replace(state, files=files, set_aside=aside)
 
     def _key(self, path: str) -> str:
         return path.removeprefix(self.location).lstrip("/")
@@ -220,12 +272,23 @@ class FileSource(Source):
     def advance(self, plan: SourcePlan, outcomes: Sequence[Json], epoch: int) -> tuple[Json, list[dict[str, Json]]]:
         base = FileState.from_json(plan.base)
         state, records = planning.advance(base, plan.splits, outcomes, self._options.file_attempts, epoch)
-        records = [*plan.notes.get("dropped", []), *records]
         for record in records:
-            if "reason" in record and record["status"] != "dropped":
-                self._retry_at[str(record["path"])] = monotonic() + self._options.poll_interval_secs
+            if "reason" in record:
+                path = str(record["path"])
+                self._retry_at.pop(path, None)
+                if path in state.files:
+                    delay = planning.retry_delay(state.files[path].attempts, self._options.poll_interval_secs)
+                    self._retry_at[path] = self._clock.monotonic() + delay
                 logger.warning("file failed", extra={"file": record["path"], "reason": record["reason"]})
-        return state.to_json(), records
+        return state.to_json(), [*plan.notes.get("records", []), *records]
+
+    def too_young(self) -> TooYoung | None:
+        young = self._young
+        if not young:
+            return None
+        now = self._clock.monotonic()
+        left = [max(0.0, since + self._options.min_age_secs - now) for _, since in young.values()]
+        return TooYoung(len(young), min(left), max(left))
 
     def backlog(self, position: Json) -> Backlog:
         state = FileState.from_json(position)
@@ -240,35 +303,50 @@ class FileSource(Source):
             if not progress.finished and not state.is_after_mark(path):
                 files += 1
                 size += progress.size_bytes
+        for stat in self._late.values():
+            if self._is_late(state, stat):
+                files += 1
+                size += stat.size_bytes
         return Backlog(files, size)
 
     # -- late files and retries -----------------------------------------------------------------------
 
     def reconcile(self, position: Json, known: KnownFiles) -> Reconciled:
-        found = self.find_late(position, known)
-        if found.late and self._options.late_files == "fail":
-            names = ", ".join(s.name for s in found.late[:3])
-            raise LateFileError(f"{len(found.late)} late file(s): {names}", files=len(found.late))
+        reconciled = self.find_late(position, known)
+        late = reconciled.late
+        if late and self._options.late_files == "fail":
+            names = ", ".join(stat.name for stat in late[:3])
+            raise LateFileError(f"{reconciled.late_count} late file(s): {names}", files=reconciled.late_count)
+        self._revived = frozenset(reconciled.revived)
         if self._options.late_files == "ingest":
-            self._late = {stat.name: stat for stat in found.late}
-        return found
+            self._late = {stat.name: stat for stat in late}
+        return reconciled
 
     def find_late(self, position: Json, known: KnownFiles) -> Reconciled:
         """Compare a full listing with every known file; both are walked once, in the order of names."""
         state = FileState.from_json(position)
         if state.former_roots:
             known = known.renamed(state.current_name)
-        found = Reconciled()
-        listed = 0
+        late: list[FileStat] = []
+        changed: list[str] = []
+        revived: list[str] = []
+        listed = late_bytes = more = 0
         for stat, etag in _side_by_side(self.list_inputs(), known):
             listed += 1
+            aside = state.set_aside.get(stat.name)
+            if aside is not None and not aside.records and aside.etag != stat.etag:
+                revived.append(stat.name)
             if etag is not None:
                 in_progress = stat.name in state.files or stat.name in state.set_aside
                 if etag and etag != stat.etag and not in_progress:
-                    found.changed.append(stat.name)
+                    changed.append(stat.name)
             elif self._is_late(state, stat):
-                found.late.append(stat)
-        return replace(found, listed=listed)
+                late_bytes += stat.size_bytes
+                if len(late) < MAX_LATE:
+                    late.append(stat)
+                else:
+                    more += 1
+        return Reconciled(late, changed, listed, late_bytes, more, revived)
 
     def find_unavailable(
         self, position: Json, records: Sequence[Mapping[str, Json]], back_to: Json | None = None
@@ -282,9 +360,9 @@ class FileSource(Source):
         for record in records:
             if record.get("status") == "committed" or int(record.get("to", 0)) > int(record.get("from", 0)):
                 wanted.setdefault(state.current_name(str(record["path"])), str(record.get("etag", "")))
-        found = self._stats(list(wanted))
-        missing = [f"{path}: gone" for path in wanted if path not in found]
-        changed = (f"{path}: changed" for path, etag in wanted.items() if path in found and found[path].etag != etag)
+        stats = self._stats(list(wanted))
+        missing = [f"{path}: gone" for path in wanted if path not in stats]
+        changed = (f"{path}: changed" for path, etag in wanted.items() if path in stats and stats[path].etag != etag)
         return [*missing, *changed]
 
     def _stats(self, paths: Sequence[str]) -> dict[str, FileStat]:
@@ -292,11 +370,11 @@ class FileSource(Source):
         if len(paths) > LOOKED_UP:
             wanted = set(paths)
             return {stat.name: stat for stat in self.list_inputs() if stat.name in wanted}
-        found = {}
+        stats = {}
         for path in paths:
             with contextlib.suppress(FileNotFoundError):
-                found[path] = self._storage.stat(self._key(path))
-        return found
+                stats[path] = self._storage.stat(self._key(path))
+        return stats
 
     def list_inputs(self) -> Iterator[FileStat]:
         """Yield every file of the source, in byte order of the names."""
@@ -317,9 +395,9 @@ class FileSource(Source):
 
     def give_back(self, plan: SourcePlan) -> bool:
         self._unsaved = self._unsaved or bool(plan.notes.get("moved"))
-        found = bool(self._late) or bool(plan.notes.get("late"))
+        has_late = bool(self._late) or bool(plan.notes.get("late"))
         self._late = {}
-        return found
+        return has_late
 
     def retry(self, path: str, *, changed: bool) -> None:
         with self._retries_lock:
@@ -387,6 +465,38 @@ class FileSource(Source):
                 self._drops.discard(path)
 
 
+class _Ages:
+    """Judges, for one plan, which files are old enough to be whole.
+
+    A file counts as old by its own time or, since that may lie in the future, if we have known it unchanged for as
+    long.
+    """
+
+    def __init__(self, min_age: float, clock: Clock, known: Mapping[str, tuple[str, float]]) -> None:
+        self._min_age = min_age
+        self._now, self._monotonic = clock.now(), clock.monotonic()
+        self._known = known
+        self.young: dict[str, tuple[str, float]] = {}  # for the next plan: those found too young
+
+    def is_ripe(self, stat: FileStat) -> bool:
+        if self._min_age <= 0:
+            return True
+        age = (self._now - stat.modified_at).total_seconds()
+        if age >= self._min_age:
+            return True
+        etag, since = self._known.get(stat.name, ("", 0.0))
+        if etag != stat.etag:
+            since = self._monotonic - max(0.0, age)
+        if self._monotonic - since >= self._min_age:
+            return True
+        self.young[stat.name] = (stat.etag, since)
+        return False
+
+    def was_young(self, stat: FileStat) -> bool:
+        """Return whether the last plan found the file too young: it may have changed since it was listed."""
+        return self._min_age > 0 and stat.name in self._known
+
+
 def _side_by_side(
     listed: Iterable[FileStat], known: Iterable[tuple[str, str]]
 ) -> Iterator[tuple[FileStat, str | None]]:
@@ -422,21 +532,21 @@ class _Tracker(InputTracker):
         return InputStatus({**record, "path": path}, status, reason)
 
     def unread(self) -> Iterator[InputStatus]:
-        known = KnownFiles(self._seen.items())
-        late = {stat.name for stat in self._source.find_late(self._state.to_json(), known).late}
         for stat in self._source.list_inputs():
             if stat.name in self._seen:
                 continue
             row = {"path": stat.name, "size_bytes": stat.size_bytes, "create_time": stat.modified_at.isoformat()}
-            status = "late" if stat.name in late else self._status_of(stat.name)
+            status = "late" if self._source._is_late(self._state, stat) else self._status_of(stat.name)
             yield InputStatus(row, "ignored" if status == "committed" else status, self._reason_of(stat.name))
 
     def _status_of(self, path: str) -> str:
         state = self._state
         if path in state.set_aside:
             return "set_aside"
-        if path in state.files:
+        if path in state.files and not state.files[path].is_too_young:
             return "committed" if state.files[path].finished else "in_progress"
+        if path in state.files:
+            return "pending"
         return "pending" if state.is_after_mark(path) else "committed"
 
     def _reason_of(self, path: str) -> str | None:

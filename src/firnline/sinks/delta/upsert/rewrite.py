@@ -1,18 +1,21 @@
 """Applies changes to data files: rows whose key changed are replaced or dropped, in new files, in bounded memory.
 
-Runs inside Spark tasks, or in threads. A file is first looked at by its key columns alone; one without a changed key
-is left alone. The new version of a row takes the place of the old one when both are of the same partition, so files
-stay as large and as well sorted as they were; what finds no place is written by tasks that insert.
+Runs inside Spark tasks, or in threads; a `RewriteTask` goes there, a `RewriteReport` comes back. The key columns of a
+file are read first: a file without a changed key stays as it is. If the new version of a row is of the same partition,
+it takes the position of the old one, so files keep their size and their order. Tasks that insert write the other rows.
 """
 
 from __future__ import annotations
 
+import base64
 import io
 import os
 import threading
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,9 +28,145 @@ from firnline.faults import fault_point
 from firnline.sinks.delta.stage import ParquetStager
 from firnline.sinks.delta.upsert.changes import Changes, Indices, KeyIndex, Mask, comparable, conform, load_changes
 from firnline.sinks.delta.upsert.prune import KeyRanges
-from firnline.sinks.delta.upsert.rewrite_task import FileToRewrite, RewriteReport, RewriteTask, RewrittenFile
 from firnline.storage import Storage, is_remote, open_storage
 from firnline.types import Json
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FileToRewrite:
+    """A data file of the table that may hold changed keys."""
+
+    path: str
+    size_bytes: int
+    rows: int | None  # as the log says
+    partition_values: Mapping[str, str | None]
+    barred: Indices  # changes whose new row another file has
+
+    def to_json(self) -> dict[str, Json]:
+        """Return plain JSON for the workers."""
+        return {
+            "path": self.path,
+            "size_bytes": self.size_bytes,
+            "rows": self.rows,
+            "partition_values": dict(self.partition_values),
+            "barred": pack_indices(self.barred),
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> FileToRewrite:
+        """Parse the output of `to_json`."""
+        barred = unpack_indices(value["barred"])
+        return cls(str(value["path"]), int(value["size_bytes"]), value["rows"], value["partition_values"], barred)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RewriteTask:
+    """Apply the changes of an epoch to some files; or, with `insert`, write the new rows of some changes."""
+
+    type: str  # the kind of the sink
+    attempt: str
+    table: str
+    storage_options: Mapping[str, str]
+    partition_by: tuple[str, ...]
+    key: tuple[str, ...]
+    file_size_mb: int
+    changes: tuple[dict[str, Json], ...]  # path and crc32 of each file of changes
+    schema: pa.Schema
+    files: tuple[FileToRewrite, ...] = ()
+    insert: Indices | None = None  # numbers of changes
+
+    def to_json(self) -> dict[str, Json]:
+        """Return plain JSON for the workers."""
+        return {
+            "kind": "commit",
+            "type": self.type,
+            "attempt": self.attempt,
+            "table": self.table,
+            "storage_options": dict(self.storage_options),
+            "partition_by": list(self.partition_by),
+            "key": list(self.key),
+            "file_size_mb": self.file_size_mb,
+            "changes": list(self.changes),
+            "schema": base64.b64encode(self.schema.serialize().to_pybytes()).decode(),
+            "files": [file.to_json() for file in self.files],
+            "insert": pack_indices(self.insert) if self.insert is not None else None,
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> RewriteTask:
+        """Parse the output of `to_json`."""
+        return cls(
+            type=str(value["type"]),
+            attempt=str(value["attempt"]),
+            table=str(value["table"]),
+            storage_options=value["storage_options"],
+            partition_by=tuple(value["partition_by"]),
+            key=tuple(value["key"]),
+            file_size_mb=int(value["file_size_mb"]),
+            changes=tuple(value["changes"]),
+            schema=pa.ipc.read_schema(pa.BufferReader(base64.b64decode(value["schema"]))),
+            files=tuple(FileToRewrite.from_json(file) for file in value["files"]),
+            insert=unpack_indices(value["insert"]) if value["insert"] is not None else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RewrittenFile:
+    """The result for one file. Everything in `staged` is durable."""
+
+    path: str
+    staged: list[dict[str, Json]] = field(default_factory=list)  # files in its place
+    matched: Indices = field(default_factory=lambda: np.empty(0, np.int64))  # changes whose key it held
+    placed: Indices = field(default_factory=lambda: np.empty(0, np.int64))  # changes whose new row is in `staged`
+
+    def to_json(self) -> dict[str, Json]:
+        """Return plain JSON for the driver."""
+        return {
+            "path": self.path,
+            "staged": self.staged,
+            "matched": pack_indices(self.matched),
+            "placed": pack_indices(self.placed),
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> RewrittenFile:
+        """Parse the output of `to_json`."""
+        matched, placed = unpack_indices(value["matched"]), unpack_indices(value["placed"])
+        return cls(str(value["path"]), list(value["staged"]), matched, placed)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RewriteReport:
+    """The report of one task."""
+
+    files: tuple[RewrittenFile, ...] = ()
+    inserted: tuple[dict[str, Json], ...] = ()  # files of new rows
+
+    def to_json(self) -> dict[str, Json]:
+        """Return plain JSON for the driver."""
+        return {"files": [file.to_json() for file in self.files], "inserted": list(self.inserted)}
+
+    @classmethod
+    def from_json(cls, value: Json) -> RewriteReport:
+        """Parse the output of `to_json`."""
+        return cls(tuple(RewrittenFile.from_json(file) for file in value["files"]), tuple(value["inserted"]))
+
+
+def pack_indices(numbers: Indices) -> str:
+    """Return ascending numbers as short text."""
+    if not len(numbers):
+        return ""
+    steps = np.diff(numbers, prepend=0).astype("<i8")
+    return base64.b64encode(zlib.compress(steps.tobytes(), 1)).decode()
+
+
+def unpack_indices(text: str) -> Indices:
+    """Return the numbers that `pack_indices` packed."""
+    if not text:
+        return np.empty(0, np.int64)
+    steps = np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i8")
+    return np.cumsum(steps).astype(np.int64)
+
 
 BATCH_ROWS = 131_072
 _KEPT_CHANGES = 2  # per process: tasks of one epoch read the same changes
@@ -101,7 +240,7 @@ class _Rewriter:
 
     def rewrite(self, file: FileToRewrite) -> RewrittenFile:
         """Apply the changes to one file."""
-        with _open(self._storage, file.path, file.size_bytes) as source:
+        with open_data_file(self._storage, file.path, file.size_bytes) as source:
             parquet = pq.ParquetFile(source, pre_buffer=is_remote(self._storage.root))
             found = parquet.metadata.num_rows
             if file.rows is not None and found != file.rows:
@@ -143,7 +282,7 @@ class _Rewriter:
     def _batches(
         self, parquet: pq.ParquetFile, groups: Sequence[int], columns: list[str], schema: pa.Schema, rows: int
     ) -> Iterator[pa.RecordBatch]:
-        """Rows with the columns of a schema, of which the file has those that are named."""
+        """Yield rows with the columns of a schema; the file has only the named ones."""
         if columns:
             for batch in parquet.iter_batches(BATCH_ROWS, row_groups=list(groups), columns=columns):
                 yield conform(batch, schema)
@@ -200,7 +339,7 @@ class _Rewriter:
         return staged
 
     def _apply(self, batch: pa.RecordBatch, rows: Indices, changes: Indices, placed: Mask) -> pa.RecordBatch:
-        """The rows of a batch, with the new version in the place of those that have one, and without the others."""
+        """Return the rows of a batch: replaced if the new version belongs here, otherwise dropped if changed."""
         count = batch.num_rows
         order = np.arange(count)
         order[rows[placed]] = count + np.arange(int(placed.sum()))
@@ -225,7 +364,7 @@ class _Rewriter:
 
 
 class _Shared:
-    """Changes, and what finds rows by them."""
+    """The changes of an epoch, with the index that matches rows to them."""
 
     def __init__(self, changes: Changes, partition_by: Sequence[str]) -> None:
         self.changes = changes
@@ -238,7 +377,7 @@ _sharing = threading.Lock()
 
 
 def _share_changes(task: RewriteTask, storage: Storage) -> _Shared:
-    """The changes of a task. Their files never change, so they stay loaded for the next task."""
+    """Return the changes of a task. Their files never change, so they stay loaded for the next task."""
     files = list(task.changes)
     mark = (storage.root, *task.key, "", *task.partition_by, "", *(str(f["path"]) for f in files))
     with _sharing:
@@ -252,7 +391,7 @@ def _share_changes(task: RewriteTask, storage: Storage) -> _Shared:
         return found
 
 
-def _open(storage: Storage, key: str, size_bytes: int) -> Any:
+def open_data_file(storage: Storage, key: str, size_bytes: int) -> Any:
     """Open a data file for random access, without reading all of it."""
     if not is_remote(storage.root):
         return pa.OSFile(os.path.join(storage.root, key))
@@ -260,7 +399,7 @@ def _open(storage: Storage, key: str, size_bytes: int) -> Any:
 
 
 class _Ranges(io.RawIOBase):
-    """A stored object as a file: every read asks for a range."""
+    """A stored object as a file; every read requests a range."""
 
     def __init__(self, storage: Storage, key: str, size_bytes: int) -> None:
         super().__init__()

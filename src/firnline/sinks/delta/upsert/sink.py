@@ -1,23 +1,212 @@
-"""A Delta table whose rows are changed by key: change rows become Remove and Add actions, in one commit."""
+"""A Delta table whose rows are changed by key: change rows become Remove and Add actions, in one commit.
+
+The result for a file depends only on that file and the changes. If another writer's commit comes first, only files that
+are new in its version are processed, and results for files that are gone are deleted.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake.transaction import RemoveAction
 
 from firnline.errors import ConfigError, SchemaError
-from firnline.options import DeltaSinkOptions
 from firnline.sinks.base import Capabilities, EpochCommit, RunTasks, SinkContext
-from firnline.sinks.delta.contents import missing_fields, special_features
+from firnline.sinks.delta.contents import find_removable, missing_fields, special_features
+from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.delta.sink import DeltaSink
-from firnline.sinks.delta.upsert.changes import check_key, load_changes, table_columns
-from firnline.sinks.delta.upsert.rewrite import run_in_threads
-from firnline.sinks.delta.upsert.rewrite_plan import UpsertWork
-from firnline.sinks.delta.upsert.rewrite_task import RewriteTask
-from firnline.sinks.delta.upsert.stage import CHANGES
+from firnline.sinks.delta.stage import CHANGES
+from firnline.sinks.delta.table import Table
+from firnline.sinks.delta.upsert.changes import (
+    Changes,
+    Indices,
+    Mask,
+    check_key,
+    comparable,
+    load_changes,
+    table_columns,
+)
+from firnline.sinks.delta.upsert.prune import ActiveFile, KeyRanges
+from firnline.sinks.delta.upsert.rewrite import FileToRewrite, RewriteReport, RewriteTask, rewrite, run_in_threads
+from firnline.storage import Storage
 from firnline.types import Json, Receipt
+
+TASK_BYTES = 16 * 1024 * 1024  # of files per task: enough to be worth a task, few enough to distribute
+TASK_FILES = 32
+INSERT_ROWS = 250_000  # that one task writes
+INSERT_HERE = 50_000  # up to this many rows are written in this process: a task is not worth its start
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """The content of a commit: files to remove, files to add, and counts for people who read the log."""
+
+    removed: list[RemoveAction]
+    added: list[dict[str, Json]]
+    facts: dict[str, Json]
+
+
+@dataclass(slots=True)
+class _Done:
+    """The result for one file."""
+
+    file: ActiveFile
+    staged: list[dict[str, Json]]
+    matched: Indices
+    placed: Indices
+
+
+@dataclass(slots=True)
+class UpsertWork:
+    """The work on the changes of one attempt; kept between attempts to commit."""
+
+    attempt: str
+    storage: Storage
+    changes: Changes
+    task: RewriteTask  # what all tasks have in common
+    _done: dict[str, _Done] = field(default_factory=dict)  # by their path in the log
+    _inserted: tuple[bytes, list[dict[str, Json]]] | None = None
+
+    def prepare(self, table: Table, run_tasks: RunTasks) -> Exchange:
+        """Write the missing files for the version of the table handle.
+
+        Called again only once the last exchange is known not to be committed: files are deleted here.
+
+        Raises:
+            SchemaError: a file that must go has a name in the log that cannot be repeated safely.
+            SinkError: a file cannot be read or written.
+        """
+        schema = pa.schema([f.with_nullable(True) for f in table.schema()])
+        self.task = replace(self.task, schema=schema)
+        ranges = KeyRanges(self.changes.keys, self.task.partition_by)
+        candidates, active = ranges.find_candidates(table.delta)
+        for path in [path for path in self._done if path not in active]:
+            self._discard(self._done.pop(path).staged)
+        self._rewrite([file for file in candidates if file.path not in self._done], run_tasks)
+        taken = self._settle_doubles(run_tasks)
+        self._insert(np.flatnonzero(self.changes.keeps & ~taken), run_tasks)
+        return self._exchange()
+
+    def _rewrite(
+        self, files: Sequence[ActiveFile], run_tasks: RunTasks, barred: dict[str, Indices] | None = None
+    ) -> None:
+        by_key = {_removable(file): file for file in files}
+        nothing = np.empty(0, np.int64)
+        described = [
+            FileToRewrite(
+                key, file.size_bytes, file.rows, file.partition_values, barred[file.path] if barred else nothing
+            )
+            for key, file in by_key.items()
+        ]
+        tasks = [replace(self.task, files=tuple(bundle)).to_json() for bundle in _bundles(described)]
+        for report in run_tasks(self.attempt, tasks) if tasks else []:
+            for rewritten in RewriteReport.from_json(report).files:
+                file = by_key[rewritten.path]
+                self._done[file.path] = _Done(file, rewritten.staged, rewritten.matched, rewritten.placed)
+
+    def _settle_doubles(self, run_tasks: RunTasks) -> Mask:
+        """Keep one new row for every change, even if the table has a key twice. Returns which changes have one."""
+        taken = np.zeros(len(self.changes), np.bool_)
+        barred: dict[str, Indices] = {}
+        for path in sorted(self._done):
+            placed = self._done[path].placed
+            twice = placed[taken[placed]]
+            if len(twice):
+                barred[path] = twice
+            taken[placed] = True
+        if barred:
+            again = [self._done.pop(path) for path in barred]
+            for one in again:
+                self._discard(one.staged)
+            self._rewrite([one.file for one in again], run_tasks, barred)
+        return taken
+
+    def _insert(self, numbers: Indices, run_tasks: RunTasks) -> None:
+        """Write the new rows that are in no rewritten file, unless they are already written."""
+        mark = numbers.tobytes()
+        if self._inserted is not None:
+            if self._inserted[0] == mark:
+                return
+            self._discard(self._inserted[1])
+            self._inserted = None
+        parts = np.array_split(self._by_partition(numbers), -(-len(numbers) // INSERT_ROWS)) if len(numbers) else []
+        tasks = [replace(self.task, insert=np.sort(part)) for part in parts]
+        if len(numbers) <= INSERT_HERE:
+            reports = [rewrite(task) for task in tasks]
+        else:
+            answers = run_tasks(self.attempt, [task.to_json() for task in tasks])
+            reports = [RewriteReport.from_json(answer) for answer in answers]
+        self._inserted = (mark, [file for report in reports for file in report.inserted])
+
+    def _by_partition(self, numbers: Indices) -> Indices:
+        """Return the changes ordered by partition, so that few files are written."""
+        rows = self.changes.rows
+        names = [name for name in self.task.partition_by if name in rows.column_names]
+        if not names or len(numbers) <= INSERT_ROWS:
+            return numbers
+        chosen = pa.table({name: comparable(rows.column(name), True).take(pa.array(numbers)) for name in names})
+        order = pc.sort_indices(chosen, sort_keys=[(name, "ascending") for name in names])
+        found: Indices = numbers[order.to_numpy()]
+        return found
+
+    def _exchange(self) -> Exchange:
+        now_ms = int(time.time() * 1000)
+        touched = [one for one in self._done.values() if len(one.matched)]
+        matched = np.zeros(len(self.changes), np.bool_)
+        for one in touched:
+            matched[one.matched] = True
+        keeps = self.changes.keeps
+        inserted = self._inserted[1] if self._inserted is not None else []
+        return Exchange(
+            removed=[
+                RemoveAction(_removable(f), True, now_ms, f.size_bytes, dict(f.partition_values))
+                for f in (one.file for one in touched)
+            ],
+            added=[file for one in touched for file in one.staged] + inserted,
+            facts={
+                "inserted": int((keeps & ~matched).sum()),
+                "updated": int((keeps & matched).sum()),
+                "deleted": int((~keeps & matched).sum()),
+                "files_rewritten": len(touched),
+            },
+        )
+
+    def _discard(self, staged: Sequence[dict[str, Json]]) -> None:
+        """Delete our files that no commit names."""
+        for file in staged:
+            self.storage.delete(str(file["path"]))
+
+
+def _removable(file: ActiveFile) -> str:
+    key = find_removable(file.path)
+    if key is None:
+        raise SchemaError(
+            f"the log calls a file {file.path!r}, a name under which it cannot be replaced safely",
+            hint="Rewrite the table's files with the engine that wrote them (OPTIMIZE), then run again.",
+            file=file.path,
+        )
+    return key
+
+
+def _bundles(files: Sequence[FileToRewrite]) -> Iterator[list[FileToRewrite]]:
+    """Group the files into tasks: large ones alone, small ones together."""
+    bundle: list[FileToRewrite] = []
+    size = 0
+    for file in files:
+        if bundle and (size + file.size_bytes > TASK_BYTES or len(bundle) == TASK_FILES):
+            yield bundle
+            bundle, size = [], 0
+        bundle.append(file)
+        size += file.size_bytes
+    if bundle:
+        yield bundle
+
 
 # Features under which rows lie elsewhere than in the columns of the data files.
 _REFUSED = ("deletionVectors", "columnMapping")
@@ -29,10 +218,10 @@ class UpsertSink(DeltaSink):
     The steps of a commit, under the version that was read and that the fence holds for:
     1. read the change rows of the epoch; of several with one key the newest counts;
     2. find the files of that version that may hold one of the keys;
-    3. rewrite those that do, in tasks (`run_tasks`): complete and durable, visible to nobody;
+    3. rewrite those that do, in tasks (`run_tasks`): complete and durable, visible to no reader;
     4. commit Remove and Add actions onto exactly that version, with the checkpoint.
-    When another writer's commit lands first, it begins again at step 2 on the new version. A kill leaves files that
-    nobody names.
+    If another writer's commit comes first, the sink starts again at step 2 on the new version. A kill leaves files that
+    no commit names.
     """
 
     capabilities: ClassVar[Capabilities] = replace(DeltaSink.capabilities, upserts=True)
@@ -84,6 +273,9 @@ class UpsertSink(DeltaSink):
         self._work = UpsertWork(attempt, self.storage, changes, task)
         return self._work
 
+    def refuse_widening(self, types: Mapping[str, pa.DataType]) -> dict[str, str]:
+        return dict.fromkeys(types, "an upsert changes rows, not types")
+
     def columns_of(self, rows: pa.Schema) -> pa.Schema:
         return table_columns(rows)
 
@@ -93,8 +285,8 @@ class UpsertSink(DeltaSink):
             check_key(self._options.key, columns)
         super()._create(replace(commit, schema=columns))
 
-    def _evolve(self, wanted: pa.Schema, onto: int) -> bool:
-        return super()._evolve(table_columns(wanted), onto)
+    def _evolve(self, wanted: pa.Schema, onto: int, epoch: int) -> bool:
+        return super()._evolve(table_columns(wanted), onto, epoch)
 
     def _check_joinable(self) -> None:
         super()._check_joinable()

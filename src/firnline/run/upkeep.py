@@ -1,0 +1,314 @@
+"""What a run looks after besides its epochs: late files, staged files that no sink needs any more."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from firnline.checkpoint.ledger import Fold
+from firnline.errors import LedgerHoleError
+from firnline.run.commits import settled_epoch
+from firnline.run.ledger_files import LedgerFiles
+from firnline.run.open_pipeline import OpenPipeline
+from firnline.run.progress import EpochInFlight, Progress
+from firnline.sinks.outbox import list_outbox, sweep_outbox, waiting_for
+from firnline.sources.base import Reconciled, Source
+from firnline.sources.group import EpochPlan
+from firnline.sources.known import KnownFiles
+
+logger = logging.getLogger(__name__)
+
+
+CHEAP_SHARE = 0.2  # of the poll interval: a full listing that takes no longer is made at every poll
+COST_FACTOR = 20  # a slower one takes at most one part in so many of the time
+MAX_INTERVAL_SECONDS = 3600.0
+HOLE_SECONDS = 60.0  # a ledger with a hole is read again after this time
+RECENT_EPOCHS = 20
+MIN_LATE = 5
+
+
+def reconcile_interval(took_seconds: float, poll_seconds: float) -> float:
+    """Return the seconds between two full listings, from how long the last one took."""
+    if took_seconds <= CHEAP_SHARE * poll_seconds:
+        return poll_seconds
+    return max(poll_seconds, min(COST_FACTOR * took_seconds, MAX_INTERVAL_SECONDS))
+
+
+def names_grow(recent: Iterable[tuple[int, int]]) -> bool:
+    """Return whether the names of a source's files grow with time, from the files and late files of recent epochs."""
+    counts = list(recent)
+    files, late = sum(count[0] for count in counts), sum(count[1] for count in counts)
+    return late < MIN_LATE or 10 * late < files
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The result of comparing full listings with the ledger; what an earlier one reported is left out."""
+
+    late: int
+    changed: list[str]
+    listed: int
+
+
+@dataclass(slots=True)
+class _Looked:
+    """The last full listing of one source."""
+
+    at: float
+    took: float
+    listed: int = 0
+    more: bool = False  # late files are left that it could not keep
+    hole: bool = False
+
+
+class LateFiles:
+    """The full listings of one run. The source lane calls `due` and `look`, the main thread the other methods.
+
+    With `once` every source is listed once, otherwise every `reconcile_interval_secs`.
+    """
+
+    def __init__(self, pipeline: OpenPipeline, progress: Progress, *, once: bool) -> None:
+        self._pipeline = pipeline
+        self._progress = progress
+        self._once = once
+        self._ledger_files = LedgerFiles(pipeline)
+        self._looked: dict[str, _Looked] = {}  # by source
+        self._requested: set[str] = set()
+        self._reported: dict[str, tuple[set[str], set[str]]] = {}  # by source: late and changed files
+        self._recent: dict[str, deque[tuple[int, int]]] = {}  # by source: files and late files of each epoch
+        self._unordered: set[str] = set()
+        self._dropped = 0  # epochs, so far
+        self._lock = threading.Lock()
+        self.hole: LedgerHoleError | None = None  # why late files cannot be found
+
+    def request(self) -> None:
+        """Make a full listing of every source with the next plan, due or not."""
+        self._requested |= {s.name for s in self._pipeline.sources if s.reconcile_interval_secs is not None}
+
+    def due(self, *, exhausted: bool = False) -> list[str]:
+        """Return the sources whose full listing is due. `exhausted`: nothing else is left to read."""
+        now = self._pipeline.clock.monotonic()
+        for name in self._pipeline.sources.take_forgotten():
+            self._looked.pop(name, None)
+        return [
+            source.name
+            for source in self._pipeline.sources
+            if source.reconcile_interval_secs is not None
+            and not self._pipeline.sources.is_asked(source.name)
+            and (source.name in self._requested or self._is_due(source, now, exhausted=exhausted))
+        ]
+
+    def _is_due(self, source: Source, now: float, *, exhausted: bool) -> bool:
+        last = self._looked.get(source.name)
+        if last is None:
+            return True
+        if self._once:
+            return last.more and exhausted
+        return now - last.at >= self._interval(source, last)
+
+    def _interval(self, source: Source, last: _Looked) -> float:
+        interval = source.reconcile_interval_secs
+        if interval == "auto" or interval is None:
+            if source.late_files == "ignore":  # nothing to read, only to report
+                return max(MAX_INTERVAL_SECONDS, source.poll_interval_secs)
+            interval = reconcile_interval(last.took, source.poll_interval_secs)
+            return max(interval, HOLE_SECONDS) if last.hole else interval
+        return interval
+
+    def look(self, base: str, due: list[str]) -> Comparison | None:
+        """Compare full listings with the ledger.
+
+        Returns None if the ledger has a hole: then late files cannot be identified, and `hole` says why.
+        """
+        requested = self._requested & set(due)
+        self._requested -= requested  # before the listing: it does not answer a later request
+        try:
+            found, is_valid = self._compare(base, due)
+        except BaseException:
+            self._requested |= requested
+            raise
+        if not is_valid:
+            self._requested |= requested
+        return found
+
+    def _compare(self, base: str, due: list[str]) -> tuple[Comparison | None, bool]:
+        """Return the comparison, and whether it counts: not if an epoch that was in flight is lost meanwhile."""
+        dropped = self._dropped
+        began = self._pipeline.clock.monotonic()
+        # Read the epochs in flight first: an epoch decided meanwhile is then in the ledger, so neither read misses it.
+        in_flight = list(self._progress.epochs.values())
+        positions = self._progress.bases[base].positions
+        try:
+            below = self._ledger_files.load(self._progress.head.entry, self._progress.recent)
+        except LedgerHoleError as error:
+            now = self._pipeline.clock.monotonic()
+            self._looked |= dict.fromkeys(due, _Looked(now, now - began, hole=True))
+            if self.hole is None or self.hole.message != error.message:
+                logger.error("reconcile stopped: the ledger has a hole", extra={"reason": error.message})
+            if any(self._pipeline.sources[name].late_files != "ignore" for name in due):
+                self.hole = error
+            return None, True
+        found, looked = Comparison(0, [], 0), dict[str, _Looked]()
+        for name in due:
+            with contextlib.closing(self._known(name, in_flight, below[name])) as known:
+                began = self._pipeline.clock.monotonic()
+                one = self._pipeline.sources[name].reconcile(positions[name], known)
+                now = self._pipeline.clock.monotonic()
+            looked[name] = _Looked(now, now - began, one.listed, more=one.more_late > 0)
+            late, changed = self._unreported(name, one)
+            found = Comparison(found.late + late, [*found.changed, *changed], found.listed + one.listed)
+        self.hole = None
+        with self._lock:
+            is_valid = dropped == self._dropped  # otherwise files of a lost epoch counted as known: list again
+            if is_valid:
+                self._looked |= looked
+        return found, is_valid
+
+    def _known(self, name: str, in_flight: Sequence[EpochInFlight], below: KnownFiles) -> KnownFiles:
+        """Return the files of the ledger, of epochs in flight and of another tool."""
+        known = KnownFiles(below=below)
+        for epoch in in_flight:
+            for source, split in epoch.plan.splits:
+                if source == name:
+                    for item in split.inputs:
+                        known.add(str(item["path"]), "")
+        baseline = self._progress.baseline
+        for record in baseline.inputs.get(name, []) if baseline else ():
+            known.add(str(record["path"]), str(record["etag"]))
+        return known
+
+    def _unreported(self, name: str, found: Reconciled) -> tuple[int, list[str]]:
+        """Return the number of late files, and the changed files, that the last comparison did not find."""
+        before_late, before_changed = self._reported.get(name, (set(), set()))
+        late, changed = {stat.name for stat in found.late}, set(found.changed)
+        self._reported[name] = (late, changed)
+        return len(late - before_late) + found.more_late, [path for path in found.changed if path not in before_changed]
+
+    def dropped(self, plan: EpochPlan) -> None:
+        """Forget the late files of a dropped epoch: late is relative to a base, so they must be found again."""
+        with self._lock:
+            self._dropped += 1
+            for name in self._pipeline.sources.give_back(plan):
+                self._looked.pop(name, None)
+
+    def learn(self, epoch: int, plan: EpochPlan) -> list[str]:
+        """Learn from a decided epoch. Returns the sources whose names are now known not to grow with time."""
+        found = []
+        for name, part in plan.plans.items():
+            recent = self._recent.setdefault(name, deque(maxlen=RECENT_EPOCHS))
+            if part.files and epoch > 1:  # in the first epoch no file is late
+                recent.append((part.files, int(part.notes.get("late", 0))))
+            if name not in self._unordered and not names_grow(recent):
+                self._unordered.add(name)
+                found.append(name)
+                self._log_unordered(name, recent)
+        return found
+
+    def _log_unordered(self, name: str, recent: Iterable[tuple[int, int]]) -> None:
+        counts = list(recent)
+        last = self._looked.get(name)
+        logger.warning(
+            "file names do not grow with time: every poll compares a full listing with the ledger; nothing is lost, "
+            "and names that begin with the time make it cheaper",
+            extra={
+                "source": name,
+                "files": sum(count[0] for count in counts),
+                "late": sum(count[1] for count in counts),
+                "listed": last.listed if last else None,
+                "seconds": round(last.took, 3) if last else None,
+            },
+        )
+
+    @property
+    def unordered(self) -> list[str]:
+        """The sources whose names do not grow with time."""
+        return sorted(self._unordered)
+
+    def close(self) -> None:
+        """Delete the temporary files."""
+        self._ledger_files.close()
+
+
+class OutboxSweep:
+    """The sweeps of one run. `slowest_sink` gives the epoch of the sink that lags most."""
+
+    def __init__(self, pipeline: OpenPipeline, progress: Progress, slowest_sink: Callable[[], int]) -> None:
+        self._pipeline = pipeline
+        self._progress = progress
+        self._slowest_sink = slowest_sink
+        self._spared: set[str] = set()  # sinks with waiting rows that the spec does not have
+
+    def sweep(self) -> None:
+        """Delete the files of lost attempts and of epochs that every sink holds.
+
+        Files for a sink that was removed from the spec stay, in case it returns. Files of epochs that a ledger hole
+        hides stay, too.
+
+        The outbox is listed first. An attempt that writes by then is in flight here, or the deciding table holds a
+        newer generation, and then nothing is deleted. The epochs in flight are read before the chain, so an epoch
+        decided meanwhile is in one of the two.
+
+        Raises:
+            FencedError: another run owns the pipeline.
+        """
+        pipeline = self._pipeline
+        listed = list_outbox(pipeline.storage, pipeline.options.name)
+        if not listed:
+            return
+        pipeline.open_readers()[0].check_holder(self._progress.generation)
+        needed = set(self._progress.epochs)
+        needed |= self._needed_by_sinks({attempt: keys for attempt, keys in listed.items() if attempt not in needed})
+        gone = sweep_outbox(pipeline.storage, listed, needed)
+        if gone:
+            logger.info("outbox swept", extra={"files": gone})
+
+    def _needed_by_sinks(self, listed: dict[str, list[str]]) -> set[str]:
+        """Return the listed attempts that some sink still lacks, in the spec or not, and those that a hole hides.
+
+        No sink can need anything below a fold.
+        """
+        settled = [settled_epoch(sink) for sink in self._pipeline.sinks[1:]]
+        held = min([self._slowest_sink(), *(epoch for epoch in settled if epoch is not None)])
+        names = {sink.name for sink in self._pipeline.sinks}
+        needed: set[str] = set()
+        unknown = set(listed)
+        try:
+            for link in self._pipeline.ledger.chain(self._progress.head.entry) if self._progress.head.entry else ():
+                if isinstance(link, Fold):
+                    if link.is_bridge:
+                        raise LedgerHoleError(f"ledger entry {link.last.name} is lost", epoch=link.last.epoch)
+                    break
+                attempt = link.checkpoint.attempt
+                if attempt in unknown:
+                    unknown.remove(attempt)
+                    absent = [sink for sink in sorted(waiting_for(link.staged, listed[attempt])) if sink not in names]
+                    self._log_spared(absent)
+                    if link.epoch > held or absent:
+                        needed.add(attempt)
+                if not unknown:
+                    break
+        except LedgerHoleError as error:
+            logger.warning("outbox not swept behind a hole", extra={"reason": error.message, "attempts": len(unknown)})
+            needed |= unknown
+        return needed
+
+    def _log_spared(self, sinks: Iterable[str]) -> None:
+        """Log, once per run, that rows wait for a sink that the spec does not have."""
+        for name in sinks:
+            if name not in self._spared:
+                self._spared.add(name)
+                logger.warning("rows wait in the outbox for a sink that the spec does not have", extra={"sink": name})
+
+
+class Upkeep:
+    """What one run looks after besides its epochs."""
+
+    def __init__(
+        self, pipeline: OpenPipeline, progress: Progress, slowest_sink: Callable[[], int], *, once: bool
+    ) -> None:
+        self.late_files = LateFiles(pipeline, progress, once=once)
+        self.outbox = OutboxSweep(pipeline, progress, slowest_sink)

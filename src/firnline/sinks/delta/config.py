@@ -1,0 +1,70 @@
+"""The keys of a Delta table in a spec."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from firnline.config.fields import ColumnName, Count, Endpoint, Location, Secret, differ, fail
+from firnline.sinks.config import SinkConfig
+from firnline.sinks.delta.options import DeltaSinkOptions
+
+
+class DeltaSinkConfig(SinkConfig):
+    """A Delta table."""
+
+    other_words: ClassVar[dict[str, str]] = {
+        "uri": "table",
+        "url": "table",
+        "path": "table",
+        "partitions": "partition_by",
+    }
+    options_class = DeltaSinkOptions
+
+    type: Literal["delta"] = Field(default="delta", description="Kind of sink.")
+    table: Location = Field(description="Path or URI of the table, created when missing; relative to this file.")
+    mode: Literal["direct", "staged"] = Field(
+        default="direct", description="direct commits each epoch; staged leaves that to `firnline committer`."
+    )
+    max_pending_units: Count | None = Field(
+        default=None, description="Staged: wait while this many epochs are pending; null means no limit."
+    )
+    max_pending_bytes: Count | None = Field(
+        default=None, description="Staged: wait while this many bytes are pending; null means no limit."
+    )
+    partition_by: tuple[ColumnName, ...] = Field(
+        default=(), description="Columns that partition the table, e.g. [month]."
+    )
+    file_size_mb: Count = Field(default=128, description="Start another Parquet file at about this size.")
+    interop: Literal["auto", "blizzard", "none"] = Field(
+        default="auto",
+        description="Also write the blizzard: checkpoint (docs/interop.md): auto on tables that Firnline created, "
+        "blizzard always, none never.",
+    )
+    storage_options: dict[str, Secret] = Field(
+        default={}, description="Credentials and endpoints of the store; values may be ${env:NAME} or ${file:path}."
+    )
+
+    @field_validator("partition_by")
+    @classmethod
+    def _partitions_differ(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
+        return differ(columns, "column")
+
+    @model_validator(mode="after")
+    def _no_staged_upsert(self) -> DeltaSinkConfig:
+        if self.write == "upsert" and self.mode == "staged":
+            raise fail("upsert is not possible with mode: staged", "write", hint="Write `mode: direct`.")
+        return self
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint("table", self.table)
+
+    @property
+    def is_staged(self) -> bool:
+        return self.mode == "staged"
+
+    def check_behind(self, deciding: SinkConfig) -> None:
+        if deciding.is_staged and not self.is_staged:
+            raise fail("cannot be direct behind a staged sink; set mode: staged here, or list this sink first", "mode")

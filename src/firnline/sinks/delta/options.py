@@ -1,0 +1,38 @@
+"""The options of a Delta table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from firnline.options import Home, SinkOptions
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSinkOptions(SinkOptions):
+    """A Delta table."""
+
+    type: ClassVar[str] = "delta"
+
+    table: str  # absolute path or URI
+    mode: Literal["direct", "staged"] = "direct"  # staged: a committer commits the staged units
+    max_pending_units: int | None = None  # staged: wait while this many units are pending
+    max_pending_bytes: int | None = None
+    partition_by: tuple[str, ...] = ()
+    file_size_mb: int = 128
+    interop: Literal["auto", "blizzard", "none"] = "auto"  # auto: on tables that Firnline created
+    storage_options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def location(self) -> str:
+        return self.table
+
+    @property
+    def home(self) -> Home:
+        return Home(self.table, self.storage_options)
+
+
+def delta_tables(sinks: Iterable[SinkOptions]) -> tuple[DeltaSinkOptions, ...]:
+    """Return the Delta tables among the sinks of a pipeline, for commands that work on tables only."""
+    return tuple(sink for sink in sinks if isinstance(sink, DeltaSinkOptions))

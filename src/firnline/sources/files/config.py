@@ -1,0 +1,80 @@
+"""The keys of a file source in a spec."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from firnline.config.fields import SECONDS_PER_YEAR, Count, Endpoint, Location, ReadSecret, Seconds, Secret, fail
+from firnline.options import SourceOptions
+from firnline.sources.config import SourceConfig
+from firnline.sources.files.options import FileSourceOptions
+from firnline.storage import is_remote
+
+LOCAL_MIN_AGE_SECONDS = 2.0
+_TIME_WITHOUT_ZONE = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d+)?)?")
+
+
+def default_min_age(path: str) -> float:
+    """Return the age at which a file counts as whole: on an object store it appears whole."""
+    return 0.0 if is_remote(path) else LOCAL_MIN_AGE_SECONDS
+
+
+class FilesSourceConfig(SourceConfig):
+    """A file source: reads files in byte order of their names."""
+
+    other_words: ClassVar[dict[str, str]] = {"uri": "path", "url": "path", "folder": "path", "table": "path"}
+    options_class = FileSourceOptions
+
+    type: Literal["files"] = Field(default="files", description="Kind of source.")
+    path: Location = Field(
+        description="Folder, glob or URI (s3://, gs://, az://, abfs://, file://) of the input; relative to this file."
+    )
+    format: Literal["ndjson"] = Field(
+        default="ndjson", description="Newline-delimited JSON; compression by suffix: .gz, .zst or none."
+    )
+    poll_interval_secs: Seconds = Field(default=10, description="Seconds between two listings for new files.")
+    reconcile_interval_secs: Seconds | Literal["auto"] = Field(
+        default="auto",
+        description="Seconds between two comparisons of a full listing with the ledger, which find late files. auto: "
+        "at every poll while the listing is cheap, otherwise less often, at least every hour. --once always makes one.",
+    )
+    min_age_secs: float | None = Field(
+        default=None,
+        ge=0,
+        le=SECONDS_PER_YEAR,
+        allow_inf_nan=False,
+        description="A file that changed less than this many seconds ago is not read yet: it may be half written. "
+        "Default: 2 on local disk, 0 on object stores, where a file appears whole.",
+    )
+    start_after: str | None = Field(
+        default=None, min_length=1, description="Begin after this file name, or at this time (RFC 3339, with a zone)."
+    )
+    late_files: Literal["ingest", "ignore", "fail"] = Field(
+        default="ingest",
+        description="A late file, one whose name sorts before files already read: ingest reads it, ignore skips it, "
+        "fail stops the run.",
+    )
+    file_attempts: Count = Field(default=3, description="Attempts before a broken file is set aside.")
+    max_record_bytes: Count = Field(default=16 * 1024 * 1024, description="A longer line is a bad record.")
+    storage_options: dict[str, Secret] = Field(
+        default={}, description="Credentials and endpoints of the store; values may be ${env:NAME} or ${file:path}."
+    )
+
+    @field_validator("start_after")
+    @classmethod
+    def _time_has_a_zone(cls, value: str | None) -> str | None:
+        if value is not None and _TIME_WITHOUT_ZONE.fullmatch(value):
+            raise fail(f'the time "{value}" has no zone (write {value.replace(" ", "T")}Z for UTC)')
+        return value
+
+    def build(self, name: str, read_secret: ReadSecret) -> SourceOptions:
+        if self.min_age_secs is not None:
+            return super().build(name, read_secret)
+        return self.model_copy(update={"min_age_secs": default_min_age(self.path)}).build(name, read_secret)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint("path", self.path)

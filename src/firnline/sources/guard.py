@@ -1,0 +1,96 @@
+"""Guards every call to a source: a failure of any kind becomes an error that names the source, its kind and the method.
+
+A run calls sources only through the class of this module. What the contract allows, the errors of `firnline.errors`,
+passes unchanged. Any other exception (an OSError, the exception of a client library, a bug) becomes a SourceError with
+the exception as its cause, and the run retries as the contract says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeVar
+
+from firnline.errors import FirnlineError, SourceError
+from firnline.process import PASSING, describe_failure, forward
+from firnline.sources.base import RestartError, Source
+
+if TYPE_CHECKING:
+    from firnline.storage import FileStat
+
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def guarding(source: str, kind: str, method: str) -> Iterator[None]:
+    """Turn a foreign exception of a source or its reader into a SourceError."""
+    try:
+        yield
+    except (FirnlineError, RestartError, *PASSING):
+        raise
+    except BaseException as error:  # a native library may raise what is no Exception
+        message = describe_failure(f"source {source!r} ({kind})", method, error)
+        raise SourceError(message, source=source, kind=kind, method=method) from error
+
+
+class GuardedSource(Source):
+    """A source whose every call is guarded."""
+
+    def __init__(self, inner: Source, kind: str) -> None:
+        self.inner = inner
+        self.name, self.ports = inner.name, inner.ports
+        self.poll_interval_secs = inner.poll_interval_secs
+        self.reconcile_interval_secs = inner.reconcile_interval_secs
+        self.late_files = inner.late_files
+        self._kind = kind
+
+    def guard(self, method: str, call: Callable[[], T]) -> T:
+        """Perform a call to the source.
+
+        Raises:
+            SourceError: the call raised an exception that no contract names.
+        """
+        with guarding(self.name, self._kind, method):
+            return call()
+
+    start = forward(Source.start)
+    plan = forward(Source.plan)
+    advance = forward(Source.advance)
+    replay = forward(Source.replay)
+    replan = forward(Source.replan)
+    backlog = forward(Source.backlog)
+    has_port = forward(Source.has_port)
+    describe = forward(Source.describe)
+    current_name = forward(Source.current_name)
+    interchange = forward(Source.interchange)
+    adopt = forward(Source.adopt)
+    check = forward(Source.check)
+    acknowledge = forward(Source.acknowledge)
+    find_unavailable = forward(Source.find_unavailable)
+    find_late = forward(Source.find_late)
+    reconcile = forward(Source.reconcile)
+    too_young = forward(Source.too_young)
+    give_back = forward(Source.give_back)
+    retry = forward(Source.retry)
+    drop = forward(Source.drop)
+    forget_requests = forward(Source.forget_requests)
+    track = forward(Source.track)
+    restrict = forward(Source.restrict)
+    reader_settings = forward(Source.reader_settings)
+    sample = forward(Source.sample)
+
+    @property
+    def location(self) -> str:
+        """The location of the input, for messages."""
+        return self.guard("location", lambda: self.inner.location)
+
+    def list_inputs(self) -> Iterator[FileStat]:
+        """Yield all input that the source covers now, read or not."""
+        with guarding(self.name, self._kind, "list_inputs"):
+            yield from self.inner.list_inputs()
+
+
+def takes_acknowledgements(source: Source) -> bool:
+    """Return whether a source does anything when input is acknowledged."""
+    inner = source.inner if isinstance(source, GuardedSource) else source
+    return type(inner).acknowledge is not Source.acknowledge
