@@ -18,7 +18,9 @@ RUN pip install --no-cache-dir --constraint /tmp/constraints.txt "$(echo /wheels
     && mkdir /pipeline && chown firnline /pipeline
 
 # Any user may run the image (`docker run --user`): the decoder is compiled into a folder that all may read and write.
-ENV HOME=/home/firnline NUMBA_CACHE_DIR=/home/firnline/decoder PYTHONUNBUFFERED=1 FIRNLINE_METRICS_PORT=9464
+ENV HOME=/home/firnline NUMBA_CACHE_DIR=/home/firnline/decoder PYTHONUNBUFFERED=1
+# Probes ask without a token. /metrics asks for the one in the file, which Firnline makes if it is missing.
+ENV FIRNLINE_METRICS_PORT=9464 FIRNLINE_METRICS_HOST=0.0.0.0 FIRNLINE_METRICS_TOKEN_FILE=/home/firnline/metrics-token
 USER firnline
 RUN python -c "from firnline.ndjson import warm_up; warm_up()" && chmod -R a+rwX /home/firnline
 

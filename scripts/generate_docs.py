@@ -158,7 +158,7 @@ def metrics_page() -> str:
     lines = [NOTE, "# Metrics and health\n"]
     lines.append(
         "`firnline run --metrics-port N` and `firnline committer --metrics-port N` serve Prometheus metrics on "
-        "`127.0.0.1:N/metrics`. Every metric has the label `pipeline`; none has a path, a key or a run id. Those "
+        "`127.0.0.1:N/metrics`; `--metrics-host` serves elsewhere, see [who may read](#who-may-read). Every metric has the label `pipeline`; none has a path, a key or a run id. Those "
         "of a committer have the label `table`: the name of the table's folder. In a two-stage table an epoch counts as "
         "staged until the committer has committed it.\n"
     )
@@ -174,9 +174,14 @@ def metrics_page() -> str:
     lines.append(
         "## Health\n\n`/healthz` answers 200 while the pipeline works, and 503 with the reason in JSON when it has failed, is "
         "failing in a row, or is stuck: there is work, and nothing has moved for 15 minutes. `/readyz` answers 200 once "
-        "the sinks have been read, and 503 before that, while failing, and after the run has ended. Both serve on "
-        "loopback only. A store or tier that cannot be written changes neither answer: `copies_failing` in their JSON names "
-        "it with the reason.\n\nUnder systemd use `KillMode=mixed`, so that the first signal reaches Firnline and not Spark's JVM.\n"
+        "the sinks have been read, and 503 before that, while failing, and after the run has ended. A store or tier that cannot be written changes neither answer: `copies_failing` in their JSON names "
+        "it with the reason.\n\n## Who may read\n\nBy default only this machine: the address is 127.0.0.1, and a request under a name other than "
+        "`localhost` or a loopback address gets no metrics and no reasons. `--metrics-host` (`FIRNLINE_METRICS_HOST`) takes any "
+        "other address, e.g. `0.0.0.0` in a container, and then needs `--metrics-token-file` (`FIRNLINE_METRICS_TOKEN_FILE`). "
+        "Firnline reads the token at the start; if the file is missing, it makes one with a random token, readable by its owner alone (mode 0600). "
+        "`/metrics` then asks for `Authorization: Bearer TOKEN`. `/healthz` and `/readyz` answer probes without it, "
+        "with the status alone; with the token they also give the reasons. With a token file, loopback needs the token, too. The server speaks plain HTTP: "
+        "outside a trusted network put a proxy with TLS before it.\n\nUnder systemd use `KillMode=mixed`, so that the first signal reaches Firnline and not Spark's JVM.\n"
     )
     return "\n".join(lines)
 

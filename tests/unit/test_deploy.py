@@ -50,7 +50,17 @@ def test_the_image_runs_as_a_user_without_privileges_with_java_and_a_healthcheck
     assert "-slim" in given["FROM"]
     assert given["ENTRYPOINT"] == '["firnline-entrypoint"]'
     assert "/healthz" in given["HEALTHCHECK"]
-    assert "FIRNLINE_METRICS_PORT" in given["ENV"]
+
+
+def test_the_image_serves_probes_everywhere_and_metrics_with_a_token(tmp_path: Path) -> None:
+    given = [rest for word, rest in instructions() if word == "ENV"]
+    environment = dict(pair.split("=", 1) for rest in given for pair in rest.split())
+    assert environment["FIRNLINE_METRICS_HOST"] == "0.0.0.0"
+    folder = Path(environment["FIRNLINE_METRICS_TOKEN_FILE"]).parent
+    made_writable = f"chmod -R a+rwX {folder}"
+    assert any(made_writable in rest for word, rest in instructions() if word == "RUN"), "no user can make the token"
+    exposed = next(rest for word, rest in instructions() if word == "EXPOSE")
+    assert environment["FIRNLINE_METRICS_PORT"] == exposed
 
 
 def test_the_entry_point_passes_words_and_exit_code_on(tmp_path: Path) -> None:
@@ -72,12 +82,12 @@ def test_the_healthcheck_of_the_image_follows_the_answer_of_a_run() -> None:
 
     from prometheus_client import CollectorRegistry
 
-    from firnline.service.endpoints import Endpoints
+    from firnline.service.endpoints import Endpoints, ServeAt
     from firnline.service.health import CommitterHealth
 
     check = json.loads(dict(instructions())["HEALTHCHECK"].partition("CMD ")[2])
     health = CommitterHealth(lambda: 0.0)
-    with Endpoints(CollectorRegistry(), health, 0) as served:
+    with Endpoints(CollectorRegistry(), health, ServeAt(0)) as served:
         environment = {**os.environ, "FIRNLINE_METRICS_PORT": str(served.port)}
         command = [sys.executable, *check[1:]]
         assert subprocess.run(command, env=environment, timeout=60).returncode == 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Flag, MetricsPort, Tables, named_tables
+from firnline.cli.common import Common, Flag, Metrics, Tables, named_tables
 from firnline.cli.output import count_text, safe
 from firnline.clock import monotonic
 
@@ -33,8 +33,9 @@ Output:
   pending, pending_bytes, oldest_pending_seconds, alarms}]}
 
 Environment:
-  FIRNLINE_METRICS_PORT   as --metrics-port
-  FIRNLINE__A__B          overrides the key a.b of the spec
+  FIRNLINE_METRICS_PORT, FIRNLINE_METRICS_HOST, FIRNLINE_METRICS_TOKEN_FILE
+                      as --metrics-port, --metrics-host, --metrics-token-file
+  FIRNLINE__A__B      overrides the key a.b of the spec
 
 Examples:
   firnline committer /lake/flights --once
@@ -52,7 +53,7 @@ def committer(
         float | None, Parameter(help="Seconds between two polls. [default: 10, or the spec's]", validator=Number(gt=0))
     ] = None,
     whole_files: Annotated[bool, Flag, Parameter(help="Verify checksums of whole files, not only of footers.")] = False,
-    metrics_port: MetricsPort = None,
+    metrics: Metrics = Metrics(),
     common: Common = Common(),
 ) -> int:
     """Run the committer of two-stage tables."""
@@ -62,7 +63,7 @@ def committer(
     from firnline.committer.service import CommitterService, TableRef
     from firnline.types import RandomIds
 
-    with _observer(metrics_port) as observer:
+    with _observer(metrics) as observer:
         service = CommitterService(
             [TableRef(uri, options) for uri, options in named.tables.items()],
             RandomIds().new(),
@@ -102,7 +103,7 @@ def _summary(report: CycleReport) -> str:
 
 
 @contextlib.contextmanager
-def _observer(port: int | None) -> Iterator[CommitterObserver]:
+def _observer(serve: Metrics) -> Iterator[CommitterObserver]:
     """Write lines to stderr and, with a port, serve metrics."""
     from firnline.committer.service import CommitterObserver
 
@@ -129,17 +130,15 @@ def _observer(port: int | None) -> Iterator[CommitterObserver]:
         def trouble(self, table: str, error: FirnlineError) -> None:
             _say(f"{table}: {error.message}; trying again")
 
-    if port is None:
+    if not serve.wanted:
         yield Lines()
         return
-    from firnline.service.endpoints import HOST, Endpoints
     from firnline.service.health import CommitterHealth
     from firnline.service.metrics import StagingMetrics
 
     health = CommitterHealth(monotonic, poll_seconds=10)
     metrics = StagingMetrics(Lines(), health)
-    with Endpoints(metrics.registry(), health, port) as served:
-        _say(f"metrics on http://{HOST}:{served.port}/metrics")
+    with serve.serving(metrics.registry(), health, _say):
         yield metrics
 
 

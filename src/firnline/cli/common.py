@@ -16,8 +16,11 @@ from firnline.cli.output import Output, brief, say
 from firnline.errors import ConfigError, DamagedError, StoreUnsafeError
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
     from firnline.options import PipelineOptions
     from firnline.run.open_pipeline import OpenPipeline
+    from firnline.service.health import HealthCheck
     from firnline.storage import Storage
     from firnline.stores.base import CheckpointStore
 
@@ -34,14 +37,6 @@ Table = Annotated[str, Parameter(help="The table (path or URI), or a spec: its f
 TableOrSpec = Annotated[str, Parameter(help="The table (path or URI), or a spec file: all its tables.")]
 Flag = Parameter(negative="", show_default=False)
 TakeOver = Annotated[bool, Flag, Parameter(help="Do it even while a run is alive, which then ends.")]
-MetricsPort = Annotated[
-    int | None,
-    Parameter(
-        help="Serve /metrics, /healthz and /readyz on this port of 127.0.0.1; 0 means a free port. [default: off]",
-        env_var="FIRNLINE_METRICS_PORT",
-        validator=Number(gte=0, lte=65535),
-    ),
-]
 
 
 @Parameter(name="*")
@@ -55,6 +50,59 @@ class Common:
     @property
     def out(self) -> Output:
         return Output(as_json=self.json)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Metrics:
+    """Options of commands that serve metrics and health while they run."""
+
+    metrics_port: Annotated[
+        int | None,
+        Parameter(
+            help="Serve /metrics, /healthz and /readyz on this port; 0 means a free port. [default: off]",
+            env_var="FIRNLINE_METRICS_PORT",
+            validator=Number(gte=0, lte=65535),
+        ),
+    ] = None
+    metrics_host: Annotated[
+        str,
+        Parameter(
+            help="With --metrics-port: the address to serve on, e.g. 0.0.0.0; all but loopback need a token.",
+            env_var="FIRNLINE_METRICS_HOST",
+        ),
+    ] = "127.0.0.1"
+    metrics_token_file: Annotated[
+        str | None,
+        Parameter(
+            help="File with the token that /metrics asks for; made if missing. [default: none]",
+            env_var="FIRNLINE_METRICS_TOKEN_FILE",
+        ),
+    ] = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether to serve; ConfigError if an option is given that has no meaning without a port."""
+        if self.metrics_port is None and (self.metrics_host != "127.0.0.1" or self.metrics_token_file is not None):
+            raise ConfigError(
+                "--metrics-host and --metrics-token-file belong to --metrics-port", hint="Add --metrics-port 9464."
+            )
+        return self.metrics_port is not None
+
+    @contextmanager
+    def serving(self, registry: CollectorRegistry, health: HealthCheck, say: Callable[[str], None]) -> Iterator[None]:
+        """Serve on `metrics_port`, which must be set, while the block runs."""
+        from firnline.service.endpoints import Endpoints, ServeAt
+        from firnline.service.token import load_token
+
+        assert self.metrics_port is not None
+        token, is_new = load_token(self.metrics_token_file) if self.metrics_token_file is not None else (None, False)
+        if is_new:
+            say(f"made a metrics token in {self.metrics_token_file}")
+        with Endpoints(registry, health, ServeAt(self.metrics_port, self.metrics_host, token)) as served:
+            needs = f", with the token in {self.metrics_token_file}" if token is not None else ""
+            say(f"metrics on {served.url}/metrics{needs}")
+            yield
 
 
 def load_options(spec: str | None) -> PipelineOptions:

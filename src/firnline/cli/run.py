@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from firnline.cli.common import Common, Flag, MetricsPort, Spec, load_options
+from firnline.cli.common import Common, Flag, Metrics, Spec, load_options
 from firnline.cli.long_task import CopyProgress
 from firnline.cli.output import count_text, print_failure, say, time_text
 from firnline.cli.run_plan import confirm
@@ -69,9 +69,10 @@ Exit codes:
   lease is alive), 130 stopped at once
 
 Environment:
-  FIRNLINE_METRICS_PORT  --metrics-port
-  FIRNLINE__A__B         overrides the key a.b of the spec
-  NO_COLOR               no colours
+  FIRNLINE_METRICS_PORT, FIRNLINE_METRICS_HOST, FIRNLINE_METRICS_TOKEN_FILE
+                      as --metrics-port, --metrics-host, --metrics-token-file
+  FIRNLINE__A__B      overrides the key a.b of the spec
+  NO_COLOR            no colours
 
 Examples:
   firnline run --once
@@ -121,7 +122,7 @@ def run(
     strict_store: Annotated[
         bool, Flag, Parameter(help="Fail, after retries, when the checkpoint store cannot be written.")
     ] = False,
-    metrics_port: MetricsPort = None,
+    metrics: Metrics = Metrics(),
     common: Common = Common(),
 ) -> int:
     """Run the pipeline until stopped, or once."""
@@ -147,7 +148,7 @@ def run(
         )
     result, totals, asked = _run(
         options, once=once, standby=standby, take_over=take_over, accept_duplicates=accept_duplicates,
-        moved=moved, beginning=beginning, port=metrics_port, debug=common.debug, strict_store=strict_store,
+        moved=moved, beginning=beginning, metrics=metrics, debug=common.debug, strict_store=strict_store,
     )  # fmt: skip
     if common.json:
         common.out.json(_as_json(options, result, totals, asked=asked))
@@ -170,7 +171,7 @@ def _moved(text: str | None) -> tuple[str, str] | None:
 
 def _run(
     options: PipelineOptions, *, once: bool, standby: bool, take_over: bool, accept_duplicates: bool,
-    moved: tuple[str, str] | None, beginning: Beginning, port: int | None, debug: bool,
+    moved: tuple[str, str] | None, beginning: Beginning, metrics: Metrics, debug: bool,
     strict_store: bool,
 ) -> tuple[RunResult, RunTotals, bool]:  # fmt: skip
     from firnline.cli.common import warm_decoder
@@ -185,7 +186,7 @@ def _run(
     with contextlib.ExitStack() as stack:
         display = stack.enter_context(open_display(totals))
         stack.enter_context(logging_to(display, debug=debug))
-        watchers = stack.enter_context(_watchers(options, port, display.say))
+        watchers = stack.enter_context(_watchers(options, metrics, display.say))
         reporter = RunReporter(display.say, attempts=options.restart.attempts)
         engine = SparkEngine(options.name, options.spark, prepare=lambda: warm_decoder(display.say))
         stack.callback(engine.stop)
@@ -245,19 +246,17 @@ def _control(options: PipelineOptions, runner: Runner, display: Display) -> Iter
 
 
 @contextlib.contextmanager
-def _watchers(options: PipelineOptions, port: int | None, say: Callable[[str], None]) -> Iterator[list[Observer]]:
+def _watchers(options: PipelineOptions, serve: Metrics, say: Callable[[str], None]) -> Iterator[list[Observer]]:
     """Serve metrics and health while the run lasts; no observers without a port."""
-    if port is None:
+    if not serve.wanted:
         yield []
         return
-    from firnline.service.endpoints import HOST, Endpoints
     from firnline.service.health import Health
     from firnline.service.metrics import PipelineMetrics
 
     metrics = PipelineMetrics(options.name, monotonic)
     health = Health(options.name, monotonic, poll_seconds=min(s.poll_interval_secs for s in options.sources))
-    with Endpoints(metrics.registry(), health, port) as served:
-        say(f"metrics on http://{HOST}:{served.port}/metrics")
+    with serve.serving(metrics.registry(), health, say):
         yield [metrics, health]
 
 

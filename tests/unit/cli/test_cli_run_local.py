@@ -124,6 +124,54 @@ def test_metrics_are_served_while_a_run_lasts(
     assert 'firnline_epoch{pipeline="flights"}' in answers[0]
 
 
+def test_metrics_with_a_token_file_need_the_token(
+    spec: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import urllib.error
+    import urllib.request
+
+    answers: list[str] = []
+    said: list[str] = []
+
+    def ask(self: RunTotals, facts: EpochFacts) -> None:
+        committed(self, facts)
+        said.append(capfd.readouterr().err)
+        url = re.search(r"http://127\.0\.0\.1:\d+/metrics", said[-1])
+        if url is not None:
+            with pytest.raises(urllib.error.HTTPError, match="401") as refused:
+                urllib.request.urlopen(url[0], timeout=5)
+            refused.value.close()
+            token = (tmp_path / "token").read_text().strip()
+            asked = urllib.request.Request(url[0], headers={"Authorization": f"Bearer {token}"})
+            answers.append(urllib.request.urlopen(asked, timeout=5).read().decode())
+
+    committed: Callable[[RunTotals, EpochFacts], None] = RunTotals.committed
+    monkeypatch.setattr(RunTotals, "committed", ask)
+    monkeypatch.setenv("FIRNLINE_METRICS_PORT", "0")
+    monkeypatch.setenv("FIRNLINE_METRICS_TOKEN_FILE", str(tmp_path / "token"))
+    assert run_command(["run", "--once"]) == 0
+    assert 'firnline_epoch{pipeline="flights"}' in answers[0]
+    assert "made a metrics token in" in said[0]
+    shown = "".join([*said, *capfd.readouterr()])
+    assert (tmp_path / "token").read_text().strip() not in shown
+
+
+@pytest.mark.parametrize(
+    ("tokens", "error"),
+    [
+        (["--metrics-port", "0", "--metrics-host", "0.0.0.0"], "is not a loopback address, and needs a token"),
+        (["--metrics-host", "0.0.0.0"], "belong to --metrics-port"),
+        (["--metrics-port", "0", "--metrics-token-file", "no/folder/token"], "cannot be read or made"),
+    ],
+)
+def test_metrics_for_others_need_a_port_and_a_token(
+    spec: Path, capfd: pytest.CaptureFixture[str], tokens: list[str], error: str
+) -> None:
+    for command in (["run", "--once"], ["committer", "out", "--once"]):
+        assert run_command([*command, *tokens]) == 2
+        assert error in capfd.readouterr().err
+
+
 def test_a_busy_port_is_a_usage_error(spec: Path, capfd: pytest.CaptureFixture[str]) -> None:
     import socket
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from firnline.errors import ConfigError, SinkError
+from firnline.errors import SinkError
 from firnline.run.observer import EpochFacts
-from firnline.service.endpoints import Endpoints
 from firnline.service.health import Health
 from firnline.sinks.base import Head
 from firnline.sources.base import SourcePlan
@@ -112,34 +107,3 @@ def test_every_no_says_why() -> None:
     assert act(READ, FAILED).health.ready().reasons == ["retrying after 1 failure(s): disk full"]
     assert act(READ, FAILED, ended(3)).health.healthy().reasons == ["the run failed with exit code 3: disk full"]
     assert act().health.ready().reasons == ["the sinks have not been read yet"]
-
-
-def get(port: int, path: str) -> tuple[int, Any]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
-            return answer.status, answer.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read()
-
-
-def test_endpoints_answer_with_status_and_reasons() -> None:
-    run = FakeRun()
-    with Endpoints(CollectorRegistry(), run.health, 0) as served:
-        assert get(served.port, "/healthz")[0] == 200
-        status, body = get(served.port, "/readyz")
-        assert status == 503
-        assert json.loads(body)["reasons"] == ["the sinks have not been read yet"]
-        run.read()
-        status, body = get(served.port, "/readyz?verbose")
-        assert (status, json.loads(body)["epoch"]) == (200, 2)
-        run.health.stopped(3)
-        assert get(served.port, "/healthz")[0] == 503
-        assert get(served.port, "/metrics")[0] == 200
-        assert get(served.port, "/")[0] == 404
-
-
-def test_a_port_that_is_taken_is_a_configuration_error() -> None:
-    run = FakeRun()
-    with Endpoints(CollectorRegistry(), run.health, 0) as served, pytest.raises(ConfigError, match="cannot serve"):
-        Endpoints(CollectorRegistry(), run.health, served.port)
