@@ -10,8 +10,8 @@ from firnline.ndjson.decode import (
     warm_up,
 )
 from firnline.ndjson.infer import Choice, KindCounter, add_counts, apply_kinds, choose, json_paths
-from firnline.ndjson.reader import Block, BlockReader, Oversized, open_blocks
-from firnline.ndjson.streams import BrokenFileError, compression_of
+from firnline.ndjson.reader import Block, BlockReader, Origins, Oversized, Refused, open_blocks
+from firnline.ndjson.streams import BrokenFileError, ByteStream, CountingStream, compression_of, open_pieces
 from firnline.ndjson.tree import shown_path
 
 __all__ = [
@@ -19,13 +19,17 @@ __all__ = [
     "Block",
     "BlockReader",
     "BrokenFileError",
+    "ByteStream",
     "Choice",
+    "CountingStream",
     "DecodeOptions",
     "Decoded",
     "Decoder",
     "KindCounter",
     "MismatchError",
+    "Origins",
     "Oversized",
+    "Refused",
     "UnexpectedFieldError",
     "add_counts",
     "apply_kinds",
@@ -33,6 +37,7 @@ __all__ = [
     "compression_of",
     "json_paths",
     "open_blocks",
+    "open_pieces",
     "shown_path",
     "warm_up",
 ]

@@ -10,7 +10,7 @@ import io
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,10 @@ from firnline.ndjson.tree import Kinds, Node, build_tree
 from firnline.rescued import UNKNOWN_FIELDS, Rescued, add_rescued, shorten
 from firnline.schema import RESCUED_COLUMN, type_to_text
 
-BadReason = Literal["not-json", "not-an-object", "invalid-utf8", "too-long", "missing-required"]
+# `wrong-field-count` and `stray-quote` are reasons of CSV records.
+BadReason = Literal[
+    "not-json", "not-an-object", "invalid-utf8", "too-long", "missing-required", "wrong-field-count", "stray-quote"
+]
 
 _FIRST_ODD = 200  # odd records to collect before the schema is widened and the block is read again
 _FEW_PIECES = 64  # up to this number of pieces rows are joined as slices, above it by index
@@ -162,6 +165,7 @@ class Decoder:
         if not had_rescued and RESCUED_COLUMN in self.schema.names:
             batch = self._drop_unused_rescued(batch)
         bad += [BadRecord(big.record, big.line, big.head, "too-long") for big in block.oversized]
+        bad += [BadRecord(one.record, one.line, one.raw, cast("BadReason", one.reason)) for one in block.refused]
         bad.sort(key=lambda item: item.record)
         numbers = numbering.records
         if bad:
@@ -351,14 +355,18 @@ class _Numbering:
 
     def __init__(self, block: Block) -> None:
         records = np.arange(block.first_record, block.end_record, dtype=np.int64)
-        if block.oversized:
-            records = records[~np.isin(records, [big.record for big in block.oversized])]
+        left_out = [one.record for one in block.oversized] + [one.record for one in block.refused]
+        if left_out:
+            records = records[~np.isin(records, left_out)]
         self.records = records
+        self.origins = block.origins
         self._first_line = block.first_line
         self._long_lines = sorted(big.line for big in block.oversized)
 
     def line(self, index: int) -> int:
         """Return the number in the file of a line in the data."""
+        if self.origins is not None:
+            return int(self.origins.lines[index])
         line = self._first_line + index
         for long_line in self._long_lines:
             if line >= long_line:
@@ -382,6 +390,8 @@ def _odd_record(data: Array, row: Array, numbering: _Numbering) -> _Odd:
         parsed = exact.parse(raw)
     except BadRecordError as exc:
         parsed = exc
+    if numbering.origins is not None:
+        raw = numbering.origins.raw(int(row[k.ODD_LINE]))
     return _Odd(
         raw,
         parsed,

@@ -43,6 +43,36 @@ class Oversized:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """A record that its format refuses before it is decoded, with its bytes in the file."""
+
+    record: int
+    line: int
+    raw: bytes
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """Where the lines of a block come from, if they were made from another format. One entry per line.
+
+    Attributes:
+        source: bytes of the file.
+        lines: the line in the file where the record starts.
+        starts, ends: the record's bytes in `source`.
+    """
+
+    source: bytes | memoryview
+    lines: np.ndarray[Any, Any]
+    starts: np.ndarray[Any, Any]
+    ends: np.ndarray[Any, Any]
+
+    def raw(self, index: int) -> bytes:
+        """Return the record of a line as it stands in the file."""
+        return bytes(self.source[int(self.starts[index]) : int(self.ends[index])])
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
     """Whole lines of one file.
 
@@ -54,8 +84,10 @@ class Block:
         lines: how many lines, blank and oversized ones included.
         end_offset: where in the (unpacked) file this block ends; for a plain file, where reading can continue.
         consumed_bytes: bytes of the stored file read so far, read-ahead included.
-        oversized: records that are not in `data`.
+        oversized: records that are too long, and not in `data`.
         last: no record follows in the file.
+        refused: other records that are not in `data`.
+        origins: where the lines come from, if the file has another format; None: they are lines of the file.
     """
 
     data: bytes | memoryview
@@ -67,6 +99,13 @@ class Block:
     consumed_bytes: int
     oversized: list[Oversized] = field(default_factory=list)
     last: bool = False
+    refused: list[Refused] = field(default_factory=list)
+    origins: Origins | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """The unpacked bytes that were decoded."""
+        return len(self.data)
 
     @property
     def end_record(self) -> int:

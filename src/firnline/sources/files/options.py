@@ -7,6 +7,42 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from firnline.options import MEBIBYTE, SourceOptions
+from firnline.types import Json
+
+
+@dataclass(frozen=True, slots=True)
+class CsvOptions:
+    """How a file source reads CSV."""
+
+    delimiter: str = ","
+    header: bool = True  # the first record has the names of the columns
+    quote: str = '"'  # empty: no field is quoted
+    null_values: tuple[str, ...] = ("",)  # fields that are null, quoted or not
+    encoding: str = "utf-8"
+
+    def to_json(self) -> dict[str, Json]:
+        """Return what differs from the defaults."""
+        default = CsvOptions()
+        values = {
+            "delimiter": self.delimiter,
+            "header": self.header,
+            "quote": self.quote,
+            "null_values": list(self.null_values),
+            "encoding": self.encoding,
+        }
+        return {key: value for key, value in values.items() if value != _plain(getattr(default, key))}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Json]) -> CsvOptions:
+        """Parse the output of `to_json`."""
+        known = {key: value[key] for key in ("delimiter", "header", "quote", "encoding") if key in value}
+        if "null_values" in value:
+            known["null_values"] = tuple(value["null_values"])
+        return cls(**known)
+
+
+def _plain(value: Json) -> Json:
+    return list(value) if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +52,8 @@ class FileSourceOptions(SourceOptions):
     type: ClassVar[str] = "files"
 
     path: str  # absolute folder, glob or URI
-    format: Literal["ndjson"] = "ndjson"
+    format: Literal["ndjson", "json", "csv", "parquet"] = "ndjson"
+    csv: CsvOptions = field(default_factory=lambda: CsvOptions())
     reconcile_interval_secs: float | Literal["auto"] = "auto"
     min_age_secs: float = 0  # a younger file is not planned yet; the spec's default is 2 on local disk
     start_after: str | None = None  # a file name, or an RFC 3339 time
@@ -28,6 +65,16 @@ class FileSourceOptions(SourceOptions):
     @property
     def location(self) -> str:
         return self.path
+
+    @property
+    def read_as(self) -> dict[str, Json]:
+        """The format and its options, as plans and the ledger record them for every file; empty for NDJSON."""
+        if self.format == "ndjson":
+            return {}
+        if self.format != "csv":
+            return {"format": self.format}
+        names = [field.name for field in self.schema.fields] if not self.csv.header else []
+        return {"format": "csv", **self.csv.to_json(), **({"names": names} if names else {})}
 
 
 def file_sources(sources: Iterable[SourceOptions]) -> tuple[FileSourceOptions, ...]:

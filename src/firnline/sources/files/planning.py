@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from firnline.schema import is_column_name_ok
@@ -14,6 +14,7 @@ from firnline.storage import FileStat
 from firnline.types import Json
 
 DONE = Progress(finished=True)
+NO_OPTIONS: Mapping[str, Json] = {}
 TASK_BYTES = 32 * 1024 * 1024  # beyond one task per core, another task must be worth its start
 NO_LIMIT = 1 << 62
 MAX_WAITING = 1000  # files that are too young; each one that a slice passes is named in the position
@@ -109,11 +110,23 @@ def _set_changed_aside(
 
 
 def _aside(progress: Progress, reason: str) -> SetAside:
-    return SetAside(reason, progress.records, progress.offset, progress.line, progress.size_bytes, progress.etag)
+    return SetAside(
+        reason,
+        progress.records,
+        progress.offset,
+        progress.line,
+        progress.size_bytes,
+        progress.etag,
+        read_as=progress.read_as,
+    )
 
 
-def deal(chosen: Slice, limits: Limits, discovered: str) -> list[Split]:
-    """Distribute the slice as contiguous ranges of about equal size, one per split."""
+def deal(chosen: Slice, limits: Limits, discovered: str, read_as: Mapping[str, Json] = NO_OPTIONS) -> list[Split]:
+    """Distribute the slice as contiguous ranges of about equal size, one per split.
+
+    `read_as` is the format of the source, empty for NDJSON. A file that was begun in another format is continued in
+    that one: its record numbers are those of that format.
+    """
     if not chosen.files:
         return []
     total = chosen.size_bytes
@@ -131,7 +144,7 @@ def deal(chosen: Slice, limits: Limits, discovered: str) -> list[Split]:
     splits = len(used)
     return [
         Split(
-            inputs=[_input(chosen.base, file, discovered) for file in files],
+            inputs=[_input(chosen.base, file, discovered, read_as) for file in files],
             max_records=max(1, limits.max_events // splits),
             max_bytes=max(1, limits.max_bytes // splits),
             max_output_files=max(1, limits.max_output_files // splits),
@@ -140,8 +153,9 @@ def deal(chosen: Slice, limits: Limits, discovered: str) -> list[Split]:
     ]
 
 
-def _input(state: FileState, file: FileStat, discovered: str) -> dict[str, Json]:
+def _input(state: FileState, file: FileStat, discovered: str, read_as: Mapping[str, Json]) -> dict[str, Json]:
     progress = state.files.get(file.name, Progress())
+    read_as = progress.read_as if progress.records else read_as
     return {
         "path": file.name,
         "size_bytes": file.size_bytes,
@@ -151,6 +165,7 @@ def _input(state: FileState, file: FileStat, discovered: str) -> dict[str, Json]
         "from": progress.records,
         "offset": progress.offset,
         "line": progress.line,
+        **({"read_as": dict(read_as)} if read_as else {}),
     }
 
 
@@ -184,6 +199,7 @@ def advance(
             line=outcome.line,
             size_bytes=int(item["size_bytes"]),
             etag=str(item["etag"]),
+            read_as=dict(item.get("read_as", {})),
         )  # fmt: skip
         status = "committed" if outcome.finished else "in_progress"
         late = {"late": True} if not base.is_after_mark(path) and before.records == 0 else {}
@@ -199,6 +215,7 @@ def replay(base: FileState, records: Sequence[dict[str, Json]]) -> FileState:
         progress = DONE if status in ("committed", "dropped") else Progress(
             records=int(record["to"]), size_bytes=int(record["size_bytes"]), etag=str(record["etag"]),
             reason=str(record.get("reason", "")) if status == "pending" else "",
+            read_as=dict(record.get("read_as", {})) if int(record["to"]) else {},
         )  # fmt: skip
         if status == "set_aside":
             files.pop(path, None)
@@ -250,7 +267,8 @@ def retry_delay(attempts: int, poll_seconds: float) -> float:
 
 def _record(item: dict[str, Json], to: int) -> dict[str, Json]:
     kept = ("path", "size_bytes", "etag", "create_time", "discovery_time", "from")
-    return {**{key: item[key] for key in kept}, "to": to}
+    read_as = {"read_as": item["read_as"]} if "read_as" in item else {}
+    return {**{key: item[key] for key in kept}, "to": to, **read_as}
 
 
 def _fail(

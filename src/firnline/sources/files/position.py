@@ -29,6 +29,7 @@ class Progress:
     etag: str = ""
     attempts: int = 0  # tries in a row that failed
     reason: str = ""  # of the last failed try
+    read_as: dict[str, Json] = field(default_factory=dict)  # its format, if a part was read; empty: NDJSON
 
     @property
     def is_too_young(self) -> bool:
@@ -48,6 +49,7 @@ class Progress:
             "etag": self.etag,
             "attempts": self.attempts,
             "reason": self.reason,
+            "read_as": self.read_as,
         }
         return {key: value for key, value in details.items() if value}
 
@@ -72,6 +74,7 @@ class SetAside:
     size_bytes: int = 0
     etag: str = ""
     epoch: int = 0
+    read_as: dict[str, Json] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -82,6 +85,7 @@ class SetAside:
             "size_bytes": self.size_bytes,
             "etag": self.etag,
             "epoch": self.epoch,
+            **({"read_as": self.read_as} if self.read_as else {}),
         }
 
 

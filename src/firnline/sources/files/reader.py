@@ -1,4 +1,4 @@
-"""Reads a range of files in a worker: compressed or plain NDJSON to Arrow batches, in bounded memory.
+"""Reads a range of files in a worker: files of any format to Arrow batches, in bounded memory.
 
 The rows of a file are handed on only when the file is known to be whole, or when it is too large to hold. A large file
 that then turns out broken makes the task begin again without it. To find the columns of a slice, the driver reads a
@@ -10,23 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 
 from firnline.errors import BadRecordsError, SchemaError, SourceError
-from firnline.ndjson import (
-    Block,
-    BlockReader,
-    BrokenFileError,
-    Decoded,
-    DecodeOptions,
-    Decoder,
-    KindCounter,
-    MismatchError,
-    UnexpectedFieldError,
-    compression_of,
-    open_blocks,
-)
+from firnline.ndjson import BrokenFileError, Decoded, MismatchError, UnexpectedFieldError
+from firnline.ndjson.infer import Counts, add_counts
 from firnline.schema import RESCUED_COLUMN
 from firnline.sources.base import (
     MAIN_PORT,
@@ -41,9 +31,11 @@ from firnline.sources.base import (
     SplitReader,
 )
 from firnline.sources.columns import Columns
+from firnline.sources.files.formats import open_format
+from firnline.sources.files.formats.base import Format, Piece, Place, RecordDecoder, RecordReader, StoredFile
 from firnline.sources.files.messages import FileOutcome, FileReaderSettings
 from firnline.sources.files.planning import folder_values
-from firnline.storage import Readable, Storage, open_storage
+from firnline.storage import Storage, open_storage
 from firnline.types import Json
 
 HOLD_BYTES = 48 * 1024 * 1024  # decoded rows of one file that wait until the file is known to be whole
@@ -57,22 +49,46 @@ class _FileFailedError(Exception):
     """A file that cannot be read; the message gives the reason."""
 
 
+class _Decoders:
+    """The decoders of a split. Files that another decoder reads continue with the columns found so far."""
+
+    def __init__(self, schema: pa.Schema, columns: Columns) -> None:
+        self.schema = schema
+        self._columns = columns
+        self._by_class: dict[type, RecordDecoder[Any]] = {}
+        self._last: RecordDecoder[Any] | None = None
+
+    def of(self, file_format: Format[Any]) -> RecordDecoder[Any]:
+        """Return the decoder of a format, with the newest columns."""
+        kind = file_format.decoder_class
+        decoder = self._by_class.get(kind)
+        if decoder is None:
+            decoder = self._by_class[kind] = kind(self.schema, self._columns)
+        elif decoder is not self._last:
+            decoder.reset(self.schema)
+        self._last = decoder
+        return decoder
+
+    def kinds(self) -> dict[str, dict[str, int]]:
+        counts: Counts = {}
+        for decoder in self._by_class.values():
+            add_counts(counts, decoder.kinds())
+        return {path: dict(counted) for path, counted in counts.items()}
+
+
 class FileReader(SplitReader):
     """Reads the files of one split, one after the other."""
 
     def __init__(self, settings: dict[str, Json], split: Split, ports: Mapping[str, Columns]) -> None:
         self._settings = FileReaderSettings.from_json(settings)
         self._split = split
-        self._columns = columns = ports[MAIN_PORT]
+        self._columns = ports[MAIN_PORT]
         self._storage = open_storage(self._settings.root, self._settings.storage_options)
-        self._options = _decode_options(columns)
         self._failed: dict[str, str] = {}  # path -> reason; survives a restart
 
     def read(self, schemas: Mapping[str, pa.Schema], budget: Budget) -> Iterator[Sequence[Rows]]:
-        schema = schemas[MAIN_PORT]
         self._outcomes: list[FileOutcome] = []
-        self._decoder = Decoder(schema, self._columns.frozen, self._options)
-        self._kinds = KindCounter(schema, self._columns.frozen, self._columns.reserved)
+        self._decoders = _Decoders(schemas[MAIN_PORT], self._columns)
         for item in self._split.inputs:
             if budget.is_full:
                 break
@@ -83,30 +99,32 @@ class FileReader(SplitReader):
                 self._outcomes.append(FileOutcome(path, failed=self._failed[path]))
 
     def end(self) -> SplitEnd:
-        columns = ReadColumns(self._decoder.schema, dict(self._kinds.to_json()))
+        columns = ReadColumns(self._decoders.schema, dict(self._decoders.kinds()))
         failed = {outcome.path: outcome.failed for outcome in self._outcomes if outcome.failed is not None}
         return SplitEnd([outcome.to_json() for outcome in self._outcomes], {MAIN_PORT: columns}, failed)
 
     def _read_file(self, item: dict[str, Json], budget: Budget) -> Iterator[Sequence[Rows]]:
         """Read one file as far as the budget allows. A failure is recorded with its reason."""
-        before, counted, read = self._decoder.schema, budget.records, budget.bytes_read
+        before, counted, read = self._decoders.schema, budget.records, budget.bytes_read
         waiting: list[Decoded] = []
         waiting_bytes, spilled = 0, False
         most = budget.records_left
         if "to" in item:  # as an earlier reading of it ended
             most = min(most, int(item["to"]) - int(item["from"]))
         file = _OpenFile(self._storage, self._settings, item, most)
+        decoder = self._decoders.of(file.format)
         try:
-            for block in file.blocks():
-                decoded = self._decode(item, block)
-                budget.raw_bytes += len(block.data)
-                budget.records += block.records
-                budget.bytes_read += block.consumed_bytes - file.consumed_bytes
-                file.consumed_bytes = block.consumed_bytes
+            for piece in file.pieces():
+                decoded = self._decode(item, decoder, piece)
+                self._decoders.schema = decoder.schema
+                budget.raw_bytes += piece.size_bytes
+                budget.records += piece.records
+                budget.bytes_read += piece.consumed_bytes - file.consumed_bytes
+                file.consumed_bytes = piece.consumed_bytes
                 waiting.append(decoded)
                 waiting_bytes += decoded.batch.nbytes
                 if waiting_bytes > HOLD_BYTES:
-                    yield self._rows(item, waiting)
+                    yield self._rows(item, decoder, waiting)
                     waiting, waiting_bytes, spilled = [], 0, True
                 if budget.is_full:
                     break
@@ -115,17 +133,18 @@ class FileReader(SplitReader):
             self._failed[item["path"]] = str(error)
             if spilled:
                 raise RestartError from error
-            self._decoder = Decoder(before, self._columns.frozen, self._options)
+            decoder.reset(before)
+            self._decoders.schema = before
             budget.records, budget.bytes_read = counted, read
             return
         finally:
             file.close()
-        yield self._rows(item, waiting)
+        yield self._rows(item, decoder, waiting)
         self._outcomes.append(outcome)
 
-    def _decode(self, item: dict[str, Json], block: Block) -> Decoded:
+    def _decode(self, item: dict[str, Json], decoder: RecordDecoder[Any], piece: Piece) -> Decoded:
         try:
-            decoded = self._decoder.decode(block)
+            decoded = decoder.decode(piece)
         except (UnexpectedFieldError, MismatchError) as error:
             raise SchemaError(f"{item['path']}: {error}", file=item["path"]) from error
         if decoded.bad and self._settings.on_bad_record == "fail":
@@ -133,12 +152,12 @@ class FileReader(SplitReader):
             raise BadRecordsError(f"{item['path']}, line {first.line}: {first.reason}", file=item["path"])
         return decoded
 
-    def _rows(self, item: dict[str, Json], waiting: Sequence[Decoded]) -> list[Rows]:
+    def _rows(self, item: dict[str, Json], decoder: RecordDecoder[Any], waiting: Sequence[Decoded]) -> list[Rows]:
         path = str(item["path"])
         constants = folder_values(path, self._settings.root)
         for decoded in waiting:
             if decoded.batch.num_rows:
-                self._kinds.add(decoded.batch)
+                decoder.count(decoded.batch)
         return [
             Rows(
                 path,
@@ -153,21 +172,26 @@ class FileReader(SplitReader):
 
 
 class _OpenFile:
-    """One file of the source, read from its last offset; distinguishes faults of the file from those of the storage."""
+    """One file of the source, read from its last place; distinguishes faults of the file from those of the storage."""
 
     def __init__(self, storage: Storage, settings: FileReaderSettings, item: dict[str, Json], max_records: int) -> None:
         self._storage = storage
         self._item = item
-        self._max_records = max_records
-        self._max_record_bytes = settings.max_record_bytes
+        self._place = Place(
+            record=int(item["from"]),
+            offset=int(item["offset"]),
+            line=int(item["line"]),
+            max_records=max_records,
+            max_record_bytes=settings.max_record_bytes,
+        )
         self._key = item["path"].removeprefix(settings.root).lstrip("/")
-        self._compression = compression_of(item["path"])
-        self._stream: Readable | None = None
-        self._reader: BlockReader | None = None
+        self._file = StoredFile(storage, self._key, str(item["path"]), int(item["size_bytes"]))
+        self._reader: RecordReader[Any] | None = None
+        self.format: Format[Any] = open_format(item.get("read_as"))
         self.consumed_bytes = 0
 
-    def blocks(self) -> Iterator[Block]:
-        """Yield the file's blocks.
+    def pieces(self) -> Iterator[Piece]:
+        """Yield the file's records in pieces.
 
         Raises:
             _FileFailedError: the file itself is broken, missing, changed or forbidden.
@@ -185,7 +209,7 @@ class _OpenFile:
         except OSError as error:
             raise SourceError(f"cannot read {self._item['path']}: {error}", file=self._item["path"]) from error
 
-    def _open(self) -> BlockReader:
+    def _open(self) -> RecordReader[Any]:
         for attempt in range(READ_TRIES):
             try:
                 return self._open_once()
@@ -197,23 +221,10 @@ class _OpenFile:
                 time.sleep(READ_BACKOFF_SECS * 2**attempt)
         raise AssertionError("unreachable")
 
-    def _open_once(self) -> BlockReader:
-        item = self._item
-        if self._storage.stat(self._key).etag != item["etag"]:
-            raise BrokenFileError(item["path"], "changed after it was planned")
-        offset = 0 if self._compression else int(item["offset"])
-        self._stream = self._storage.open_read(self._key, offset)
-        return open_blocks(
-            self._stream,
-            path=item["path"],
-            compression=self._compression,
-            start_offset=offset,
-            start_record=int(item["from"]) if offset else 0,
-            start_line=int(item["line"]) if offset else 0,
-            skip_records=0 if offset else int(item["from"]),
-            max_records=self._max_records,
-            max_record_bytes=self._max_record_bytes,
-        )
+    def _open_once(self) -> RecordReader[Any]:
+        if self._storage.stat(self._key).etag != self._item["etag"]:
+            raise BrokenFileError(self._item["path"], "changed after it was planned")
+        return self.format.open(self._file, self._place)
 
     def outcome(self) -> FileOutcome:
         """Return where reading ended. Raises _FileFailedError if the file changed meanwhile, so that its rows are
@@ -231,23 +242,13 @@ class _OpenFile:
         return FileOutcome(
             path=str(self._item["path"]),
             to=reader.records_read,
-            offset=0 if self._compression else reader.end_offset,
+            offset=self.format.offset_of(self._file, reader),
             line=reader.lines_read,
             finished=reader.finished,
         )
 
     def close(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-
-
-def _decode_options(columns: Columns) -> DecodeOptions:
-    return DecodeOptions(
-        evolution=columns.evolution,
-        on_mismatch="fail" if columns.evolution == "fail" else "rescue",
-        reserved=columns.reserved,
-        kinds=columns.kinds,
-    )
+        self._file.close()
 
 
 # -- samples ------------------------------------------------------------------------------------------
@@ -268,32 +269,26 @@ def sample_files(settings: FileReaderSettings, plan: SourcePlan, columns: Column
     Raises:
         SchemaError: a record does not fit, and the spec makes this an error.
     """
-    decoder = Decoder(columns.decoded, columns.frozen, _decode_options(columns))
-    counter = KindCounter(columns.decoded, columns.frozen, columns.reserved)
+    decoders = _Decoders(columns.decoded, columns)
     tally = _Tally()
-    for path in [str(item["path"]) for split in plan.splits for item in split.inputs][:SAMPLE_FILES]:
-        _sample_file(settings, path, decoder, counter, tally)
-    read = ReadColumns(decoder.schema, dict(counter.to_json()))
+    for item in [item for split in plan.splits for item in split.inputs][:SAMPLE_FILES]:
+        _sample_file(settings, item, decoders, tally)
+    read = ReadColumns(decoders.schema, decoders.kinds())
     return Sample({MAIN_PORT: read}, tally.files, tally.records, tally.bad, tally.rescued, tuple(tally.warnings))
 
 
-def _sample_file(
-    settings: FileReaderSettings, path: str, decoder: Decoder, counter: KindCounter, tally: _Tally
-) -> None:
-    storage = open_storage(settings.root, settings.storage_options)
-    key = path.removeprefix(settings.root).lstrip("/")
+def _sample_file(settings: FileReaderSettings, item: dict[str, Json], decoders: _Decoders, tally: _Tally) -> None:
+    storage, path = open_storage(settings.root, settings.storage_options), str(item["path"])
+    file = StoredFile(storage, path.removeprefix(settings.root).lstrip("/"), path, int(item["size_bytes"]))
+    file_format = open_format(item.get("read_as"))
+    decoder = decoders.of(file_format)
+    place = Place(max_records=SAMPLE_RECORDS, max_record_bytes=settings.max_record_bytes)
     try:
-        blocks = open_blocks(
-            storage.open_read(key),
-            path=path,
-            compression=compression_of(path),
-            max_records=SAMPLE_RECORDS,
-            max_record_bytes=settings.max_record_bytes,
-        )
-        for block in blocks:
-            decoded = decoder.decode(block)
-            counter.add(decoded.batch)
-            tally.records += block.records
+        for piece in file_format.open(file, place):
+            decoded = decoder.decode(piece)
+            decoders.schema = decoder.schema
+            decoder.count(decoded.batch)
+            tally.records += piece.records
             tally.bad += len(decoded.bad)
             if RESCUED_COLUMN in decoded.batch.schema.names:
                 rescued = decoded.batch.column(RESCUED_COLUMN)
@@ -306,4 +301,6 @@ def _sample_file(
     except (BrokenFileError, OSError) as error:
         tally.warnings.append(f"{path} cannot be read: {error}")
         return
+    finally:
+        file.close()
     tally.files += 1

@@ -183,7 +183,7 @@ class FileSource(Source):
         for path in chosen.changed:
             logger.warning("file set aside", extra={"file": path, "reason": "changed while it was half read"})
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        splits = planning.deal(chosen, limits, now)
+        splits = planning.deal(chosen, limits, now, self._options.read_as)
         records = [*dropped, *(planning.waiting_record(file, now) for file in chosen.waiting)]
         return SourcePlan(
             source=self.name,
@@ -454,6 +454,7 @@ class FileSource(Source):
                 line=item.line if same else 0,
                 size_bytes=now.size_bytes,
                 etag=now.etag,
+                read_as=dict(item.read_as if same else self._options.read_as),
             )
             del aside[path]
         return replace(state, files=files, set_aside=aside)

@@ -1,0 +1,152 @@
+"""The contract of a file format: where reading starts and ends, and how records become rows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import pyarrow as pa
+
+from firnline.ndjson import Decoded
+from firnline.sources.columns import Columns
+from firnline.storage import Readable, Storage
+
+HEAD_BYTES = 4096  # of a file, to recognise its format
+
+
+class Piece(Protocol):
+    """Records of one file that are decoded together."""
+
+    @property
+    def records(self) -> int:
+        """How many records, bad ones included."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Their size before they are decoded."""
+
+    @property
+    def consumed_bytes(self) -> int:
+        """Bytes of the stored file read so far."""
+
+
+P = TypeVar("P", bound=Piece)
+P_co = TypeVar("P_co", bound=Piece, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where to start in a file, and how far to read.
+
+    Attributes:
+        record: records before the start.
+        offset: the byte where the next record starts; 0 if the format finds it by counting records.
+        line: lines before that byte.
+        max_records: stop exactly after this number of records.
+        max_record_bytes: a longer record is bad.
+    """
+
+    record: int = 0
+    offset: int = 0
+    line: int = 0
+    max_records: int | None = None
+    max_record_bytes: int = 16 * 1024 * 1024
+
+
+class StoredFile:
+    """One file in a storage; closes what was opened of it."""
+
+    def __init__(self, storage: Storage, key: str, path: str, size_bytes: int) -> None:
+        self.path = path
+        self.size_bytes = size_bytes
+        self._storage = storage
+        self._key = key
+        self._streams: list[Readable] = []
+
+    def open(self, offset: int = 0) -> Readable:
+        """Open the file from an offset on."""
+        stream = self._storage.open_read(self._key, offset)
+        self._streams.append(stream)
+        return stream
+
+    def head(self) -> bytes:
+        """Return the first bytes of the file."""
+        with closing(self._storage.open_read(self._key)) as stream:
+            return stream.read(HEAD_BYTES)
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.close()
+
+
+class RecordReader(Protocol[P_co]):
+    """An open file: iterates over its pieces, and knows how far it has read.
+
+    Iterating raises BrokenFileError where the file turns out broken, at its end at the latest.
+    """
+
+    records_read: int  # up to the end of the last piece, those before the start included
+    lines_read: int
+    end_offset: int  # of the unpacked file
+    finished: bool  # no record follows; correct after every piece
+
+    def __iter__(self) -> Iterator[P_co]: ...
+
+
+class RecordDecoder(ABC, Generic[P]):
+    """Turns the pieces of files into batches, and adds columns to the schema as they appear.
+
+    Its rows have at least the columns of `schema`; those that `columns` freezes keep their types.
+    """
+
+    def __init__(self, schema: pa.Schema, columns: Columns) -> None:
+        self._columns = columns
+        self.reset(schema)
+
+    @property
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """The schema of the newest batch."""
+
+    @abstractmethod
+    def reset(self, schema: pa.Schema) -> None:
+        """Continue with another schema: rows of other files came in between, or rows decoded last do not count."""
+
+    @abstractmethod
+    def decode(self, piece: P) -> Decoded:
+        """Decode one piece.
+
+        Raises:
+            UnexpectedFieldError: an unknown field, and evolution is `fail`.
+            MismatchError: a value does not fit, and evolution is `fail`.
+        """
+
+    def count(self, batch: pa.RecordBatch) -> None:
+        """Count the kinds of values in a batch that is handed on. A format with types of its own counts nothing."""
+
+    def kinds(self) -> dict[str, dict[str, int]]:
+        """Return the counted kinds of values by path; see `ndjson.infer`."""
+        return {}
+
+
+class Format(ABC, Generic[P]):
+    """A format with its options."""
+
+    decoder_class: type[RecordDecoder[P]]  # formats that share one share its columns
+
+    @abstractmethod
+    def open(self, file: StoredFile, place: Place) -> RecordReader[P]:
+        """Open a file.
+
+        Raises:
+            BrokenFileError: the file is damaged, looks like another format, or has fewer records than were read of it
+                before.
+            OSError: the storage failed.
+        """
+
+    @abstractmethod
+    def offset_of(self, file: StoredFile, reader: RecordReader[P]) -> int:
+        """Return the offset where reading can continue; 0 if records must be counted from the start."""

@@ -1,0 +1,73 @@
+"""Newline-delimited JSON, and what all formats of text share: they become lines of JSON, which one decoder reads."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from firnline.ndjson import (
+    Block,
+    Decoded,
+    DecodeOptions,
+    Decoder,
+    KindCounter,
+    compression_of,
+    open_blocks,
+)
+from firnline.sources.columns import Columns
+from firnline.sources.files.formats.base import Format, Place, RecordDecoder, RecordReader, StoredFile
+
+
+class LineDecoder(RecordDecoder[Block]):
+    """Decodes lines of JSON, whatever format they come from."""
+
+    def __init__(self, schema: pa.Schema, columns: Columns) -> None:
+        self._options = DecodeOptions(
+            evolution=columns.evolution,
+            on_mismatch="fail" if columns.evolution == "fail" else "rescue",
+            reserved=columns.reserved,
+            kinds=columns.kinds,
+        )
+        self._kinds = KindCounter(schema, columns.frozen, columns.reserved)
+        super().__init__(schema, columns)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._decoder.schema
+
+    def reset(self, schema: pa.Schema) -> None:
+        self._decoder = Decoder(schema, self._columns.frozen, self._options)
+
+    def decode(self, piece: Block) -> Decoded:
+        return self._decoder.decode(piece)
+
+    def count(self, batch: pa.RecordBatch) -> None:
+        self._kinds.add(batch)
+
+    def kinds(self) -> dict[str, dict[str, int]]:
+        return self._kinds.to_json()
+
+
+class TextFormat(Format[Block]):
+    """A format of text. Compression is known by the suffix of the name."""
+
+    decoder_class = LineDecoder
+
+    def offset_of(self, file: StoredFile, reader: RecordReader[Block]) -> int:
+        return 0 if compression_of(file.path) else reader.end_offset
+
+
+class NdjsonFormat(TextFormat):
+    """Newline-delimited JSON: one object per line."""
+
+    def open(self, file: StoredFile, place: Place) -> RecordReader[Block]:
+        return open_blocks(
+            file.open(place.offset),
+            path=file.path,
+            compression=compression_of(file.path),
+            start_offset=place.offset,
+            start_record=place.record if place.offset else 0,
+            start_line=place.line if place.offset else 0,
+            skip_records=0 if place.offset else place.record,
+            max_records=place.max_records,
+            max_record_bytes=place.max_record_bytes,
+        )
