@@ -9,7 +9,7 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
-from firnline.cli.run_report import LiveDisplay, RunReporter, RunTotals
+from firnline.cli.run_report import LiveDisplay, RunReporter, RunTotals, spark_start
 from firnline.run.observer import EpochFacts, Observers
 from firnline.sinks.base import Head
 from firnline.sources.base import Backlog
@@ -36,11 +36,17 @@ def screen_picture() -> str:
         highlight=False, markup=False, legacy_windows=False,
     )  # fmt: skip
     console.print("$ firnline run", style="bold")
-    run = Observers(totals, RunReporter(lambda text: console.print(text, soft_wrap=True), attempts=5))
+
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True)
+
+    run, spark = Observers(totals, RunReporter(say, attempts=5)), spark_start(totals, say)
     run.started("9f2c41d08a7be355", Head(exists=False, version=-1))
     run.claimed(1)
     run.running(1)
+    spark("starting")
     clock.seconds = 6.1
+    spark("started")
     for epoch in (1, 2, 3):
         run.running(epoch)
         clock.seconds += 1.9

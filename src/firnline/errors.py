@@ -7,6 +7,7 @@
     |- SourceError                 input could not be read                            (exit 3)
     |  |- SourceMovedError         the checkpoint was made on another root            (exit 1)
     |  |- LateFileError            a late file with `late_files: fail`                (exit 1)
+    |  |- FilesSetAsideError       the run finished, and files are set aside          (exit 7)
     |  `- BadRecordsError          a bad record with `fail`, or too many of them      (exit 1)
     |- SchemaError                 records or a table do not match the schema         (exit 1)
     |- SinkError                   a sink could not be read or written                (exit 3)
@@ -61,6 +62,7 @@ __all__ = [
     "DecidingSinkError",
     "EngineError",
     "FencedError",
+    "FilesSetAsideError",
     "FirnlineError",
     "LateFileError",
     "LedgerHoleError",
@@ -172,6 +174,15 @@ class LateFileError(SourceError):
     retryable = False
     exit_code = 1
     default_hint = "See `firnline files --status late`; set late_files: ingest or ignore to continue."
+
+
+class FilesSetAsideError(SourceError):
+    """The run finished, and files that could not be read are set aside; raised only with `--fail-on-set-aside`."""
+
+    code = "files-set-aside"
+    retryable = False
+    exit_code = 7
+    default_hint = "`firnline files --status set_aside` shows them; --retry reads one again, --drop gives it up."
 
 
 class BadRecordsError(SourceError):

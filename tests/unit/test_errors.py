@@ -10,7 +10,7 @@ import pytest
 from firnline import errors
 from firnline.errors import FirnlineError, MissingExtraError
 
-EXIT_CODES = {1, 2, 3, 4, 5, 6}
+EXIT_CODES = {1, 2, 3, 4, 5, 6, 7}
 
 
 def tree(root: type[FirnlineError] = FirnlineError) -> Iterator[type[FirnlineError]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -34,6 +34,11 @@ _AHEAD = 16
 def edit_name(kind: str) -> str:
     """Return the name of a history edit for people: rollback, restore, fresh start, rescale and so on."""
     return _EDIT_NAMES.get(kind, kind)
+
+
+def read_paths(records: Iterable[Mapping[str, Json]]) -> set[str]:
+    """Return the names of inputs that an epoch read or tried to read, from its input records."""
+    return {str(record["path"]) for record in records if record.get("status") not in ("pending", "dropped")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,11 @@ class LedgerEntry:
     def is_history_edit(self) -> bool:
         """Whether the entry is a history edit."""
         return self.kind in HISTORY_EDITS
+
+    def count_read(self) -> dict[str, int]:
+        """Return, per source, how many inputs the epoch read or tried to read; those that it did not reach do not
+        count."""
+        return {source: len(read_paths(records)) for source, records in self.inputs.items()}
 
     def supersedes(self, epoch: int) -> bool:
         """Whether this is a history edit that superseded an epoch."""

@@ -272,7 +272,7 @@ def _show_json(pipeline: OpenPipeline, view: EpochView) -> dict[str, Json]:
         "positions": {name: position.facts for name, position in positions.items()},
         "operators": [asdict(one) for one in snapshots],
         "entry": view.entry.to_json() if view.entry else None,
-        "inputs": {name: len(files) for name, files in entry.inputs.items()} if entry else None,
+        "inputs": entry.count_read() if entry else None,
         "rescued": entry.rescued if entry else None,
         "sinks": [sink.to_json() for sink in view.sinks],
         "sizes": {

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import IO, Any
@@ -17,6 +17,8 @@ from firnline.errors import FirnlineError
 
 MAX_CELL = 400  # characters of one cell in a table; JSON is never shortened
 MAX_FACT = 300  # characters of one fact of a log record
+MAX_REASON = 200  # characters of the reason why a file is set aside
+NAMES_SHOWN = 3  # files that are named; the command that lists all of them follows
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 # What storage libraries put after their message: the same error again, as nested structures over many lines.
 _DEBUG_SOURCE = re.compile(r"\s*\n\s*Debug source:\s*\n(?:\S[^\n]*[{(]\n(?:[ \t][^\n]*\n)*[)}]+,?|.*\Z)", re.DOTALL)
@@ -167,6 +169,18 @@ def short_time(value: str | None) -> str | None:
 def count_text(number: int, one: str, many: str = "") -> str:
     """`1 file`, `2,000 files`."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def set_aside_lines(files: Mapping[str, str]) -> Iterator[str]:
+    """Lines about files that are set aside: how many, the first names with their reasons, and what to type."""
+    if not files:
+        return
+    verb = "is" if len(files) == 1 else "are"
+    yield f"{count_text(len(files), 'file')} {verb} set aside, because reading failed:"
+    for path, reason in list(files.items())[:NAMES_SHOWN]:
+        yield f"  {path}: {shorten(brief(reason), MAX_REASON)}"
+    more = f"and {len(files) - NAMES_SHOWN:,} more; " if len(files) > NAMES_SHOWN else ""
+    yield f"  {more}`firnline files --status set_aside` lists them all; --retry PATH reads one again"
 
 
 def brief(text: str) -> str:

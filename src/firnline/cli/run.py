@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
 from firnline.cli.common import Common, Flag, Metrics, Spec, load_options
 from firnline.cli.long_task import CopyProgress
-from firnline.cli.output import count_text, print_failure, say, time_text
+from firnline.cli.output import count_text, print_failure, say, set_aside_lines, time_text
 from firnline.cli.run_plan import confirm
 from firnline.clock import monotonic
-from firnline.errors import ConfigError, FirnlineError
+from firnline.errors import ConfigError, FilesSetAsideError, FirnlineError
 from firnline.run.standby import check_standby, holding_lease
 
 if TYPE_CHECKING:
@@ -58,15 +58,17 @@ Output (stdout; JSON fields):
   pipeline, run, status (done, stopped, failed, fenced), exit_code, epoch,
   generation, epochs, files, records, rows, bytes_read, quarantined (by
   reason), rescued [{source, column, values, expected, first, file, line}],
-  late_files, set_aside, restarts, recovery_path (fresh, local,
-  remote, sink), replication_epochs_behind, replication_lag_seconds (of the
+  late_files, set_aside, set_aside_files [{path, reason}], delivered ({sink:
+  epochs} of further sinks), restarts, recovery_path (fresh, local, remote,
+  sink), replication_epochs_behind, replication_lag_seconds (of the
   remote tier), copies_failing (store, local or remote with the reason why it
   cannot be written), seconds, error
 
 Exit codes:
   0 done or stopped, 1 failed, 2 usage or spec, 3 failed but safe to run
   again, 4 outcome unknown, 5 fenced by another run, 6 already running (the
-  lease is alive), 130 stopped at once
+  lease is alive), 7 finished, but files are set aside (only with
+  --fail-on-set-aside), 130 stopped at once
 
 Environment:
   FIRNLINE_METRICS_PORT, FIRNLINE_METRICS_HOST, FIRNLINE_METRICS_TOKEN_FILE
@@ -122,6 +124,9 @@ def run(
     strict_store: Annotated[
         bool, Flag, Parameter(help="Fail, after retries, when the checkpoint store cannot be written.")
     ] = False,
+    fail_on_set_aside: Annotated[
+        bool, Flag, Parameter(help="Exit with 7 if the run finishes and files are set aside.")
+    ] = False,
     metrics: Metrics = Metrics(),
     common: Common = Common(),
 ) -> int:
@@ -150,14 +155,26 @@ def run(
         options, once=once, standby=standby, take_over=take_over, accept_duplicates=accept_duplicates,
         moved=moved, beginning=beginning, metrics=metrics, debug=common.debug, strict_store=strict_store,
     )  # fmt: skip
+    if fail_on_set_aside and result.exit_code == 0 and result.set_aside:
+        error = FilesSetAsideError(f"{count_text(len(result.set_aside), 'file')} set aside")
+        result = replace(result, exit_code=error.exit_code, error=error)
+    _show_result(common, options, result, totals, asked=asked)
+    return result.exit_code
+
+
+def _show_result(
+    common: Common, options: PipelineOptions, result: RunResult, totals: RunTotals, *, asked: bool
+) -> None:
+    finished = result.exit_code in (0, FilesSetAsideError.exit_code)
     if common.json:
         common.out.json(_as_json(options, result, totals, asked=asked))
-    elif result.exit_code == 0:
-        common.out.line(_last_line(totals, asked=asked))
+    elif finished:
+        common.out.line(_last_line(options, totals, asked=asked))
+        for line in set_aside_lines(result.set_aside):
+            common.out.line(line)
     if result.exit_code:
         error = result.error or FirnlineError(f"the run ended with exit code {result.exit_code}")
         print_failure(error, debug=common.debug)
-    return result.exit_code
 
 
 def _moved(text: str | None) -> tuple[str, str] | None:
@@ -176,7 +193,7 @@ def _run(
 ) -> tuple[RunResult, RunTotals, bool]:  # fmt: skip
     from firnline.cli.common import warm_decoder
     from firnline.cli.long_task import StopFlag, stop_on_signals
-    from firnline.cli.run_report import RunReporter, RunTotals, logging_to, open_display
+    from firnline.cli.run_report import RunReporter, RunTotals, logging_to, open_display, spark_start
     from firnline.jobs.spark import SparkEngine
     from firnline.run.observer import Observers
     from firnline.run.open_pipeline import open_pipeline
@@ -188,7 +205,12 @@ def _run(
         stack.enter_context(logging_to(display, debug=debug))
         watchers = stack.enter_context(_watchers(options, metrics, display.say))
         reporter = RunReporter(display.say, attempts=options.restart.attempts)
-        engine = SparkEngine(options.name, options.spark, prepare=lambda: warm_decoder(display.say))
+        engine = SparkEngine(
+            options.name,
+            options.spark,
+            prepare=lambda: warm_decoder(display.say),
+            on_start=spark_start(totals, display.say),
+        )
         stack.callback(engine.stop)
         runner = Runner(
             open_pipeline(options, once=once, moved=moved, strict_store=strict_store),
@@ -260,11 +282,26 @@ def _watchers(options: PipelineOptions, serve: Metrics, say: Callable[[str], Non
         yield [metrics, health]
 
 
-def _last_line(totals: RunTotals, *, asked: bool) -> str:
+def _delivered_text(options: PipelineOptions, totals: RunTotals) -> str:
+    """Say what a run did that planned nothing: it brought further sinks in sync."""
+    from firnline.sinks.delta.options import delta_tables
+
+    two_stage = {sink.name for sink in delta_tables(options.sinks) if sink.mode == "staged"}
+    texts = [
+        f"{count_text(epochs, 'epoch')} {'staged for' if sink in two_stage else 'delivered to'} {sink}"
+        for sink, epochs in totals.deliveries.items()
+    ]
+    hint = "; `firnline committer` commits what is staged" if two_stage & totals.deliveries.keys() else ""
+    return f"{', '.join(texts)}{hint}"
+
+
+def _last_line(options: PipelineOptions, totals: RunTotals, *, asked: bool) -> str:
     if totals.doing == STOOD_BY:
         return STOOD_BY
     if asked:
         return f"stopped cleanly after epoch {totals.epoch}"
+    if not totals.epochs and totals.deliveries:
+        return _delivered_text(options, totals)
     if not totals.epochs:
         return f"nothing to do; the table is at epoch {totals.epoch}"
     facts = [
@@ -274,13 +311,12 @@ def _last_line(totals: RunTotals, *, asked: bool) -> str:
         facts.append(f"{totals.quarantined.total():,} quarantined")
     if totals.rescued:
         facts.append(f"{count_text(sum(one.values for one in totals.rescued), 'value')} rescued")
-    if totals.set_aside:
-        facts.append(f"{count_text(totals.set_aside, 'file')} set aside")
     return ", ".join([*facts, time_text(totals.seconds)])
 
 
 def _as_json(options: PipelineOptions, result: RunResult, totals: RunTotals, *, asked: bool) -> dict[str, Any]:
-    status = {0: "stopped" if asked else "done", 5: "fenced"}.get(result.exit_code, "failed")
+    finished = "stopped" if asked else "done"
+    status = {0: finished, FilesSetAsideError.exit_code: finished, 5: "fenced"}.get(result.exit_code, "failed")
     error = result.error
     return {
         "pipeline": options.name,
@@ -288,6 +324,8 @@ def _as_json(options: PipelineOptions, result: RunResult, totals: RunTotals, *, 
         "status": status,
         "exit_code": result.exit_code,
         **totals.summary(),
+        "set_aside": len(result.set_aside),
+        "set_aside_files": [{"path": path, "reason": reason} for path, reason in result.set_aside.items()],
         "error": {"code": error.code, "message": error.message, "hint": error.hint} if error else None,
     }
 

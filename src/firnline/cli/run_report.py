@@ -25,6 +25,8 @@ from firnline.types import Json
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from firnline.jobs.spark import Start
+
 RATE_SECONDS = 30.0  # the window over which speed is measured
 
 
@@ -50,8 +52,10 @@ class RunTotals(Observer):
     copies_failing: dict[str, str] = field(default_factory=dict)  # store, local or remote -> why
     quarantined: Counter[str] = field(default_factory=Counter)
     rescued: list[Rescued] = field(default_factory=list)  # by source and column
+    deliveries: Counter[str] = field(default_factory=Counter)  # epochs by further sink
     waiting: Backlog | None = None
     doing: str = "reading the table"
+    spark_since: float | None = None  # when Spark began to start; None once it has started
     _began: float = 0.0
     _recent: deque[tuple[float, int, int]] = field(default_factory=deque)  # when, bytes as stored, raw bytes
 
@@ -78,6 +82,12 @@ class RunTotals(Observer):
             return None
         return self.waiting.bytes_outstanding / stored
 
+    @property
+    def step(self) -> str:
+        """What the run does now. The start of Spark has its seconds, because it takes longest."""
+        since = self.spark_since
+        return self.doing if since is None else f"Spark starts, {time_text(self.monotonic() - since)}"
+
     def started(self, run: str, held: Head) -> None:
         self.run, self.epoch, self.generation = run, held.epoch, held.generation
         self.recovery_path = self.recovery_path or held.path
@@ -91,10 +101,14 @@ class RunTotals(Observer):
             self.doing = f"epoch {epoch} is planned"
 
     def running(self, epoch: int) -> None:
-        if not self.epochs:
-            self._recent.clear()  # the start of Spark says nothing about speed
-            self._recent.append((self.monotonic(), 0, 0))
+        self.begin_speed()
         self.doing = f"epoch {epoch} runs"
+
+    def begin_speed(self) -> None:
+        """Measure speed from now on, unless an epoch is committed: the start of Spark says nothing about it."""
+        if not self.epochs:
+            self._recent.clear()
+            self._recent.append((self.monotonic(), 0, 0))
 
     def ran(self, epoch: int, seconds: float) -> None:
         self.doing = f"epoch {epoch} commits"
@@ -118,6 +132,9 @@ class RunTotals(Observer):
         self._recent.append((now, facts.bytes_read, facts.raw_bytes))
         while len(self._recent) > 2 and now - self._recent[0][0] > RATE_SECONDS:
             self._recent.popleft()
+
+    def delivered(self, sink: str, epoch: int) -> None:
+        self.deliveries[sink] += 1
 
     def backlog(self, backlog: Backlog) -> None:
         self.waiting = backlog
@@ -158,6 +175,7 @@ class RunTotals(Observer):
             "rescued": [one.to_json() for one in self.rescued],
             "late_files": self.late_files,
             "set_aside": self.set_aside,
+            "delivered": dict(self.deliveries),
             "restarts": self.restarts,
             "recovery_path": self.recovery_path or None,
             "replication_epochs_behind": self.lag.epochs_behind if self.lag else None,
@@ -165,6 +183,20 @@ class RunTotals(Observer):
             "copies_failing": self.copies_failing,
             "seconds": round(self.seconds, 3),
         }
+
+
+def spark_start(totals: RunTotals, say: Callable[[str], None]) -> Callable[[Start], None]:
+    """Return what the engine calls while Spark starts: one line before, one with the seconds after it."""
+
+    def report(start: Start) -> None:
+        since, totals.spark_since = totals.spark_since, totals.monotonic() if start == "starting" else None
+        if start == "starting":
+            say("starting Spark")
+        elif start == "started" and since is not None:
+            totals.begin_speed()
+            say(f"Spark started in {time_text(totals.monotonic() - since)}")
+
+    return report
 
 
 def _of_operators(facts: EpochFacts) -> list[str]:
@@ -186,7 +218,6 @@ class RunReporter(Observer):
         self._say = say
         self._attempts = attempts
         self._starts = 0
-        self._spark = False
         self._idle = False
         self._set_aside = 0
         self._failing: set[str] = set()  # copies whose failure was reported
@@ -214,9 +245,6 @@ class RunReporter(Observer):
 
     def running(self, epoch: int) -> None:
         self._idle = False
-        if not self._spark:
-            self._spark = True
-            self._say("starting Spark")
 
     def committed(self, facts: EpochFacts) -> None:
         texts = [
@@ -389,7 +417,7 @@ class LiveDisplay:
                 f"{time_text(left)} left" if left is not None and waiting.bytes_outstanding else "",
             ]
             grid.add_row(bar, *texts)
-        doing = "stops after the epochs in flight; Ctrl-C again stops at once" if self._stopping else totals.doing
+        doing = "stops after the epochs in flight; Ctrl-C again stops at once" if self._stopping else totals.step
         numbers = (
             f"{count_text(totals.files, 'file')}   {count_text(totals.records, 'record')}   "
             f"{totals.speed[1] / 1e6:.1f} MB/s   epoch {totals.epoch}   {time_text(totals.seconds)}"

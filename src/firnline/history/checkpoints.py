@@ -243,7 +243,7 @@ def _entry_row(
         "kind": entry.kind,
         "generation": checkpoint.generation,
         "run": checkpoint.run,
-        "files": sum(len(files) for files in entry.inputs.values()),
+        "files": sum(entry.count_read().values()),
         "rows": sum(int(f["rows"]) for f in staged),
         "quarantined": sum(int(q["rows"]) for q in entry.quarantine),
         "rescued": sum(int(one["values"]) for one in entry.rescued),

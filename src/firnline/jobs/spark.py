@@ -13,7 +13,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from firnline.errors import ConfigError, EngineError, FirnlineError, WorkerLostError
 from firnline.jobs.engine import SqlJob
@@ -44,6 +44,8 @@ LOCAL_DEFAULTS = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 
+
+Start = Literal["starting", "started", "failed"]  # of a session
 
 START_HINT = (
     "Check `java -version` (17 or newer), JAVA_HOME and the keys below `spark` in the spec; "
@@ -189,21 +191,35 @@ def find_java() -> str | None:
 class SparkEngine:
     """Runs tasks on Spark. The session starts with the first job.
 
-    `prepare` runs once during the start of the session, and ends before the first job.
+    `prepare` runs once during the start of the session, and ends before the first job. `on_start` is called when a
+    session begins to start and when it has started or failed, from the thread that starts it.
     """
 
-    def __init__(self, name: str, settings: Mapping[str, str], prepare: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: Mapping[str, str],
+        prepare: Callable[[], None] | None = None,
+        on_start: Callable[[Start], None] = lambda _: None,
+    ) -> None:
         self._name = name
         self._settings = settings
         self._prepare = prepare
+        self._on_start = on_start
         self._session: SparkSession | None = None
 
     @property
     def session(self) -> SparkSession:
         """The Spark session; the first call starts it."""
         if self._session is None:
-            with self._preparing():
-                self._session = open_session(self._name, self._settings)
+            self._on_start("starting")
+            try:
+                with self._preparing():
+                    self._session = open_session(self._name, self._settings)
+            except BaseException:
+                self._on_start("failed")
+                raise
+            self._on_start("started")
         return self._session
 
     @contextlib.contextmanager

@@ -37,7 +37,7 @@ def entry_commit(
     Raises:
         ConfigError: the epoch was made before the sink was added.
     """
-    facts: dict[str, Json] = {"files": sum(len(files) for files in entry.inputs.values())}
+    facts: dict[str, Json] = {"files": sum(entry.count_read().values())}
     files: list[dict[str, Json]] = []
     if entry.is_history_edit:
         facts["jump"] = entry.edit

@@ -23,7 +23,7 @@ class EpochFacts:
     attempt: str
     sink: str
     version: int
-    files: int
+    files: int  # inputs that were read or tried; those that the epoch did not reach do not count
     records: int  # read, including bad records
     rows: int
     bad: dict[str, int]  # reason -> records
@@ -41,7 +41,7 @@ class EpochFacts:
     align_ms: int = 0  # from the first source's slice to the boundary
     operators: dict[str, dict[str, Json]] = field(default_factory=dict)  # what each stateful operator did
     rescued: tuple[Rescued, ...] = ()  # values in `_rescued_data`, by source and column
-    files_again: int = 0  # of `files`: inputs that the epoch before read as well
+    files_again: int = 0  # of `files`: inputs that an earlier epoch of this run began or tried, too
     is_staged: bool = False  # in a two-stage table: the committer has not committed it yet
 
 
@@ -70,6 +70,9 @@ class Observer:
 
     def committed(self, facts: EpochFacts) -> None:
         """The deciding sink holds an epoch; in a two-stage table it is staged."""
+
+    def delivered(self, sink: str, epoch: int) -> None:
+        """A further sink holds an epoch; in a two-stage table it is staged."""
 
     def log_committed(self, epoch: int) -> None:
         """The committer has committed every epoch of a two-stage table up to this one."""

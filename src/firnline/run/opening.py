@@ -92,9 +92,7 @@ class Opening:
         pending = held.committed is not None and held.committed < held.epoch
         recorded = recorder.begin(self._pipeline.deciding.load_committed() if pending else held)
         if unknown:
-            logger.warning(
-                "no sink, store or tier knows this pipeline", extra={"pipeline": self._pipeline.options.name}
-            )
+            logger.info("no sink, store or tier knows this pipeline", extra={"pipeline": self._pipeline.options.name})
         owed = held.checkpoint is not None and self._pipeline.sources.want_acknowledgement
         if owed:
             self._checkpoints.begin(held)

@@ -10,8 +10,8 @@ import contextlib
 import logging
 import queue
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 from firnline.epoch import messages as m
@@ -55,6 +55,7 @@ class RunResult:
     records: int
     rows: int
     error: FirnlineError | None = None
+    set_aside: Mapping[str, str] = field(default_factory=dict)  # files that could not be read, with the reason
 
 
 @dataclass(slots=True)
@@ -250,7 +251,16 @@ class Runner:
             self._log.close(exit_code)
             self._observer.stopped(exit_code)
         error = self._error if exit_code else None
-        return RunResult(self.run_id, exit_code, self._totals.epochs, self._totals.records, self._totals.rows, error)
+        totals = self._totals
+        return RunResult(
+            self.run_id, exit_code, totals.epochs, totals.records, totals.rows, error, self._find_set_aside()
+        )
+
+    def _find_set_aside(self) -> dict[str, str]:
+        """Return the files that the newest checkpoint sets aside, with their reasons."""
+        checkpoint = self._progress.head.checkpoint
+        described = self._pipeline.sources.describe(checkpoint.positions) if checkpoint is not None else {}
+        return {path: reason for position in described.values() for path, reason in position.set_aside.items()}
 
     # -- the loop -------------------------------------------------------------------------------------
 
@@ -276,6 +286,8 @@ class Runner:
             watch.follow(before, event, self._state)
         if isinstance(event, m.Committed) and self._state.decided > before.decided:
             self._decided(event)
+        if isinstance(event, m.Committed) and event.sink != self._pipeline.deciding.name:
+            self._observer.delivered(event.sink, event.epoch)
         if isinstance(event, m.LogRead) and self._state.committed > before.committed:
             self._observer.log_committed(self._state.committed)
         for action in actions:

@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from firnline.checkpoint.codec import canonical
-from firnline.checkpoint.ledger import LedgerEntry
+from firnline.checkpoint.ledger import LedgerEntry, read_paths
 from firnline.epoch import messages as m
 from firnline.errors import FencedError, FirnlineError, LedgerHoleError, SchemaError, SinkDivergedError, StagingError
 from firnline.faults import fault_point
@@ -99,7 +99,7 @@ class Steps:
         self._restaged: Restaged = {}
         self._on_lost = on_lost
         self._files_per_task = 1  # files that the last epoch staged for one table
-        self._last_inputs: set[tuple[str, str]] = set()  # source and path of the inputs of the last committed epoch
+        self._unfinished: set[tuple[str, str]] = set()  # source and path of inputs that this run began or tried
 
     # -- 1 plan ---------------------------------------------------------------------------------------
 
@@ -411,15 +411,22 @@ class Steps:
         assert inflight.entry is not None
         checkpoint, produced, plan = inflight.entry.checkpoint, inflight.produced, inflight.plan
         positions = self._pipeline.sources.describe(checkpoint.positions).values()
-        inputs = {(name, str(record["path"])) for name, of in inflight.entry.inputs.items() for record in of}
-        before, self._last_inputs = self._last_inputs, inputs
+        read = {(name, path) for name, records in inflight.entry.inputs.items() for path in read_paths(records)}
+        again = len(read & self._unfinished)
+        finished = {
+            (name, str(record["path"]))
+            for name, records in inflight.entry.inputs.items()
+            for record in records
+            if record.get("status") in ("committed", "dropped")
+        }
+        self._unfinished = (self._unfinished | read) - finished
         return EpochFacts(
             epoch=inflight.epoch,
             attempt=inflight.attempt,
             sink=receipt.sink,
             version=receipt.version,
-            files=plan.files,
-            files_again=len(inputs & before),
+            files=len(read),
+            files_again=again,
             records=produced.records,
             rows=receipt.rows,
             bad=dict(produced.bad),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
 import socket
@@ -19,9 +20,10 @@ from firnline.cli import control
 from firnline.cli.long_task import StopFlag
 from firnline.cli.main import run_command
 from firnline.cli.run_report import RunReporter, RunTotals
-from firnline.errors import ConfigError
+from firnline.errors import ConfigError, ControlError
 from firnline.history.status import load_status
 from firnline.options import PipelineOptions, StoreOptions
+from firnline.run.control import ask
 from firnline.run.open_pipeline import open_pipeline
 from firnline.run.standby import check_standby, holding_lease
 from firnline.service.health import Health
@@ -30,7 +32,7 @@ from firnline.spec.build import load_options
 from firnline.stores import open_store
 from firnline.stores.lease import LeaseRecord
 from tests.support.commands import run_plainly, run_standby
-from tests.support.processes import Child, Launcher
+from tests.support.processes import Child, Launcher, wait_until
 from tests.support.s3 import s3_options
 from tests.support.samples import SampleInput, table_ids
 
@@ -67,6 +69,14 @@ def running(launcher: Launcher, options: PipelineOptions) -> Iterator[Child]:
         child.wait_for("all read; waiting for new files")
         child.wait_for("epoch 2 committed")  # the last one may still have been under way
         yield child
+
+
+def flying(options: PipelineOptions) -> int:
+    """How many epochs the run says are in flight."""
+    try:
+        return len(ask(options, {"command": "status"}, os.environ)["in_flight"])
+    except ControlError:  # it does not listen yet
+        return 0
 
 
 # -- without a run ------------------------------------------------------------------------------------
@@ -145,7 +155,7 @@ def test_waiting_has_an_end(
     launcher: Launcher, options: PipelineOptions, verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with ending(launcher.start(options, "epoch.run.before:1:hang", once=False)) as child:
-        child.wait_for("starting Spark")
+        wait_until(lambda: flying(options) == 1, child)
         assert run_command([verb, "--timeout", "0.3"]) == 1
     told = capsys.readouterr().err
     assert " after 0.3 s" in told
@@ -159,15 +169,15 @@ def test_a_checkpoint_of_a_run_that_ends_is_told_apart(
 ) -> None:
     from firnline.cli.control import RunningPipeline
 
-    ask: Callable[..., dict[str, Any]] = RunningPipeline.ask
+    asks: Callable[..., dict[str, Any]] = RunningPipeline.ask
     with ending(launcher.start(options, "epoch.run.before:1:hang", once=False)) as child:
-        child.wait_for("starting Spark")
+        wait_until(lambda: flying(options) == 1, child)
 
         def ask_and_kill(self: RunningPipeline, command: str, **facts: Any) -> dict[str, Any]:
             if facts and child.is_alive:
                 child.signal(signal.SIGKILL)
                 child.wait()
-            return ask(self, command, **facts)
+            return asks(self, command, **facts)
 
         monkeypatch.setattr(RunningPipeline, "ask", ask_and_kill)
         assert run_command(["checkpoint"]) == 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from firnline.cli.run_report import RunReporter, RunTotals
+from firnline.cli.run_report import RunReporter, RunTotals, spark_start
 from firnline.errors import FencedError, SinkError
 from firnline.run.observer import EpochFacts, Observers
 from firnline.sinks.base import Head
@@ -50,7 +50,6 @@ def test_a_run_in_words() -> None:
     assert said == [
         "starting fresh",
         "claimed generation 1",
-        "starting Spark",
         "epoch 1 committed  2,000 rows  2 files  version 2  0.3 s",
         "epoch 2 committed  1,999 rows  1 file  version 3  0.3 s  1 quarantined (not-json 1)  1 late file",
         "1 file set aside; see `firnline files --status set_aside`",
@@ -128,3 +127,29 @@ def test_a_file_that_several_epochs_read_counts_once() -> None:
     tally.committed(facts(2, files=2, files_again=1))
     tally.committed(facts(3, files=1, files_again=1))
     assert tally.files == 2
+
+
+def test_the_start_of_spark_is_a_step_with_its_seconds() -> None:
+    time, said = FakeTime(), list[str]()
+    tally = RunTotals(time)
+    tally.running(1)
+    spark = spark_start(tally, said.append)
+    spark("starting")
+    time.now += 7.3
+    assert tally.step == "Spark starts, 7.3 s"
+    spark("started")
+    assert tally.step == "epoch 1 runs"
+    assert said == ["starting Spark", "Spark started in 7.3 s"]
+    time.now += 2
+    tally.committed(facts(1))
+    assert tally.speed == (500_000, 4_000_000)  # the seconds of the start do not count
+
+
+def test_a_start_of_spark_that_fails_ends_the_step() -> None:
+    said = list[str]()
+    tally = RunTotals(FakeTime())
+    spark = spark_start(tally, said.append)
+    spark("starting")
+    spark("failed")
+    assert tally.step == "reading the table"
+    assert said == ["starting Spark"]
