@@ -62,7 +62,11 @@ def spec_page() -> str:
         "Firnline looks for the file in the current folder, then in its parents; or give a path. An unknown key is an error "
         "that names file, line and key path and suggests a known key. `${VAR}` and `${VAR:-default}` are replaced; "
         "`FIRNLINE__A__B` overrides the key `a.b`; secrets are references, `${env:X}` or `${file:path}`. "
-        "`firnline spec-schema` prints the JSON Schema for editors. `firnline init` writes this:\n"
+        "`firnline spec-schema` prints the JSON Schema for editors.\n\n"
+        "A size is a number of bytes, or text with a unit: `1GB` is 10^9 bytes, `1GiB` is 2^30 (KB, MB, GB, TB; KiB, MiB, "
+        "GiB, TiB). A duration is text with units, `250ms`, `30s`, `10m`, `1h30m` or `7d`, or a number: of milliseconds if "
+        "the key ends with `_ms`, otherwise of seconds. The command line takes the same forms.\n\n"
+        "`firnline init` writes this:\n"
     )
     lines.append(f"```yaml\n{render_template('flights').strip()}\n```\n")
     lines += _all_sections(schema)

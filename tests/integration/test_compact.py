@@ -137,7 +137,7 @@ def test_large_files_stay_and_bins_do_not_exceed_the_target(tmp_path: Path) -> N
     large = max(sizes)
     assert large > 0.75 * 1024 * 1024 > sorted(sizes)[-2]
     before = rows(root)
-    report = compact(str(root), target_size_mb=1)
+    report = compact(str(root), target_bytes=1024 * 1024)
     assert rows(root) == before
     assert (report.files_removed, report.files_added) == (4, 2)  # pairs; the fifth finds no partner
     kept = pa.table(DeltaTable(root).get_add_actions())["size_bytes"].to_pylist()

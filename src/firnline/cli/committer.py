@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Flag, Metrics, Tables, named_tables
+from firnline.cli.common import Common, Duration, Flag, Metrics, Tables, named_tables
 from firnline.cli.output import count_text, safe
 from firnline.clock import monotonic
 
@@ -49,8 +49,14 @@ app = App(name="committer", help_epilogue=EPILOGUE)
 def committer(
     *tables: Tables,
     once: Annotated[bool, Flag, Parameter(help="Commit what is pending now, then end.")] = False,
-    poll_interval_secs: Annotated[
-        float | None, Parameter(help="Seconds between two polls. [default: 10, or the spec's]", validator=Number(gt=0))
+    poll_interval: Annotated[
+        Duration | None,
+        Parameter(
+            name=("--poll-interval", "--poll-interval-secs"),
+            help="Time between two polls. [default: 10s, or the spec's]",
+            show_default=False,
+            validator=Number(gt=0),
+        ),
     ] = None,
     whole_files: Annotated[bool, Flag, Parameter(help="Verify checksums of whole files, not only of footers.")] = False,
     metrics: Metrics = Metrics(),
@@ -69,7 +75,7 @@ def committer(
             RandomIds().new(),
             SystemClock(),
             observer,
-            poll_interval_secs=poll_interval_secs or named.poll_interval_secs or 10.0,
+            poll_interval_secs=poll_interval or named.poll_interval_secs or 10.0,
             whole_file_checksums=whole_files,
         )
         if once:

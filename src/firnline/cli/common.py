@@ -9,10 +9,11 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
 from firnline.cli.output import Output, brief, say
+from firnline.config.units import parse_seconds, parse_size, seconds_text, size_text
 from firnline.errors import ConfigError, DamagedError, StoreUnsafeError
 
 if TYPE_CHECKING:
@@ -36,6 +37,26 @@ Tables = Annotated[str, Parameter(help=TABLES_HELP, show_default=False)]
 Table = Annotated[str, Parameter(help="The table (path or URI), or a spec: its first staged table.")]
 TableOrSpec = Annotated[str, Parameter(help="The table (path or URI), or a spec file: all its tables.")]
 Flag = Parameter(negative="", show_default=False)
+
+
+def _to_duration(_: object, tokens: Sequence[Token]) -> Duration:
+    return Duration(parse_seconds(tokens[0].value))
+
+
+def _to_size(_: object, tokens: Sequence[Token]) -> Size:
+    return Size(parse_size(tokens[0].value))
+
+
+@Parameter(converter=_to_duration, show_default=seconds_text)
+class Duration(float):
+    """An option's value in seconds; written as in a spec, `10m` or `1h30m`."""
+
+
+@Parameter(converter=_to_size, show_default=size_text)
+class Size(int):
+    """An option's value in bytes; written as in a spec, `1GB` or `512MiB`."""
+
+
 TakeOver = Annotated[bool, Flag, Parameter(help="Do it even while a run is alive, which then ends.")]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Flag, TableOrSpec, find_other_sinks, find_pipeline, find_targets
+from firnline.cli.common import Common, Flag, Size, TableOrSpec, find_other_sinks, find_pipeline, find_targets
 from firnline.cli.output import Output, count_text, size_text
 from firnline.errors import ConfigError
 
@@ -36,6 +36,8 @@ Examples:
   firnline compact /lake/flights --partition 'month>=2026-11' --vacuum
 """
 
+TARGET_SIZE = Size(128 * 1024 * 1024)
+
 app = App(name="compact", help_epilogue=EPILOGUE)
 
 
@@ -44,7 +46,10 @@ def compact(
     table: TableOrSpec,
     /,
     *,
-    target_size_mb: Annotated[int, Parameter(help="Target size of files.", validator=Number(gte=1))] = 128,
+    target_size: Annotated[Size, Parameter(help="Target size of files.", validator=Number(gte=1))] = TARGET_SIZE,
+    target_size_mb: Annotated[
+        int | None, Parameter(help="The older form, in MiB.", show=False, validator=Number(gte=1))
+    ] = None,
     partition: Annotated[
         tuple[str, ...], Flag, Parameter(help="Only matching partitions, e.g. month=2026-11; repeatable.")
     ] = (),
@@ -69,7 +74,7 @@ def compact(
             report = rewrite(
                 uri,
                 options,
-                target_size_mb=target_size_mb,
+                target_bytes=target_size if target_size_mb is None else target_size_mb * 1024 * 1024,
                 partitions=filters or None,
                 progress=task.progress,
                 stop=task.stopping,

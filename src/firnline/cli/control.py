@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Spec, load_options
+from firnline.cli.common import Common, Duration, Spec, load_options
 from firnline.cli.output import count_text, say
 from firnline.clock import monotonic
 from firnline.errors import ControlError, NotRunningError
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.1
 Timeout = Annotated[
-    float, Parameter(name="--timeout", help="Give up waiting after this many seconds.", validator=Number(gt=0))
+    Duration,
+    Parameter(name="--timeout", help="Give up waiting after this time, e.g. 90s or 10m.", validator=Number(gt=0)),
 ]
+FIVE_MINUTES = Duration(300)
 
 PAUSE_EPILOGUE = """\
 The run plans no further epoch and commits the epochs in flight. The command
@@ -101,7 +103,7 @@ checkpoint_app = App(name="checkpoint", help_epilogue=CHECKPOINT_EPILOGUE)
 
 
 @pause_app.default
-def pause(spec: Spec = None, /, *, timeout: Timeout = 300.0, common: Common = Common()) -> int:
+def pause(spec: Spec = None, /, *, timeout: Timeout = FIVE_MINUTES, common: Common = Common()) -> int:
     """Pause planning and wait until in-flight epochs are committed."""
     running = RunningPipeline(spec)
     changed = running.ask("pause")["changed"]
@@ -127,7 +129,7 @@ def resume(spec: Spec = None, /, *, common: Common = Common()) -> int:
 
 
 @stop_app.default
-def stop(spec: Spec = None, /, *, timeout: Timeout = 300.0, common: Common = Common()) -> int:
+def stop(spec: Spec = None, /, *, timeout: Timeout = FIVE_MINUTES, common: Common = Common()) -> int:
     """Stop the run on this machine cleanly, and wait until its process has exited."""
     running = RunningPipeline(spec)
     answer = running.ask("status")
@@ -143,7 +145,7 @@ def stop(spec: Spec = None, /, *, timeout: Timeout = 300.0, common: Common = Com
 
 
 @checkpoint_app.default
-def checkpoint(spec: Spec = None, /, *, timeout: Timeout = 300.0, common: Common = Common()) -> int:
+def checkpoint(spec: Spec = None, /, *, timeout: Timeout = FIVE_MINUTES, common: Common = Common()) -> int:
     """Make the run on this machine take a checkpoint now, and wait for it."""
     running = RunningPipeline(spec)
     ticket = running.ask("checkpoint")["ticket"]

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from firnline.cli.common import Common, Flag, TableOrSpec, find_other_sinks, find_pipeline, find_targets
+from firnline.cli.common import Common, Duration, Flag, TableOrSpec, find_other_sinks, find_pipeline, find_targets
 from firnline.cli.output import Output, count_text, size_text
-from firnline.errors import CheckpointError, ConfigError, SinkError
+from firnline.config.units import seconds_text
+from firnline.errors import CheckpointError, SinkError
 
 if TYPE_CHECKING:
     from firnline.maintenance.gc import GcReport
     from firnline.maintenance.state import StateSwept
     from firnline.options import PipelineOptions
 
-_DURATION = re.compile(r"(\d+)\s*(s|m|h|d)?")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, None: 1}
+ONE_DAY = Duration(86_400)
 
 EPILOGUE = """\
 Finds Parquet files older than the grace period (by the storage's own clock)
@@ -60,12 +59,11 @@ def gc(
     /,
     *,
     dry_run: Annotated[bool, Flag, Parameter(help="Only show what would be deleted, even with --yes.")] = False,
-    grace: Annotated[str, Parameter(help="Keep files younger than this: 90s, 30m, 24h, 7d.")] = "24h",
+    grace: Annotated[Duration, Parameter(help="Keep files younger than this, e.g. 30m or 7d.")] = ONE_DAY,
     yes: Annotated[bool, Flag, Parameter(help="Delete; without it nothing is deleted.")] = False,
     common: Common = Common(),
 ) -> int:
     """Delete unreferenced files of a table."""
-    seconds = _seconds(grace)
     targets = find_targets(table)
     options = find_pipeline(table)
     from firnline.cli.long_task import long_task
@@ -77,7 +75,7 @@ def gc(
     tables = [target.uri for target in targets]
     with (
         long_task() as task,
-        deletion_on_record(options if deleting else None, "gc", tables=tables, grace=grace) as record,
+        deletion_on_record(options if deleting else None, "gc", tables=tables, grace=seconds_text(grace)) as record,
     ):
         for target in targets:
             if task.stopping():
@@ -85,7 +83,7 @@ def gc(
             report = sweep(
                 target.uri,
                 target.storage_options,
-                grace_seconds=seconds,
+                grace_seconds=grace,
                 dry_run=dry_run or not yes,
                 ledgers=target.ledgers,
                 progress=task.progress,
@@ -99,7 +97,7 @@ def gc(
                 _show(common.out, report, asked=dry_run)
         swept: list[StateSwept] | None = None
         if options is not None and any(not operator.is_sql for operator in options.operators) and not task.stopping():
-            swept = _sweep_state(options, seconds, dry_run=dry_run or not yes)
+            swept = _sweep_state(options, grace, dry_run=dry_run or not yes)
             task.clear()
         record["files"] = sum(report.files for report in reports)
         record["size_bytes"] = sum(report.size_bytes for report in reports)
@@ -144,13 +142,6 @@ def _show_state(out: Output, swept: list[StateSwept], *, asked: bool) -> None:
             out.line(f"  {note}")
     if any(one.dry_run and one.files for one in swept) and not asked:
         out.line("add --yes to delete them")
-
-
-def _seconds(text: str) -> float:
-    match = _DURATION.fullmatch(text.strip())
-    if match is None:
-        raise ConfigError(f"--grace {text}: not a duration", hint="Write it as 90s, 30m, 24h or 7d.")
-    return int(match[1]) * float(_SECONDS[match[2]])
 
 
 def _show(out: Output, report: GcReport, *, asked: bool) -> None:

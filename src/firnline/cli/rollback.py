@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import contextlib
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +12,7 @@ from cyclopts.validators import Number
 
 from firnline.cli.common import Common, Flag, Spec, TakeOver, editing_history, load_pipeline
 from firnline.cli.output import Column, Output, count_text, say, size_text
+from firnline.config.units import parse_seconds
 from firnline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,8 +64,6 @@ SINK_COLUMNS = (
     Column("files_restored", "files in", right=True),
     Column("rows_restored", "rows in", right=True),
 )
-_AGO = re.compile(r"(\d+)([smhd])")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 app = App(name="rollback", help_epilogue=EPILOGUE)
 
@@ -78,7 +77,7 @@ def rollback(
         int | None, Parameter(help="The epoch to roll back to. [default: none]", validator=Number(gte=0))
     ] = None,
     to_time: Annotated[
-        str | None, Parameter(help="Roll back to the epoch at a time, or 30m, 2h, 1d ago. [default: none]")
+        str | None, Parameter(help="Roll back to the epoch at a time, or 30m, 1h30m, 1d ago. [default: none]")
     ] = None,
     accept: Annotated[
         tuple[str, ...],
@@ -125,9 +124,9 @@ def rollback(
 
 
 def _moment(text: str) -> datetime:
-    ago = _AGO.fullmatch(text)
-    if ago:
-        return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+    with contextlib.suppress(ValueError, OverflowError):
+        if not text.isdigit():  # 20261116 is a date, or a mistake
+            return datetime.now(UTC) - timedelta(seconds=parse_seconds(text))
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

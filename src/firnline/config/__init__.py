@@ -17,12 +17,14 @@ if TYPE_CHECKING:
         Endpoint,
         Flag,
         Location,
+        Millis,
         Name,
         Ratio,
         ReadSecret,
         Retries,
         Seconds,
         Secret,
+        Size,
         fail,
     )
 
@@ -35,12 +37,14 @@ __all__ = [
     "Field",
     "Flag",
     "Location",
+    "Millis",
     "Name",
     "Ratio",
     "ReadSecret",
     "Retries",
     "Seconds",
     "Secret",
+    "Size",
     "fail",
 ]
 _ELSEWHERE = {name: "pydantic" if name == "Field" else "firnline.config.fields" for name in __all__}

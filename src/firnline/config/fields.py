@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from firnline.config.secrets import MaskedDict, MaskedText, SecretError, check_references
+from firnline.config.units import DURATION_PATTERN, SIZE_PATTERN, parse_millis, parse_seconds, parse_size
 
 # A text with references and its path below the model -> the text with the secrets themselves.
 ReadSecret: TypeAlias = Callable[[str, tuple[str | int, ...]], str]
@@ -32,7 +33,6 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 RESERVED_PREFIX = "_firnline"
 RESCUED_COLUMN = "_rescued_data"
 SECONDS_PER_YEAR = 366 * 24 * 3600
-_DURATION = re.compile(r"(\d+)(ms|[smhd])")
 _UNITS = {
     "ms": timedelta(milliseconds=1),
     "s": timedelta(seconds=1),
@@ -197,36 +197,59 @@ def _window(value: Any) -> Any:
         if isinstance(value, int) and value < 1:
             raise fail(f"must be at least 1, not {value}")
         return value
-    found = _DURATION.fullmatch(value) if isinstance(value, str) else None
-    if found is None or found[2] == "ms":
-        raise fail(f'must be a number of epochs, or a time like 30m, 12h or 7d, not "{value}"')
-    return _span(found)
+    try:
+        if not isinstance(value, str) or value.strip().isdigit():
+            raise ValueError
+        return _bounded(timedelta(seconds=parse_seconds(value)), value)
+    except (ValueError, OverflowError):
+        raise fail(f"must be a number of epochs, or a time like 30m, 12h or 7d, not {_shown(value)}") from None
 
 
 def _duration(value: Any) -> Any:
-    """Time as text: 250ms, 30s, 10m, 1h, 7d."""
+    """Time as text (250ms, 30s, 10m, 1h30m, 7d) or as a number of seconds."""
     if isinstance(value, timedelta):
         return _bounded(value, duration_text(value))
     if isinstance(value, int | float) and not isinstance(value, bool):
-        raise fail(f"must have a unit, e.g. {value}s, not {value}")
-    found = _DURATION.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
-        raise fail(f"must be a time like 250ms, 30s, 10m, 1h or 7d, not {_shown(value)}")
-    return _span(found)
+        value = str(value)
+    try:
+        if not isinstance(value, str):
+            raise ValueError(f"must be a time like 250ms, 30s, 10m, 1h30m, 7d or 90 (seconds), not {_shown(value)}")
+        parse_seconds(value)  # raises with the words for a number of seconds
+        return _bounded(timedelta(milliseconds=parse_millis(f"{value}s" if is_number(value) else value)), value)
+    except ValueError as error:
+        raise fail(str(error)) from None
+    except OverflowError:
+        raise fail(f'"{value}" must be more than 0 and at most a year') from None
+
+
+def _from_text(parse: Callable[[str], float]) -> Callable[[Any], Any]:
+    """Return a validator for numbers that may also be written as text with a unit."""
+
+    def read(value: Any) -> Any:
+        _no_boolean(value)
+        if not isinstance(value, str) or is_number(value):
+            return value
+        try:
+            return parse(value)
+        except ValueError as error:
+            raise fail(str(error)) from None
+
+    return read
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a plain number, without a unit."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, str):
         return f'"{value}"'
-    return str(value).lower() if isinstance(value, bool) else "a list or a mapping"
-
-
-def _span(found: re.Match[str]) -> timedelta:
-    try:
-        span = int(found[1]) * _UNITS[found[2]]
-    except (OverflowError, ValueError):
-        span = timedelta()
-    return _bounded(span, found[0])
+    return str(value).lower() if isinstance(value, bool | float) else "a list or a mapping"
 
 
 def _bounded(span: timedelta, text: str) -> timedelta:
@@ -264,24 +287,52 @@ def _column_name(value: str) -> str:
     return value
 
 
+def _number_or_text(kind: str, pattern: str, **bounds: float) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [{"type": kind, **bounds}, {"type": "string", "pattern": pattern}]})
+
+
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Count = Annotated[int, Field(ge=1), BeforeValidator(_no_boolean)]
 Retries = Annotated[int, Field(ge=0), BeforeValidator(_no_boolean)]
-Seconds = Annotated[float, Field(gt=0, le=SECONDS_PER_YEAR, allow_inf_nan=False), BeforeValidator(_no_boolean)]
+# Sizes and durations: a number in the unit of the key (bytes, milliseconds, seconds), or text with a unit.
+Size = Annotated[
+    int,
+    Field(ge=1),
+    BeforeValidator(_from_text(parse_size)),
+    _number_or_text("integer", SIZE_PATTERN, minimum=1),
+]
+Millis = Annotated[
+    int,
+    Field(ge=1),
+    BeforeValidator(_from_text(parse_millis)),
+    _number_or_text("integer", DURATION_PATTERN, minimum=1),
+]
+Seconds = Annotated[
+    float,
+    Field(gt=0, le=SECONDS_PER_YEAR, allow_inf_nan=False),
+    BeforeValidator(_from_text(parse_seconds)),
+    _number_or_text("number", DURATION_PATTERN, exclusiveMinimum=0, maximum=SECONDS_PER_YEAR),
+]
+SecondsOrZero = Annotated[
+    float,
+    Field(ge=0, le=SECONDS_PER_YEAR, allow_inf_nan=False),
+    BeforeValidator(_from_text(parse_seconds)),
+    _number_or_text("number", DURATION_PATTERN, minimum=0, maximum=SECONDS_PER_YEAR),
+]
 Ratio = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), BeforeValidator(_no_boolean)]
 Flag = Annotated[bool, BeforeValidator(_no_number)]
 Location = Annotated[str, AfterValidator(location)]
 Window = Annotated[
     int | timedelta,
     BeforeValidator(_window),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": "^[0-9]+[smhd]$"}]}),
+    _number_or_text("integer", DURATION_PATTERN, minimum=1),
 ]
 ColumnName = Annotated[str, AfterValidator(_column_name)]
 Duration = Annotated[
     timedelta,
     BeforeValidator(_duration),
     PlainSerializer(duration_text, return_type=str, when_used="json"),
-    WithJsonSchema({"type": "string", "pattern": "^[0-9]+(ms|[smhd])$"}),
+    _number_or_text("number", DURATION_PATTERN, exclusiveMinimum=0, maximum=SECONDS_PER_YEAR),
 ]
 TEXT_IN_YAML = WithJsonSchema({"type": ["string", "number", "boolean"]})  # numbers are kept as they are written
 Secret = Annotated[SecretStr, AfterValidator(_reference), TEXT_IN_YAML]

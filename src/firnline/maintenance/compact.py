@@ -167,10 +167,10 @@ def _test(table: Table, columns: list[str], wanted: PartitionFilter) -> Callable
 class Rewriter:
     """Reads files with the table's current columns and stages them again."""
 
-    def __init__(self, table: Table, storage: Storage, options: dict[str, str], target_mb: int) -> None:
+    def __init__(self, table: Table, storage: Storage, options: dict[str, str], target_bytes: int) -> None:
         self._storage = storage
         self._options = options
-        self._target_mb = target_mb
+        self._target_bytes = target_bytes
         self._partitions = table.partition_columns()
         self._schema = table.schema()
         self._format = pads.ParquetFileFormat()
@@ -185,7 +185,7 @@ class Rewriter:
             "table": self._storage.root,
             "storage_options": self._options,
             "partition_by": self._partitions,
-            "file_size_mb": 2 * self._target_mb,  # one file per bin, also when it packs worse than its parts
+            "file_size_bytes": 2 * self._target_bytes,  # one file per bin, also when it packs worse than its parts
         }
         stager = ParquetStager(target, attempt, self._storage)
         try:
@@ -226,7 +226,7 @@ class Rewriter:
             yield pa.RecordBatch.from_arrays(columns, schema=pa.schema([f.with_nullable(True) for f in self._schema]))
 
 
-TARGET_MB = 128
+TARGET_BYTES = 128 * 1024 * 1024
 BATCH_BYTES = 1024 * 1024 * 1024  # rewritten between two commits
 BATCH_BINS = 64
 COMMIT_TRIES = 30  # each is another writer's commit that came first
@@ -291,13 +291,13 @@ def compact(
     table: str,
     storage_options: Mapping[str, str] | None = None,
     *,
-    target_size_mb: int = TARGET_MB,
+    target_bytes: int = TARGET_BYTES,
     partitions: Iterable[PartitionFilter] | None = None,
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
     ids: Ids | None = None,
 ) -> CompactReport:
-    """Rewrite small files of each partition as files of about `target_size_mb`, in several commits.
+    """Rewrite small files of each partition as files of about `target_bytes`, in several commits.
 
     Ingestion and committers never fail because of it: compaction yields. Repeating it is safe.
 
@@ -311,13 +311,13 @@ def compact(
         CommitUnknownError: the answer to a commit was lost and the table cannot be read.
         SinkError: the table or a file cannot be read.
     """
-    if target_size_mb < 1:
-        raise ConfigError(f"a target size of {target_size_mb} MB makes no sense")
+    if target_bytes < 1:
+        raise ConfigError(f"a target size of {target_bytes} bytes makes no sense", hint="Write e.g. 128MiB.")
     options = dict(storage_options or {})
     try:
         storage, handle = open_table(table, options, CompactTable)
         assert isinstance(handle, CompactTable)
-        work = _Compaction(storage, handle, options, target_size_mb, list(partitions or ()))
+        work = _Compaction(storage, handle, options, target_bytes, list(partitions or ()))
         return work.run(progress, stop, ids or RandomIds())
     except OSError as error:
         raise SinkError(f"cannot compact {table}: {error}", table=table) from error
@@ -329,13 +329,13 @@ class _Compaction:
         storage: Storage,
         table: CompactTable,
         options: dict[str, str],
-        target_mb: int,
+        target_bytes: int,
         filters: list[PartitionFilter],
     ) -> None:
         self._storage = storage
         self._table = table
         self._options = options
-        self._target_mb = target_mb
+        self._target_bytes = target_bytes
         self._filters = filters
         self._log = LogNames(storage, table, options)
         self._sweeps = SweepLog(storage, table)
@@ -350,7 +350,7 @@ class _Compaction:
             self._table.refresh()
             check_supported(self._table)
             self._planned_at, self._swept = self._table.version, self._sweeps.newest()
-            bins, unsafe = plan(self._table, self._target_mb * 1024 * 1024, self._filters)
+            bins, unsafe = plan(self._table, self._target_bytes, self._filters)
             total, void = sum(len(b.files) for b in bins), False
             for batch in _batches(bins):
                 stopped = stop is not None and stop()
@@ -387,7 +387,7 @@ class _Compaction:
         self._storage.put(pin, canonical(body))  # step 1
         done: list[_Rewritten] = []
         try:
-            rewriter = Rewriter(self._table, self._storage, self._options, self._target_mb)
+            rewriter = Rewriter(self._table, self._storage, self._options, self._target_bytes)
             done.extend(_Rewritten(chosen, rewriter.rewrite(chosen, attempt)) for chosen in batch)  # step 2
         except BaseException:
             self._discard(done, pin)

@@ -29,10 +29,12 @@ from firnline.config.fields import (
     Count,
     Duration,
     Location,
+    Millis,
     Name,
     Retries,
     Seconds,
     Secret,
+    Size,
     Window,
     below,
     fail,
@@ -63,7 +65,7 @@ class StoreConfig(Config):
         default=None, description="object: bucket and prefix (s3://, gs://, az://), or a folder."
     )
     dsn: Secret | None = Field(default=None, description="postgres: connection string, e.g. ${env:CHECKPOINTS_DSN}.")
-    compress_above_bytes: Count = Field(default=16 * 1024, description="Compress larger payloads with zstd.")
+    compress_above_bytes: Size = Field(default=16 * 1024, description="Compress larger payloads with zstd.")
     keep_versions: Count = Field(default=10_000, description="Minimum number of checkpoint versions to keep.")
     storage_options: dict[str, Secret] = Field(
         default={}, description="object: credentials and endpoint; values may be ${env:NAME} or ${file:path}."
@@ -84,7 +86,7 @@ class LocalTierConfig(Config):
     """Checkpoint copies on this machine's disk, for fast recovery."""
 
     path: Location = Field(description="A folder on this machine's own disk.")
-    interval_ms: Count = Field(default=1000, description="Minimum time between two writes, in milliseconds.")
+    interval_ms: Millis = Field(default=1000, description="Minimum time between two writes, in milliseconds.")
 
     @field_validator("path")
     @classmethod
@@ -100,7 +102,7 @@ class RemoteTierConfig(Config):
     other_words: ClassVar[dict[str, str]] = {"path": "uri", "url": "uri"}
 
     uri: Location = Field(description="Bucket and prefix (s3://, gs://, az://), or a folder on a mounted share.")
-    interval_ms: Count = Field(default=60_000, description="Minimum time between two replications, in milliseconds.")
+    interval_ms: Millis = Field(default=60_000, description="Minimum time between two replications, in milliseconds.")
     storage_options: dict[str, Secret] = Field(
         default={}, description="Credentials and endpoint; values may be ${env:NAME} or ${file:path}."
     )
@@ -112,7 +114,7 @@ class TriggerConfig(Config):
     every_epochs: Count | None = Field(
         default=1, description="After this many epochs; off if only other triggers are given."
     )
-    every_ms: Count | None = Field(default=None, description="After this many milliseconds.")
+    every_ms: Millis | None = Field(default=None, description="After this many milliseconds.")
     every_records: Count | None = Field(default=None, description="After this many records.")
     event_time: Duration | None = Field(
         default=None, description="When a watermark passes a multiple of this, e.g. 10m."
@@ -148,10 +150,10 @@ class CheckpointConfig(Config):
     trigger: TriggerConfig = Field(
         default=TriggerConfig(), description="When to checkpoint state: at the first trigger that fires."
     )
-    timeout_ms: Count = Field(
+    timeout_ms: Millis = Field(
         default=60_000, description="Abort a state checkpoint whose shards have not all reported after this time."
     )
-    max_pause_ms: Count = Field(default=200, description="Warn if a checkpoint pauses the epoch for longer.")
+    max_pause_ms: Millis = Field(default=200, description="Warn if a checkpoint pauses the epoch for longer.")
     keep_checkpoints: Count = Field(default=3, description="Minimum number of complete state checkpoints to keep.")
     keep_aborted: Duration = Field(
         default=timedelta(hours=1),
@@ -222,7 +224,7 @@ class BatchConfig(Config):
     other_words: ClassVar[dict[str, str]] = {"max_records": "max_events", "max_rows": "max_events"}
 
     max_events: Count = Field(default=5_000_000, description="Maximum number of records per epoch (approximate).")
-    max_bytes: Count = Field(
+    max_bytes: Size = Field(
         default=1024 * 1024 * 1024, description="Maximum number of input bytes per epoch (approximate)."
     )
     max_files: Count = Field(default=1000, description="Maximum number of input files per epoch.")
@@ -234,7 +236,7 @@ class BatchConfig(Config):
         "the run logs this and uses fewer tasks from then on. The limit applies where a source goes straight to a "
         "table; behind operators the number of Spark tasks decides.",
     )
-    max_ms: Count = Field(
+    max_ms: Millis = Field(
         default=60_000, description="How long an epoch collects input, in milliseconds; never cuts inside a task."
     )
     max_inflight: Count = Field(default=2, description="Maximum number of epochs in flight; commits stay in order.")

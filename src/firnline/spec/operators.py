@@ -20,7 +20,19 @@ from pydantic import (
     model_validator,
 )
 
-from firnline.config.fields import ColumnName, Config, Count, Duration, Flag, Name, differ, fail, location, micros
+from firnline.config.fields import (
+    ColumnName,
+    Config,
+    Count,
+    Duration,
+    Flag,
+    Millis,
+    Name,
+    differ,
+    fail,
+    location,
+    micros,
+)
 from firnline.types import Json
 
 __all__ = [
@@ -98,7 +110,7 @@ class SqlOperatorConfig(OperatorConfig):
 class StatefulOperatorConfig(OperatorConfig):
     """Keys that all stateful operators share."""
 
-    interval_ms: Count | None = Field(
+    interval_ms: Millis | None = Field(
         default=None,
         description="With checkpoint.mode: per_operator, milliseconds between two snapshots; null means every epoch.",
     )

@@ -16,7 +16,7 @@ sources:
     type: files
     path: in                      # folder, glob or URI (local, s3://, gs://, az://); relative to this file
     format: ndjson                # compression by suffix: .gz, .zst, none
-    # poll_interval_secs: 10      # seconds between two listings for new files
+    # poll_interval_secs: 10      # seconds, or 5m: time between two listings for new files
     # start_after: 2026-01-01T00:00:00Z   # or a file name: start there
     # late_files: ingest          # or ignore, fail: a file whose name sorts before files already read
     # on_bad_record: quarantine   # or fail
@@ -34,13 +34,13 @@ sinks:
   - type: delta
     table: out                    # path or URI, created when missing; relative to this file
     # partition_by: [month]
-    # file_size_mb: 128
+    # file_size: 128MiB
 
 # batch:                          # an epoch, the unit of commit, closes at the first of these
 #   max_files: 1000
-#   max_bytes: 1073741824
+#   max_bytes: 1GiB               # or a number of bytes
 #   max_events: 5000000
-#   max_ms: 60000
+#   max_ms: 60000                 # or 1m
 #   max_output_files: 1000
 
 # restart:                        # after a failure

@@ -51,7 +51,7 @@ def target(folder: Path, **settings: Json) -> dict[str, Json]:
         "table": str(folder),
         "storage_options": {},
         "partition_by": [],
-        "file_size_mb": 8,
+        "file_size_bytes": 8 * 1024 * 1024,
         "pipeline": "demo",
     }
     return {**plain, "write": "upsert", "key": ["id"], **settings}
@@ -294,7 +294,7 @@ def test_a_rewriting_task_and_its_report_survive_the_way_to_a_worker() -> None:
         storage_options={"region": "x"},
         partition_by=("p",),
         key=("k",),
-        file_size_mb=64,
+        file_size_bytes=64 * 1024 * 1024,
         changes=({"path": "c.parquet", "crc32": 7},),
         schema=pa.schema([pa.field("k", pa.string()), pa.field("p", pa.string())]),
         files=(file,),

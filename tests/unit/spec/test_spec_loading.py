@@ -156,7 +156,8 @@ zzz: 1
         'firnline.yml:2: sinks[0].tabel: unknown key (did you mean "table"?)',
         'firnline.yml:3: sinks[0].partition_by: must be a list, e.g. [month], not "month"',
         "firnline.yml:5: sources.s.path: missing",
-        'firnline.yml:6: sources.s.poll_interval_secs: must be a number, not "often"',
+        "firnline.yml:6: sources.s.poll_interval_secs: must be a time like 250ms, 30s, 10m, 1h30m, 7d or 90 (seconds), "
+        'not "often"',
         'firnline.yml:7: sources.s.late_files: must be one of ingest, ignore, fail, not "ingset" '
         '(did you mean "ingest"?)',
         "firnline.yml:8: sources.s.evolution: unknown key here (it belongs in sources.<name>.schema)",
@@ -267,7 +268,7 @@ sinks:
     built = options_of(tmp_path, text)
     assert file_source(built).start_after == "2026-11-01T00:00:00Z"
     assert built.sinks[1] == DeltaSinkOptions(
-        "delta-2", str(tmp_path / "b"), input="s", file_size_mb=64, partition_by=("day",)
+        "delta-2", str(tmp_path / "b"), input="s", file_size=64 * 1024 * 1024, partition_by=("day",)
     )
 
 

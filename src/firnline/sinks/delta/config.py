@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from firnline.config.fields import ColumnName, Count, Endpoint, Location, Secret, differ, fail
+from firnline.config.fields import ColumnName, Count, Endpoint, Location, Secret, Size, differ, fail
+from firnline.config.units import size_text
 from firnline.sinks.config import SinkConfig
-from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sinks.delta.options import DEFAULT_FILE_BYTES, DeltaSinkOptions
 
 
 class DeltaSinkConfig(SinkConfig):
@@ -30,13 +31,18 @@ class DeltaSinkConfig(SinkConfig):
     max_pending_units: Count | None = Field(
         default=None, description="Staged: wait while this many epochs are pending; null means no limit."
     )
-    max_pending_bytes: Count | None = Field(
+    max_pending_bytes: Size | None = Field(
         default=None, description="Staged: wait while this many bytes are pending; null means no limit."
     )
     partition_by: tuple[ColumnName, ...] = Field(
         default=(), description="Columns that partition the table, e.g. [month]."
     )
-    file_size_mb: Count = Field(default=128, description="Start another Parquet file at about this size.")
+    file_size: Size = Field(
+        default=DEFAULT_FILE_BYTES,
+        json_schema_extra={"default": size_text(DEFAULT_FILE_BYTES)},
+        description="Start another Parquet file at about this size. The older key file_size_mb (a number of MiB) still "
+        "works.",
+    )
     interop: Literal["auto", "blizzard", "none"] = Field(
         default="auto",
         description="Also write the blizzard: checkpoint (docs/interop.md): auto on tables that Firnline created, "
@@ -45,6 +51,19 @@ class DeltaSinkConfig(SinkConfig):
     storage_options: dict[str, Secret] = Field(
         default={}, description="Credentials and endpoints of the store; values may be ${env:NAME} or ${file:path}."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_file_size(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or data.get("file_size_mb") is None:
+            return data
+        mebibytes = data["file_size_mb"]
+        if isinstance(mebibytes, bool) or not isinstance(mebibytes, int) or mebibytes < 1:
+            raise fail("must be a whole number, at least 1; or write file_size: 128MiB", "file_size_mb")
+        if data.get("file_size") is not None:
+            raise fail("is the older word for file_size; write only one of them", "file_size_mb")
+        rest = {key: value for key, value in data.items() if key != "file_size_mb"}
+        return {**rest, "file_size": mebibytes * 1024 * 1024}
 
     @field_validator("partition_by")
     @classmethod

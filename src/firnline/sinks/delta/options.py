@@ -8,6 +8,8 @@ from typing import ClassVar, Literal
 
 from firnline.options import Home, SinkOptions
 
+DEFAULT_FILE_BYTES = 128 * 1024 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class DeltaSinkOptions(SinkOptions):
@@ -20,7 +22,7 @@ class DeltaSinkOptions(SinkOptions):
     max_pending_units: int | None = None  # staged: wait while this many units are pending
     max_pending_bytes: int | None = None
     partition_by: tuple[str, ...] = ()
-    file_size_mb: int = 128
+    file_size: int = DEFAULT_FILE_BYTES
     interop: Literal["auto", "blizzard", "none"] = "auto"  # auto: on tables that Firnline created
     storage_options: Mapping[str, str] = field(default_factory=dict)
 

@@ -574,7 +574,7 @@ class DeltaSink(Sink):
             "table": self.storage.root,
             "storage_options": dict(self._options.storage_options),
             "partition_by": list(self._options.partition_by),
-            "file_size_mb": self._options.file_size_mb,
+            "file_size_bytes": self._options.file_size,
             "write": self._options.write,
             "key": list(self._options.key),
             "pipeline": self._pipeline,

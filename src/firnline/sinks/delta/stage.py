@@ -67,7 +67,7 @@ class ParquetStager(Stager):
         self._storage = storage or open_storage(target["table"], target["storage_options"])
         self._prefix = f"{outbox['folder']}/{attempt}/" if outbox else ""  # of where files lie until they are copied
         self._partition_by = list(target["partition_by"])
-        self._file_bytes = int(target["file_size_mb"]) * 1024 * 1024
+        self._file_bytes = int(target["file_size_bytes"])
         self._attempt = attempt
         self._partitions: dict[tuple[str | None, ...], _Partition] = {}
         self._staged: list[dict[str, Json]] = []

@@ -112,7 +112,7 @@ class Widening:
             "attempt": self.attempt,
             "table": self._storage.root,
             "storage_options": dict(self._options.storage_options),
-            "file_size_mb": self._options.file_size_mb,
+            "file_size_bytes": self._options.file_size,
             "widen": base64.b64encode(schema.serialize().to_pybytes()).decode(),
             "files": [{"path": f.path, "rows": f.rows, "partition_values": f.partition_values} for f in files],
         }

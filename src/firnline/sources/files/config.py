@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from firnline.config.fields import SECONDS_PER_YEAR, Count, Endpoint, Location, ReadSecret, Seconds, Secret, fail
+from firnline.config.fields import Count, Endpoint, Location, ReadSecret, Seconds, SecondsOrZero, Secret, Size, fail
 from firnline.options import SourceOptions
 from firnline.sources.config import SourceConfig
 from firnline.sources.files.options import FileSourceOptions
@@ -41,11 +41,8 @@ class FilesSourceConfig(SourceConfig):
         description="Seconds between two comparisons of a full listing with the ledger, which find late files. auto: "
         "at every poll while the listing is cheap, otherwise less often, at least every hour. --once always makes one.",
     )
-    min_age_secs: float | None = Field(
+    min_age_secs: SecondsOrZero | None = Field(
         default=None,
-        ge=0,
-        le=SECONDS_PER_YEAR,
-        allow_inf_nan=False,
         description="A file that changed less than this many seconds ago is not read yet: it may be half written. "
         "Default: 2 on local disk, 0 on object stores, where a file appears whole.",
     )
@@ -58,7 +55,7 @@ class FilesSourceConfig(SourceConfig):
         "fail stops the run.",
     )
     file_attempts: Count = Field(default=3, description="Attempts before a broken file is set aside.")
-    max_record_bytes: Count = Field(default=16 * 1024 * 1024, description="A longer line is a bad record.")
+    max_record_bytes: Size = Field(default=16 * 1024 * 1024, description="A longer line is a bad record.")
     storage_options: dict[str, Secret] = Field(
         default={}, description="Credentials and endpoints of the store; values may be ${env:NAME} or ${file:path}."
     )

@@ -69,7 +69,7 @@ class RewriteTask:
     storage_options: Mapping[str, str]
     partition_by: tuple[str, ...]
     key: tuple[str, ...]
-    file_size_mb: int
+    file_size_bytes: int
     changes: tuple[dict[str, Json], ...]  # path and crc32 of each file of changes
     schema: pa.Schema
     files: tuple[FileToRewrite, ...] = ()
@@ -85,7 +85,7 @@ class RewriteTask:
             "storage_options": dict(self.storage_options),
             "partition_by": list(self.partition_by),
             "key": list(self.key),
-            "file_size_mb": self.file_size_mb,
+            "file_size_bytes": self.file_size_bytes,
             "changes": list(self.changes),
             "schema": base64.b64encode(self.schema.serialize().to_pybytes()).decode(),
             "files": [file.to_json() for file in self.files],
@@ -102,7 +102,7 @@ class RewriteTask:
             storage_options=value["storage_options"],
             partition_by=tuple(value["partition_by"]),
             key=tuple(value["key"]),
-            file_size_mb=int(value["file_size_mb"]),
+            file_size_bytes=int(value["file_size_bytes"]),
             changes=tuple(value["changes"]),
             schema=pa.ipc.read_schema(pa.BufferReader(base64.b64decode(value["schema"]))),
             files=tuple(FileToRewrite.from_json(file) for file in value["files"]),
@@ -358,7 +358,7 @@ class _Rewriter:
     def _stager(self, partition_by: list[str]) -> ParquetStager:
         target = {
             "partition_by": partition_by,
-            "file_size_mb": 2 * self._task.file_size_mb,  # a full file whose rows change stays one file
+            "file_size_bytes": 2 * self._task.file_size_bytes,  # a full file whose rows change stays one file
         }
         return ParquetStager(target, self._task.attempt, self._storage)
 

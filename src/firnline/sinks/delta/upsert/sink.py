@@ -262,7 +262,7 @@ class UpsertSink(DeltaSink):
             storage_options=self._options.storage_options,
             partition_by=tuple(partition_by),
             key=tuple(self._options.key),
-            file_size_mb=self._options.file_size_mb,
+            file_size_bytes=self._options.file_size,
             changes=tuple({"path": file["path"], "crc32": file["crc32"]} for file in changed),
             schema=self._table.schema(),
         )
