@@ -28,6 +28,7 @@ class SchemaOptions:
     fields: tuple[FieldOptions, ...] = ()  # empty: inferred
     evolution: Literal["add", "rescue", "fail"] = "add"
     on_widen: Literal["rewrite", "rescue", "fail"] = "rewrite"
+    infer_timestamps: bool = True
 
 
 @dataclass(frozen=True, slots=True)

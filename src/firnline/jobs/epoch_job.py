@@ -63,6 +63,7 @@ class EpochJob:
     ranges: Ranges = ()  # the key groups of each shard; none without stateful operators
     before_last_fold: Callable[[EpochResult], None] | None = None  # selects the operators to snapshot
     skip: frozenset[str] = frozenset()  # operators whose state already includes this epoch
+    columns_after: Mapping[str, pa.Schema] = field(default_factory=dict)  # in a replay: `columns` after this epoch
     recorded: Watermarks | None = None  # in a replay: those after this epoch; a replay stages nothing for sinks
     initial: Mapping[str, str] = field(default_factory=dict)  # in a replay: exported states that operators started with
     is_wanted: Callable[[], bool] = lambda: True
@@ -249,7 +250,8 @@ class _Running:
     def _port_context(self, source: SourceOptions, port: str) -> PortContext:
         name = port_name(source.name, port)
         refuse = partial(self._refuse_widening, name)
-        return PortContext(source, port, self._output(name), self.job.columns.get(name), refuse)
+        before, after = self.job.columns.get(name), self.job.columns_after.get(name)
+        return PortContext(source, port, self._output(name), before, refuse, after)
 
     def _refuse_widening(self, port: str, types: Mapping[str, pa.DataType]) -> dict[str, str]:
         """Return which columns of a port cannot get a wider type, with the reasons.

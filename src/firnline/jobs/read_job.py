@@ -21,7 +21,7 @@ from firnline.options import SourceOptions
 from firnline.rescued import Rescued, add_rescued
 from firnline.schema import RESCUED_COLUMN, merge, schema_from_json, schema_to_json, type_to_text, widen
 from firnline.sources.base import ReadColumns, SourcePlan, Split, SplitEnd, port_name
-from firnline.sources.columns import LINEAGE, LINEAGE_TYPES, Columns, agree, declared, find_wider
+from firnline.sources.columns import LINEAGE, LINEAGE_TYPES, Columns, agree, declared, find_wider, new_kinds
 from firnline.sources.group import EpochPlan
 from firnline.types import Json
 
@@ -51,6 +51,7 @@ class PortContext:
     output: Output  # sinks that take the rows unchanged, and edges to operators
     base: pa.Schema | None  # the known columns; None before there are any
     refuse_widening: RefuseWidening = refuse_every_widening  # which of these columns may not get a wider type, and why
+    after: pa.Schema | None = None  # in a replay: the columns after the epoch, whose types are not inferred again
 
     @property
     def is_inferring(self) -> bool:
@@ -83,7 +84,9 @@ def columns_of(context: PortContext, constants: Collection[str]) -> Columns:
         frozen=frozenset(decoded.names),
         constants=types,
         reserved=frozenset({*types, *foreign}),
+        kinds=new_kinds(context.base, context.after) if context.after is not None else {},
         evolution=context.evolution,
+        infer_timestamps=context.source.schema_of(context.port).infer_timestamps,
     )
 
 

@@ -9,7 +9,7 @@ from firnline.ndjson.decode import (
     UnexpectedFieldError,
     warm_up,
 )
-from firnline.ndjson.infer import Choice, KindCounter, add_counts, apply_kinds, choose, json_paths
+from firnline.ndjson.infer import Choice, KindCounter, add_counts, apply_kinds, choose, json_paths, kinds_of
 from firnline.ndjson.reader import Block, BlockReader, Origins, Oversized, Refused, open_blocks
 from firnline.ndjson.streams import BrokenFileError, ByteStream, CountingStream, compression_of, open_pieces
 from firnline.ndjson.tree import shown_path
@@ -36,6 +36,7 @@ __all__ = [
     "choose",
     "compression_of",
     "json_paths",
+    "kinds_of",
     "open_blocks",
     "open_pieces",
     "shown_path",

@@ -18,7 +18,7 @@ import pyarrow as pa
 from firnline.ndjson import exact
 from firnline.ndjson import kernel as k
 from firnline.ndjson.exact import BadRecordError, MisfitError, Object, dump, fit
-from firnline.ndjson.infer import Learner, is_empty, kind_of
+from firnline.ndjson.infer import KindCounter, Learner, is_empty, kind_of
 from firnline.ndjson.layout import Array, Layout
 from firnline.ndjson.reader import Block, open_blocks
 from firnline.ndjson.text import FULL
@@ -44,6 +44,7 @@ class DecodeOptions:
         on_mismatch: what happens to a value that does not fit a column of fixed type.
         reserved: top-level names that never become columns; such fields are rescued.
         kinds: the kinds chosen for new fields, by path; values of another kind are rescued.
+        infer_timestamps: new columns of time stamps become timestamp columns; otherwise they are strings.
         max_fields: the most fields, nested ones included, that `add` may create; further ones are rescued, so that
             records with generated keys cannot exhaust the memory.
     """
@@ -52,6 +53,7 @@ class DecodeOptions:
     on_mismatch: Literal["rescue", "fail"] = "rescue"
     reserved: frozenset[str] = frozenset()
     kinds: Kinds = field(default_factory=dict)
+    infer_timestamps: bool = True
     max_fields: int = 1_000
 
 
@@ -242,7 +244,8 @@ class Decoder:
         """Widen the schema by the fields and values of these records; return whether it changed."""
         options = self.options
         room = options.max_fields - len(self._layout.nodes)
-        learner = Learner(self._root, options.evolution == "add", options.reserved, room, options.kinds)
+        adds = options.evolution == "add"
+        learner = Learner(self._root, adds, options.reserved, room, options.kinds, options.infer_timestamps)
         for item in odd:
             if isinstance(item.parsed, Object):
                 learner.watch(item.parsed)
@@ -429,6 +432,6 @@ def _interleave(
 
 def warm_up() -> None:
     """Compile the kernel, or load it from numba's cache; later calls are cheap."""
-    decoder = Decoder(pa.schema([]), ())
-    for block in open_blocks(io.BytesIO(b"{}\n"), path="", compression=None):
-        decoder.decode(block)
+    decoder, counter = Decoder(pa.schema([]), ()), KindCounter(pa.schema([]), (), ())
+    for block in open_blocks(io.BytesIO(b'{"a":"b"}\n'), path="", compression=None):
+        counter.add(decoder.decode(block).batch)

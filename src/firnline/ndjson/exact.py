@@ -9,7 +9,8 @@ A value fits a column only if nothing is lost:
 - decimal: numbers, or strings that spell a JSON number, that need no rounding.
 - boolean: `true`, `false`.
 - timestamp: RFC 3339 strings (`T`, `t` or a space), converted to UTC; without an offset they are in UTC; a date alone
-  is midnight UTC. Finer than microseconds, a leap second and hour 24 do not fit.
+  is midnight UTC. Finer than microseconds, more than nine digits, a leap second, hour 24 and UTC years other than
+  0001 to 9999 do not fit. While a column is new, a date alone does not fit.
 - date: `YYYY-MM-DD`, years 0001 to 9999.
 - binary: canonical, padded base64.
 - json: any value, as JSON text without spaces; numbers and duplicate keys as written. `null` is null.
@@ -34,6 +35,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from firnline.ndjson import kernel as k
+from firnline.ndjson.numbers import FIRST_SECOND, LAST_SECOND
 from firnline.ndjson.tree import Node
 
 MAX_DEPTH = 512
@@ -45,7 +47,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
 _TIME = re.compile(
-    r"[Tt ]([01][0-9]|2[0-3]):([0-5][0-9]):([0-5][0-9])(?:\.([0-9]+))?([Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])?"
+    r"[Tt ]([01][0-9]|2[0-3]):([0-5][0-9]):([0-5][0-9])(?:\.([0-9]{1,9}))?([Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])?"
 )
 
 
@@ -309,12 +311,26 @@ def _to_date(value: Any, _: Node) -> int:
     return _days(value)
 
 
-def _to_timestamp(value: Any, _: Node) -> int:
+def is_timestamp(value: str) -> bool:
+    """Return whether a string is a time stamp with date and time that fits a timestamp column."""
+    try:
+        _timestamp(value)
+    except MisfitError:
+        return False
+    return True
+
+
+def _to_timestamp(value: Any, node: Node) -> int:
     if type(value) is not str:
         raise MisfitError
+    if len(value) == 10 and node.kind == k.TIMESTAMP:
+        return _days(value) * 86_400_000_000
+    return _timestamp(value)
+
+
+def _timestamp(value: str) -> int:
+    """Return the microseconds since 1970 of a time stamp with date and time."""
     seconds = _days(value[:10]) * 86_400
-    if len(value) == 10:
-        return seconds * 1_000_000
     match = _TIME.fullmatch(value, 10)
     if not match:
         raise MisfitError
@@ -324,7 +340,7 @@ def _to_timestamp(value: Any, _: Node) -> int:
         shift = int(offset[1:3]) * 3600 + int(offset[4:6]) * 60
         seconds -= shift if offset[0] == "+" else -shift
     fraction = (fraction or "").ljust(6, "0")
-    if fraction[6:].strip("0"):
+    if fraction[6:].strip("0") or not FIRST_SECOND <= seconds <= LAST_SECOND:
         raise MisfitError
     return seconds * 1_000_000 + int(fraction[:6])
 
@@ -386,6 +402,7 @@ _FITTERS: dict[int, Callable[[Any, Node], Any]] = {
     k.FLOAT32: _to_float,
     k.DECIMAL: _to_decimal,
     k.TIMESTAMP: _to_timestamp,
+    k.NEW_TIMESTAMP: _to_timestamp,
     k.DATE: _to_date,
 }
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from firnline.ndjson import kernel as k
-from firnline.ndjson.exact import MisfitError, Number, Object, exact_float, fit
+from firnline.ndjson.exact import MisfitError, Number, Object, exact_float, fit, is_timestamp
 from firnline.ndjson.tree import Kinds, Node, depth_of, inner_path
 from firnline.schema import RESCUED_COLUMN, is_column_name_ok, is_json, json_field
 
@@ -28,7 +28,7 @@ FEW_FRACTIONS = 1000  # in a column of integers, one number in 1000 may have a f
 
 # The kinds counted. `large`: those of `int64` that no double represents exactly. `number`: values of a float64 column,
 # which may have been written as integers if they are `whole`.
-COUNTED = ("boolean", "int64", "large", "float64", "number", "whole", "string", "array", "object")
+COUNTED = ("boolean", "int64", "large", "float64", "number", "whole", "timestamp", "string", "array", "object")
 
 Counts = dict[str, Counter[str]]  # by path
 
@@ -37,7 +37,8 @@ _EMPTY = pa.array(["[]", "{}"])  # these say nothing about a column's type
 _SURE_DIGITS = 18  # integers of at most 18 characters fit int64
 
 _NUMBERS = {"int64", "float64"}
-_SCALARS = {"boolean", *_NUMBERS, "string"}
+_TEXTS = {"timestamp", "string"}
+_SCALARS = {"boolean", *_NUMBERS, *_TEXTS}
 
 
 # --- learning ------------------------------------------------------------------------------------------
@@ -69,25 +70,28 @@ def kind_of(value: Any) -> str:
 class Seen:
     """The kinds of values seen for one field; once a kind is chosen for it, values of other kinds are ignored."""
 
-    __slots__ = ("_chosen", "depth", "element", "fields", "kinds", "path")
+    __slots__ = ("_chosen", "_timestamps", "depth", "element", "fields", "kinds", "path")
 
-    def __init__(self, depth: int, path: str, chosen: Kinds) -> None:
+    def __init__(self, depth: int, path: str, chosen: Kinds, timestamps: bool) -> None:
         self.depth = depth
         self.path = path
         self._chosen = chosen
+        self._timestamps = timestamps  # tell time stamps from other strings
         self.kinds: set[str] = set()
         self.element: Seen | None = None
         self.fields: dict[str, Seen] = {}
 
     def add(self, value: Any) -> None:
         kind = kind_of(value)
+        if self._timestamps and type(value) is str and is_timestamp(value):
+            kind = "timestamp"
         if kind == "null" or not _takes(self._chosen.get(self.path), kind) or is_empty(value):
             return
         self.kinds.add(kind)
         if self.depth >= MAX_NESTING:
             return
         if kind == "array":
-            self.element = self.element or Seen(self.depth + 1, inner_path(self.path, ""), self._chosen)
+            self.element = self.element or self._inner("")
             for item in value:
                 self.element.add(item)
         elif kind == "object":
@@ -100,8 +104,11 @@ class Seen:
         if seen is None:
             if value is None or not is_column_name_ok(name):
                 return
-            seen = self.fields[name] = Seen(self.depth + 1, inner_path(self.path, name), self._chosen)
+            seen = self.fields[name] = self._inner(name)
         seen.add(value)
+
+    def _inner(self, name: str) -> Seen:
+        return Seen(self.depth + 1, inner_path(self.path, name), self._chosen, self._timestamps)
 
     def known_fields(self) -> list[tuple[pa.Field, int]]:
         """Return the fields of known type, with their sizes; of names that differ only in case, the first."""
@@ -121,6 +128,8 @@ class Seen:
             return pa.field(name, scalar_type(chosen))
         if self.kinds == _NUMBERS:
             return pa.field(name, pa.float64())
+        if self.kinds == _TEXTS:
+            return pa.field(name, pa.string())
         if chosen == "json" or len(self.kinds) > 1:
             return json_field(name)
         (kind,) = self.kinds
@@ -160,11 +169,15 @@ class Learner:
         reserved: top-level names that never become columns.
         room: how many fields may still be added, nested ones included.
         chosen: the kinds already chosen by the values of the whole epoch.
+        timestamps: new columns of time stamps become timestamp columns.
     """
 
-    def __init__(self, root: Node, adds_fields: bool, reserved: frozenset[str], room: int, chosen: Kinds) -> None:
+    def __init__(
+        self, root: Node, adds_fields: bool, reserved: frozenset[str], room: int, chosen: Kinds, timestamps: bool
+    ) -> None:
         self._root = root
         self._chosen = chosen
+        self._timestamps = timestamps
         self._adds_fields = adds_fields
         self._reserved = reserved
         self._room = room
@@ -184,7 +197,8 @@ class Learner:
             elif self._adds_fields and name.lower() not in node.lower_names:
                 if node is self._root and (name in self._reserved or name == RESCUED_COLUMN):
                     continue
-                self._new.setdefault(id(node), Seen(depth, node.path, self._chosen)).add_field(name, item)
+                seen = self._new.setdefault(id(node), Seen(depth, node.path, self._chosen, self._timestamps))
+                seen.add_field(name, item)
 
     def _watch(self, node: Node, value: Any, depth: int) -> None:
         if node.kind == k.STRUCT and type(value) is Object:
@@ -201,7 +215,7 @@ class Learner:
             try:
                 fit(value, node)
             except MisfitError:
-                self._other.setdefault(id(node), Seen(depth, node.path, {})).add(value)
+                self._other.setdefault(id(node), Seen(depth, node.path, {}, self._timestamps)).add(value)
 
     def schema(self, schema: pa.Schema) -> pa.Schema:
         """Return the schema widened by the watched values; the same object if it does not change."""
@@ -233,6 +247,8 @@ class Learner:
             return field
         if node.kind == k.INT64 and seen.kinds == {"float64"}:
             return field.with_type(pa.float64())
+        if node.kind == k.NEW_TIMESTAMP and seen.kinds == {"string"}:
+            return field.with_type(pa.string())
         return json_field(field.name, field.nullable)  # holds every value and its kind, until the kinds are counted
 
 
@@ -240,9 +256,15 @@ class Learner:
 
 
 class KindCounter:
-    """Counts the kinds of values in every field whose type is not fixed."""
+    """Counts the kinds of values in every field whose type is not fixed.
 
-    def __init__(self, base: pa.Schema, frozen: Collection[str], hidden: Collection[str]) -> None:
+    Without `timestamps`, time stamps count as strings.
+    """
+
+    def __init__(
+        self, base: pa.Schema, frozen: Collection[str], hidden: Collection[str], timestamps: bool = True
+    ) -> None:
+        self._timestamps = timestamps
         self._base = {field.name: field for field in base if field.name in frozen}
         self._hidden = frozenset({RESCUED_COLUMN, *hidden})
         self.counts: Counts = {}
@@ -259,7 +281,7 @@ class KindCounter:
         if base is not None and base.type == field.type:
             return
         if base is None:
-            counts = _count(field, values)
+            counts = _count(field, values, self._timestamps)
             if not counts:
                 return  # only nulls
             self.counts.setdefault(path, Counter()).update(counts)
@@ -276,13 +298,18 @@ class KindCounter:
             self._add(inner_path(path, ""), field.type.item_field, item, entries.flatten())
 
 
-def _count(field: pa.Field, values: pa.Array) -> Counter[str]:
+def _count(field: pa.Field, values: pa.Array, timestamps: bool) -> Counter[str]:
     present = len(values) - values.null_count
     if not present:
         return Counter()
     if is_json(field):
-        return _count_json(values)
+        return _count_json(values, timestamps)
     kind = field.type
+    if pa.types.is_timestamp(kind):
+        return Counter(timestamp=present)
+    if pa.types.is_string(kind):
+        found = _count_timestamps(values) if timestamps else 0
+        return +Counter(timestamp=found, string=present - found)
     if pa.types.is_struct(kind):
         return +Counter(object=_not_empty(values))
     if pa.types.is_list(kind):
@@ -295,6 +322,18 @@ def _count(field: pa.Field, values: pa.Array) -> Counter[str]:
     if pa.types.is_integer(kind):
         return Counter(int64=present, large=_large(values.drop_null()))
     return Counter(string=present)
+
+
+def _count_timestamps(texts: pa.Array, quotes: int = 0) -> int:
+    """Return how many texts are time stamps; `quotes` is 1 if they stand in quotes."""
+    texts = texts.drop_null()
+    if not len(texts):
+        return 0
+    _, offsets, data = texts.buffers()
+    ends = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    bytes_ = np.frombuffer(data or b"", np.uint8)
+    ends.flags.writeable = bytes_.flags.writeable = False  # numba compiles another version for what can be written
+    return int(k.count_timestamps(ends, bytes_, quotes, np.zeros(2 * k.MAX_TIMESTAMP, np.uint8)))
 
 
 def _not_empty(objects: pa.Array) -> int:
@@ -315,13 +354,18 @@ def _large(integers: pa.Array) -> int:
     return int(numbers.size - np.count_nonzero(exact))
 
 
-def _count_json(values: pa.Array) -> Counter[str]:
+def _count_json(values: pa.Array, timestamps: bool) -> Counter[str]:
     """Count the kinds of values by their JSON text."""
     texts = values.filter(pc.invert(pc.is_in(values, _EMPTY))).drop_null()
     firsts = pc.value_counts(pc.utf8_slice_codeunits(texts, 0, 1)).to_pylist()
     counts: Counter[str] = Counter()
     for item in firsts:
         counts[_FIRST.get(item["values"], "")] += int(item["counts"])
+    if timestamps and counts["string"]:
+        found = _count_timestamps(texts.filter(pc.starts_with(texts, '"')), quotes=1)
+        counts["timestamp"] += found
+        counts["string"] -= found
+        counts = +counts
     if counts.pop("", 0):
         counts.update(_count_numbers(texts.filter(pc.match_substring_regex(texts, "^[-0-9]"))))
     return counts
@@ -375,10 +419,10 @@ class Choice:
 def choose(path: str, counts: Mapping[str, int]) -> Choice:
     """Return the kind that a new field gets.
 
-    It is the first of these kinds that at least 19 of 20 values fit: boolean, number, array, object, string. Numbers
-    are int64 if at most one in a thousand has a fraction, an exponent or too many digits for int64; else float64,
-    unless more of them fit int64. A string holds numbers and booleans as they are written in JSON. If no kind has
-    enough values, the field becomes json.
+    It is the first of these kinds that at least 19 of 20 values fit: boolean, number, timestamp, array, object,
+    string. Numbers are int64 if at most one in a thousand has a fraction, an exponent or too many digits for int64;
+    else float64, unless more of them fit int64. A string holds time stamps as they are, and numbers and booleans as
+    they are written in JSON. If no kind has enough values, the field becomes json.
     """
     counted = {kind: int(counts.get(kind, 0)) for kind in COUNTED}
     total = sum(counted.values()) - counted["large"] - counted["whole"]
@@ -394,6 +438,7 @@ def choose(path: str, counts: Mapping[str, int]) -> Choice:
     candidates = [
         ("boolean", counted["boolean"]),
         numbers,
+        ("timestamp", counted["timestamp"]),
         ("array", counted["array"]),
         ("object", counted["object"]),
         ("string", total - nested),
@@ -407,12 +452,37 @@ def choose(path: str, counts: Mapping[str, int]) -> Choice:
 
 # --- applying ------------------------------------------------------------------------------------------
 
-_TYPES = {"boolean": pa.bool_(), "int64": pa.int64(), "float64": pa.float64(), "string": pa.string()}
+_TYPES = {
+    "boolean": pa.bool_(),
+    "int64": pa.int64(),
+    "float64": pa.float64(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "string": pa.string(),
+}
 
 
 def scalar_type(kind: str) -> pa.DataType:
     """Return the type of a column of scalars."""
     return _TYPES[kind]
+
+
+def kinds_of(schema: pa.Schema) -> dict[str, str]:
+    """Return the kind of every field that has a type which `choose` may choose, by path."""
+    return {path: kind for field in schema for path, kind in _kinds(field.name, field)}
+
+
+def _kinds(path: str, field: pa.Field) -> Iterator[tuple[str, str]]:
+    if is_json(field):
+        yield path, "json"
+    elif pa.types.is_struct(field.type):
+        yield path, "object"
+        for child in field.type:
+            yield from _kinds(inner_path(path, child.name), child)
+    elif pa.types.is_list(field.type):
+        yield path, "array"
+        yield from _kinds(inner_path(path, ""), field.type.value_field)
+    else:
+        yield from ((path, kind) for kind, type_ in _TYPES.items() if type_ == field.type)
 
 
 def json_paths(schema: pa.Schema) -> set[str]:

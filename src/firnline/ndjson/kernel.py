@@ -37,9 +37,8 @@ from firnline.ndjson.text import (
 # --- numbers that the kernel and its callers agree on --------------------------------------------------
 
 # Kinds of nodes. Containers come first, then those with offsets, then those with 64-bit words.
-STRUCT, LIST, MAP, STRING, ANY_STRING, RAW, BINARY, BOOL, INT64, INT32, FLOAT64, FLOAT32, DECIMAL, TIMESTAMP, DATE = (
-    range(15)
-)
+(STRUCT, LIST, MAP, STRING, ANY_STRING, RAW, BINARY, BOOL, INT64, INT32, FLOAT64, FLOAT32, DECIMAL, DATE, TIMESTAMP,
+ NEW_TIMESTAMP) = range(16)  # fmt: skip
 
 # Columns of the node table.
 (KIND, PARENT, FIRST, COUNT, REQUIRED, REQUIRES, KEY, KEY_SIZE, TABLE, TABLE_MASK, PRECISION, SCALE,
@@ -49,6 +48,7 @@ NODE_COLUMNS = 20
 # Fields of the control array, which `scan` reads when it starts and updates when it returns.
 POSITION, ROW, RECORD, LINE, ODD_COUNT, FULL_NODE, FULL_TEXT, RESCUE_NODE, RESCUE_ALL, RESCUED_COUNT = range(10)
 CONTROL_SIZE = 10
+MIN_TIMESTAMP, MAX_TIMESTAMP = 19, 35  # characters of a time stamp with date and time
 MAX_RESCUED = 16  # unknown fields of one record that the kernel rescues itself
 
 # Columns of the table of odd records: where the line starts and ends, rows before it, record and line in the block.
@@ -125,14 +125,16 @@ def _text(data, p, n, t, node, slot, offsets, text):
 def _number(data, p, t, node):
     """Read a value into 64 bits. Returns (next index or ODD, bits)."""
     kind = t[node, KIND]
-    if kind >= TIMESTAMP:
+    if kind >= DATE:
         if data[p] != 34:
             return ODD, np.int64(0)
-        if kind == TIMESTAMP:
-            p, bits = scan_timestamp(data, p + 1)
-            return (p + 1 if p >= 0 else ODD), bits
-        fits, bits = scan_date(data, p + 1)
-        return (p + 12 if fits and data[p + 11] == 34 else ODD), bits
+        if kind == DATE:
+            fits, bits = scan_date(data, p + 1)
+            return (p + 12 if fits and data[p + 11] == 34 else ODD), bits
+        end, bits = scan_timestamp(data, p + 1)
+        if kind == NEW_TIMESTAMP and end == p + 11:
+            return ODD, bits  # a date alone is text while the column is new
+        return (end + 1 if end >= 0 else ODD), bits
     p, mantissa, exponent, negative, is_integer = scan_number(data, p)
     if p < 0:
         return ODD, np.int64(0)
@@ -500,6 +502,27 @@ def scan(data, t, keys, table, valid, words, offsets, text, stack, rescued, odd,
     control[POSITION], control[ROW], control[RECORD] = p, row, record
     control[LINE], control[ODD_COUNT] = line, odds
     return status
+
+
+@entry
+def count_timestamps(offsets, text, quotes, scratch):
+    """Return how many texts are time stamps; `quotes` is 1 if the texts stand in quotes, else 0.
+
+    `scratch` has room for one text, its closing quote and what `scan_timestamp` may look at after it.
+    """
+    count = 0
+    for i in range(offsets.size - 1):
+        start = offsets[i] + quotes
+        size = offsets[i + 1] - quotes - start
+        if size < MIN_TIMESTAMP or size > MAX_TIMESTAMP or text[start + 4] != 45:
+            continue
+        for j in range(size):
+            scratch[j] = text[start + j]
+        scratch[size] = 34
+        end, _ = scan_timestamp(scratch, 0)
+        if end == size:
+            count += 1
+    return count
 
 
 @entry

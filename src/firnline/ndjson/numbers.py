@@ -36,6 +36,7 @@ def _power_table() -> np.ndarray:
 
 POWERS = _power_table()
 TENS = np.array([10**k for k in range(19)], np.int64)
+FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799  # of the years 0001 to 9999 since 1970, in UTC
 
 
 @inlined
@@ -215,8 +216,8 @@ def scan_date(data, p):
 def scan_timestamp(data, p):
     """Read an RFC 3339 time, a time without offset (UTC) or a date, up to its closing quote.
 
-    Returns (end, microseconds since 1970 in UTC), where `end` is the index of the quote, or -1. A fraction
-    finer than microseconds, a leap second and lower-case marks are left to the exact path.
+    Returns (end, microseconds since 1970 in UTC), where `end` is the index of the quote, or -1 if it does not fit: the
+    same values as in the exact path.
     """
     fits, days = scan_date(data, p)
     if not fits:
@@ -224,7 +225,7 @@ def scan_timestamp(data, p):
     p += 10
     if data[p] == 34:
         return p, days * 86_400_000_000
-    if data[p] != 84 and data[p] != 32:
+    if data[p] != 84 and data[p] != 116 and data[p] != 32:
         return -1, 0
     hour = _digits(data, p + 1, 2)
     if hour < 0 or hour > 23 or data[p + 3] != 58:
@@ -241,17 +242,20 @@ def scan_timestamp(data, p):
         p += 1
         count = 0
         c = data[p]
-        while c >= 48 and c <= 57 and count < 7:
-            micros = micros * 10 + np.int64(c - 48)
+        while c >= 48 and c <= 57:
+            if count < 6:
+                micros = micros * 10 + np.int64(c - 48)
+            elif c != 48 or count == 9:
+                return -1, 0
             count += 1
             p += 1
             c = data[p]
-        if count == 0 or count > 6:
+        if count == 0:
             return -1, 0
-        micros *= TENS[6 - count]
+        micros *= TENS[max(6 - count, 0)]
     offset = 0
     c = data[p]
-    if c == 90:
+    if c == 90 or c == 122:
         p += 1
     elif c == 43 or c == 45:
         hours = _digits(data, p + 1, 2)
@@ -265,4 +269,6 @@ def scan_timestamp(data, p):
     if data[p] != 34:
         return -1, 0
     seconds = days * 86_400 + hour * 3600 + (minute - offset) * 60 + second
+    if seconds < FIRST_SECOND or seconds > LAST_SECOND:
+        return -1, 0
     return p, seconds * 1_000_000 + micros

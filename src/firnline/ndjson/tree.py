@@ -26,7 +26,7 @@ _KINDS = {
     pa.date32(): k.DATE,
 }
 
-Kinds = Mapping[str, str]  # path -> boolean, int64, float64, string, array, object or json
+Kinds = Mapping[str, str]  # path -> boolean, int64, float64, timestamp, string, array, object or json
 
 _SEPARATOR = "\n"  # no column name holds one
 
@@ -99,6 +99,8 @@ def _kind_of(item: pa.Field, frozen: bool) -> int:
         raise ValueError(f"column {item.name!r}: type {item.type} cannot be read from JSON")
     if kind == k.STRING and frozen:
         return k.ANY_STRING  # a new column must tell numbers from strings
+    if kind == k.TIMESTAMP and not frozen:
+        return k.NEW_TIMESTAMP  # a new column must tell time stamps from dates
     return kind
 
 

@@ -287,6 +287,7 @@ class OperatorStates:
             base.state,
             missing.watermarks,
             self.ranges(),
+            columns_after=missing.columns_after,
             skip=missing.skip,
             recorded=recorded,
             initial=self._initial,

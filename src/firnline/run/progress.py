@@ -30,6 +30,7 @@ class MissingEpoch:
     entry: LedgerEntry
     watermarks: Watermarks  # before it
     columns: dict[str, pa.Schema]  # before it
+    columns_after: dict[str, pa.Schema]
     skip: frozenset[str] = frozenset()  # operators whose snapshot already includes it
 
 

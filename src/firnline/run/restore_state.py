@@ -321,7 +321,8 @@ def _missing_epoch(flow: Dataflow, past: Past, number: int, epochs: Mapping[str,
     checkpoint = before.checkpoint if before is not None else None
     skip = frozenset(name for name, epoch in epochs.items() if epoch >= past_epoch.epoch)
     columns = columns_from_json(checkpoint.columns if checkpoint is not None else {})
-    return MissingEpoch(past_epoch.entry, known_watermarks(flow, checkpoint), columns, skip)
+    after = columns_from_json(past_epoch.entry.checkpoint.columns)
+    return MissingEpoch(past_epoch.entry, known_watermarks(flow, checkpoint), columns, after, skip)
 
 
 def _check_import(pipeline: OpenPipeline, past_epoch: PastEpoch, epochs: Mapping[str, int]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from firnline.ndjson import add_counts, apply_kinds, choose, json_paths
+from firnline.ndjson import add_counts, apply_kinds, choose, json_paths, kinds_of
 from firnline.ndjson.infer import FEW_FRACTIONS, Counts
 from firnline.ndjson.tree import outer_paths
 from firnline.options import SourceOptions
@@ -31,6 +31,7 @@ class Columns:
     reserved: frozenset[str] = frozenset()  # never taken from records: such values are rescued
     kinds: dict[str, str] = field(default_factory=dict)  # by path: types of new fields, chosen by all values
     evolution: Literal["add", "rescue", "fail"] = "add"  # what an unknown field becomes
+    infer_timestamps: bool = True  # new columns of time stamps become timestamp columns
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -40,6 +41,7 @@ class Columns:
             "reserved": sorted(self.reserved),
             "kinds": self.kinds,
             "evolution": self.evolution,
+            "infer_timestamps": self.infer_timestamps,
         }
 
     @classmethod
@@ -51,6 +53,7 @@ class Columns:
             reserved=frozenset(value["reserved"]),
             kinds=dict(value["kinds"]),
             evolution=value["evolution"],
+            infer_timestamps=bool(value["infer_timestamps"]),
         )
 
 
@@ -88,6 +91,12 @@ def agree(columns: Columns, splits: Sequence[ReadColumns]) -> tuple[Columns, set
         merged = merge(merged, apply_kinds(schema, settled), frozen=columns.frozen)
     again = {number for number, schema in enumerate(schemas) if retyped(schema, merged)}
     return replace(columns, decoded=merged, kinds=kinds), again
+
+
+def new_kinds(before: pa.Schema | None, after: pa.Schema) -> dict[str, str]:
+    """Return the kinds of the fields that only `after` has, by path: what an epoch chose, for its replay."""
+    known = kinds_of(before) if before is not None else {}
+    return {path: kind for path, kind in kinds_of(after).items() if path not in known}
 
 
 def find_wider(

@@ -56,6 +56,12 @@ class SchemaConfig(Config):
         "_rescued_data, fail stops the epoch. Declared columns never change (docs/types.md).",
     )
 
+    infer_timestamps: Flag = Field(
+        default=True,
+        description="Whether a new column of ISO 8601 time stamps (2024-05-01T12:30:00.5+02:00) becomes a timestamp "
+        "column; false makes it a string column. Known columns never change (docs/types.md).",
+    )
+
     @field_validator("fields")
     @classmethod
     def _names_differ(cls, fields: tuple[FieldConfig, ...]) -> tuple[FieldConfig, ...]:
@@ -69,7 +75,7 @@ class SchemaConfig(Config):
     def build(self) -> SchemaOptions:
         """Return the options."""
         fields = tuple(FieldOptions(field.name, field.type, field.nullable) for field in self.fields)
-        return SchemaOptions(fields, self.evolution, self.on_widen)
+        return SchemaOptions(fields, self.evolution, self.on_widen, self.infer_timestamps)
 
 
 class SourceConfig(Config, ABC):

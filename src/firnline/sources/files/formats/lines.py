@@ -26,8 +26,9 @@ class LineDecoder(RecordDecoder[Block]):
             on_mismatch="fail" if columns.evolution == "fail" else "rescue",
             reserved=columns.reserved,
             kinds=columns.kinds,
+            infer_timestamps=columns.infer_timestamps,
         )
-        self._kinds = KindCounter(schema, columns.frozen, columns.reserved)
+        self._kinds = KindCounter(schema, columns.frozen, columns.reserved, columns.infer_timestamps)
         super().__init__(schema, columns)
 
     @property
