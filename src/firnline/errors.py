@@ -8,6 +8,7 @@
     |  |- SourceMovedError         the checkpoint was made on another root            (exit 1)
     |  |- LateFileError            a late file with `late_files: fail`                (exit 1)
     |  |- FilesSetAsideError       the run finished, and files are set aside          (exit 7)
+    |  |- GrownFileError           a file that grew, with `on_growth: fail`           (exit 1)
     |  `- BadRecordsError          a bad record with `fail`, or too many of them      (exit 1)
     |- SchemaError                 records or a table do not match the schema         (exit 1)
     |- SinkError                   a sink could not be read or written                (exit 3)
@@ -64,6 +65,7 @@ __all__ = [
     "FencedError",
     "FilesSetAsideError",
     "FirnlineError",
+    "GrownFileError",
     "LateFileError",
     "LedgerHoleError",
     "MissingExtraError",
@@ -183,6 +185,18 @@ class FilesSetAsideError(SourceError):
     retryable = False
     exit_code = 7
     default_hint = "`firnline files --status set_aside` shows them; --retry reads one again, --drop gives it up."
+
+
+class GrownFileError(SourceError):
+    """A file grew after it was read, and `on_growth` is `fail`."""
+
+    code = "grown-file"
+    retryable = False
+    exit_code = 1
+    default_hint = (
+        "See `firnline files --status grown`. Set on_growth: read_rest to read what was appended (plain NDJSON), or "
+        "on_growth: report to go on without it."
+    )
 
 
 class BadRecordsError(SourceError):

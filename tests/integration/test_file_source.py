@@ -14,9 +14,10 @@ import pytest
 
 from firnline.history.status import load_files
 from firnline.options import PipelineOptions
+from firnline.run.observer import Comparison
 from firnline.run.open_pipeline import open_pipeline
 from firnline.types import RandomIds
-from tests.support.pipelines import LocalRun, MakeOptions, run_once
+from tests.support.pipelines import LocalRun, MakeOptions, run_once, run_until_epoch
 from tests.support.processes import Launcher
 from tests.support.samples import SampleInput, pack, quarantined, table_ids, unpack_lines
 
@@ -158,8 +159,8 @@ def test_reconcile_while_an_epoch_settles(
 
         after = 0
 
-        def reconciled(self, late: int, changed: list[str], listed: int) -> None:
-            super().reconciled(late, changed, listed)
+        def reconciled(self, found: Comparison) -> None:
+            super().reconciled(found)
             self.after += len(self.epochs) >= 10
             if self.after == 3:
                 runner.stop()
@@ -191,24 +192,6 @@ def test_half_read_file_that_changes_is_set_aside(sample: SampleInput, make_opti
     assert position(options)["set_aside"][str(path)]["records"] == 4
 
 
-def run_until_epoch(options: PipelineOptions, epoch: int) -> None:
-    """Run, and stop hard right after an epoch was committed."""
-    from firnline.run.observer import EpochFacts
-    from firnline.run.runner import Runner
-    from firnline.testing.local import LocalEngine
-    from tests.support.pipelines import Recorder
-
-    class Stopper(Recorder):
-        def committed(self, facts: EpochFacts) -> None:
-            if facts.epoch >= epoch:
-                raise KeyboardInterrupt
-
-    runner = Runner(open_pipeline(options, once=True), LocalEngine(1), Stopper(), once=True)
-    with pytest.raises(KeyboardInterrupt):
-        runner.run()
-    time.sleep(0.05)
-
-
 def test_changed_file_is_taken_up_only_when_that_is_accepted(sample: SampleInput, make_options: MakeOptions) -> None:
     options = make_options(max_events=4, max_inflight=1)
     lines = sample.lines(10)
@@ -233,9 +216,10 @@ def test_processed_file_that_changes_is_reported_not_read(sample: SampleInput, m
     options = make_options()
     path = sample.add("a.json", 3)
     done(options)
-    path.write_bytes(path.read_bytes() * 2)
+    path.write_bytes(path.read_bytes().replace(b'"id": 1', b'"id": 9'))
     run = done(options)
     assert run.told.changed == [str(path)]
+    assert statuses(options)["a.json"] == "changed"
     assert run.result.epochs == 0
     assert ids(options) == sample.ids
 

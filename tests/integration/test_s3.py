@@ -25,7 +25,7 @@ from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.storage import Storage, open_storage
-from tests.support.pipelines import MakeOptions, delta_table, run_once
+from tests.support.pipelines import MakeOptions, delta_table, file_source, run_once
 from tests.support.processes import KILLED, Launcher, RunOrder
 from tests.support.s3 import new_bucket, s3_options
 from tests.support.samples import pack
@@ -85,6 +85,24 @@ def ids(options: PipelineOptions) -> Counter[int]:
     home = options.home
     table = DeltaTable(home.root, storage_options=dict(home.storage_options)).to_pyarrow_table()
     return Counter(table.column("id").to_pylist())
+
+
+def test_the_rest_of_an_object_that_grew_is_read_once(
+    bucket: str, storage_options: dict[str, str], options: PipelineOptions
+) -> None:
+    """Who appends to an object writes it anew, longer: a few bytes of it prove that it is the same."""
+    storage = open_storage(f"s3://{bucket}/in", storage_options)
+    source = dataclasses.replace(file_source(options), on_growth="read_rest")
+    options = dataclasses.replace(options, sources=(source,))
+    data = b"".join(b'{"id": %d, "month": "2026-01"}\n' % number for number in range(1, 7))
+    for size in (70, 95, len(data)):
+        storage.put("a.json", data[:size])
+        assert run_once(options).exit_code == 0
+    assert run_once(options).result.epochs == 0
+    assert ids(options) == Counter(range(1, 7))
+    storage.put("a.json", b'{"id": 9, "month": "2026-01"}\n' * 20)
+    assert run_once(options).result.epochs == 0
+    assert ids(options) == Counter(range(1, 7))
 
 
 def test_storage_contract(store: Storage) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any, TypeAlias
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import FirnlineError
 from firnline.options import BatchOptions, CheckpointOptions, PipelineOptions, RestartOptions, StateOptions
-from firnline.run.observer import EpochFacts, Observer
+from firnline.run.observer import Comparison, EpochFacts, Observer
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.run.runner import Runner, RunResult
 from firnline.sinks.base import Head
@@ -83,6 +84,7 @@ class Recorder(Observer):
         self.troubles: list[FirnlineError] = []
         self.late = 0
         self.changed: list[str] = []
+        self.grown: list[str] = []
         self.starts: list[Head] = []
         self.lags: list[Replication] = []
 
@@ -98,9 +100,10 @@ class Recorder(Observer):
     def trouble(self, error: FirnlineError, failures: int) -> None:
         self.troubles.append(error)
 
-    def reconciled(self, late: int, changed: list[str], listed: int) -> None:
-        self.late += late
-        self.changed += changed
+    def reconciled(self, found: Comparison) -> None:
+        self.late += found.late
+        self.changed += found.changed
+        self.grown += found.grown
 
 
 class Loud(Observer):
@@ -151,6 +154,19 @@ def run_to_end(options: PipelineOptions) -> None:
     """Run until the input is exhausted; a run that fails is an error of the test."""
     run = run_once(options)
     assert run.exit_code == 0, run.result
+
+
+def run_until_epoch(options: PipelineOptions, epoch: int) -> None:
+    """Run, and stop hard right after an epoch was committed."""
+
+    class Stopper(Recorder):
+        def committed(self, facts: EpochFacts) -> None:
+            if facts.epoch >= epoch:
+                raise KeyboardInterrupt
+
+    with contextlib.suppress(KeyboardInterrupt):
+        Runner(open_pipeline(options, once=True), LocalEngine(1), Stopper(), once=True).run()
+        raise AssertionError(f"the run ended before epoch {epoch}")
 
 
 def make_epochs(sample: SampleInput, options: PipelineOptions, count: int, first: int = 1) -> None:

@@ -160,9 +160,10 @@ def _late(findings: _Findings, source: Source) -> int:
     if findings.known is None:
         return 0
     reconciled = source.find_late(findings.positions[source.name], findings.known.get(source.name, KnownFiles()))
-    if reconciled.changed:
-        findings.warnings.append(f"{len(reconciled.changed)} processed file(s) changed later: {reconciled.changed[0]}")
-    return reconciled.late_count if source.late_files != "ignore" else 0
+    for names, what in ((reconciled.changed, "were replaced"), (reconciled.grown, "grew")):
+        if names:
+            findings.warnings.append(f"{len(names)} file(s) {what} after they were read: {names[0]}")
+    return reconciled.rest + (reconciled.late_count if source.late_files != "ignore" else 0)
 
 
 def _epochs(pipeline: OpenPipeline, sources: list[dict[str, Any]], sampled: int, planned_bytes: int) -> int:

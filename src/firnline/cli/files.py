@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from firnline.run.open_pipeline import OpenPipeline
     from firnline.types import Json
 
-Status = Literal["pending", "in_progress", "committed", "late", "set_aside", "ignored", "dropped"]
+Status = Literal["pending", "in_progress", "committed", "grown", "changed", "late", "set_aside", "ignored", "dropped"]
 
 COLUMNS = (
     Column("path"),
@@ -45,8 +45,9 @@ records it. A rollback to before that epoch undoes it.
 
 Output (JSON: pipeline, total, files [...] with these fields):
   path, size_bytes, create_time, discovery_time, processed_time, commit_time,
-  status (pending, in_progress, committed, late, set_aside, ignored, dropped),
-  epoch, table_version, records, reason
+  status (pending, in_progress, committed, grown, changed, late, set_aside,
+  ignored, dropped), epoch, table_version, records, reason
+  grown, changed: the file grew, or was replaced, after it was read
   With --retry: path, changed, status (asked, already_asked)
   With --drop: pipeline, done, files [{path, reason}]
 

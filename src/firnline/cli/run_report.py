@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 from firnline.cli.output import count_text, log_text, safe, size_text, time_text
 from firnline.errors import FirnlineError, LedgerHoleError
 from firnline.rescued import Rescued, add_rescued
-from firnline.run.observer import EpochFacts, Observer, took_ms
+from firnline.run.observer import Comparison, EpochFacts, Observer, took_ms
 from firnline.sinks.base import Head
 from firnline.sources.base import Backlog
 from firnline.sources.group import EpochPlan
@@ -272,11 +272,15 @@ class RunReporter(Observer):
         shards = count_text(int(facts["shards"]), "shard")
         self._say(f"a worker was lost: epoch {facts['epoch']} runs again, with {shards}")
 
-    def reconciled(self, late: int, changed: list[str], listed: int) -> None:
-        if late:
-            self._say(f"{count_text(late, 'late file')} found among {listed:,} listed")
-        if changed:
-            self._say(f"{count_text(len(changed), 'processed file')} changed later and not read again: {changed[0]}")
+    def reconciled(self, found: Comparison) -> None:
+        if found.late:
+            self._say(f"{count_text(found.late, 'late file')} found among {found.listed:,} listed")
+        if found.changed:
+            what = f"{count_text(len(found.changed), 'file')} replaced after reading, and not read again"
+            self._say(f"{what}: {found.changed[0]}; see `firnline files --status changed`")
+        if found.grown:
+            what = f"{count_text(len(found.grown), 'file')} grew after reading"
+            self._say(f"{what}: {found.grown[0]}; see `firnline files --status grown`")
 
     def too_young(self, files: int, seconds: float) -> None:
         what = f"{count_text(files, 'file')} changed a moment ago and may be half written (min_age_secs)"

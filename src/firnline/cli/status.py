@@ -52,6 +52,11 @@ Output (JSON fields):
                 included; null if the source cannot be listed
   files_in_progress, files_set_aside, last_committed_file
                 the position of the source
+  files_grown, files_changed
+                files that grew, or were replaced, after they were read
+  files_incomplete
+                with on_growth: read_rest, files whose last line is left until
+                it is complete
   rescued       [{source, column, values, expected, first, file, line}]: values
                 that did not fit their column and are in _rescued_data, since
                 epoch rescued_since
@@ -149,6 +154,16 @@ def _backlog_text(report: PipelineStatus) -> str | None:
     return f"{count_text(report.files_outstanding, 'file')}, {size_text(report.bytes_outstanding)}"
 
 
+def _differences(report: PipelineStatus) -> dict[str, str]:
+    """Return what is to be said of files that changed after they were read."""
+    counts = {
+        "grown": (report.files_grown, "after reading; see `firnline files --status grown`"),
+        "changed": (report.files_changed, "replaced after reading; see `firnline files --status changed`"),
+        "incomplete": (report.files_incomplete, "with an incomplete last line, read when it is complete"),
+    }
+    return {name: f"{count_text(count, 'file')} {text}" for name, (count, text) in counts.items() if count}
+
+
 def _epoch_text(report: PipelineStatus) -> str:
     if report.committed_epoch == report.epoch:
         return f"{report.epoch:,} (generation {report.generation})"
@@ -184,6 +199,7 @@ def _show(out: Output, report: PipelineStatus) -> None:
         "backlog": _backlog_text(report),
         "in progress": count_text(report.files_in_progress, "file"),
         "set aside": count_text(report.files_set_aside, "file"),
+        **_differences(report),
         "last committed file": report.last_committed_file,
         "checkpoint": size_text(report.checkpoint_bytes),
         "restarts": report.restarts,

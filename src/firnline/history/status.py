@@ -47,6 +47,9 @@ class PipelineStatus:
     files_set_aside: int
     files_outstanding: int | None  # None: the source cannot be listed
     bytes_outstanding: int | None
+    files_grown: int | None  # since they were read; None: the source cannot be listed
+    files_changed: int | None  # replaced since they were read
+    files_incomplete: int | None  # with a last line that is left until it is complete
     checkpoint_bytes: int
     repairs: list[str]
     restarts: int
@@ -75,7 +78,8 @@ def load_status(pipeline: OpenPipeline, control: dict[str, Json] | None = None) 
     head = pipeline.load()
     positions = head.checkpoint.positions if head.checkpoint else {}
     described = list(pipeline.sources.describe(positions).values())
-    backlog = _find_backlog(pipeline, head)
+    differences = _find_differences(pipeline, head)
+    backlog = differences.backlog if differences else None
     on_record = load_runs(pipeline.storage, pipeline.options.name)
     runs = [{**run, "status": "died"} if has_died(run) else run for run in on_record]
     failing = runs[0].get("sinks_failing") or {} if runs else {}
@@ -95,6 +99,9 @@ def load_status(pipeline: OpenPipeline, control: dict[str, Json] | None = None) 
         files_set_aside=sum(len(position.set_aside) for position in described),
         files_outstanding=backlog.files_outstanding if backlog else None,
         bytes_outstanding=backlog.bytes_outstanding if backlog else None,
+        files_grown=differences.grown if differences else None,
+        files_changed=differences.changed if differences else None,
+        files_incomplete=differences.incomplete if differences else None,
         checkpoint_bytes=len(canonical(head.checkpoint.to_json())) if head.checkpoint else 0,
         repairs=list(head.repairs),
         restarts=sum(int(r["restarts"]) for r in runs),
@@ -171,30 +178,44 @@ def _state(runs: list[dict[str, Json]], control: dict[str, Json] | None) -> str:
     return "paused" if running and runs[0].get("paused") else str(runs[0]["status"])
 
 
-def _find_backlog(pipeline: OpenPipeline, head: Head) -> Backlog | None:
-    """Return the input still to be read, late input included; None if a source is missing or cannot be listed."""
+@dataclass(frozen=True, slots=True)
+class _Differences:
+    """How the input differs from what was read."""
+
+    backlog: Backlog
+    grown: int = 0
+    changed: int = 0
+    incomplete: int = 0
+
+
+def _find_differences(pipeline: OpenPipeline, head: Head) -> _Differences | None:
+    """Compare the input with what was read; None if a source is missing or cannot be listed."""
     held = head.checkpoint.positions if head.checkpoint else {}
     try:
         for source in pipeline.sources:
             source.check()
         positions = {s.name: held.get(s.name) or s.start(None) for s in pipeline.sources}
-        after = pipeline.sources.backlog(positions)
-        late = _count_late(pipeline, head, positions)
-        return Backlog(
-            after.files_outstanding + late.files_outstanding, after.bytes_outstanding + late.bytes_outstanding
-        )
+        return _compare(pipeline, head, positions, pipeline.sources.backlog(positions))
     except (OSError, SourceError) as error:
         logger.warning("the source cannot be listed", extra={"reason": str(error)})
         return None
 
 
-def _count_late(pipeline: OpenPipeline, head: Head, positions: Mapping[str, Json]) -> Backlog:
-    """Count the late input that waits. Behind a hole in the ledger it is unknown; `ledger_hole` says so."""
+def _compare(pipeline: OpenPipeline, head: Head, positions: Mapping[str, Json], after: Backlog) -> _Differences:
+    """Add late and grown input to that after the positions. Behind a hole in the ledger it is unknown; `ledger_hole`
+    says so."""
     known = LedgerFiles(pipeline)
+    files, size, grown, changed, incomplete = after.files_outstanding, after.bytes_outstanding, 0, 0, 0
     try:
-        return pipeline.sources.count_late(positions, known.load(head.entry))
+        for source, found in pipeline.sources.find_late(positions, known.load(head.entry)):
+            if source.late_files != "ignore":
+                files, size = files + found.late_count, size + found.late_bytes
+            files, size = files + found.rest, size + found.rest_bytes
+            grown, changed = grown + len(found.grown), changed + len(found.changed)
+            incomplete += found.incomplete
+        return _Differences(Backlog(files, size), grown, changed, incomplete)
     except LedgerHoleError:
-        return Backlog(0, 0)
+        return _Differences(after)
     finally:
         known.close()
 

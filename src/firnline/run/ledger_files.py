@@ -40,8 +40,10 @@ class LedgerFiles:
             return self._build(tip)
         for entry in reversed(added):  # the oldest first: the most recent read of a file counts
             for name in self._pipeline.sources.names:
+                source = self._pipeline.sources[name]
                 for record in filter(is_read, reversed(entry.inputs.get(name, []))):
-                    self._known[name].add_newer(str(record["path"]), str(record.get("etag", "")))
+                    end = source.known_end(record)
+                    self._known[name].add_newer(str(record["path"]), str(record.get("etag", "")), end)
         self._tip = tip
         return self._known
 

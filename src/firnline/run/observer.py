@@ -45,6 +45,20 @@ class EpochFacts:
     is_staged: bool = False  # in a two-stage table: the committer has not committed it yet
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The result of comparing full listings with the ledger; `late`, `changed` and `grown` leave out what an earlier
+    one reported."""
+
+    late: int = 0
+    changed: list[str] = field(default_factory=list)  # replaced after they were read
+    grown: list[str] = field(default_factory=list)
+    listed: int = 0
+    all_changed: int = 0
+    all_grown: int = 0
+    all_incomplete: int = 0  # files whose last line is left until it is complete
+
+
 def took_ms(durations_ms: Mapping[str, int]) -> int:
     """Return how long an epoch took, from its steps. The pause for a checkpoint of state is part of `run`."""
     return sum(ms for step, ms in durations_ms.items() if step != "checkpoint")
@@ -80,7 +94,7 @@ class Observer:
     def backlog(self, backlog: Backlog) -> None:
         """How much input waits to be read, counted at intervals."""
 
-    def reconciled(self, late: int, changed: list[str], listed: int) -> None:
+    def reconciled(self, found: Comparison) -> None:
         """A full listing was compared with the ledger."""
 
     def too_young(self, files: int, seconds: float) -> None:

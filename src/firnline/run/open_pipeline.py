@@ -83,14 +83,14 @@ class OpenPipeline:
         )
 
     def add_known(self, known: Mapping[str, KnownFiles], tip: EntryRef | None) -> None:
-        """Add every file in the ledger with its etag, per source: two sources may read the same file.
+        """Add every file in the ledger with its etag and end, per source: two sources may read the same file.
 
         Raises:
             LedgerHoleError: the chain is broken.
         """
         for name, file in self.ledger_files(tip):  # newest first: the most recent read of a file counts
             if is_read(file):
-                known[name].add(str(file["path"]), str(file.get("etag", "")))
+                known[name].add(str(file["path"]), str(file.get("etag", "")), self.sources[name].known_end(file))
 
     def ledger_files(self, tip: EntryRef | None) -> Iterator[tuple[str, dict[str, Json]]]:
         """Yield the ledger's records of every file of every source, newest epoch first."""

@@ -488,7 +488,7 @@ class Runner:
         if (hole is None) != (before is None):
             self._inbox.put(_Note(lambda: self._report_hole(hole)))
         if found is not None:
-            self._inbox.put(_Note(lambda: self._observer.reconciled(found.late, found.changed, found.listed)))
+            self._inbox.put(_Note(lambda: self._observer.reconciled(found)))
         return True
 
     def _count_backlog(self, epoch: int, base: str) -> None:

@@ -7,12 +7,13 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from firnline.checkpoint.ledger import Fold
 from firnline.errors import LedgerHoleError
 from firnline.run.commits import settled_epoch
 from firnline.run.ledger_files import LedgerFiles
+from firnline.run.observer import Comparison
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.progress import EpochInFlight, Progress
 from firnline.sinks.outbox import list_outbox, sweep_outbox, waiting_for
@@ -46,12 +47,13 @@ def names_grow(recent: Iterable[tuple[int, int]]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """The result of comparing full listings with the ledger; what an earlier one reported is left out."""
+class _Reported:
+    """What the last comparison of one source found."""
 
-    late: int
-    changed: list[str]
-    listed: int
+    late: set[str] = field(default_factory=set)
+    changed: set[str] = field(default_factory=set)
+    grown: set[str] = field(default_factory=set)
+    incomplete: int = 0
 
 
 @dataclass(slots=True)
@@ -78,7 +80,7 @@ class LateFiles:
         self._ledger_files = LedgerFiles(pipeline)
         self._looked: dict[str, _Looked] = {}  # by source
         self._requested: set[str] = set()
-        self._reported: dict[str, tuple[set[str], set[str]]] = {}  # by source: late and changed files
+        self._reported: dict[str, _Reported] = {}  # by source
         self._recent: dict[str, deque[tuple[int, int]]] = {}  # by source: files and late files of each epoch
         self._unordered: set[str] = set()
         self._dropped = 0  # epochs, so far
@@ -113,7 +115,7 @@ class LateFiles:
     def _interval(self, source: Source, last: _Looked) -> float:
         interval = source.reconcile_interval_secs
         if interval == "auto" or interval is None:
-            if source.late_files == "ignore":  # nothing to read, only to report
+            if source.late_files == "ignore" and source.on_growth == "report":  # nothing to read, only to report
                 return max(MAX_INTERVAL_SECONDS, source.poll_interval_secs)
             interval = reconcile_interval(last.took, source.poll_interval_secs)
             return max(interval, HOLE_SECONDS) if last.hole else interval
@@ -152,15 +154,14 @@ class LateFiles:
             if any(self._pipeline.sources[name].late_files != "ignore" for name in due):
                 self.hole = error
             return None, True
-        found, looked = Comparison(0, [], 0), dict[str, _Looked]()
+        found, looked = Comparison(), dict[str, _Looked]()
         for name in due:
             with contextlib.closing(self._known(name, in_flight, below[name])) as known:
                 began = self._pipeline.clock.monotonic()
                 one = self._pipeline.sources[name].reconcile(positions[name], known)
                 now = self._pipeline.clock.monotonic()
             looked[name] = _Looked(now, now - began, one.listed, more=one.more_late > 0)
-            late, changed = self._unreported(name, one)
-            found = Comparison(found.late + late, [*found.changed, *changed], found.listed + one.listed)
+            found = self._add(found, name, one)
         self.hole = None
         with self._lock:
             is_valid = dropped == self._dropped  # otherwise files of a lost epoch counted as known: list again
@@ -181,12 +182,20 @@ class LateFiles:
             known.add(str(record["path"]), str(record["etag"]))
         return known
 
-    def _unreported(self, name: str, found: Reconciled) -> tuple[int, list[str]]:
-        """Return the number of late files, and the changed files, that the last comparison did not find."""
-        before_late, before_changed = self._reported.get(name, (set(), set()))
-        late, changed = {stat.name for stat in found.late}, set(found.changed)
-        self._reported[name] = (late, changed)
-        return len(late - before_late) + found.more_late, [path for path in found.changed if path not in before_changed]
+    def _add(self, total: Comparison, name: str, found: Reconciled) -> Comparison:
+        """Add what one source's comparison found. What its last one has reported counts in the totals only."""
+        before = self._reported.get(name, _Reported())
+        now = _Reported({stat.name for stat in found.late}, set(found.changed), set(found.grown), found.incomplete)
+        self._reported[name] = now
+        return Comparison(
+            late=total.late + len(now.late - before.late) + found.more_late,
+            changed=[*total.changed, *(path for path in found.changed if path not in before.changed)],
+            grown=[*total.grown, *(path for path in found.grown if path not in before.grown)],
+            listed=total.listed + found.listed,
+            all_changed=sum(len(one.changed) for one in self._reported.values()),
+            all_grown=sum(len(one.grown) for one in self._reported.values()),
+            all_incomplete=sum(one.incomplete for one in self._reported.values()),
+        )
 
     def dropped(self, plan: EpochPlan) -> None:
         """Forget the late files of a dropped epoch: late is relative to a base, so they must be found again."""

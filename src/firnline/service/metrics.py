@@ -23,7 +23,7 @@ from firnline.committer.committer import CycleReport
 from firnline.committer.service import CommitterObserver
 from firnline.errors import FirnlineError, LedgerHoleError, SinkError
 from firnline.rescued import MAX_COLUMNS, OTHER_COLUMNS, Rescued
-from firnline.run.observer import EpochFacts, Observer, took_ms
+from firnline.run.observer import Comparison, EpochFacts, Observer, took_ms
 from firnline.service.health import CommitterHealth
 from firnline.sinks.base import Head
 from firnline.sources.base import Backlog
@@ -117,6 +117,14 @@ class PipelineMetrics(Observer, Collector):
                 self._staged[facts.epoch] = (facts.lag_seconds, self._monotonic())
             else:
                 self._visible(facts.epoch, facts.lag_seconds, 1)
+
+    def reconciled(self, found: Comparison) -> None:
+        with self._lock:
+            self._gauges |= {
+                "grown_files": found.all_grown,
+                "changed_files": found.all_changed,
+                "incomplete_files": found.all_incomplete,
+            }
 
     def _add_rescued(self, rescued: Sequence[Rescued]) -> None:
         """Count values by column; columns beyond the first `MAX_COLUMNS` share one label."""
@@ -245,6 +253,13 @@ class PipelineMetrics(Observer, Collector):
                 self._gauges.get("lag"),
             ),
             ("set_aside_files", "Files that are set aside.", self._gauges.get("set_aside_files")),
+            ("grown_files", "Files that grew after they were read.", self._gauges.get("grown_files")),
+            ("changed_files", "Files that were replaced after they were read.", self._gauges.get("changed_files")),
+            (
+                "incomplete_files",
+                "Files whose last line is left until it is complete (on_growth: read_rest).",
+                self._gauges.get("incomplete_files"),
+            ),
             (
                 "ledger_hole",
                 "1 while late files are not ingested because the ledger has a hole.",

@@ -177,11 +177,15 @@ class Reconciled:
     """The differences between a full listing and the ledger."""
 
     late: list[FileStat] = field(default_factory=list)
-    changed: list[str] = field(default_factory=list)  # inputs that changed after they were read
+    changed: list[str] = field(default_factory=list)  # inputs that were replaced after they were read
     listed: int = 0
     late_bytes: int = 0  # of all late inputs
     more_late: int = 0  # late inputs beyond those in `late`, found again by the next comparison
     revived: list[str] = field(default_factory=list)  # set aside before a record was read, and changed since
+    grown: list[str] = field(default_factory=list)  # inputs that grew after they were read
+    rest: int = 0  # inputs of `grown` whose rest a plan will read
+    rest_bytes: int = 0
+    incomplete: int = 0  # inputs whose last line is left until it is complete
 
     @property
     def late_count(self) -> int:
@@ -194,7 +198,7 @@ class InputStatus:
     """The status of one input, for `firnline files`."""
 
     record: dict[str, Json]  # what the ledger says, or, of an input that no epoch has read, path and size
-    status: str  # pending, in_progress, committed, late, set_aside, ignored, dropped
+    status: str  # pending, in_progress, committed, grown, changed, late, set_aside, ignored, dropped
     reason: str | None = None
 
 
@@ -258,6 +262,7 @@ class Source(ABC):
     # Between two calls of `reconcile`: seconds; "auto": every poll while that is cheap; None: input never comes late.
     reconcile_interval_secs: float | Literal["auto"] | None = None
     late_files: Literal["ingest", "ignore", "fail"] = "ignore"  # how late input is treated
+    on_growth: Literal["report", "read_rest", "fail"] = "report"  # how input is treated that grew after it was read
 
     # -- to be written --
 
@@ -410,14 +415,19 @@ class Source(ABC):
         """Compare all existing input with the ledger and the epochs in flight. Changes nothing."""
         return Reconciled()
 
+    def known_end(self, record: Mapping[str, Json]) -> str:
+        """Return where the reading of an input ended, from its record, for `KnownFiles`; empty if it never grows."""
+        return ""
+
     def reconcile(self, position: Json, known: KnownFiles) -> Reconciled:
-        """Find late input like `find_late`; the next plans read it, if the settings say so.
+        """Find late and grown input like `find_late`; the next plans read it, if the settings say so.
 
         Called every `reconcile_interval_secs`, for a requested checkpoint, and once by a run with `once`; by another
         thread than `plan`, but never while `plan` runs. Its result is a proposal, found again after a kill.
 
         Raises:
             LateFileError: there is late input, and the settings say that this stops the run.
+            GrownFileError: the same for input that grew after it was read.
         """
         return self.find_late(position, known)
 

@@ -18,7 +18,7 @@ from firnline.clock import monotonic
 from firnline.errors import DamagedError, SourceError
 from firnline.process import TimedCalls
 from firnline.sources import registry
-from firnline.sources.base import Backlog, Limits, PositionView, Source, SourcePlan, Split, TooYoung
+from firnline.sources.base import Backlog, Limits, PositionView, Reconciled, Source, SourcePlan, Split, TooYoung
 from firnline.sources.guard import takes_acknowledgements
 from firnline.sources.known import KnownFiles
 from firnline.types import Json
@@ -259,14 +259,13 @@ class Sources:
 
     # -- late files and retries -----------------------------------------------------------------------
 
-    def count_late(self, positions: Mapping[str, Json], known: Mapping[str, KnownFiles]) -> Backlog:
-        """Count the late input that a run would read. Changes nothing."""
-        files = size = 0
+    def find_late(
+        self, positions: Mapping[str, Json], known: Mapping[str, KnownFiles]
+    ) -> Iterator[tuple[Source, Reconciled]]:
+        """Compare all existing input with the ledger, source by source. Changes nothing."""
         for source in self:
-            if source.reconcile_interval_secs is not None and source.late_files != "ignore":
-                found = source.find_late(positions[source.name], known[source.name])
-                files, size = files + found.late_count, size + found.late_bytes
-        return Backlog(files, size)
+            if source.reconcile_interval_secs is not None:
+                yield source, source.find_late(positions[source.name], known[source.name])
 
     def too_young(self) -> TooYoung | None:
         """Return the input of all sources that the last plans left because it may be half written."""

@@ -41,7 +41,7 @@ class GuardedSource(Source):
         self.name, self.ports = inner.name, inner.ports
         self.poll_interval_secs = inner.poll_interval_secs
         self.reconcile_interval_secs = inner.reconcile_interval_secs
-        self.late_files = inner.late_files
+        self.late_files, self.on_growth = inner.late_files, inner.on_growth
         self._kind = kind
 
     def guard(self, method: str, call: Callable[[], T]) -> T:
@@ -69,6 +69,7 @@ class GuardedSource(Source):
     find_unavailable = forward(Source.find_unavailable)
     find_late = forward(Source.find_late)
     reconcile = forward(Source.reconcile)
+    known_end = forward(Source.known_end)
     too_young = forward(Source.too_young)
     give_back = forward(Source.give_back)
     retry = forward(Source.retry)

@@ -11,13 +11,14 @@ from typing import IO
 IN_MEMORY = 50_000  # files that are sorted in memory; more are written to a temporary file
 _PAGE = 500  # files that are read back at once
 
-_Row = tuple[bytes, int, str]  # name, number in the order of adding, etag
+_Row = tuple[bytes, int, str, str]  # name, number in the order of adding, etag, end
 
 
 class KnownFiles:
     """Collects files, newest first: for each name, the first one added counts. They can be walked repeatedly.
 
-    `below` are files that these ones hide; closing does not close them.
+    `below` are files that these ones hide; closing does not close them. Of every file it keeps the etag at the time of
+    reading (empty if that does not matter) and its end, a text of the source that says where the reading ended.
     """
 
     def __init__(self, files: Iterable[tuple[str, str]] = (), *, below: KnownFiles | None = None) -> None:
@@ -29,18 +30,18 @@ class KnownFiles:
         for path, etag in files:
             self.add(path, etag)
 
-    def add(self, path: str, etag: str) -> None:
-        """Add a file with its etag at the time of reading; empty if that does not matter."""
-        self._put(path, self._added, etag)
+    def add(self, path: str, etag: str, end: str = "") -> None:
+        """Add a file."""
+        self._put(path, self._added, etag, end)
         self._added += 1
 
-    def add_newer(self, path: str, etag: str) -> None:
+    def add_newer(self, path: str, etag: str, end: str = "") -> None:
         """Add a file that counts instead of every one of the same name added so far."""
         self._newer -= 1
-        self._put(path, self._newer, etag)
+        self._put(path, self._newer, etag, end)
 
-    def _put(self, path: str, place: int, etag: str) -> None:
-        self._rows.append((path.encode(), place, etag))
+    def _put(self, path: str, place: int, etag: str, end: str) -> None:
+        self._rows.append((path.encode(), place, etag, end))
         if len(self._rows) >= IN_MEMORY:
             self._spill()
 
@@ -57,22 +58,29 @@ class KnownFiles:
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         """Yield every file once, with its etag, in byte order of the names."""
+        return ((path, etag) for path, etag, _ in self.with_ends())
+
+    def with_ends(self) -> Iterator[tuple[str, str, str]]:
+        """Yield every file once, with its etag and end, in byte order of the names."""
         if self._below is None:
             return self._walk()
         return _first_of_each(
             heapq.merge(
-                ((path.encode(), 0, etag) for path, etag in self._walk()),
-                ((path.encode(), 1, etag) for path, etag in self._below),
+                ((path.encode(), 0, etag, end) for path, etag, end in self._walk()),
+                ((path.encode(), 1, etag, end) for path, etag, end in self._below.with_ends()),
             )
         )
 
-    def _walk(self) -> Iterator[tuple[str, str]]:
+    def _walk(self) -> Iterator[tuple[str, str, str]]:
         self._rows.sort()
         return _first_of_each(heapq.merge(*(_read(segment) for segment in self._segments), self._rows))
 
     def renamed(self, rename: Callable[[str], str]) -> KnownFiles:
         """Return the same files under other names."""
-        return KnownFiles((rename(path), etag) for path, etag in self)
+        renamed = KnownFiles()
+        for path, etag, end in self.with_ends():
+            renamed.add(rename(path), etag, end)
+        return renamed
 
     def close(self) -> None:
         """Close and thereby delete the temporary files."""
@@ -80,13 +88,13 @@ class KnownFiles:
             segment.close()
 
 
-def _first_of_each(rows: Iterable[_Row]) -> Iterator[tuple[str, str]]:
+def _first_of_each(rows: Iterable[_Row]) -> Iterator[tuple[str, str, str]]:
     """Yield the first row of each name."""
     last = None
-    for name, _, etag in rows:
+    for name, _, etag, end in rows:
         if name != last:
             last = name
-            yield name.decode(), etag
+            yield name.decode(), etag, end
 
 
 def _read(segment: IO[bytes]) -> Iterator[_Row]:

@@ -8,7 +8,7 @@ import pytest
 
 from firnline.cli.run_report import RunReporter, RunTotals, spark_start
 from firnline.errors import FencedError, SinkError
-from firnline.run.observer import EpochFacts, Observers
+from firnline.run.observer import Comparison, EpochFacts, Observers
 from firnline.sinks.base import Head
 from firnline.sources.base import Backlog
 
@@ -41,7 +41,7 @@ def test_a_run_in_words() -> None:
     run.running(2)
     run.committed(facts(2, rows=1999, files=1, bad={"not-json": 1}, late_files=1, set_aside=1))
     run.committed(facts(3, set_aside=1))
-    run.reconciled(2, ["/in/a"], 10)
+    run.reconciled(Comparison(late=2, changed=["/in/a"], grown=["/in/b", "/in/c"], listed=10))
     run.trouble(SinkError("disk full"), 1)
     run.resting(1.25, 1)
     run.trouble(FencedError("taken over"), 2)
@@ -55,7 +55,8 @@ def test_a_run_in_words() -> None:
         "1 file set aside; see `firnline files --status set_aside`",
         "epoch 3 committed  2,000 rows  2 files  version 4  0.3 s",
         "2 late files found among 10 listed",
-        "1 processed file changed later and not read again: /in/a",
+        "1 file replaced after reading, and not read again: /in/a; see `firnline files --status changed`",
+        "2 files grew after reading: /in/b; see `firnline files --status grown`",
         "failed: disk full",
         "retrying in 1.2 s (failure 1 of at most 5)",
         "all read; waiting for new files",

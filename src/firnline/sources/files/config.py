@@ -54,6 +54,11 @@ class FilesSourceConfig(SourceConfig):
         description="A late file, one whose name sorts before files already read: ingest reads it, ignore skips it, "
         "fail stops the run.",
     )
+    on_growth: Literal["report", "read_rest", "fail"] = Field(
+        default="report",
+        description="A file that grew after it was read: report names it in status, files and a metric; read_rest also "
+        "reads what was appended, if the file is plain NDJSON; fail stops the run.",
+    )
     file_attempts: Count = Field(default=3, description="Attempts before a broken file is set aside.")
     max_record_bytes: Size = Field(default=16 * 1024 * 1024, description="A longer line is a bad record.")
     storage_options: dict[str, Secret] = Field(

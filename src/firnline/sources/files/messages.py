@@ -39,6 +39,7 @@ class FileOutcome:
     line: int = 0  # lines before that byte
     finished: bool = False
     failed: str | None = None
+    end: dict[str, Json] | None = None  # of a plain file: a `growth.FileEnd`
 
     def to_json(self) -> dict[str, Json]:
         if self.failed is not None:
@@ -49,6 +50,7 @@ class FileOutcome:
             "offset": self.offset,
             "line": self.line,
             "finished": self.finished,
+            **({"end": self.end} if self.end is not None else {}),
         }
 
     @classmethod

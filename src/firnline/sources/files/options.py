@@ -58,6 +58,7 @@ class FileSourceOptions(SourceOptions):
     min_age_secs: float = 0  # a younger file is not planned yet; the spec's default is 2 on local disk
     start_after: str | None = None  # a file name, or an RFC 3339 time
     late_files: Literal["ingest", "ignore", "fail"] = "ingest"
+    on_growth: Literal["report", "read_rest", "fail"] = "report"
     file_attempts: int = 3
     max_record_bytes: int = 16 * MEBIBYTE
     storage_options: Mapping[str, str] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from firnline.schema import is_column_name_ok
 from firnline.sources.base import Limits, Split
+from firnline.sources.files.growth import FileEnd
 from firnline.sources.files.messages import FileOutcome
 from firnline.sources.files.position import TOO_YOUNG, FileState, Progress, SetAside
 from firnline.storage import FileStat
@@ -118,14 +119,18 @@ def _aside(progress: Progress, reason: str) -> SetAside:
         progress.size_bytes,
         progress.etag,
         read_as=progress.read_as,
+        tail=progress.tail,
     )
 
 
-def deal(chosen: Slice, limits: Limits, discovered: str, read_as: Mapping[str, Json] = NO_OPTIONS) -> list[Split]:
+def deal(
+    chosen: Slice, limits: Limits, discovered: str, read_as: Mapping[str, Json] = NO_OPTIONS, *, hold: bool = False
+) -> list[Split]:
     """Distribute the slice as contiguous ranges of about equal size, one per split.
 
     `read_as` is the format of the source, empty for NDJSON. A file that was begun in another format is continued in
-    that one: its record numbers are those of that format.
+    that one: its record numbers are those of that format. With `hold`, readers leave a last line that is incomplete: it
+    is read when the file has grown.
     """
     if not chosen.files:
         return []
@@ -142,9 +147,10 @@ def deal(chosen: Slice, limits: Limits, discovered: str, read_as: Mapping[str, J
         bytes_before += file.size_bytes
     used = [files for files in ranges if files]
     splits = len(used)
+    holding = {"hold": True} if hold else {}
     return [
         Split(
-            inputs=[_input(chosen.base, file, discovered, read_as) for file in files],
+            inputs=[{**_input(chosen.base, file, discovered, read_as), **holding} for file in files],
             max_records=max(1, limits.max_events // splits),
             max_bytes=max(1, limits.max_bytes // splits),
             max_output_files=max(1, limits.max_output_files // splits),
@@ -200,10 +206,12 @@ def advance(
             size_bytes=int(item["size_bytes"]),
             etag=str(item["etag"]),
             read_as=dict(item.get("read_as", {})),
+            tail=_tail(outcome.end),
         )  # fmt: skip
         status = "committed" if outcome.finished else "in_progress"
         late = {"late": True} if not base.is_after_mark(path) and before.records == 0 else {}
-        records.append({**_record(item, outcome.to), "status": status, **late})
+        end = {"end": outcome.end} if outcome.end is not None else {}
+        records.append({**_record(item, outcome.to), "status": status, **late, **end})
     return replace(base, files=files, set_aside=aside).prune_finished(), records
 
 
@@ -212,10 +220,12 @@ def replay(base: FileState, records: Sequence[dict[str, Json]]) -> FileState:
     files, aside = dict(base.files), dict(base.set_aside)
     for record in records:
         path, status = str(record["path"]), record["status"]
+        end = FileEnd.from_json(record.get("end") or {})
         progress = DONE if status in ("committed", "dropped") else Progress(
-            records=int(record["to"]), size_bytes=int(record["size_bytes"]), etag=str(record["etag"]),
-            reason=str(record.get("reason", "")) if status == "pending" else "",
             read_as=dict(record.get("read_as", {})) if int(record["to"]) else {},
+            records=int(record["to"]), offset=end.offset, line=end.line,
+            size_bytes=int(record["size_bytes"]), etag=str(record["etag"]),
+            reason=str(record.get("reason", "")) if status == "pending" else "", tail=end.tail,
         )  # fmt: skip
         if status == "set_aside":
             files.pop(path, None)
@@ -229,7 +239,7 @@ def replay(base: FileState, records: Sequence[dict[str, Json]]) -> FileState:
 def recorded_inputs(state: FileState, records: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
     """Return the input of an epoch for another read: the same record ranges of the same files.
 
-    The ledger keeps no byte offsets: a file that was started before is skipped through.
+    The ledger keeps no byte offset of the beginning: a file that was started before is skipped through.
     """
     return [
         {**record, "path": state.current_name(str(record["path"])), "offset": 0, "line": 0}
@@ -263,6 +273,10 @@ def waiting_record(file: FileStat, discovered: str) -> dict[str, Json]:
 def retry_delay(attempts: int, poll_seconds: float) -> float:
     """Return the seconds until a file that failed so many times in a row is tried again."""
     return float(min(poll_seconds * 2.0 ** min(attempts - 1, 32), max(MAX_RETRY_SECONDS, poll_seconds)))
+
+
+def _tail(end: dict[str, Json] | None) -> str:
+    return FileEnd.from_json(end).tail if end is not None else ""
 
 
 def _record(item: dict[str, Json], to: int) -> dict[str, Json]:

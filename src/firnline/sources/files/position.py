@@ -30,6 +30,7 @@ class Progress:
     attempts: int = 0  # tries in a row that failed
     reason: str = ""  # of the last failed try
     read_as: dict[str, Json] = field(default_factory=dict)  # its format, if a part was read; empty: NDJSON
+    tail: str = ""  # plain files: length and checksum of the bytes before `offset`, see `growth`
 
     @property
     def is_too_young(self) -> bool:
@@ -50,6 +51,7 @@ class Progress:
             "attempts": self.attempts,
             "reason": self.reason,
             "read_as": self.read_as,
+            "tail": self.tail,
         }
         return {key: value for key, value in details.items() if value}
 
@@ -75,6 +77,7 @@ class SetAside:
     etag: str = ""
     epoch: int = 0
     read_as: dict[str, Json] = field(default_factory=dict)
+    tail: str = ""
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -86,6 +89,7 @@ class SetAside:
             "etag": self.etag,
             "epoch": self.epoch,
             **({"read_as": self.read_as} if self.read_as else {}),
+            **({"tail": self.tail} if self.tail else {}),
         }
 
 

@@ -33,9 +33,10 @@ from firnline.sources.base import (
 from firnline.sources.columns import Columns
 from firnline.sources.files.formats import open_format
 from firnline.sources.files.formats.base import Format, Piece, Place, RecordDecoder, RecordReader, StoredFile
+from firnline.sources.files.growth import Change, ReadFile, find_growth
 from firnline.sources.files.messages import FileOutcome, FileReaderSettings
 from firnline.sources.files.planning import folder_values
-from firnline.storage import Storage, open_storage
+from firnline.storage import FileStat, Storage, open_storage
 from firnline.types import Json
 
 HOLD_BYTES = 48 * 1024 * 1024  # decoded rows of one file that wait until the file is known to be whole
@@ -115,10 +116,10 @@ class FileReader(SplitReader):
         decoder = self._decoders.of(file.format)
         try:
             for piece in file.pieces():
-                decoded = self._decode(item, decoder, piece)
+                decoded = self._decode(item, decoder, piece, file)
                 self._decoders.schema = decoder.schema
                 budget.raw_bytes += piece.size_bytes
-                budget.records += piece.records
+                budget.records += piece.records - (1 if file.incomplete_bytes else 0)
                 budget.bytes_read += piece.consumed_bytes - file.consumed_bytes
                 file.consumed_bytes = piece.consumed_bytes
                 waiting.append(decoded)
@@ -142,11 +143,13 @@ class FileReader(SplitReader):
         yield self._rows(item, decoder, waiting)
         self._outcomes.append(outcome)
 
-    def _decode(self, item: dict[str, Json], decoder: RecordDecoder[Any], piece: Piece) -> Decoded:
+    def _decode(self, item: dict[str, Json], decoder: RecordDecoder[Any], piece: Piece, file: _OpenFile) -> Decoded:
         try:
             decoded = decoder.decode(piece)
         except (UnexpectedFieldError, MismatchError) as error:
             raise SchemaError(f"{item['path']}: {error}", file=item["path"]) from error
+        if decoded.bad and file.leaves_last_record(piece, decoded.bad[-1].record):
+            decoded = replace(decoded, bad=decoded.bad[:-1])
         if decoded.bad and self._settings.on_bad_record == "fail":
             first = decoded.bad[0]
             raise BadRecordsError(f"{item['path']}, line {first.line}: {first.reason}", file=item["path"])
@@ -188,7 +191,9 @@ class _OpenFile:
         self._file = StoredFile(storage, self._key, str(item["path"]), int(item["size_bytes"]))
         self._reader: RecordReader[Any] | None = None
         self.format: Format[Any] = open_format(item.get("read_as"))
+        self._etag = str(item["etag"])
         self.consumed_bytes = 0
+        self.incomplete_bytes = 0  # of a last record that is left, since it is incomplete
 
     def pieces(self) -> Iterator[Piece]:
         """Yield the file's records in pieces.
@@ -222,29 +227,45 @@ class _OpenFile:
         raise AssertionError("unreachable")
 
     def _open_once(self) -> RecordReader[Any]:
-        if self._storage.stat(self._key).etag != self._item["etag"]:
+        stat = self._storage.stat(self._key)
+        if stat.etag != self._item["etag"] and not self._has_grown(stat):
             raise BrokenFileError(self._item["path"], "changed after it was planned")
+        self._etag = stat.etag
         return self.format.open(self._file, self._place)
+
+    def _has_grown(self, stat: FileStat) -> bool:
+        """Return whether the records that an epoch read are still there. Only a repeated reading names their end."""
+        growth = find_growth(self._storage, self._key, stat.size_bytes, ReadFile.of_record(self._item))
+        return growth.change in (Change.GROWN, Change.BLANK)
+
+    def leaves_last_record(self, piece: Piece, bad_record: int) -> bool:
+        """Return whether a bad record is the incomplete end of a growing file: it is left for later."""
+        if self._item.get("hold"):
+            self.incomplete_bytes = self.format.incomplete_bytes(self._file, piece, bad_record)
+        return self.incomplete_bytes > 0
 
     def outcome(self) -> FileOutcome:
         """Return where reading ended. Raises _FileFailedError if the file changed meanwhile, so that its rows are
         mixed."""
         reader = self._reader
         assert reader is not None
+        end = None
         try:
+            end = self.format.end_of(self._file, reader, self.incomplete_bytes)
             etag = self._storage.stat(self._key).etag
         except FileNotFoundError:
-            etag = self._item["etag"]  # deleted after it was opened: what was read is what it was
+            etag = self._etag  # deleted after it was opened: what was read is what it was
         except OSError as error:
             raise SourceError(f"cannot look at {self._item['path']}: {error}") from error
-        if etag != self._item["etag"]:
+        if etag != self._etag:
             raise _FileFailedError("changed while it was read")
         return FileOutcome(
             path=str(self._item["path"]),
-            to=reader.records_read,
+            to=reader.records_read - (1 if self.incomplete_bytes else 0),
             offset=self.format.offset_of(self._file, reader),
             line=reader.lines_read,
             finished=reader.finished,
+            end=end.to_json() if end is not None else None,
         )
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -12,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
 from firnline.clock import SystemClock, monotonic
-from firnline.errors import ConfigError, LateFileError, SourceError, SourceMovedError
+from firnline.errors import ConfigError, GrownFileError, LateFileError, SourceError, SourceMovedError
 from firnline.sources.base import (
     MAIN_PORT,
     Backlog,
@@ -28,10 +29,11 @@ from firnline.sources.base import (
     processed_record,
 )
 from firnline.sources.files import planning
+from firnline.sources.files.growth import Change, FileEnd, GrownFiles, Growth, ReadFile, find_growth
 from firnline.sources.files.listing import Scope, list_files
 from firnline.sources.files.messages import FileReaderSettings
 from firnline.sources.files.options import FileSourceOptions
-from firnline.sources.files.position import FileState, Progress
+from firnline.sources.files.position import FileState, Progress, SetAside
 from firnline.sources.known import KnownFiles
 from firnline.storage import FileStat, Storage, is_remote, normalise, open_storage
 from firnline.types import Clock, Json
@@ -60,6 +62,7 @@ class FileSource(Source):
         self.poll_interval_secs = options.poll_interval_secs
         self.reconcile_interval_secs: float | Literal["auto"] | None = options.reconcile_interval_secs
         self.late_files = options.late_files
+        self.on_growth = options.on_growth
         self._options = options
         self._once = once
         self._moved = moved
@@ -71,6 +74,7 @@ class FileSource(Source):
         self._only: frozenset[str] | None = None
         self._unsaved = False
         self._late: dict[str, FileStat] = {}
+        self._grown: dict[str, ReadFile] = {}  # with `read_rest`: files that grew after they were read
         self._retries: dict[str, bool] = {}  # requested by one thread, planned by another, forgotten by a third
         self._drops: set[str] = set()  # the same
         self._retries_lock = threading.Lock()
@@ -171,6 +175,7 @@ class FileSource(Source):
         state = self._apply_retries(state)
         ages = _Ages(self._options.min_age_secs if not limits.any_age else 0.0, self._clock, self._young)
         state = self._revive(state, ages)
+        state, reopened = self._reopen(state, ages)
         late = self._late
         state, in_progress = self._in_progress(state, ages)
         chosen = planning.choose(state, in_progress, self._listed(state, limits), limits, ages.is_ripe)
@@ -180,10 +185,11 @@ class FileSource(Source):
         moved, self._unsaved = self._unsaved, False
         taken = {f.name for f in chosen.files}
         self._late = {name: stat for name, stat in late.items() if name not in taken}
+        self._grown = {name: read for name, read in self._grown.items() if name not in reopened}
         for path in chosen.changed:
             logger.warning("file set aside", extra={"file": path, "reason": "changed while it was half read"})
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        splits = planning.deal(chosen, limits, now, self._options.read_as)
+        splits = planning.deal(chosen, limits, now, self._options.read_as, hold=self.on_growth == "read_rest")
         records = [*dropped, *(planning.waiting_record(file, now) for file in chosen.waiting)]
         return SourcePlan(
             source=self.name,
@@ -192,7 +198,12 @@ class FileSource(Source):
             files=len(chosen.files),
             size_bytes=chosen.size_bytes,
             constants=planning.folder_columns(splits, self.location),
-            notes={"late": sum(1 for f in chosen.files if f.name in late), "moved": moved, "records": records},
+            notes={
+                "late": sum(1 for f in chosen.files if f.name in late),
+                "moved": moved,
+                "records": records,
+                "reopened": bool(reopened),
+            },
         )
 
     def _listed(self, state: FileState, limits: Limits) -> Iterator[FileStat]:
@@ -229,7 +240,9 @@ class FileSource(Source):
             except OSError as error:
                 raise SourceError(f"cannot look at {path}: {error}", path=path) from error
             else:
-                if progress.records or ages.is_ripe(stat):
+                grown = self._grown_progress(progress, stat)
+                if (progress.records and grown is progress) or ages.is_ripe(stat):
+                    files[path] = grown
                     found.append(stat)
         state = replace(state, files=files)
         return state, [*found, *self._ripe_late(state, ages)]
@@ -266,6 +279,53 @@ class FileSource(Source):
             del aside[path]
         return replace(state, files=files, set_aside=aside)
 
+    def _grown_progress(self, progress: Progress, stat: FileStat) -> Progress:
+        """Return the progress in a file, which with `read_rest` may have grown since a part of it was read."""
+        if self.on_growth != "read_rest" or not progress.records or progress.etag == stat.etag or not progress.tail:
+            return progress
+        if self._find_growth(stat, _read_so_far(progress)).change is not Change.GROWN:
+            return progress
+        return replace(progress, size_bytes=stat.size_bytes, etag=stat.etag)
+
+    def _reopen(self, state: FileState, ages: _Ages) -> tuple[FileState, set[str]]:
+        """Return the state with files that grew after they were read, to be read from there on, and their names.
+
+        The proof is made on the version that is planned: a reader refuses any other one.
+        """
+        files, aside, reopened = dict(state.files), dict(state.set_aside), set()
+        for path, read in self._grown.items():
+            if path in files or path in aside or state.is_after_mark(path):
+                continue
+            try:
+                stat = self._storage.stat(self._key(path))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise SourceError(f"cannot look at {path}: {error}", path=path) from error
+            if stat.etag == read.etag or not ages.is_ripe(stat):
+                continue
+            growth, line = self._find_growth(stat, read), read.end.line if read.end else 0
+            if growth.change is Change.GROWN:
+                logger.info("file grew; the rest is read", extra={"file": path, "from_bytes": growth.offset})
+                files[path] = Progress(
+                    read.records, offset=growth.offset, line=line, size_bytes=stat.size_bytes, etag=stat.etag
+                )
+                reopened.add(path)
+            elif growth.change is Change.CONTINUED:
+                reason = f"grew in the middle of line {line}, which had been read as a record"
+                logger.warning("file set aside", extra={"file": path, "reason": reason})
+                aside[path] = SetAside(reason, read.records, size_bytes=stat.size_bytes, etag=stat.etag)
+                reopened.add(path)
+        return replace(state, files=files, set_aside=aside), reopened
+
+    def _find_growth(self, stat: FileStat, read: ReadFile) -> Growth:
+        try:
+            return find_growth(self._storage, self._key(stat.name), stat.size_bytes, read)
+        except FileNotFoundError:
+            return Growth(Change.REPLACED)
+        except OSError as error:
+            raise SourceError(f"cannot read {stat.name}: {error}", path=stat.name) from error
+
     def _key(self, path: str) -> str:
         return path.removeprefix(self.location).lstrip("/")
 
@@ -280,6 +340,12 @@ class FileSource(Source):
                     delay = planning.retry_delay(state.files[path].attempts, self._options.poll_interval_secs)
                     self._retry_at[path] = self._clock.monotonic() + delay
                 logger.warning("file failed", extra={"file": record["path"], "reason": record["reason"]})
+            elif (record.get("end") or {}).get("incomplete_line"):
+                line = int(record["end"]["line"]) + 1
+                logger.warning(
+                    "last line is incomplete; it is read when the file has grown",
+                    extra={"file": record["path"], "line": line},
+                )
         return state.to_json(), [*plan.notes.get("records", []), *records]
 
     def too_young(self) -> TooYoung | None:
@@ -307,38 +373,61 @@ class FileSource(Source):
             if self._is_late(state, stat):
                 files += 1
                 size += stat.size_bytes
+        for path, read in self._grown.items():
+            if path not in state.files and path not in state.set_aside:
+                files += 1
+                size += read.rest_bytes
         return Backlog(files, size)
 
     # -- late files and retries -----------------------------------------------------------------------
 
     def reconcile(self, position: Json, known: KnownFiles) -> Reconciled:
-        reconciled = self.find_late(position, known)
+        reconciled, grown = self._compare(position, known)
         late = reconciled.late
         if late and self._options.late_files == "fail":
             names = ", ".join(stat.name for stat in late[:3])
             raise LateFileError(f"{reconciled.late_count} late file(s): {names}", files=reconciled.late_count)
+        if reconciled.grown and self.on_growth == "fail":
+            names = ", ".join(reconciled.grown[:3])
+            count = len(reconciled.grown)
+            raise GrownFileError(f"{count} file(s) grew after they were read: {names}", files=count)
         self._revived = frozenset(reconciled.revived)
+        self._grown = grown
         if self._options.late_files == "ingest":
             self._late = {stat.name: stat for stat in late}
         return reconciled
 
     def find_late(self, position: Json, known: KnownFiles) -> Reconciled:
-        """Compare a full listing with every known file; both are walked once, in the order of names."""
+        return self._compare(position, known)[0]
+
+    def known_end(self, record: Mapping[str, Json]) -> str:
+        return ReadFile.of_record(record).to_text()
+
+    def _compare(self, position: Json, known: KnownFiles) -> tuple[Reconciled, dict[str, ReadFile]]:
+        """Compare a full listing with every known file; both are walked once, in the order of names.
+
+        Returns what differs, and the grown files whose rest is to be read.
+        """
         state = FileState.from_json(position)
         if state.former_roots:
             known = known.renamed(state.current_name)
         late: list[FileStat] = []
         changed: list[str] = []
         revived: list[str] = []
-        listed = late_bytes = more = 0
-        for stat, etag in _side_by_side(self.list_inputs(), known):
+        growths = GrownFiles(self._find_growth)
+        listed = late_bytes = more = incomplete = 0
+        for stat, etag, end in _side_by_side(self.list_inputs(), known.with_ends()):
             listed += 1
             aside = state.set_aside.get(stat.name)
             if aside is not None and not aside.records and aside.etag != stat.etag:
                 revived.append(stat.name)
             if etag is not None:
                 in_progress = stat.name in state.files or stat.name in state.set_aside
-                if etag and etag != stat.etag and not in_progress:
+                if in_progress or not etag:
+                    continue
+                if etag == stat.etag:
+                    incomplete += ReadFile.is_incomplete(end)
+                elif not growths.add(stat, ReadFile.from_text(etag, end)):
                     changed.append(stat.name)
             elif self._is_late(state, stat):
                 late_bytes += stat.size_bytes
@@ -346,24 +435,45 @@ class FileSource(Source):
                     late.append(stat)
                 else:
                     more += 1
-        return Reconciled(late, changed, listed, late_bytes, more, revived)
+        rest = growths.rest if self.on_growth == "read_rest" else {}
+        found = Reconciled(
+            late, changed, listed, late_bytes, more, revived, growths.grown,
+            rest=len(rest), rest_bytes=sum(read.rest_bytes for read in rest.values()), incomplete=incomplete,
+        )  # fmt: skip
+        return found, rest
 
     def find_unavailable(
         self, position: Json, records: Sequence[Mapping[str, Json]], back_to: Json | None = None
     ) -> list[str]:
         state = FileState.from_json(position)
         wanted: dict[str, str] = {}
+        ends: dict[str, ReadFile] = {}
         then = FileState.from_json(back_to).files if back_to is not None else {}
         for path, progress in then.items():
             if progress.records and not progress.finished:
                 wanted[state.current_name(path)] = progress.etag
+                if progress.tail:
+                    ends[state.current_name(path)] = _read_so_far(progress)
         for record in records:
             if record.get("status") == "committed" or int(record.get("to", 0)) > int(record.get("from", 0)):
-                wanted.setdefault(state.current_name(str(record["path"])), str(record.get("etag", "")))
+                path = state.current_name(str(record["path"]))
+                if path not in wanted:
+                    ends[path] = ReadFile.of_record(record)
+                wanted.setdefault(path, str(record.get("etag", "")))
         stats = self._stats(list(wanted))
         missing = [f"{path}: gone" for path in wanted if path not in stats]
-        changed = (f"{path}: changed" for path, etag in wanted.items() if path in stats and stats[path].etag != etag)
+        differ = [path for path, etag in wanted.items() if path in stats and stats[path].etag != etag]
+        changed = (f"{path}: changed" for path in differ if not self._still_has(stats[path], ends.get(path)))
         return [*missing, *changed]
+
+    def _still_has(self, stat: FileStat, read: ReadFile | None) -> bool:
+        """Return whether a file has grown, and what was read is still there. Only with `read_rest` another reading of
+        it gives what the first one gave, and then the rest."""
+        return (
+            self.on_growth == "read_rest"
+            and read is not None
+            and self._find_growth(stat, read).change in (Change.GROWN, Change.BLANK)
+        )
 
     def _stats(self, paths: Sequence[str]) -> dict[str, FileStat]:
         """Return the current metadata of these names; a few are looked up, many are listed."""
@@ -395,8 +505,8 @@ class FileSource(Source):
 
     def give_back(self, plan: SourcePlan) -> bool:
         self._unsaved = self._unsaved or bool(plan.notes.get("moved"))
-        has_late = bool(self._late) or bool(plan.notes.get("late"))
-        self._late = {}
+        has_late = bool(self._late) or bool(plan.notes.get("late")) or bool(plan.notes.get("reopened"))
+        self._late, self._grown = {}, {}
         return has_late
 
     def retry(self, path: str, *, changed: bool) -> None:
@@ -455,6 +565,7 @@ class FileSource(Source):
                 size_bytes=now.size_bytes,
                 etag=now.etag,
                 read_as=dict(item.read_as if same else self._options.read_as),
+                tail=item.tail if same else "",
             )
             del aside[path]
         return replace(state, files=files, set_aside=aside)
@@ -498,20 +609,26 @@ class _Ages:
         return self._min_age > 0 and stat.name in self._known
 
 
+def _read_so_far(progress: Progress) -> ReadFile:
+    """Return what was read of a file in progress; it ends after a whole line."""
+    end = FileEnd(progress.offset, progress.line, progress.tail) if progress.tail else None
+    return ReadFile(progress.etag, progress.size_bytes, progress.records, end)
+
+
 def _side_by_side(
-    listed: Iterable[FileStat], known: Iterable[tuple[str, str]]
-) -> Iterator[tuple[FileStat, str | None]]:
-    """Yield every listed file with its known etag, None if it is unknown; both in byte order."""
+    listed: Iterable[FileStat], known: Iterable[tuple[str, str, str]]
+) -> Iterator[tuple[FileStat, str | None, str]]:
+    """Yield every listed file with its known etag, None if it is unknown, and end; both in byte order."""
     before, rest = b"", iter(known)
-    path, etag = next(rest, (None, ""))
+    path, etag, end = next(rest, (None, "", ""))
     for stat in listed:
         name = stat.name.encode()
         if name < before:
             raise SourceError(f"{stat.name} is listed after a file of a later name", path=stat.name)
         before = name
         while path is not None and path.encode() < name:
-            path, etag = next(rest, (None, ""))
-        yield stat, etag if path == stat.name else None
+            path, etag, end = next(rest, (None, "", ""))
+        yield stat, etag if path == stat.name else None, end
 
 
 class _Tracker(InputTracker):
@@ -520,20 +637,42 @@ class _Tracker(InputTracker):
     def __init__(self, source: FileSource, state: FileState) -> None:
         self._source = source
         self._state = state
-        self._seen: dict[str, str] = {}  # path -> etag
+        self._seen: set[str] = set()
+        self._growths = GrownFiles(source._find_growth)
+
+    @functools.cached_property
+    def _listed(self) -> dict[str, FileStat]:
+        return {stat.name: stat for stat in self._source.list_inputs()}
 
     def add(self, record: dict[str, Json]) -> InputStatus | None:
         path = self._state.current_name(str(record["path"]))
         if path in self._seen or record["status"] == "pending":
             return None
-        self._seen[path] = str(record.get("etag", ""))
+        self._seen.add(path)
         status, reason = self._status_of(path), self._reason_of(path)
         if record["status"] == "dropped" and status == "committed":
             status, reason = "dropped", str(record["reason"])
+        elif status == "committed":
+            status, reason = self._change_of(path, ReadFile.of_record(record))
         return InputStatus({**record, "path": path}, status, reason)
 
+    def _change_of(self, path: str, read: ReadFile) -> tuple[str, str | None]:
+        """Return the status of a file that was read: committed, or that it has grown or was replaced since."""
+        stat = self._listed.get(path)
+        if stat is None or not read.etag or stat.etag == read.etag:
+            if read.end is not None and read.end.incomplete_line:
+                return "committed", f"its last line ({read.end.line + 1}) is incomplete"
+            return "committed", None
+        sizes = f"from {read.size_bytes} to {stat.size_bytes} bytes after it was read"
+        if not self._growths.add(stat, read):
+            return "changed", f"was replaced after it was read ({read.size_bytes}, now {stat.size_bytes} bytes)"
+        if path not in self._growths.rest:
+            return "grown", f"grew {sizes}; the rest of such a file cannot be read alone"
+        waits = "; the next epoch reads the rest" if self._source.on_growth == "read_rest" else ""
+        return "grown", f"grew {sizes}{waits}"
+
     def unread(self) -> Iterator[InputStatus]:
-        for stat in self._source.list_inputs():
+        for stat in self._listed.values():
             if stat.name in self._seen:
                 continue
             row = {"path": stat.name, "size_bytes": stat.size_bytes, "create_time": stat.modified_at.isoformat()}

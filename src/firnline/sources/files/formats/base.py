@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from firnline.ndjson import Decoded
 from firnline.sources.columns import Columns
+from firnline.sources.files.growth import FileEnd, TailStream, read_tail
 from firnline.storage import Readable, Storage
 
 HEAD_BYTES = 4096  # of a file, to recognise its format
@@ -65,12 +66,27 @@ class StoredFile:
         self._storage = storage
         self._key = key
         self._streams: list[Readable] = []
+        self._growing: TailStream | None = None
 
     def open(self, offset: int = 0) -> Readable:
         """Open the file from an offset on."""
         stream = self._storage.open_read(self._key, offset)
         self._streams.append(stream)
         return stream
+
+    def open_growing(self, offset: int = 0) -> Readable:
+        """Open the file from an offset on, and remember the last bytes that were read."""
+        self._growing = TailStream(self.open(offset))
+        return self._growing
+
+    @property
+    def tail(self) -> bytes:
+        """The last bytes that were read."""
+        return self._growing.tail if self._growing is not None else b""
+
+    def read_tail(self, offset: int) -> bytes:
+        """Read the last bytes before an offset."""
+        return read_tail(self._storage, self._key, offset)
 
     def head(self) -> bytes:
         """Return the first bytes of the file."""
@@ -150,3 +166,17 @@ class Format(ABC, Generic[P]):
     @abstractmethod
     def offset_of(self, file: StoredFile, reader: RecordReader[P]) -> int:
         """Return the offset where reading can continue; 0 if records must be counted from the start."""
+
+    def incomplete_bytes(self, file: StoredFile, piece: P, bad_record: int) -> int:
+        """Return the size of an incomplete record at the end of the file, which may still be completed.
+
+        `bad_record` is the last bad record of the piece. 0: it is not at the end, or no such file grows.
+        """
+        return 0
+
+    def end_of(self, file: StoredFile, reader: RecordReader[P], incomplete_bytes: int) -> FileEnd | None:
+        """Return where the reading of a file ended that may grow; None if no such file grows.
+
+        `incomplete_bytes` at the end of the file were left.
+        """
+        return None

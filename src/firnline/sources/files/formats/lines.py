@@ -15,6 +15,7 @@ from firnline.ndjson import (
 )
 from firnline.sources.columns import Columns
 from firnline.sources.files.formats.base import Format, Place, RecordDecoder, RecordReader, StoredFile
+from firnline.sources.files.growth import TAIL_BYTES, FileEnd, describe_tail, has_open_line
 
 
 class LineDecoder(RecordDecoder[Block]):
@@ -62,7 +63,7 @@ class NdjsonFormat(TextFormat):
 
     def open(self, file: StoredFile, place: Place) -> RecordReader[Block]:
         return open_blocks(
-            file.open(place.offset),
+            file.open_growing(place.offset),
             path=file.path,
             compression=compression_of(file.path),
             start_offset=place.offset,
@@ -72,3 +73,22 @@ class NdjsonFormat(TextFormat):
             max_records=place.max_records,
             max_record_bytes=place.max_record_bytes,
         )
+
+    def incomplete_bytes(self, file: StoredFile, piece: Block, bad_record: int) -> int:
+        if not piece.last or compression_of(file.path) or bad_record != piece.end_record - 1:
+            return 0
+        if not has_open_line(file.tail):
+            return 0
+        oversized = piece.oversized[-1].size_bytes if piece.oversized else 0
+        return oversized or len(piece.data) - bytes(piece.data).rfind(b"\n") - 1
+
+    def end_of(self, file: StoredFile, reader: RecordReader[Block], incomplete_bytes: int) -> FileEnd | None:
+        if compression_of(file.path):
+            return None
+        offset, line, tail = reader.end_offset - incomplete_bytes, reader.lines_read, file.tail
+        if not reader.finished or incomplete_bytes or len(tail) < min(TAIL_BYTES, offset):
+            tail = file.read_tail(offset)  # beyond what the stream remembers
+        is_open = reader.finished and has_open_line(tail)
+        if incomplete_bytes or (reader.finished and not is_open and tail and not tail.endswith(b"\n")):
+            line -= 1  # the last line is incomplete, or it is blank and may be continued
+        return FileEnd(offset, line, describe_tail(tail), is_open, bool(incomplete_bytes))
