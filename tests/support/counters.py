@@ -14,12 +14,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import duckdb
 from deltalake import DeltaTable
 
 from firnline.options import FieldOptions, OperatorOptions, PipelineOptions, SchemaOptions
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sources.files.options import FileSourceOptions
+from tests.support import duck
 from tests.support.pipelines import pipeline_options
 
 OPERATORS = Path(__file__).parent / "operators"
@@ -75,7 +75,7 @@ def read_counts(table: str | Path) -> set[tuple[str, int, int, int]]:
     files = DeltaTable(str(table)).file_uris()
     if not files:
         return set()
-    found = duckdb.connect().execute("select key, rows, last, faults from read_parquet(?)", [files]).fetchall()
+    found = duck.execute("select key, rows, last, faults from read_parquet(?)", [files]).fetchall()
     keys = Counter(row[0] for row in found)
     doubled = [key for key, count in keys.items() if count > 1]
     assert not doubled, f"keys that are there more than once: {doubled[:5]}"

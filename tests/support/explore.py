@@ -177,7 +177,7 @@ def _search(simulation: Simulation, judge: Judge, limit: int) -> Result:
                 sources[to].append(number)
         if len(parents) > limit:
             return Result(len(parents), complete=False)
-    stuck = _cannot_reach(ends, sources)
+    stuck = cannot_reach(ends, sources)
     if stuck is not None:
         return Result(len(parents), "a run can never end", _trace(simulation, parents, stuck))
     return Result(len(parents))
@@ -223,7 +223,7 @@ def _trace(simulation: Simulation, parents: list[tuple[int, str, int, int]], num
     return tuple(reversed(lines))
 
 
-def _cannot_reach(ends: list[int], sources: list[list[int]]) -> int | None:
+def cannot_reach(ends: list[int], sources: list[list[int]]) -> int | None:
     """The first state from which no end can be reached, if there is one."""
     reached = bytearray(len(sources))
     for number in ends:

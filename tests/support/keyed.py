@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import duckdb
 from deltalake import DeltaTable
 
 from firnline.options import FieldOptions, OperatorOptions, PipelineOptions, SchemaOptions
 from firnline.sinks.delta.options import DeltaSinkOptions, delta_tables
+from tests.support import duck
 from tests.support.pipelines import pipeline_options, run_to_end
 
 COUNTS = [{"name": "n", "function": "count"}, {"name": "total", "function": "sum", "column": "v"}]
@@ -78,7 +78,8 @@ def answers(table: str | Path) -> list[tuple[Any, ...]]:
         return []
     columns = ", ".join(f'"{name}"' for name in names)
     query = f"select {columns} from read_parquet({[str(f) for f in files]!r}, union_by_name=true) order by all"
-    return duckdb.execute(query).fetchall()
+    rows: list[tuple[Any, ...]] = duck.execute(query).fetchall()
+    return rows
 
 
 def answers_without_trouble(folder: Path, options: PipelineOptions, table: str = "untroubled") -> list[tuple[Any, ...]]:

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import zstandard
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from firnline.types import Json
+from tests.support import duck
 
 
 def make_old(path: Path, seconds: float = 60.0) -> None:
@@ -100,7 +100,7 @@ def table_ids(table: str | Path, column: str = "id", **options: Any) -> Counter[
         return Counter()
     if not files:
         return Counter()
-    rows = duckdb.execute(f'select "{column}" from read_parquet({[str(f) for f in files]!r}, union_by_name=true)')
+    rows = duck.execute(f'select "{column}" from read_parquet({[str(f) for f in files]!r}, union_by_name=true)')
     return Counter(int(row[0]) for row in rows.fetchall() if row[0] is not None)
 
 
@@ -122,7 +122,7 @@ def quarantined(table: str | Path, pipeline: str) -> Counter[bytes]:
         entry = json.loads((root / "_firnline" / pipeline / "ledger" / name).read_bytes())
         for file in entry["quarantine"]:
             path = root / "_firnline" / pipeline / "quarantine" / file["name"]
-            rows = duckdb.execute(f"select raw from read_parquet('{path}')").fetchall()
+            rows = duck.execute(f"select raw from read_parquet('{path}')").fetchall()
             found.update(bytes(row[0]) for row in rows)
         name = entry["previous"]["name"] if entry["previous"] else None
     return found

@@ -28,13 +28,14 @@ class Move(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One task of one run, in the world it stands in."""
+    """One task of one run, in the world it stands in. `faults`: whether the budget allows one."""
 
     world: World
     place: int
     actor: Actor
     number: int
     task: Task
+    faults: bool
 
 
 class Decision(NamedTuple):
@@ -73,26 +74,24 @@ class Simulation(Rules):
             if not self.running(actor):
                 continue
             for number in dict.fromkeys(actor.tasks):
-                job = Job(world, index, actor, number, self.tasks[number])
+                job = Job(world, index, actor, number, self.tasks[number], budget.faults > 0)
                 for verb, fault, after in self._outcomes(job):
-                    if not fault:
-                        yield Move(verb, actor.number, number, False, after)
-                    elif budget.faults:
-                        after = after._replace(budget=budget._replace(faults=budget.faults - 1))
-                        yield Move(verb, actor.number, number, True, after)
+                    if fault:
+                        after = after.with_budget(budget._replace(faults=budget.faults - 1))
+                    yield Move(verb, actor.number, number, fault, after)
             if budget.crashes:
-                after = world._replace(budget=budget._replace(crashes=budget.crashes - 1))
+                after = world.with_budget(budget._replace(crashes=budget.crashes - 1))
                 after = self._end(after, index, Actor(actor.number, 0, alive=False))
                 yield Move("crashes, another run begins", actor.number, 0, True, self._begin(after))
             if budget.zombies and index == len(world.actors) - 1:
-                after = world._replace(budget=budget._replace(zombies=budget.zombies - 1))
+                after = world.with_budget(budget._replace(zombies=budget.zombies - 1))
                 yield Move("lives on, another run begins", actor.number, 0, True, self._begin(after))
             if budget.stops and not self.view(actor).stopping:
-                after = world._replace(budget=budget._replace(stops=budget.stops - 1))
+                after = world.with_budget(budget._replace(stops=budget.stops - 1))
                 after = self._tell(after, index, 0, m.StopRequested())
                 yield Move("is told to stop", actor.number, 0, self.scenario.once, after)
             if budget.reshards:
-                after = world._replace(budget=budget._replace(reshards=budget.reshards - 1))
+                after = world.with_budget(budget._replace(reshards=budget.reshards - 1))
                 after = self._tell(after, index, 0, m.ShardsChanged())
                 yield Move("hears that its shards change", actor.number, 0, True, after)
         for number in world.late:
@@ -129,11 +128,12 @@ class Simulation(Rules):
 
     def _end(self, world: World, index: int, ended: Actor) -> World:
         """A run is no more; what it has sent may still land."""
-        late = set(world.late)
         if self.scenario.late_writes:
             tasks = (self.tasks[number] for number in world.actors[index].tasks)
-            late |= {self.writes.number(task.write) for task in tasks if task.write}
-        return self._prune(world._replace(late=tuple(sorted(late)))).with_actor(index, ended)
+            sent = {self.writes.number(task.write) for task in tasks if task.write}
+            if sent:
+                world = self._prune(world._replace(late=tuple(sorted({*world.late, *sent}))))
+        return world.with_actor(index, ended)
 
     def _tell(self, world: World, index: int, task: int, event: m.Event) -> World:
         """A run hears an event, which ends a task, and takes up what it then decides."""
@@ -185,7 +185,8 @@ class Simulation(Rules):
         tasks = list(actor.tasks)
         tasks.remove(job.number)
         tasks.append(self.tasks.number(task))
-        return world.with_actor(job.place, actor._replace(tasks=tuple(sorted(tasks))))
+        tasks.sort()
+        return world.with_actor(job.place, Actor(*actor[:-1], tuple(tasks)))
 
     # -- writes --------------------------------------------------------------------------------------------
 
@@ -203,11 +204,12 @@ class Simulation(Rules):
             # Where there was no table to register in, the fence begins with the first commit.
             if write.generation < (max(joined, default=0) if self.scenario.tables_exist else sink.generation):
                 world = world._replace(broken="an older generation wrote where a newer one had joined")
-        sinks = tuple(after if n == write.sink else s for n, s in enumerate(world.sinks))
-        return self._prune(world._replace(sinks=sinks))
+        return self._prune(world.with_sink(write.sink, after))
 
     def _prune(self, world: World) -> World:
         """Forget writes on their way that can never take effect."""
+        if not world.late:
+            return world
         writes = ((number, self.writes[number]) for number in world.late)
         return world._replace(late=tuple(n for n, write in writes if self.lands(world.sinks[write.sink], write)))
 
@@ -221,6 +223,8 @@ class Simulation(Rules):
         after = self._land(world, write)
         made = write.entry is None and isinstance(task.action, m.Commit)  # the table, not yet the epoch
         yield "lands", False, self._later(job, Task(task.action, answer=None if made else done), after)
+        if not job.faults:
+            return
         yield "lands, its answer is lost", True, self._later(job, Task(task.action, answer=unclear), after)
         lost = self._later(job, Task(task.action, answer=unclear))
         yield "is lost", True, lost
@@ -267,18 +271,20 @@ class Simulation(Rules):
         """An answer arrives, or arrives twice; that there is none is noticed once, by the run itself."""
         after = self._hear(job, answer)
         yield f"hears {answer}", False, after
-        if not isinstance(answer, m.CommitUnclear | m.Failed):
+        if job.faults and not isinstance(answer, m.CommitUnclear | m.Failed):
             yield f"hears {answer} twice", True, self._tell(after, job.place, 0, answer)
 
     def _simple(self, job: Job, done: m.Event, failed: m.Event, after: World | None = None) -> Outcomes:
         """An action that has its effect and its answer in one move, or fails."""
         yield "is done", False, self._hear(job, done, after)
-        yield "fails", True, self._hear(job, failed)
+        if job.faults:
+            yield "fails", True, self._hear(job, failed)
 
     def _acknowledge(self, job: Job, epoch: int, failed: m.Event) -> Outcomes:
         """The source takes an acknowledgement or misses it, or the step itself fails."""
         yield from self._simple(job, m.Acknowledged(epoch), failed, self.acknowledged(job.world, epoch))
-        yield "is missed", True, self._hear(job, m.Acknowledged(epoch, missed=True))
+        if job.faults:
+            yield "is missed", True, self._hear(job, m.Acknowledged(epoch, missed=True))
 
     def _read_sinks(self, job: Job) -> Outcomes:
         """Sinks are read one after the other; runs differ in the order. One that is down is left out."""
@@ -298,7 +304,8 @@ class Simulation(Rules):
             else:
                 event = replace(event, owed=True)
             yield f"reads {name}", False, self._hear(job, event)
-        yield "fails", True, self._hear(job, m.Failed(retry=True))
+        if job.faults:
+            yield "fails", True, self._hear(job, m.Failed(retry=True))
 
     def _read(self, world: World, name: str) -> tuple[str, int, str, int]:
         """What a sink tells of itself: its name, epoch and tip, and the epoch that its log holds."""
@@ -316,7 +323,8 @@ class Simulation(Rules):
             actor = actor._replace(attempts=actor.attempts + 1, plans=(*actor.plans, entry))
             event = m.Planned(action.epoch, attempt, action.base)
             yield f"makes {attempt}", False, self._hear(job, event, world.with_actor(job.place, actor))
-        yield "fails", True, self._hear(job, m.Failed(retry=True))
+        if job.faults:
+            yield "fails", True, self._hear(job, m.Failed(retry=True))
 
     def _end_of(self, world: World, actor: Actor, attempt: str) -> int:
         """Where the slice of an attempt ends that is decided or in flight."""
@@ -341,7 +349,8 @@ class Simulation(Rules):
         else:
             write = Write(0, sink.version, actor.number, sink.generation + 1, tip)
             yield "is sent", False, self._later(job, Task(job.task.action, write=write))
-        yield "fails", True, self._hear(job, failed)
+        if job.faults:
+            yield "fails", True, self._hear(job, failed)
 
     def _join(self, job: Job, action: m.Join) -> Outcomes:
         at = self.names.index(action.sink)
@@ -368,11 +377,9 @@ class Simulation(Rules):
         if (write := job.task.write) is not None:
             attempt = write.entry.attempt if write.entry else ""
             yield from self._sent(job, write, m.Committed(action.sink, action.epoch, attempt), unclear)
-            if (
-                at == 0 and write.entry and self.lands(sink, write)
-            ):  # somebody rewrites the table: the epoch fits no more
-                moved = sink._replace(version=sink.version + 1)
-                after = self._prune(world._replace(sinks=(moved, *world.sinks[1:])))
+            if job.faults and at == 0 and write.entry and self.lands(sink, write):
+                # somebody rewrites the table: the epoch fits no more
+                after = self._prune(world.with_sink(0, sink._replace(version=sink.version + 1)))
                 yield "finds a new table", True, self._hear(job, m.EpochLost(action.epoch, attempt), after)
             return
         entry = self.entry_for(world, job.actor, at, action.epoch)
@@ -411,4 +418,5 @@ class Simulation(Rules):
         if held is not None:
             answer = m.Committed(action.sink, action.epoch, held)
         yield "is answered", False, self._later(job, Task(action, answer=answer))
-        yield "fails", True, self._hear(job, unclear)
+        if job.faults:
+            yield "fails", True, self._hear(job, unclear)

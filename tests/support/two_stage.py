@@ -185,7 +185,7 @@ class TwoStage(Simulation):
             forks = set(self.arranged(sink).forks)
             if forks:
                 sink = sink._replace(units=tuple(unit for unit in beyond if unit not in forks))
-        return world._replace(sinks=(*world.sinks[:at], sink, *world.sinks[at + 1 :]))
+        return world.with_sink(at, sink)
 
     def _land(self, world: World, write: Write) -> World:
         if write.sink not in self.two_stage:
@@ -235,6 +235,8 @@ class TwoStage(Simulation):
             after = self._land(world, write)
             after = after.with_actor(job.place, after.actors[job.place]._replace(generation=write.generation))
             yield "lands", False, self._later(job, Task(action, start=write.tip[0], read=_CLAIMED), after)
+            if not job.faults:
+                return
             yield "lands, its answer is lost", True, self._later(job, Task(action, answer=failed), after)
             yield "is lost", True, self._later(job, Task(action, answer=failed))
         elif job.task.read:
@@ -251,7 +253,7 @@ class TwoStage(Simulation):
         else:
             write = Write(0, sink.version, actor.number, sink.generation + 1, self.adopts(world, actor, 0))
             yield "is sent", False, self._later(job, Task(action, write=write))
-        if write is None:
+        if write is None and job.faults:
             yield "fails", True, self._hear(job, failed)
 
     def stands(self, adopted: int, held: tuple[Entry, ...]) -> bool:
@@ -272,7 +274,8 @@ class TwoStage(Simulation):
                 yield "finds the version moved", False, self._later(job, Task(action))
                 return
             yield "lands", False, self._later(job, Task(action, read=_CLAIMED), self._land(world, write))
-            yield "is lost", True, self._later(job, Task(action, answer=failed))
+            if job.faults:
+                yield "is lost", True, self._later(job, Task(action, answer=failed))
         elif job.task.read or (sink.holder, sink.generation) == (actor.number, actor.generation):
             held = self.held(sink)
             if self.joins(world, actor, held):
@@ -295,6 +298,8 @@ class TwoStage(Simulation):
         if task.write is not None:
             after = self._land(world, task.write) if self.lands(sink, task.write) else world
             yield "lands", False, self._later(job, Task(action, read=_PUT), after)
+            if not job.faults:
+                return
             yield "lands, its answer is lost", True, self._later(job, Task(action, answer=unclear), after)
             yield "is lost", True, self._later(job, Task(action, answer=unclear))
             if self.scenario.late_writes:
@@ -327,7 +332,8 @@ class TwoStage(Simulation):
             committed = len(job.world.sinks[0].chain) if at == 0 else None
             answer = m.Committed(action.sink, action.epoch, attempt, committed)
         yield "is answered", False, self._hear(job, answer)
-        yield "fails", True, self._hear(job, m.CommitUnclear(action.sink, action.epoch))
+        if job.faults:
+            yield "fails", True, self._hear(job, m.CommitUnclear(action.sink, action.epoch))
 
 
 class TwoStageJudge(Judge):

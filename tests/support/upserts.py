@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote
 
-import duckdb
 import pyarrow as pa
 from deltalake import DeltaTable
 
@@ -23,6 +22,7 @@ from firnline.sinks.delta.upsert.sink import UpsertSink
 from firnline.sinks.registry import open_stager
 from firnline.storage import open_storage
 from firnline.types import EntryRef, Json, Receipt
+from tests.support import duck
 
 
 def sink_context(ledger: Ledger) -> SinkContext:
@@ -101,7 +101,7 @@ def read_by_duckdb(table: str, columns: Sequence[str], partition_by: Sequence[st
         return []
     by_name = {f"{table}/{unquote(action['path'])}": action for action in actions}
     settings = "union_by_name=true, filename=true, hive_partitioning=false"
-    query = duckdb.execute(f"select * from read_parquet(?, {settings})", [list(by_name)])
+    query = duck.execute(f"select * from read_parquet(?, {settings})", [list(by_name)])
     held = [column[0] for column in query.description]
     found: list[tuple[Any, ...]] = []
     for row in query.fetchall():

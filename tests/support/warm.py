@@ -1,29 +1,39 @@
 """Imported once by the server that children are forked from: everything slow to load, nothing that starts threads.
 
-A child imports the module of the work that it is handed; what such modules import, pytest included, is loaded here.
+A child imports the module of the work that it is handed, and nothing else: all modules that such work uses are loaded
+here, those that Firnline imports on demand included.
 """
 
 from __future__ import annotations
+
+import contextlib
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from types import ModuleType
 
 import deltalake  # noqa: F401
 import obstore.store  # noqa: F401
 import pyarrow.parquet  # noqa: F401
 import pytest  # noqa: F401
 
-import firnline.committer.service
-import firnline.history.edits.ledger_repair
-import firnline.history.edits.operator_state
-import firnline.history.edits.restore
-import firnline.history.edits.rollback
-import firnline.history.savepoints.catalog
-import firnline.history.savepoints.create
-import firnline.history.status
-import firnline.maintenance.compact
-import firnline.maintenance.gc
-import firnline.maintenance.state
-import firnline.run.open_pipeline
-import firnline.run.runner
-import firnline.testing.local  # noqa: F401
+import firnline
+import tests.support
 from firnline.ndjson import warm_up
 
+NOT_IN_CHILDREN = ("firnline.__main__", "firnline.cli", "firnline.service")  # commands start processes of their own
+
+
+def modules_of(package: ModuleType) -> Iterator[str]:
+    """The names of all modules below a package that work in a child may import."""
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        if module.name not in NOT_IN_CHILDREN:
+            yield module.name
+            if module.ispkg:
+                yield from modules_of(importlib.import_module(module.name))
+
+
+for name in (*modules_of(firnline), *modules_of(tests.support)):
+    with contextlib.suppress(ImportError):  # an extra that is not installed
+        importlib.import_module(name)
 warm_up()

@@ -156,6 +156,14 @@ class World(NamedTuple):
         actors = (*self.actors[:index], actor, *self.actors[index + 1 :])
         return World(self.sinks, actors, *self[2:])
 
+    def with_sink(self, index: int, sink: Sink) -> World:
+        """This world with another state of one sink."""
+        return World((*self.sinks[:index], sink, *self.sinks[index + 1 :]), *self[1:])
+
+    def with_budget(self, budget: Budget) -> World:
+        """This world with another budget."""
+        return World(self.sinks, self.actors, budget, *self[3:])
+
 
 @dataclass(frozen=True, slots=True)
 class Scenario:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import count
 from typing import Any, NamedTuple
 
 import pytest
 
+from tests.support.explore import cannot_reach
 from tests.support.proof import covered
+from tests.support.world import Table
 
 A, B, C = 1, 2, 4  # files: A was removed long ago, B is part of the table, C is written by a compaction
 OLD_VERSION = A | B  # what a rollback brings back
@@ -104,16 +107,6 @@ def start(*kinds: str, deaths: int = 1, commits: int = 1) -> World:
 class Model:
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
-
-    def moves(self, world: World) -> Iterator[tuple[str, World]]:
-        for index, actor in enumerate(world.actors):
-            if actor.step in ENDED:
-                continue
-            name = f"{actor.kind} {index}: {actor.step}"
-            yield name, getattr(self, actor.kind)(world, index, actor)
-            if world.deaths:
-                after = world._replace(deaths=world.deaths - 1)
-                yield f"{actor.kind} {index} dies", self.put(after, index, actor, DEAD)
 
     def put(self, world: World, index: int, actor: Actor, step: str, **changes: Any) -> World:
         actors = list(world.actors)
@@ -277,38 +270,84 @@ def judge(world: World) -> str:
     return ""
 
 
+class Steps:
+    """Every step of every process, worked out once.
+
+    What a process does depends on itself and on what all of them share, not on the others: so a state of the search is
+    a number for what is shared and one for each process, and most moves are looked up.
+    """
+
+    def __init__(self, first: World, rules: Rules) -> None:
+        self.shared: Table[tuple[Any, ...]] = Table()  # a world without its actors
+        self.actors: Table[Actor] = Table()
+        self._model = Model(rules)
+        self._broken: dict[int, str] = {}
+        self._moves: dict[tuple[int, int, int], list[tuple[str, int, int]]] = {}
+        self._first = first
+
+    def start(self) -> tuple[int, ...]:
+        return (self.shared.number(self._first[1:]), *map(self.actors.number, self._first.actors))
+
+    def broken(self, state: tuple[int, ...]) -> str:
+        """The promise that a state breaks: it is about what is shared."""
+        verdict = self._broken.get(state[0])
+        if verdict is None:
+            verdict = self._broken[state[0]] = judge(World((), *self.shared[state[0]]))
+        return verdict
+
+    def moves(self, state: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+        shared, known = state[0], self._moves
+        for place in range(1, len(state)):
+            key = (shared, place, state[place])
+            found = known.get(key)
+            if found is None:
+                found = known[key] = list(self._take(*key))
+            before, behind = state[1:place], state[place + 1 :]
+            for name, shared_after, actor_after in found:
+                yield name, (shared_after, *before, actor_after, *behind)
+
+    def _take(self, shared: int, place: int, number: int) -> Iterator[tuple[str, int, int]]:
+        """The steps of one process, or its death."""
+        actor, index = self.actors[number], place - 1
+        if actor.step in ENDED:
+            return
+        world = World((actor,) * len(self._first.actors), *self.shared[shared])
+        afters = [(f"{actor.kind} {index}: {actor.step}", getattr(self._model, actor.kind)(world, index, actor))]
+        if world.deaths:
+            after = world._replace(deaths=world.deaths - 1)
+            afters.append((f"{actor.kind} {index} dies", self._model.put(after, index, actor, DEAD)))
+        for name, after in afters:
+            yield name, self.shared.number(after[1:]), self.actors.number(after.actors[index])
+
+
 def search(first: World, rules: Rules | None = None) -> tuple[int, str]:
     """Visit every state; returns how many there are, and the first broken promise with the way there."""
-    model = Model(rules or Rules())
-    numbers = {hash(first): 0}
+    steps = Steps(first, rules or Rules())
+    numbers = {steps.start(): 0}
     parents: list[tuple[int, str]] = [(0, "")]
     sources: list[list[int]] = [[]]
     ends: list[int] = []
-    queue = deque([(0, first)])
-    while queue:
-        number, world = queue.popleft()
-        broken = judge(world)
+    queue = deque(numbers)
+    for number in count():
+        if not queue:
+            break
+        state = queue.popleft()
+        broken = steps.broken(state)
         if broken:
             return len(parents), f"{broken}: {trace(parents, number)}"
-        if all(actor.step in ENDED for actor in world.actors):
-            ends.append(number)
-        for name, after in model.moves(world):
-            key = hash(after)
-            to = numbers.get(key)
+        is_end = True
+        for name, after in steps.moves(state):
+            is_end = False
+            to = numbers.get(after)
             if to is None:
-                to = numbers[key] = len(parents)
+                to = numbers[after] = len(parents)
                 parents.append((number, name))
                 sources.append([])
-                queue.append((to, after))
+                queue.append(after)
             sources[to].append(number)
-    reached = set(ends)
-    todo = list(ends)
-    while todo:
-        for source in sources[todo.pop()]:
-            if source not in reached:
-                reached.add(source)
-                todo.append(source)
-    stuck = next((n for n in range(len(parents)) if n not in reached), None)
+        if is_end:
+            ends.append(number)
+    stuck = cannot_reach(ends, sources)
     return len(parents), "" if stuck is None else f"nobody can end any more: {trace(parents, stuck)}"
 
 

@@ -1,0 +1,12 @@
+"""Queries DuckDB, which reads files by other code than ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def execute(query: str, parameters: object = None) -> Any:
+    """DuckDB's answer: `fetchall`, `description`."""
+    import duckdb  # starts threads, which a process that is forked from one that loaded this module would lack
+
+    return duckdb.execute(query, parameters)
