@@ -11,7 +11,9 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from firnline.cli.common import Common, Flag, Spec, load_pipeline, read_with_store
-from firnline.cli.output import Column, Output, count_text, say, short_time, size_text
+from firnline.cli.output import Output, count_text, say, size_text
+from firnline.cli.table import Column
+from firnline.cli.text import shown
 from firnline.errors import SinkError
 from firnline.rescued import Rescued
 
@@ -25,29 +27,29 @@ if TYPE_CHECKING:
 COLUMNS = (
     Column("epoch", right=True),
     Column("status"),
-    Column("reason"),
-    Column("kind"),
-    Column("trigger_timestamp"),
-    Column("end_to_end_duration_ms", "ms", right=True),
-    Column("checkpointed_size_bytes", "bytes", right=True),
-    Column("state_size_bytes", "state", right=True),
-    Column("table_version", "version", right=True),
-    Column("files", right=True),
+    Column("reason", cut="right"),
+    Column("kind", drop=1),
+    Column("trigger_timestamp", "triggered", time=True),
+    Column("end_to_end_duration_ms", "ms", right=True, drop=5),
+    Column("checkpointed_size_bytes", "bytes", right=True, drop=7),
+    Column("state_size_bytes", "state", right=True, drop=6),
+    Column("table_version", "version", right=True, drop=4),
+    Column("files", right=True, drop=3),
     Column("rows", right=True),
-    Column("quarantined", "bad", right=True),
-    Column("read_from", "from"),
+    Column("quarantined", "bad", right=True, drop=2),
+    Column("read_from", "from", drop=8),
 )
 AUDIT_COLUMNS = (
-    Column("version", "no", right=True),
-    Column("at"),
+    Column("version", "no", right=True, drop=2),
+    Column("at", time=True),
     Column("what"),
-    Column("outcome"),
+    Column("outcome", drop=1),
     Column("user"),
-    Column("host"),
-    Column("pid"),
+    Column("host", drop=3),
+    Column("pid", drop=4),
     Column("from_epoch", "from", right=True),
     Column("to_epoch", "to", right=True),
-    Column("details"),
+    Column("details", cut="right"),
 )
 
 EPILOGUE = """\
@@ -140,7 +142,7 @@ def checkpoints(
 
 def _shown(row: dict[str, Json]) -> dict[str, Json]:
     kind = f"{row['kind']}, undone" if row["undone"] else row["kind"]
-    return {**row, "kind": kind, "trigger_timestamp": short_time(row["trigger_timestamp"])}
+    return {**row, "kind": kind}
 
 
 def _audit(pipeline: OpenPipeline, limit: int | None, before: int | None, common: Common) -> int:
@@ -183,21 +185,26 @@ def _audit(pipeline: OpenPipeline, limit: int | None, before: int | None, common
 def _shown_audit(row: dict[str, Json]) -> dict[str, Json]:
     if row["problem"]:
         return {"version": row["version"], "what": "damaged", "details": row["problem"]}
-    details = ", ".join(f"{name} {value}" for name, value in row["details"].items())
-    return {**row, "pid": str(row["pid"]), "at": short_time(row["at"]), "details": details}
+    details = _fact_text(row["details"]) if row["details"] else ""
+    return {**row, "pid": str(row["pid"]), "details": details}
 
 
 EPOCH_HELP = "The epoch, as `firnline checkpoints` lists it."
 
 SINK_COLUMNS = (
-    Column("name", "sink"),
+    Column("name", "sink", cut="right"),
     Column("holds"),
     Column("version", right=True),
     Column("rows", right=True),
-    Column("size_bytes", "bytes", right=True),
-    Column("committed_at"),
+    Column("size_bytes", "bytes", right=True, drop=1),
+    Column("committed_at", time=True),
 )
-COPY_COLUMNS = (Column("where", "copy"), Column("status"), Column("place", "entry or version"), Column("detail"))
+COPY_COLUMNS = (
+    Column("where", "copy"),
+    Column("status"),
+    Column("place", "entry or version", cut="left"),
+    Column("detail", cut="right", drop=1),
+)
 
 SHOW_EPILOGUE = """\
 Reads the ledger, the table's log and the checkpoint store; starts no Spark and
@@ -341,7 +348,7 @@ def _show_epoch(out: Output, pipeline: OpenPipeline, view: EpochView) -> None:
 
 def _position_text(position: PositionView) -> str:
     if not position.by_input:
-        return ", ".join(f"{name} {value}" for name, value in position.facts.items())
+        return _fact_text(position.facts)
     text = f"up to {position.last}" if position.last else "at the start"
     if position.in_progress:
         text += f", {count_text(len(position.in_progress), 'file')} in progress"
@@ -441,7 +448,7 @@ def _source_lines(source: dict[str, Json]) -> Iterator[str]:
     yield f"{count_text(len({file['path'] for file in read}), 'file')} read"
     yield from _names([f"{file['path']} ({file['status']}, epoch {file['epoch']})" for file in read])
     for name, moved in source.get("changed", {}).items():
-        yield f"{name}: {moved['from']} -> {moved['to']}"
+        yield from _change_lines(name, moved["from"], moved["to"])
     if "changed" in source:
         return
     mark = source["last_committed_file"]
@@ -461,6 +468,26 @@ def _source_lines(source: dict[str, Json]) -> Iterator[str]:
         yield from _names(source["taken_up"])
 
 
+def _change_lines(name: str, before: Json, after: Json) -> Iterator[str]:
+    """Yield a changed fact of a position; of facts with names of their own only those that differ, one a line."""
+    if not (isinstance(before, dict | None) and isinstance(after, dict | None)) or before == after:
+        yield f"{name}: {_fact_text(before)} -> {_fact_text(after)}"
+        return
+    for key in sorted({*(before or {}), *(after or {})}):
+        old, new = (before or {}).get(key), (after or {}).get(key)
+        if old != new:
+            yield from _change_lines(f"{name} {key}", old, new)
+
+
+def _fact_text(value: Json) -> str:
+    """A fact of a position in words, without brackets and quotes."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_fact_text(of)}" for key, of in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(map(_fact_text, value)) or "none"
+    return "none" if value is None else shown(value) if isinstance(value, bool) else str(value)
+
+
 def _schema_lines(schema: dict[str, Json]) -> Iterator[str]:
     if schema["from"] == schema["to"]:
         yield "schema: the same"
@@ -468,11 +495,20 @@ def _schema_lines(schema: dict[str, Json]) -> Iterator[str]:
     yield f"schema: version {schema['from']['version']} -> {schema['to']['version']}"
     for name, moved in (schema["columns"] or {}).items():
         if moved["from"] is None:
-            yield f"  {name} added: {moved['to']}"
+            yield f"  {name} added: {_type_text(moved['to'])}"
         elif moved["to"] is None:
             yield f"  {name} gone"
         else:
-            yield f"  {name}: {moved['from']} -> {moved['to']}"
+            yield f"  {name}: {_type_text(moved['from'])} -> {_type_text(moved['to'])}"
+
+
+def _type_text(stored: Json) -> str:
+    """The type of a column as `dry-run` names it; the ledger has nested types as JSON."""
+    if isinstance(stored, str):
+        return stored
+    from firnline.schema import schema_from_json, type_to_text
+
+    return type_to_text(schema_from_json([{"name": "", "nullable": True, "type": stored}]).field(0))
 
 
 def _names(names: list[str]) -> Iterator[str]:

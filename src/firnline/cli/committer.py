@@ -13,7 +13,8 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from firnline.cli.common import Common, Duration, Flag, Metrics, Tables, named_tables
-from firnline.cli.output import count_text, safe
+from firnline.cli.output import count_text
+from firnline.cli.text import safe
 from firnline.clock import monotonic
 
 if TYPE_CHECKING:

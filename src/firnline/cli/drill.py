@@ -24,7 +24,8 @@ from cyclopts.validators import Number
 
 from firnline.cli.common import Common, Spec
 from firnline.cli.kill_and_count import LogWatch
-from firnline.cli.output import Column, count_text, print_failure, say
+from firnline.cli.output import count_text, print_failure, say
+from firnline.cli.table import Column
 from firnline.clock import SystemClock
 from firnline.errors import ConfigError, FirnlineError
 
@@ -38,16 +39,16 @@ COMMIT_SECONDS = 0.2  # between two rounds of the committer
 PLAN = "plan.json"
 ONE_DAY_MS = 24 * 3600 * 1000
 COLUMNS = (
-    Column("path"),
+    Column("path", cut="left"),
     Column("status"),
-    Column("lines", right=True),
+    Column("lines", right=True, drop=1),
     Column("rows", right=True),
     Column("quarantined", right=True),
     Column("lost", right=True),
     Column("doubled", right=True),
 )
 SINK_COLUMNS = (
-    Column("name", "sink"),
+    Column("name", "sink", cut="right"),
     Column("rows", right=True),
     Column("expected", right=True),
     Column("lost", right=True),

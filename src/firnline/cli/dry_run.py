@@ -7,7 +7,8 @@ from typing import Any
 from cyclopts import App
 
 from firnline.cli.common import Common, Spec, load_pipeline
-from firnline.cli.output import Column, Output, count_text, say, size_text
+from firnline.cli.output import Output, count_text, say, size_text
+from firnline.cli.table import Column
 
 EPILOGUE = """\
 Lists the sources, reads the tables, the checkpoint store, the tiers, the lease
@@ -42,18 +43,32 @@ Examples:
   firnline dry-run flights/firnline.yml --json | jq .schema
 """
 
-SOURCE_COLUMNS = (Column("name", "source"), Column("path"), Column("waiting", "would read"))
-SINK_COLUMNS = (
-    Column("name", "sink"),
-    Column("table"),
-    Column("state"),
-    Column("delivery"),
-    Column("required"),
-    Column("writable"),
+SOURCE_COLUMNS = (
+    Column("name", "source", cut="right"),
+    Column("path", cut="left"),
+    Column("waiting", "would read", cut="right"),
 )
-COPY_COLUMNS = (Column("path", "copy"), Column("place", "location"), Column("epoch", right=True), Column("problem"))
-OPERATOR_COLUMNS = (Column("name", "operator"), Column("type"), Column("columns"))
-SCHEMA_COLUMNS = (Column("name", "column"), Column("type"), Column("origin"), Column("odd", "odd values"))
+SINK_COLUMNS = (
+    Column("name", "sink", cut="right"),
+    Column("table", cut="left"),
+    Column("state"),
+    Column("delivery", drop=2),
+    Column("required", drop=3),
+    Column("writable", drop=1),
+)
+COPY_COLUMNS = (
+    Column("path", "copy"),
+    Column("place", "location", cut="left"),
+    Column("epoch", right=True, drop=2),
+    Column("problem", cut="right", drop=1),
+)
+OPERATOR_COLUMNS = (Column("name", "operator", cut="right"), Column("type"), Column("columns", cut="right"))
+SCHEMA_COLUMNS = (
+    Column("name", "column", cut="right"),
+    Column("type", cut="right"),
+    Column("origin", drop=2),
+    Column("odd", "odd values", drop=1),
+)
 
 app = App(name="dry-run", help_epilogue=EPILOGUE)
 
@@ -66,7 +81,7 @@ def dry_run(spec: Spec = None, /, *, common: Common = Common()) -> int:
     from firnline.cli.dry_run_preview import preview
 
     warm_decoder(say)
-    facts = preview(pipeline)
+    facts = preview(pipeline, None if common.json else common.out.width)
     if common.json:
         common.out.json(facts)
     else:
@@ -116,7 +131,7 @@ def _show(out: Output, facts: dict[str, Any]) -> None:
         shown = [{**o, "columns": _columns(schemas.get(o["name"]))} for o in operators]
         out.table((*OPERATOR_COLUMNS[:2], *idle, *OPERATOR_COLUMNS[2:]), shown)
     for warning in facts["warnings"]:
-        out.line(f"warning: {warning}")
+        out.sentence(f"warning: {warning}")
     out.line()
     out.line("nothing was written; `firnline run` starts it")
 

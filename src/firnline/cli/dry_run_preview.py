@@ -24,7 +24,7 @@ from firnline.cli.dry_run_columns import (
     type_words,
     wanted_ports,
 )
-from firnline.cli.output import shorten
+from firnline.cli.text import shorten
 from firnline.errors import ConfigError, LedgerHoleError, SinkError
 from firnline.graph import Graph, Node, graph_of, sink_input, stateful, topological
 from firnline.history.status import load_lease
@@ -54,8 +54,8 @@ class _Findings:
     )  # files that the ledger knows; None if it has a hole
 
 
-def preview(pipeline: OpenPipeline) -> dict[str, Any]:
-    """Return everything that `dry-run` shows. Only queries start Spark.
+def preview(pipeline: OpenPipeline, width: int | None = None) -> dict[str, Any]:
+    """Return everything that `dry-run` shows; `width` is that of the screen. Only queries start Spark.
 
     Raises:
         FirnlineError: a run would fail, as far as a check without writing can find out.
@@ -101,7 +101,7 @@ def preview(pipeline: OpenPipeline) -> dict[str, Any]:
             {"name": port, "columns": [{"name": f.name, "type": type_words(f)} for f in schema]}
             for port, schema in schemas.items()
         ],
-        "graph": {**graph_json(pipeline.options, shards), "drawing": draw_graph(pipeline.options, shards)},
+        "graph": {**graph_json(pipeline.options, shards), "drawing": draw_graph(pipeline.options, shards, width)},
         "sample": sample.to_json(),
         "java": java,
         "warnings": [*findings.warnings, *head.repairs],
@@ -311,9 +311,8 @@ def _writable(root: str) -> bool | None:
     return os.access(folder, os.W_OK | os.X_OK)
 
 
-NAME_WIDTH = 21
-BOX_WIDTH = 22
 ARROW = " ---> "
+WIDE, NARROW = (21, 22), (14, 18)  # of names and of boxes, in a drawing for 80 and for 60 columns
 
 
 def graph_json(options: PipelineOptions, shards: int | None) -> dict[str, Any]:
@@ -342,8 +341,9 @@ def graph_json(options: PipelineOptions, shards: int | None) -> dict[str, Any]:
     }
 
 
-def draw_graph(options: PipelineOptions, shards: int | None) -> list[str]:
+def draw_graph(options: PipelineOptions, shards: int | None, width: int | None = None) -> list[str]:
     """Draw the graph as lines: a box per node, from sources to sinks, with its inputs and its readers."""
+    widths = NARROW if width is not None and width < 80 else WIDE
     graph = graph_of(options)
     lines: list[str] = []
     for node in _in_order(options, graph):
@@ -351,7 +351,7 @@ def draw_graph(options: PipelineOptions, shards: int | None) -> list[str]:
         gives = [edge for edge in graph.edges if edge.source == node]
         left = [f"{e.source.name}.{e.port}" if e.port else e.source.name for e in reads]
         right = [f"{e.target.name} ({e.port})" if e.port else e.target.name for e in gives]
-        lines += _box([node.name, _about(node, options, shards)], left, right)
+        lines += _box([node.name, _about(node, options, shards)], left, right, *widths)
     return lines
 
 
@@ -380,13 +380,13 @@ def _about(node: Node, options: PipelineOptions, shards: int | None) -> str:
     return node.type
 
 
-def _box(texts: list[str], left: list[str], right: list[str]) -> list[str]:
-    indent = " " * (NAME_WIDTH + len(ARROW))
-    edge = f"{indent}+{'-' * BOX_WIDTH}+"
+def _box(texts: list[str], left: list[str], right: list[str], name_width: int, box_width: int) -> list[str]:
+    indent = " " * (name_width + len(ARROW))
+    edge = f"{indent}+{'-' * box_width}+"
     lines = [edge]
     for row in range(max(len(texts), len(left), len(right))):
-        read = f"{shorten(left[row], NAME_WIDTH):>{NAME_WIDTH}}{ARROW}" if row < len(left) else indent
-        text = shorten(texts[row], BOX_WIDTH - 2) if row < len(texts) else ""
-        given = f"{ARROW}{shorten(right[row], NAME_WIDTH)}" if row < len(right) else ""
-        lines.append(f"{read}| {text:<{BOX_WIDTH - 2}} |{given}")
+        read = f"{shorten(left[row], name_width):>{name_width}}{ARROW}" if row < len(left) else indent
+        text = shorten(texts[row], box_width - 2) if row < len(texts) else ""
+        given = f"{ARROW}{shorten(right[row], name_width)}" if row < len(right) else ""
+        lines.append(f"{read}| {text:<{box_width - 2}} |{given}")
     return [*lines, edge]

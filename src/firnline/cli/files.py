@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from firnline.cli.common import Common, Flag, Spec, load_pipeline
-from firnline.cli.output import Column
+from firnline.cli.table import Column
 from firnline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 Status = Literal["pending", "in_progress", "committed", "grown", "changed", "late", "set_aside", "ignored", "dropped"]
 
 COLUMNS = (
-    Column("path"),
+    Column("path", cut="left"),
     Column("status"),
-    Column("size_bytes", "bytes", right=True),
-    Column("records", right=True),
-    Column("epoch", right=True),
-    Column("table_version", "version", right=True),
-    Column("reason"),
+    Column("size_bytes", "bytes", right=True, drop=3),
+    Column("records", right=True, drop=1),
+    Column("epoch", right=True, drop=2),
+    Column("table_version", "version", right=True, drop=4),
+    Column("reason", cut="right"),
 )
 
-DROP_COLUMNS = (Column("path"), Column("reason"))
+DROP_COLUMNS = (Column("path", cut="left"), Column("reason", cut="right"))
 NAMED = 100  # paths in the audit record
 
 EPILOGUE = """\

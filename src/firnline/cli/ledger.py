@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from firnline.cli.common import Common, Flag, Spec, TakeOver, editing_history, load_pipeline
-from firnline.cli.output import Column, count_text, say
+from firnline.cli.output import count_text, say
+from firnline.cli.table import Column
 
 if TYPE_CHECKING:
     from firnline.history.edits.ledger_repair import RepairPlan
@@ -62,8 +63,8 @@ Examples:
   firnline ledger repair --json | jq -r '.files[] | select(.taken_as == "unknown").path'
   firnline ledger repair --assume-new '*/2026-11-16/*' --assume-processed '*' --yes
 """
-HOLE_COLUMNS = (Column("epoch", right=True), Column("problem"), Column("instead"))
-FILE_COLUMNS = (Column("taken_as", "taken as"), Column("path"), Column("how"))
+HOLE_COLUMNS = (Column("epoch", right=True), Column("problem", cut="right"), Column("instead", cut="right"))
+FILE_COLUMNS = (Column("taken_as", "taken as"), Column("path", cut="left"), Column("how", cut="right"))
 
 app = App(name="ledger", help_epilogue=EPILOGUE)
 

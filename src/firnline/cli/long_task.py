@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from firnline.cli.output import safe, size_text
+from firnline.cli.output import size_text
+from firnline.cli.text import safe
 from firnline.clock import monotonic
 
 EXIT_AT_ONCE = 130

@@ -6,16 +6,18 @@ import json
 import logging
 import os
 import re
+import shutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import IO, Any
 
+from firnline.cli.table import Column, lay_out
+from firnline.cli.text import safe, shorten, shown, text_width
 from firnline.errors import FirnlineError
 
-MAX_CELL = 400  # characters of one cell in a table; JSON is never shortened
 MAX_FACT = 300  # characters of one fact of a log record
 MAX_REASON = 200  # characters of the reason why a file is set aside
 NAMES_SHOWN = 3  # files that are named; the command that lists all of them follows
@@ -26,25 +28,13 @@ _DEBUG_SOURCE = re.compile(r"\s*\n\s*Debug source:\s*\n(?:\S[^\n]*[{(]\n(?:[ \t]
 _CAUSE = re.compile(r"\s*\n\s*(?:\x1b\[\d+m)?↳(?:\x1b\[0m)?\s*")
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column of a table: the field it shows and how."""
-
-    field: str
-    title: str = ""
-    right: bool = False
-
-    @property
-    def heading(self) -> str:
-        return self.title or self.field
-
-
 class Output:
     """The output of a command's result: tables for people, JSON for programs."""
 
     def __init__(self, *, as_json: bool = False, stream: IO[str] | None = None) -> None:
         self.as_json = as_json
         self._stream = stream or sys.stdout
+        self.width = screen_width(self._stream)
 
     def json(self, value: Any) -> None:
         """Write one JSON value, plainly."""
@@ -53,11 +43,25 @@ class Output:
     def line(self, text: str = "") -> None:
         self._stream.write(safe(text) + "\n")
 
+    def sentence(self, text: str) -> None:
+        """Write a long line, broken between words where the screen ends."""
+        for line in self._wrapped(safe(text), 0):
+            self.line(line)
+
     def facts(self, facts: Mapping[str, Any]) -> None:
-        """Write names and values, one pair a line, aligned."""
+        """Write names and values, one pair a line, aligned; a long value goes on below its beginning."""
         width = max((len(name) for name in facts), default=0)
         for name, value in facts.items():
-            self.line(f"{name:<{width}}  {shown(value)}")
+            first, *more = self._wrapped(safe(shown(value)), width + 2)
+            self.line(f"{name:<{width}}  {first}")
+            for text in more:
+                self.line(f"{'':<{width}}  {text}")
+
+    def _wrapped(self, text: str, indent: int) -> list[str]:
+        """Break a text into lines that leave room for an indent."""
+        if self.width is None or indent + text_width(text) <= self.width:
+            return [text]
+        return textwrap.wrap(text, max(self.width - indent, 20), break_on_hyphens=False) or [""]
 
     def card(self, facts: Mapping[str, str]) -> None:
         """Write names and values as a framed table on a terminal, plainly otherwise."""
@@ -74,70 +78,23 @@ class Output:
         Console(file=self._stream).print(table)
 
     def table(self, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write rows under headings; on a terminal cells are cut to its width, else nothing is."""
-        if self._stream.isatty():
-            self._rich_table(columns, rows)
-            return
-        cells = [[c.heading for c in columns], *([_cell(row, c) for c in columns] for row in rows)]
-        widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
-        for line in cells:
-            parts = [
-                text.rjust(width) if column.right else text.ljust(width)
-                for text, width, column in zip(line, widths, columns, strict=True)
-            ]
-            self._stream.write("  ".join(parts).rstrip() + "\n")
+        """Write rows under headings, within the width of the terminal; in a pipe nothing is cut.
 
-    def _rich_table(self, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> None:
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-        for column in columns:
-            table.add_column(
-                column.heading,
-                justify="right" if column.right else "left",
-                no_wrap=column.right,
-                overflow="ellipsis" if column.right else "fold",
-            )
-        for row in rows:
-            table.add_row(*(Text(_cell(row, column)) for column in columns))
-        Console(file=self._stream).print(table)
-
-
-def _cell(row: Mapping[str, Any], column: Column) -> str:
-    return shorten(safe(shown(row.get(column.field))), MAX_CELL)
-
-
-def shown(value: Any) -> str:
-    """A value as people read it."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.1f}"
-    return str(value)
-
-
-def safe(text: str) -> str:
-    """Escape characters that could control a terminal or break a line."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+        Columns that do not fit are named below the table.
+        """
+        layout = lay_out(columns, rows, self.width)
+        head, *body = layout.lines
+        for line in [_bold(head, self._stream), *body]:
+            self._stream.write(line + "\n")
+        if layout.left_out:
+            text = f"not shown, too wide: {', '.join(layout.left_out)}"
+            self._stream.write(shorten(text, self.width or len(text)) + "\n")
 
 
 def safe_bytes(raw: bytes, limit: int) -> str:
     """Bytes as one short printable line; what is not UTF-8 shows as `\\xNN`."""
     cut = raw[: limit * 4]
     return shorten(safe(cut.decode("utf-8", "backslashreplace")), limit)
-
-
-def shorten(text: str, limit: int) -> str:
-    """Cut a text that is longer than the limit, and show that it was cut."""
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def size_text(size_bytes: float) -> str:
@@ -225,6 +182,13 @@ def print_failure(error: BaseException, *, debug: bool, stream: IO[str] | None =
     others = "".join(f"\n       {line}" for line in more)  # a spec may have several problems
     stream.write(f"{_red('Error:', stream)} {first}{others}\n{_bold('Try:', stream)} {safe(hint)}\n")
     stream.flush()
+
+
+def screen_width(stream: IO[str]) -> int | None:
+    """The width that output should fit: of the terminal, or COLUMNS; None if the stream is neither."""
+    if not stream.isatty() and not os.environ.get("COLUMNS", "").isdigit():
+        return None
+    return shutil.get_terminal_size().columns
 
 
 def _colours(stream: IO[str]) -> bool:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from typing import Annotated
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from firnline.cli.common import Common, Spec, load_pipeline
-from firnline.cli.output import Column, safe_bytes
+from firnline.cli.output import safe_bytes
+from firnline.cli.table import Column
 from firnline.types import Json
 
 RAW_SHOWN = 80
 COLUMNS = (
-    Column("epoch", right=True),
+    Column("epoch", right=True, drop=1),
     Column("reason"),
-    Column("file"),
+    Column("file", cut="left"),
     Column("line", right=True),
-    Column("raw"),
+    Column("raw", cut="right"),
 )
 
 EPILOGUE = """\
@@ -55,7 +57,9 @@ def quarantine(
 
     records: list[dict[str, Json]] = []
     more = False
+    reasons: Counter[str] = Counter()
     for row in load_quarantine(pipeline):
+        reasons[str(row["reason"])] += 1
         if reason is not None and row["reason"] != reason:
             continue
         if limit and len(records) == limit:
@@ -69,6 +73,9 @@ def quarantine(
         common.out.table(COLUMNS, [{**row, "raw": safe_bytes(row["raw"], RAW_SHOWN)} for row in records])
         if more:
             common.out.line("there are more; --limit 0 shows all")
+    elif reasons:
+        others = ", ".join(f"{name} ({count:,})" for name, count in sorted(reasons.items()))
+        common.out.line(f"no record is quarantined as {reason}; the reasons are: {others}")
     else:
         common.out.line("nothing is quarantined")
     return 0

@@ -9,7 +9,8 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from firnline.cli.common import Common, Flag, Spec, TakeOver, editing_history, load_pipeline
-from firnline.cli.output import Column, count_text, say
+from firnline.cli.output import count_text, say
+from firnline.cli.table import Column
 
 if TYPE_CHECKING:
     from firnline.history.edits.operator_state import RescalePlan
@@ -40,7 +41,7 @@ Examples:
   firnline rescale flights.yml --shards 4 --yes
 """
 
-COLUMNS = (Column("operator"), Column("files", right=True), Column("size_bytes", "bytes", right=True))
+COLUMNS = (Column("operator", cut="right"), Column("files", right=True), Column("size_bytes", "bytes", right=True))
 
 app = App(name="rescale", help_epilogue=EPILOGUE)
 

@@ -11,7 +11,8 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from firnline.cli.common import Common, Flag, Spec, TakeOver, editing_history, load_pipeline
-from firnline.cli.output import Column, Output, count_text, say, size_text
+from firnline.cli.output import Output, count_text, say, size_text
+from firnline.cli.table import Column
 from firnline.config.units import parse_seconds
 from firnline.errors import ConfigError
 
@@ -56,12 +57,12 @@ Examples:
 """
 
 SINK_COLUMNS = (
-    Column("name", "sink"),
+    Column("name", "sink", cut="right"),
     Column("version_now", "version", right=True),
     Column("version_then", "back to", right=True),
-    Column("files_removed", "files out", right=True),
+    Column("files_removed", "files out", right=True, drop=1),
     Column("rows_removed", "rows out", right=True),
-    Column("files_restored", "files in", right=True),
+    Column("files_restored", "files in", right=True, drop=1),
     Column("rows_restored", "rows in", right=True),
 )
 
@@ -170,9 +171,9 @@ def _show(out: Output, pipeline: OpenPipeline, plan: RollbackPlan) -> None:
             ("other writers that changed rows since", sink.others),
         ):
             if names:
-                out.line(f"{sink.name}: {label}: {', '.join(names)}")
+                out.sentence(f"{sink.name}: {label}: {', '.join(names)}")
     for line in plan.not_undone:
-        out.line(f"not undone: {line}")
+        out.sentence(f"not undone: {line}")
 
 
 def _state_facts(plan: RollbackPlan) -> dict[str, str]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from firnline.cli.output import count_text, log_text, safe, size_text, time_text
+from firnline.cli.output import count_text, log_text, size_text, time_text
+from firnline.cli.text import safe
 from firnline.errors import FirnlineError, LedgerHoleError
 from firnline.rescued import Rescued, add_rescued
 from firnline.run.observer import Comparison, EpochFacts, Observer, took_ms

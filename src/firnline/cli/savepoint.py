@@ -10,7 +10,9 @@ from cyclopts import App, Parameter
 
 from firnline.cli.common import Common, Flag, Spec, load_pipeline
 from firnline.cli.control import RunningPipeline
-from firnline.cli.output import Column, count_text, safe, short_time, size_text
+from firnline.cli.output import count_text, size_text
+from firnline.cli.table import Column
+from firnline.cli.text import safe
 from firnline.errors import ControlError
 
 if TYPE_CHECKING:
@@ -22,11 +24,11 @@ CHECKPOINT_SECONDS = 60.0
 COLUMNS = (
     Column("id"),
     Column("epoch", right=True),
-    Column("created_at"),
-    Column("state"),
-    Column("copied"),
-    Column("size"),
-    Column("path"),
+    Column("created_at", time=True),
+    Column("state", drop=1),
+    Column("copied", drop=3),
+    Column("size", drop=2),
+    Column("path", cut="left"),
 )
 
 EPILOGUE = """\
@@ -182,7 +184,7 @@ def list_(spec: Spec = None, /, *, common: Common = Common()) -> int:
         common.out.json({"pipeline": pipeline.options.name, "savepoints": [asdict(one) for one in savepoints]})
     elif savepoints:
         rows = [
-            {**asdict(one), "created_at": short_time(one.created_at or None), "size": size_text(one.size_bytes)}
+            {**asdict(one), "created_at": one.created_at or None, "size": size_text(one.size_bytes)}
             for one in savepoints
         ]
         common.out.table(COLUMNS, rows)

@@ -9,7 +9,8 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from firnline.cli.common import Common, Flag, Table, find_pipeline, named_tables
-from firnline.cli.output import Column, Output, count_text, size_text, time_text
+from firnline.cli.output import Output, count_text, size_text, time_text
+from firnline.cli.table import Column
 from firnline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,21 +21,21 @@ if TYPE_CHECKING:
     from firnline.storage import Storage
 
 PIPELINE_COLUMNS = (
-    Column("pipeline"),
+    Column("pipeline", cut="right"),
     Column("units", right=True),
-    Column("bytes", right=True),
-    Column("first_epoch", right=True),
-    Column("last_epoch", right=True),
+    Column("bytes", right=True, drop=2),
+    Column("first_epoch", "from", right=True),
+    Column("last_epoch", "to", right=True),
     Column("ready", right=True),
     Column("waiting", right=True),
-    Column("forks", right=True),
+    Column("forks", right=True, drop=1),
 )
 REJECTED_COLUMNS = (
-    Column("unit"),
-    Column("pipeline"),
+    Column("unit", cut="left"),
+    Column("pipeline", drop=2),
     Column("epoch", right=True),
-    Column("reason"),
-    Column("rejected_at"),
+    Column("reason", cut="right"),
+    Column("rejected_at", "set aside at", time=True, drop=1),
 )
 
 EPILOGUE = """\

@@ -11,7 +11,8 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from firnline.cli.common import Common, load_pipeline
-from firnline.cli.output import Column, Output, count_text, say, size_text
+from firnline.cli.output import Output, count_text, say, size_text
+from firnline.cli.table import Column
 from firnline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def _query(common: Common, view: StateView, sql: str, limit: int) -> None:
     if common.json:
         common.out.json({**view.facts(), "columns": answer.columns, "rows": rows, "more": answer.more})
         return
-    common.out.table([Column(name, right=_is_number(rows, name)) for name in answer.columns], rows)
+    common.out.table(_columns(answer.columns, rows), rows)
     _say_more(more=answer.more)
 
 
@@ -248,9 +249,16 @@ def _plain(value: Any) -> Any:
 
 def _table(out: Output, names: Sequence[str], rows: list[dict[str, Any]], *, more: bool) -> None:
     shown = [name for name in names if name != "_timer" or any(row[name] is not None for row in rows)]
-    columns = [Column(name, right=_is_number(rows, name)) for name in shown]
-    out.table(columns, [{**row, "_timer": _moment(row["_timer"])} for row in rows])
+    out.table(_columns(shown, rows), [{**row, "_timer": _moment(row["_timer"])} for row in rows])
     _say_more(more=more)
+
+
+def _columns(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> list[Column]:
+    """The columns of a table whose names the data decides: the first stays, the last goes first."""
+    return [
+        Column(name, right=True, drop=place) if _is_number(rows, name) else Column(name, drop=place, cut="right")
+        for place, name in enumerate(names)
+    ]
 
 
 def _say_more(*, more: bool) -> None:

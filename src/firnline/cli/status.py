@@ -10,7 +10,8 @@ from cyclopts import App
 
 from firnline.cli.checkpoints import state_facts
 from firnline.cli.common import Common, Spec, load_pipeline
-from firnline.cli.output import Column, Output, count_text, short_time, size_text, time_text
+from firnline.cli.output import Output, count_text, size_text, time_text
+from firnline.cli.table import Column
 from firnline.errors import ControlError
 from firnline.rescued import Rescued
 
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
 RUNS_SHOWN = 5
 RUN_COLUMNS = (
     Column("status"),
-    Column("started_at"),
-    Column("ended_at"),
+    Column("started_at", "started", time=True),
+    Column("ended_at", "ended", time=True),
     Column("epoch", right=True),
-    Column("generation", "gen", right=True),
-    Column("restarts", right=True),
+    Column("generation", "gen", right=True, drop=1),
+    Column("restarts", right=True, drop=2),
     Column("exit_code", "exit", right=True),
 )
 
@@ -242,8 +243,7 @@ def _show(out: Output, report: PipelineStatus) -> None:
     out.facts(facts)
     if report.runs:
         out.line()
-        shown = [{**r, **{k: short_time(r[k]) for k in ("started_at", "ended_at")}} for r in report.runs[:RUNS_SHOWN]]
-        out.table(RUN_COLUMNS, shown)
+        out.table(RUN_COLUMNS, report.runs[:RUNS_SHOWN])
         _show_last_restart(out, report)
 
 

@@ -9,18 +9,9 @@ from pathlib import Path
 import pytest
 
 from firnline.cli.main import run_command
-from firnline.cli.output import (
-    Column,
-    Output,
-    brief,
-    count_text,
-    print_failure,
-    safe,
-    safe_bytes,
-    short_time,
-    size_text,
-    time_text,
-)
+from firnline.cli.output import Output, brief, count_text, print_failure, safe_bytes, short_time, size_text, time_text
+from firnline.cli.table import Column
+from firnline.cli.text import safe
 from firnline.errors import FencedError, SinkError, SpecError
 
 
