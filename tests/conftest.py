@@ -26,8 +26,7 @@ settings.load_profile("firnline")
 
 @pytest.fixture(scope="session", autouse=True)
 def environment() -> Iterator[None]:
-    """Control sockets lie in a short folder of their own, as sockets need; children find `tests.support`; output fits no
-    screen."""
+    """Control sockets lie in a short folder, as sockets need; children find `tests.support`; output fits no screen."""
     with tempfile.TemporaryDirectory(prefix="fl-") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", folder)
         patch.delenv("COLUMNS", raising=False)  # of a test's terminal or runner: output is then as wide as it is
