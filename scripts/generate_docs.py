@@ -59,7 +59,7 @@ def spec_page() -> str:
     schema = json_schema()
     lines = [NOTE, "# The spec, `firnline.yml`\n"]
     lines.append(
-        "Firnline looks for the file in the current folder, then in its parents; or give a path. An unknown key is an error "
+        "Firnline looks for the file in the current folder, then in its parents; or give a path, as the last argument of a command or with `--spec` (`-f`). An unknown key is an error "
         "that names file, line and key path and suggests a known key. `${VAR}` and `${VAR:-default}` are replaced; "
         "`FIRNLINE__A__B` overrides the key `a.b`; secrets are references, `${env:X}` or `${file:path}`. "
         "`firnline spec-schema` prints the JSON Schema for editors.\n\n"

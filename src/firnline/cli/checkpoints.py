@@ -94,7 +94,6 @@ app = App(name="checkpoints", help_epilogue=EPILOGUE)
 @app.default
 def checkpoints(
     spec: Spec = None,
-    /,
     *,
     limit: Annotated[int, Parameter(help="Maximum number to list.", validator=Number(gte=1))] = 20,
     before: Annotated[
@@ -243,8 +242,8 @@ Examples:
 @app.command(help_epilogue=SHOW_EPILOGUE, sort_key=0)
 def show(
     epoch: Annotated[int, Parameter(help=EPOCH_HELP, validator=Number(gte=0))],
-    spec: Spec = None,
     /,
+    spec: Spec = None,
     *,
     common: Common = Common(),
 ) -> int:
@@ -391,8 +390,8 @@ Examples:
 def diff(
     one: Annotated[int, Parameter(name="A", help="An epoch.", validator=Number(gte=0))],
     other: Annotated[int, Parameter(name="B", help="Another one.", validator=Number(gte=0))],
-    spec: Spec = None,
     /,
+    spec: Spec = None,
     *,
     common: Common = Common(),
 ) -> int:
@@ -551,7 +550,6 @@ Examples:
 @app.command(help_epilogue=DELETE_EPILOGUE, sort_key=4)
 def delete(
     spec: Spec = None,
-    /,
     *,
     dry_run: Annotated[bool, Flag, Parameter(help="Only show what would be deleted, even with --yes.")] = False,
     yes: Annotated[bool, Flag, Parameter(help="Delete; without it nothing is deleted.")] = False,

@@ -59,8 +59,8 @@ import_app = App(name="import", help_epilogue=IMPORT_EPILOGUE)
 @export_app.default
 def export(
     file: Annotated[str, Parameter(help="The file to write.")],
-    spec: Spec = None,
     /,
+    spec: Spec = None,
     *,
     yes: Annotated[bool, Flag, Parameter(help="Replace the file if it already exists.")] = False,
     common: Common = Common(),
@@ -95,8 +95,8 @@ def export(
 @import_app.default
 def import_(
     file: Annotated[str, Parameter(help="A file that `checkpoints export` wrote.")],
-    spec: Spec = None,
     /,
+    spec: Spec = None,
     *,
     dry_run: Annotated[bool, Flag, Parameter(help="Check everything, write nothing.")] = False,
     common: Common = Common(),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Duration, Flag, Metrics, Tables, named_tables
+from firnline.cli.common import Common, Duration, Flag, Metrics, MoreTables, Tables, named_tables
 from firnline.cli.output import count_text
 from firnline.cli.text import safe
 from firnline.clock import monotonic
@@ -49,6 +49,7 @@ app = App(name="committer", help_epilogue=EPILOGUE)
 @app.default
 def committer(
     *tables: Tables,
+    spec: MoreTables = (),
     once: Annotated[bool, Flag, Parameter(help="Commit what is pending now, then end.")] = False,
     poll_interval: Annotated[
         Duration | None,
@@ -64,7 +65,7 @@ def committer(
     common: Common = Common(),
 ) -> int:
     """Run the committer of two-stage tables."""
-    named = named_tables(tables)
+    named = named_tables([*tables, *spec])
     from firnline.cli.long_task import stop_on_signals
     from firnline.clock import SystemClock
     from firnline.committer.service import CommitterService, TableRef

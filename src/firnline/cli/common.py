@@ -30,12 +30,36 @@ T = TypeVar("T")
 COLD_SECONDS = 3.0  # loading the decoder takes less; compiling it takes much longer
 COLD_MESSAGE = "preparing the decoder, once per installation (up to a minute)"
 
-SPEC_HELP = "The pipeline file, or its folder. [default: firnline.yml here or in a folder above]"
-Spec = Annotated[str | None, Parameter(help=SPEC_HELP, show_default=False)]
-TABLES_HELP = "Tables (path or URI), or specs: all their staged tables. [default: firnline.yml here or above]"
-Tables = Annotated[str, Parameter(help=TABLES_HELP, show_default=False)]
-Table = Annotated[str, Parameter(help="The table (path or URI), or a spec: its first staged table.")]
-TableOrSpec = Annotated[str, Parameter(help="The table (path or URI), or a spec file: all its tables.")]
+# One rule for all commands: a command's own arguments come first, then the spec, which may also be an option. A
+# command on tables takes a table in the same place.
+DEFAULT_SPEC = "[default: firnline.yml here or in a folder above]"
+Spec = Annotated[
+    str | None,
+    Parameter(name=("--spec", "-f"), help=f"The pipeline file, or its folder. {DEFAULT_SPEC}", show_default=False),
+]
+TABLE_NAMES = ("--table", "--spec", "-f")
+TABLES_HELP = f"Tables (path or URI), or specs: all their staged tables. {DEFAULT_SPEC}"
+Tables = Annotated[str, Parameter(name="TABLES", help=TABLES_HELP, show_default=False)]
+MoreTables = Annotated[
+    tuple[str, ...],
+    Parameter(name=TABLE_NAMES, help="A table or a spec, as an option; repeatable.", negative="", show_default=False),
+]
+Table = Annotated[
+    str | None,
+    Parameter(
+        name=TABLE_NAMES,
+        help=f"The table (path or URI), or a spec: its first staged table. {DEFAULT_SPEC}",
+        show_default=False,
+    ),
+]
+TableOrSpec = Annotated[
+    str | None,
+    Parameter(
+        name=TABLE_NAMES,
+        help=f"The table (path or URI), or a spec: all its tables. {DEFAULT_SPEC}",
+        show_default=False,
+    ),
+]
 Flag = Parameter(negative="", show_default=False)
 
 
@@ -199,7 +223,7 @@ def named_tables(arguments: Sequence[str]) -> NamedTables:
 
     named = NamedTables()
     for text in arguments or ("",):
-        if text and not _is_spec(text):
+        if text and not is_spec(text):
             named.tables[normalise(text)] = {}
             continue
         options = load_options(text or None)
@@ -224,12 +248,12 @@ class Target:
     ledgers: dict[str, Storage] = field(default_factory=dict)
 
 
-def find_targets(argument: str) -> list[Target]:
+def find_targets(argument: str | None) -> list[Target]:
     """Find the named table, or every Delta table of a spec, the deciding sink's first."""
     from firnline.sinks.delta.options import delta_tables
     from firnline.storage import normalise, open_storage
 
-    if not _is_spec(argument):
+    if argument is not None and not is_spec(argument):
         return [Target(normalise(argument), {})]
     options = load_options(argument)
     home = options.home
@@ -252,12 +276,13 @@ def find_other_sinks(options: PipelineOptions | None) -> list[str]:
     return [f"{sink.name} ({sink.type})" for sink in options.ordered_sinks if sink not in tables]
 
 
-def find_pipeline(argument: str) -> PipelineOptions | None:
+def find_pipeline(argument: str | None) -> PipelineOptions | None:
     """Load the pipeline of a spec; None if the argument is a table."""
-    return load_options(argument) if _is_spec(argument) else None
+    return load_options(argument) if argument is None or is_spec(argument) else None
 
 
-def _is_spec(text: str) -> bool:
+def is_spec(text: str) -> bool:
+    """Whether an argument names a pipeline file or the folder of one, and not a table."""
     if text.endswith((".yml", ".yaml")):
         return True
     return any(os.path.isfile(os.path.join(text, name)) for name in ("firnline.yml", "firnline.yaml"))

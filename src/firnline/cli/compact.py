@@ -31,6 +31,9 @@ Output (JSON fields):
   vacuum {files, size_bytes, retention_hours, kept, notes, ...}; of a spec with
   several tables  tables [{...}], one of these per table
 
+Environment:
+  FIRNLINE__A__B      overrides the key a.b of the spec
+
 Examples:
   firnline compact /lake/flights
   firnline compact /lake/flights --partition 'month>=2026-11' --vacuum
@@ -43,8 +46,7 @@ app = App(name="compact", help_epilogue=EPILOGUE)
 
 @app.default
 def compact(
-    table: TableOrSpec,
-    /,
+    table: TableOrSpec = None,
     *,
     target_size: Annotated[Size, Parameter(help="Target size of files.", validator=Number(gte=1))] = TARGET_SIZE,
     target_size_mb: Annotated[

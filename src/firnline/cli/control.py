@@ -40,6 +40,9 @@ Output (JSON fields):
   epoch, generation
                 the newest committed epoch, and the generation of its owner
 
+Environment:
+  FIRNLINE__A__B      overrides the key a.b of the spec
+
 Examples:
   firnline pause
   firnline pause flights/firnline.yml --timeout 60 --json | jq .epoch
@@ -54,6 +57,9 @@ Output (JSON fields):
   status        resumed, or already_running
   epoch, generation
                 the newest committed epoch, and the generation of its owner
+
+Environment:
+  FIRNLINE__A__B      overrides the key a.b of the spec
 
 Examples:
   firnline resume
@@ -71,6 +77,9 @@ Output (JSON fields):
   status        stopped
   epoch, generation
                 the newest epoch in the table, and the generation of its owner
+
+Environment:
+  FIRNLINE__A__B      overrides the key a.b of the spec
 
 Examples:
   firnline stop
@@ -91,6 +100,9 @@ Output (JSON fields):
                 the checkpoint, as `firnline checkpoints` lists it
   committed     whether an epoch was committed since the command arrived
 
+Environment:
+  FIRNLINE__A__B      overrides the key a.b of the spec
+
 Examples:
   firnline checkpoint
   firnline checkpoint flights/firnline.yml --json | jq -r .id
@@ -103,7 +115,7 @@ checkpoint_app = App(name="checkpoint", help_epilogue=CHECKPOINT_EPILOGUE)
 
 
 @pause_app.default
-def pause(spec: Spec = None, /, *, timeout: Timeout = FIVE_MINUTES, common: Common = Common()) -> int:
+def pause(spec: Spec = None, *, timeout: Timeout = FIVE_MINUTES, common: Common = Common()) -> int:
     """Pause planning and wait until in-flight epochs are committed."""
     running = RunningPipeline(spec)
     changed = running.ask("pause")["changed"]
@@ -117,7 +129,7 @@ def pause(spec: Spec = None, /, *, timeout: Timeout = FIVE_MINUTES, common: Comm
 
 
 @resume_app.default
-def resume(spec: Spec = None, /, *, common: Common = Common()) -> int:
+def resume(spec: Spec = None, *, common: Common = Common()) -> int:
     """Let a paused run on this machine continue."""
     answer = RunningPipeline(spec).ask("resume")
     status = "resumed" if answer["changed"] else "already_running"
@@ -129,7 +141,7 @@ def resume(spec: Spec = None, /, *, common: Common = Common()) -> int:
 
 
 @stop_app.default
-def stop(spec: Spec = None, /, *, timeout: Timeout = FIVE_MINUTES, common: Common = Common()) -> int:
+def stop(spec: Spec = None, *, timeout: Timeout = FIVE_MINUTES, common: Common = Common()) -> int:
     """Stop the run on this machine cleanly, and wait until its process has exited."""
     running = RunningPipeline(spec)
     answer = running.ask("status")
@@ -145,7 +157,7 @@ def stop(spec: Spec = None, /, *, timeout: Timeout = FIVE_MINUTES, common: Commo
 
 
 @checkpoint_app.default
-def checkpoint(spec: Spec = None, /, *, timeout: Timeout = FIVE_MINUTES, common: Common = Common()) -> int:
+def checkpoint(spec: Spec = None, *, timeout: Timeout = FIVE_MINUTES, common: Common = Common()) -> int:
     """Make the run on this machine take a checkpoint now, and wait for it."""
     running = RunningPipeline(spec)
     ticket = running.ask("checkpoint")["ticket"]

@@ -92,7 +92,6 @@ app = App(name="drill", help_epilogue=EPILOGUE)
 @app.default
 def drill(
     spec: Spec = None,
-    /,
     *,
     table: Annotated[Path, Parameter(help="A local folder for the drill's output; must not exist yet, or be empty.")],
     kills: Annotated[int, Parameter(help="Number of kills.", validator=Number(gte=1, lte=20))] = 3,

@@ -74,7 +74,7 @@ app = App(name="dry-run", help_epilogue=EPILOGUE)
 
 
 @app.default
-def dry_run(spec: Spec = None, /, *, common: Common = Common()) -> int:
+def dry_run(spec: Spec = None, *, common: Common = Common()) -> int:
     """Check spec, access and schema, and show what a run would read; writes nothing."""
     pipeline = load_pipeline(spec)
     from firnline.cli.common import warm_decoder

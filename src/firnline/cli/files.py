@@ -66,14 +66,16 @@ app = App(name="files", help_epilogue=EPILOGUE)
 @app.default
 def files(
     spec: Spec = None,
-    /,
     *,
     status: Annotated[Status | None, Parameter(help="Only files in this state. [default: all]")] = None,
     limit: Annotated[int, Parameter(help="Maximum number to list; 0 lists all.", validator=Number(gte=0))] = 100,
-    retry: Annotated[str | None, Parameter(help="Read this file again: its path as listed.", negative="")] = None,
+    retry: Annotated[
+        str | None, Parameter(help="Read this file again: its path as listed. [default: none]", negative="")
+    ] = None,
     changed: Annotated[bool, Flag, Parameter(help="With --retry: accept that the file was replaced.")] = False,
     drop: Annotated[
-        list[str] | None, Parameter(help="Give up these files that were set aside: names or patterns.", negative="")
+        list[str] | None,
+        Parameter(help="Give up a file that was set aside, by name or pattern; repeatable.", negative=""),
     ] = None,
     yes: Annotated[bool, Flag, Parameter(help="With --drop: do it; without it the files are only listed.")] = False,
     common: Common = Common(),

@@ -44,6 +44,9 @@ Output (JSON fields):
   state  of a spec with operators: [{home, tier (home, remote), dry_run,
          checkpoints, files, size_bytes, kept (complete checkpoints), notes}]
 
+Environment:
+  FIRNLINE__A__B      overrides the key a.b of the spec
+
 Examples:
   firnline gc /lake/flights                    shows what would be deleted
   firnline gc /lake/flights --grace 48h --yes  deletes it
@@ -55,8 +58,7 @@ app = App(name="gc", help_epilogue=EPILOGUE)
 
 @app.default
 def gc(
-    table: TableOrSpec,
-    /,
+    table: TableOrSpec = None,
     *,
     dry_run: Annotated[bool, Flag, Parameter(help="Only show what would be deleted, even with --yes.")] = False,
     grace: Annotated[Duration, Parameter(help="Keep files younger than this, e.g. 30m or 7d.")] = ONE_DAY,

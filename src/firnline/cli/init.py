@@ -21,6 +21,7 @@ Output (JSON fields):
 Examples:
   firnline init
   firnline init flights --dry-run
+  firnline init -f flights/orders.yml
 """
 
 app = App(name="init", help_epilogue=EPILOGUE)
@@ -28,8 +29,12 @@ app = App(name="init", help_epilogue=EPILOGUE)
 
 @app.default
 def init(
-    folder: Annotated[Path, Parameter(help="The folder to write to; created if missing.")] = Path("."),
-    /,
+    target: Annotated[
+        Path,
+        Parameter(
+            name=("--folder", "--spec", "-f"), help="The folder to write to, or the .yml file; created if missing."
+        ),
+    ] = Path("."),
     *,
     name: Annotated[str | None, Parameter(help="The pipeline's name. [default: the folder's name]")] = None,
     yes: Annotated[bool, Flag, Parameter(help="Overwrite an existing file.")] = False,
@@ -40,8 +45,10 @@ def init(
     from firnline.spec.loading import FILE_NAMES
     from firnline.spec.template import name_from, render_template
 
-    folder = folder.expanduser().absolute()
-    path = folder / FILE_NAMES[0]
+    target = target.expanduser().absolute()
+    is_file = target.suffix in (".yml", ".yaml")
+    folder = target.parent if is_file else target
+    path = target if is_file else folder / FILE_NAMES[0]
     name = name_from(name or folder.name)
     text = render_template(name)
     facts = {"path": str(path), "name": name, "status": "dry_run" if dry_run else "written"}
@@ -51,7 +58,8 @@ def init(
         else:
             sys.stdout.write(text)
         return 0
-    existing = next((folder / n for n in FILE_NAMES if (folder / n).exists()), None)
+    candidates = [path] if is_file else [folder / name for name in FILE_NAMES]
+    existing = next((candidate for candidate in candidates if candidate.exists()), None)
     if existing is not None and not yes:
         raise ConfigError(f"{existing} exists", hint="Use --yes to overwrite it, or --dry-run to print a new one.")
     try:

@@ -72,20 +72,21 @@ app = App(name="ledger", help_epilogue=EPILOGUE)
 @app.command(name="repair", help_epilogue=REPAIR_EPILOGUE)
 def repair(
     spec: Spec = None,
-    /,
     *,
     from_: Annotated[
         list[str] | None,
         Parameter(
             name="--from",
-            help="A folder or URI with copies: a savepoint, a table, or a ledger folder. Repeatable.",
+            help="A folder or URI with copies: a savepoint, a table, or a ledger folder; repeatable.",
             negative="",
         ),
     ] = None,
     assume_processed: Annotated[
-        list[str] | None, Parameter(help="Files that count as processed, by name or pattern.", negative="")
+        list[str] | None, Parameter(help="Files that count as processed, by name or pattern; repeatable.", negative="")
     ] = None,
-    assume_new: Annotated[list[str] | None, Parameter(help="Files to read, by name or pattern.", negative="")] = None,
+    assume_new: Annotated[
+        list[str] | None, Parameter(help="Files to read, by name or pattern; repeatable.", negative="")
+    ] = None,
     take_over: TakeOver = False,
     yes: Annotated[bool, Flag, Parameter(help="Do it; without it the command only shows the plan.")] = False,
     common: Common = Common(),

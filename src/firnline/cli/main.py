@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
+from cyclopts.exceptions import UnusedCliTokensError
 
 from firnline import __version__
 from firnline.cli.output import FactsHandler, print_failure
@@ -62,7 +63,11 @@ app = App(
 )
 for _order, (_verb, _target, _help) in enumerate(COMMANDS):
     app.command(f"firnline.cli.{_target}", name=_verb, help=_help, sort_key=_order)
-app.register_install_completion_command(name="--install-completion", help="Install shell completion.")
+for _name, _target, _help in (
+    ("--install-completion", "install_app", "Install shell completion; shows which files it changes, and asks."),
+    ("--show-completion", "show_app", "Print the shell completion."),
+):
+    app.command(f"firnline.cli.completion:{_target}", name=_name, help=_help)
 
 INTERRUPTED = 130
 
@@ -120,7 +125,11 @@ class _UsageError(FirnlineError):
 def _usage_error(error: CycloptsError, tokens: list[str]) -> _UsageError:
     verbs = [verb for verb, _, _ in COMMANDS]
     chain = error.command_chain or [t for t in tokens if t in verbs][:1]
-    message = str(error).split(" Available commands:")[0]
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        words = ", ".join(f'"{word}"' for word in error.unused_tokens)
+        message = f"unexpected argument{'s' if len(error.unused_tokens) > 1 else ''} {words}"
+    else:
+        message = str(error).split(" Available commands:")[0]
     failure = _UsageError(message, hint=" ".join(["firnline", *chain, "--help"]))
     failure.__cause__ = error
     return failure

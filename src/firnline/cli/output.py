@@ -48,6 +48,10 @@ class Output:
         for line in self._wrapped(safe(text), 0):
             self.line(line)
 
+    def text(self, text: str) -> None:
+        """Write a text of our own as it is: a file for another program."""
+        self._stream.write(text)
+
     def facts(self, facts: Mapping[str, Any]) -> None:
         """Write names and values, one pair a line, aligned; a long value goes on below its beginning."""
         width = max((len(name) for name in facts), default=0)

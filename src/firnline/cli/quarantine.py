@@ -45,7 +45,6 @@ app = App(name="quarantine", help_epilogue=EPILOGUE)
 @app.default
 def quarantine(
     spec: Spec = None,
-    /,
     *,
     reason: Annotated[str | None, Parameter(help="Only records with this reason. [default: all]")] = None,
     limit: Annotated[int, Parameter(help="Maximum number to show; 0 shows all.", validator=Number(gte=0))] = 20,

@@ -49,7 +49,6 @@ app = App(name="rescale", help_epilogue=EPILOGUE)
 @app.default
 def rescale(
     spec: Spec = None,
-    /,
     *,
     shards: Annotated[int, Parameter(help="The new number of shards.", validator=Number(gte=1))],
     take_over: TakeOver = False,

@@ -72,7 +72,6 @@ app = App(name="rollback", help_epilogue=EPILOGUE)
 @app.default
 def rollback(
     spec: Spec = None,
-    /,
     *,
     to: Annotated[
         int | None, Parameter(help="The epoch to roll back to. [default: none]", validator=Number(gte=0))

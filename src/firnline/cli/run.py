@@ -91,7 +91,6 @@ app = App(name="run", help_epilogue=EPILOGUE)
 @app.default
 def run(
     spec: Spec = None,
-    /,
     *,
     once: Annotated[bool, Flag, Parameter(help="Stop when the input is exhausted.")] = False,
     standby: Annotated[bool, Flag, Parameter(help="Wait until no other run holds the lease, then run.")] = False,

@@ -59,6 +59,9 @@ Output (JSON fields):
   id, pipeline, epoch, created_at, path, copied, files, rows, size_bytes,
   state_size_bytes, state_replayed [epoch] (epochs that a restore replays)
 
+Environment:
+  FIRNLINE__A__B      overrides the key a.b of the spec
+
 Examples:
   firnline savepoint create
   firnline savepoint create flights.yml --copy --path /backup/flights-1
@@ -74,6 +77,9 @@ Output (JSON: pipeline, savepoints [...] with these fields):
   state (complete, incomplete, missing, damaged), state_size_bytes (of the
   operators' state)
 
+Environment:
+  FIRNLINE__A__B      overrides the key a.b of the spec
+
 Examples:
   firnline savepoint list
   firnline savepoint list --json | jq -r '.savepoints[-1].path'
@@ -87,6 +93,9 @@ Output (JSON fields):
   id, path, files, pins, pins_kept (the savepoint also lies where it was made,
   and needs them), dry_run
 
+Environment:
+  FIRNLINE__A__B      overrides the key a.b of the spec
+
 Examples:
   firnline savepoint dispose 3f2a91c07be4d815
   firnline savepoint dispose /backup/flights-1 flights.yml --yes
@@ -98,7 +107,6 @@ app = App(name="savepoint", help_epilogue=EPILOGUE, help="Create, list and dispo
 @app.command(help_epilogue=CREATE_EPILOGUE)
 def create(
     spec: Spec = None,
-    /,
     *,
     path: Annotated[
         str | None, Parameter(help="A new folder or URI. [default: savepoints/ beside the checkpoint store]")
@@ -174,7 +182,7 @@ def _ask_for_checkpoint(pipeline: OpenPipeline, spec: str | None) -> None:
 
 
 @app.command(name="list", help_epilogue=LIST_EPILOGUE)
-def list_(spec: Spec = None, /, *, common: Common = Common()) -> int:
+def list_(spec: Spec = None, *, common: Common = Common()) -> int:
     """List the savepoints of the pipeline."""
     pipeline = load_pipeline(spec)
     from firnline.history.savepoints.catalog import list_savepoints
@@ -196,8 +204,8 @@ def list_(spec: Spec = None, /, *, common: Common = Common()) -> int:
 @app.command(help_epilogue=DISPOSE_EPILOGUE)
 def dispose(
     savepoint: Annotated[str, Parameter(help="Its id, as `list` shows it, or its path.")],
-    spec: Spec = None,
     /,
+    spec: Spec = None,
     *,
     dry_run: Annotated[bool, Flag, Parameter(help="Only show what would be deleted, even with --yes.")] = False,
     yes: Annotated[bool, Flag, Parameter(help="Delete; without it nothing is deleted.")] = False,

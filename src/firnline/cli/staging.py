@@ -53,6 +53,9 @@ units of a pipeline from an epoch on; its writer then begins a new generation
 before that epoch and reads the input again. With a spec instead of a table, the
 command first checks the other sinks: none may hold that epoch.
 
+Environment:
+  FIRNLINE__A__B      overrides the key a.b of the spec
+
 Examples:
   firnline staging /lake/flights
   firnline staging /lake/flights --pipeline flights --discard-from 42 --yes
@@ -63,8 +66,7 @@ app = App(name="staging", help_epilogue=EPILOGUE)
 
 @app.default
 def staging(
-    table: Table,
-    /,
+    table: Table = None,
     *,
     retry: Annotated[str | None, Parameter(help="Make this unit pending again. [default: none]")] = None,
     pipeline: Annotated[str | None, Parameter(help="With --discard-from: whose units. [default: the only one]")] = None,
@@ -75,7 +77,7 @@ def staging(
     common: Common = Common(),
 ) -> int:
     """Show units that are staged and not committed; retry or discard units set aside."""
-    uri, options = next(iter(named_tables([table]).tables.items()))
+    uri, options = next(iter(named_tables([table or ""]).tables.items()))
     from firnline.clock import SystemClock
     from firnline.committer.overview import load_overview
     from firnline.sinks.delta.table import Table as Handle

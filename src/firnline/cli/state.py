@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, load_pipeline
+from firnline.cli.common import DEFAULT_SPEC, Common, is_spec, load_pipeline
 from firnline.cli.output import Output, count_text, say, size_text
 from firnline.cli.table import Column
 from firnline.errors import ConfigError
@@ -50,20 +50,21 @@ Environment:
 
 Examples:
   firnline state totals --key customer-17
-  firnline state flights.yml totals --at 41 --sql "select max(n) from state"
+  firnline state totals flights.yml --at 41 --sql "select max(n) from state"
   firnline state totals --export totals.parquet
 """
 
-WORDS_HELP = (
-    "The operator; before it the pipeline file or its folder. [default: firnline.yml here or in a folder above]"
-)
+WORDS_HELP = f"The operator, and the pipeline file or its folder. {DEFAULT_SPEC}"
 
-app = App(name="state", help_epilogue=EPILOGUE, usage="Usage: firnline state [SPEC] OPERATOR [OPTIONS]")
+app = App(name="state", help_epilogue=EPILOGUE, usage="Usage: firnline state [OPTIONS] OPERATOR [SPEC]")
 
 
 @app.default
 def state(
-    *words: Annotated[str, Parameter(name="SPEC OPERATOR", help=WORDS_HELP, show_default=False)],
+    *words: Annotated[str, Parameter(name="OPERATOR SPEC", help=WORDS_HELP, show_default=False)],
+    spec: Annotated[
+        str | None, Parameter(name=("--spec", "-f"), help="The spec, as an option. [default: as above]")
+    ] = None,
     key: Annotated[
         tuple[str, ...],
         Parameter(help="A key's value, or column=value; repeatable. [default: none]", negative="", show_default=False),
@@ -79,7 +80,7 @@ def state(
     """Show or export an operator's state, now or after an earlier epoch."""
     if sql is not None and (key or export is not None):
         raise ConfigError("--sql excludes --key and --export", hint="Put the condition into the query.")
-    spec, operator = _words(words)
+    spec, operator = _words(words, spec)
     pipeline = load_pipeline(spec)
     if operator is None:
         raise _no_operator(pipeline)
@@ -99,15 +100,20 @@ def state(
     return 0
 
 
-def _words(words: Sequence[str]) -> tuple[str | None, str | None]:
-    """The spec and the operator that the arguments name."""
-    if len(words) > 2:
-        raise ConfigError(f"{len(words)} words are too many", hint="firnline state [SPEC] OPERATOR")
-    if len(words) == 2:
-        return words[0], words[1]
-    if not words or words[0].endswith((".yml", ".yaml")) or os.sep in words[0]:
-        return (words[0] if words else None), None
-    return None, words[0]
+def _words(words: Sequence[str], option: str | None) -> tuple[str | None, str | None]:
+    """Return the spec and the operator that the arguments name; the older order, SPEC OPERATOR, works, too."""
+    specs = [word for word in words if os.sep in word or word.endswith((".yml", ".yaml"))]
+    if len(words) == 2 and not specs:
+        specs = [word for word in words if is_spec(word)]  # the folder of a spec
+    if len(words) == 2 and not specs:
+        specs = [words[0]]  # its error says that there is no such spec
+    operators = [word for word in words if word not in specs]
+    specs += [option] if option is not None else []
+    if len(specs) > 1 or len(operators) > 1:
+        raise ConfigError(
+            "too many arguments: one operator, and at most one spec", hint="firnline state totals -f SPEC"
+        )
+    return (specs[0] if specs else None), (operators[0] if operators else None)
 
 
 def _no_operator(pipeline: OpenPipeline) -> ConfigError:

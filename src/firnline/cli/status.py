@@ -114,7 +114,7 @@ app = App(name="status", help_epilogue=EPILOGUE)
 
 
 @app.default
-def status(spec: Spec = None, /, *, common: Common = Common()) -> int:
+def status(spec: Spec = None, *, common: Common = Common()) -> int:
     """Show epoch, backlog, health and copies of a pipeline."""
     pipeline = load_pipeline(spec)
     from firnline.history.status import load_status

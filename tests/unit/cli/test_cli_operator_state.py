@@ -147,12 +147,18 @@ def test_wrong_words(stateful: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["total"], "has no operator 'total' that keeps state", "Did you mean 'totals'?"),
         ([], "name the operator", "Stateful operators: totals, minutes"),
         ([str(stateful)], "name the operator", "Stateful operators: totals, minutes"),
-        (["a", "b", "c"], "3 words are too many", "firnline state [SPEC] OPERATOR"),
+        (["a", "b", "c"], "one operator, and at most one spec", "firnline state totals -f SPEC"),
     ):
         assert run_command(["state", *words]) == 2
         error, hinted = capsys.readouterr().err.splitlines()
         assert told in error
         assert hint in hinted
+
+
+def test_the_spec_stands_after_the_operator_or_before_it_or_is_an_option(stateful: Path, run_json: RunJson) -> None:
+    forms = (["totals"], ["totals", "firnline.yml"], ["firnline.yml", "totals"], ["totals", "-f", "."], ["totals", "."])
+    answers = [run_json("state", *words) for words in (*forms, ["--spec", str(stateful), "totals"])]
+    assert all(answer == answers[0] for answer in answers)
 
 
 def test_looking_changes_nothing(stateful: Path, run_json: RunJson) -> None:
