@@ -1,45 +1,62 @@
-"""Every kind of source passes the conformance suite."""
+"""Every kind of source passes the conformance suite, and the file source passes it with every format."""
 
 from __future__ import annotations
 
 import gzip
 import itertools
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from firnline.options import SourceOptions
 from firnline.sources.files.options import FileSourceOptions
 from firnline.testing.sources import AddRecords, SourceConformance
+from tests.support.formats import encode
 
 
 class TestFiles(SourceConformance):
-    suffix = ".json"
+    format: Literal["ndjson", "json", "csv", "parquet"] = "ndjson"
+    suffix = ""
 
     @pytest.fixture
     def options(self, tmp_path: Path) -> SourceOptions:
         (tmp_path / "in").mkdir()
-        return FileSourceOptions("files", str(tmp_path / "in"))
+        return FileSourceOptions("files", str(tmp_path / "in"), format=self.format)
 
     @pytest.fixture
     def elsewhere(self, tmp_path: Path) -> SourceOptions:
         (tmp_path / "other").mkdir()
-        return FileSourceOptions("files", str(tmp_path / "other"))
+        return FileSourceOptions("files", str(tmp_path / "other"), format=self.format)
 
     @pytest.fixture
     def add_records(self, tmp_path: Path) -> AddRecords:
         numbers = itertools.count()
 
         def add(found: Sequence[dict[str, Any]]) -> None:
-            text = "".join(json.dumps(record) + "\n" for record in found)
-            data = text.encode() if self.suffix == ".json" else gzip.compress(text.encode())
-            (tmp_path / "in" / f"f{next(numbers):03d}{self.suffix}").write_bytes(data)
+            data = encode(self.format, found)
+            name = f"f{next(numbers):03d}.{self.format}{self.suffix}"
+            (tmp_path / "in" / name).write_bytes(gzip.compress(data) if self.suffix else data)
 
         return add
 
 
 class TestCompressedFiles(TestFiles):
-    suffix = ".json.gz"
+    suffix = ".gz"
+
+
+class TestJsonFiles(TestFiles):
+    format = "json"
+
+
+class TestCompressedJsonFiles(TestCompressedFiles):
+    format = "json"
+
+
+class TestCsvFiles(TestFiles):
+    format = "csv"
+
+
+class TestCompressedCsvFiles(TestCompressedFiles):
+    format = "csv"

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar, Literal
+from dataclasses import replace
+from typing import ClassVar, Literal, TypeAlias
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from firnline.config.fields import Count, Endpoint, Location, ReadSecret, Seconds, SecondsOrZero, Secret, Size, fail
+from firnline.config.fields import (
+    Config,
+    Count,
+    Endpoint,
+    Flag,
+    Location,
+    ReadSecret,
+    Seconds,
+    SecondsOrZero,
+    Secret,
+    Size,
+    fail,
+)
 from firnline.options import SourceOptions
 from firnline.sources.config import SourceConfig
-from firnline.sources.files.options import FileSourceOptions
+from firnline.sources.files.options import CsvOptions, FileSourceOptions
 from firnline.storage import is_remote
 
 LOCAL_MIN_AGE_SECONDS = 2.0
@@ -20,6 +33,44 @@ _TIME_WITHOUT_ZONE = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d+)?)?"
 def default_min_age(path: str) -> float:
     """Return the age at which a file counts as whole: on an object store it appears whole."""
     return 0.0 if is_remote(path) else LOCAL_MIN_AGE_SECONDS
+
+
+Encoding: TypeAlias = Literal["utf-8", "utf-16", "latin-1", "windows-1252"]
+
+
+class CsvConfig(Config):
+    """How a file source reads CSV."""
+
+    delimiter: str = Field(default=",", description='The character between two fields, such as ";" or "\\t".')
+    header: Flag = Field(
+        default=True,
+        description="Whether the first record has the names of the columns. Without a header, fields get the names of "
+        "schema.fields in their order, and then column0, column1 and so on by their place.",
+    )
+    quote: str = Field(
+        default='"', description="The character around fields that hold delimiters or line breaks; empty for none."
+    )
+    null_values: tuple[str, ...] = Field(default=("",), description="Fields that are null, quoted or not.")
+    encoding: Encoding = Field(default="utf-8", description="utf-8, utf-16, latin-1 or windows-1252.")
+
+    @field_validator("delimiter", "quote")
+    @classmethod
+    def _one_character(cls, value: str, info: ValidationInfo) -> str:
+        if value == "" and info.field_name == "quote":
+            return value
+        if len(value) != 1 or not value.isascii() or value in "\r\n\0":
+            raise fail(f"{value!r} is not one ASCII character")
+        return value
+
+    @model_validator(mode="after")
+    def _characters_differ(self) -> CsvConfig:
+        if self.delimiter == self.quote:
+            raise fail("delimiter and quote are the same character")
+        return self
+
+    def build(self) -> CsvOptions:
+        """Return the options."""
+        return CsvOptions(self.delimiter, self.header, self.quote, self.null_values, self.encoding)
 
 
 class FilesSourceConfig(SourceConfig):
@@ -32,9 +83,12 @@ class FilesSourceConfig(SourceConfig):
     path: Location = Field(
         description="Folder, glob or URI (s3://, gs://, az://, abfs://, file://) of the input; relative to this file."
     )
-    format: Literal["ndjson"] = Field(
-        default="ndjson", description="Newline-delimited JSON; compression by suffix: .gz, .zst or none."
+    format: Literal["ndjson", "json", "csv"] = Field(
+        default="ndjson",
+        description="ndjson: one JSON object per line; json: an array of objects, or objects over many lines; csv. "
+        "Compression by suffix: .gz, .zst or none.",
     )
+    csv: CsvConfig = Field(default=CsvConfig(), description="How to read CSV.")
     poll_interval_secs: Seconds = Field(default=10, description="Seconds between two listings for new files.")
     reconcile_interval_secs: Seconds | Literal["auto"] = Field(
         default="auto",
@@ -73,9 +127,11 @@ class FilesSourceConfig(SourceConfig):
         return value
 
     def build(self, name: str, read_secret: ReadSecret) -> SourceOptions:
-        if self.min_age_secs is not None:
-            return super().build(name, read_secret)
-        return self.model_copy(update={"min_age_secs": default_min_age(self.path)}).build(name, read_secret)
+        if self.min_age_secs is None:
+            return self.model_copy(update={"min_age_secs": default_min_age(self.path)}).build(name, read_secret)
+        options = super().build(name, read_secret)
+        assert isinstance(options, FileSourceOptions)
+        return replace(options, csv=self.csv.build())
 
     @property
     def endpoint(self) -> Endpoint:

@@ -9,6 +9,8 @@ from typing import ClassVar, Literal
 from firnline.options import MEBIBYTE, SourceOptions
 from firnline.types import Json
 
+_NUMBERS = ("int", "float", "decimal")
+
 
 @dataclass(frozen=True, slots=True)
 class CsvOptions:
@@ -53,7 +55,7 @@ class FileSourceOptions(SourceOptions):
 
     path: str  # absolute folder, glob or URI
     format: Literal["ndjson", "json", "csv", "parquet"] = "ndjson"
-    csv: CsvOptions = field(default_factory=lambda: CsvOptions())
+    csv: CsvOptions = CsvOptions()
     reconcile_interval_secs: float | Literal["auto"] = "auto"
     min_age_secs: float = 0  # a younger file is not planned yet; the spec's default is 2 on local disk
     start_after: str | None = None  # a file name, or an RFC 3339 time
@@ -74,8 +76,13 @@ class FileSourceOptions(SourceOptions):
             return {}
         if self.format != "csv":
             return {"format": self.format}
-        names = [field.name for field in self.schema.fields] if not self.csv.header else []
-        return {"format": "csv", **self.csv.to_json(), **({"names": names} if names else {})}
+        fields = self.schema.fields
+        declared = {
+            "names": [] if self.csv.header else [field.name for field in fields],
+            "numbers": [field.name for field in fields if field.type.startswith(_NUMBERS)],
+            "booleans": [field.name for field in fields if field.type.startswith("bool")],
+        }
+        return {"format": "csv", **self.csv.to_json(), **{key: names for key, names in declared.items() if names}}
 
 
 def file_sources(sources: Iterable[SourceOptions]) -> tuple[FileSourceOptions, ...]:

@@ -25,4 +25,12 @@ def open_format(read_as: Mapping[str, Json] | None) -> Format[Any]:
         from firnline.sources.files.formats.lines import NdjsonFormat
 
         return NdjsonFormat()
+    if name == "json":
+        from firnline.sources.files.formats.json_values import JsonFormat
+
+        return JsonFormat()
+    if name == "csv":
+        from firnline.sources.files.formats.csv_records import CsvFormat
+
+        return CsvFormat(read_as)
     raise DamagedError(f"a file was read in the format {name!r}, which this version does not know")

@@ -104,10 +104,21 @@ class RecordReader(Protocol[P_co]):
     Iterating raises BrokenFileError where the file turns out broken, at its end at the latest.
     """
 
-    records_read: int  # up to the end of the last piece, those before the start included
-    lines_read: int
-    end_offset: int  # of the unpacked file
-    finished: bool  # no record follows; correct after every piece
+    @property
+    def records_read(self) -> int:
+        """Records up to the end of the last piece, those before the start included."""
+
+    @property
+    def lines_read(self) -> int:
+        """The same in lines."""
+
+    @property
+    def end_offset(self) -> int:
+        """The same in bytes of the unpacked file."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether no record follows; correct after every piece."""
 
     def __iter__(self) -> Iterator[P_co]: ...
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import io
+
 import pyarrow as pa
 
 from firnline.ndjson import (
     Block,
+    BrokenFileError,
+    CountingStream,
     Decoded,
     DecodeOptions,
     Decoder,
     KindCounter,
     compression_of,
     open_blocks,
+    open_pieces,
 )
 from firnline.sources.columns import Columns
-from firnline.sources.files.formats.base import Format, Place, RecordDecoder, RecordReader, StoredFile
+from firnline.sources.files.formats.base import HEAD_BYTES, Format, Place, RecordDecoder, RecordReader, StoredFile
+from firnline.sources.files.formats.recognise import check_head
 from firnline.sources.files.growth import TAIL_BYTES, FileEnd, describe_tail, has_open_line
 
 
@@ -62,6 +68,8 @@ class NdjsonFormat(TextFormat):
     """Newline-delimited JSON: one object per line."""
 
     def open(self, file: StoredFile, place: Place) -> RecordReader[Block]:
+        if place.record == 0:
+            check_head(_unpacked_head(file), file.path, "ndjson")
         return open_blocks(
             file.open_growing(place.offset),
             path=file.path,
@@ -92,3 +100,12 @@ class NdjsonFormat(TextFormat):
         if incomplete_bytes or (reader.finished and not is_open and tail and not tail.endswith(b"\n")):
             line -= 1  # the last line is incomplete, or it is blank and may be continued
         return FileEnd(offset, line, describe_tail(tail), is_open, bool(incomplete_bytes))
+
+
+def _unpacked_head(file: StoredFile) -> bytes:
+    """Return the first bytes of a file, unpacked."""
+    stream = CountingStream(io.BytesIO(file.head()))
+    try:
+        return next(open_pieces(stream, file.path, compression_of(file.path), HEAD_BYTES), b"")
+    except BrokenFileError:
+        return b""  # reading the file says more

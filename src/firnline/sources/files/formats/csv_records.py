@@ -1,0 +1,181 @@
+"""CSV files, as RFC 4180 describes them: quoted fields may hold line breaks, and two quotes stand for one."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from firnline.ndjson import Block, BrokenFileError, compression_of
+from firnline.sources.files.formats.base import Place, RecordReader, StoredFile
+from firnline.sources.files.formats.csv_scan import BOOLEAN, INFERRED, NUMBER, scan_csv, skip_csv
+from firnline.sources.files.formats.lines import TextFormat
+from firnline.sources.files.formats.recognise import check_head
+from firnline.sources.files.formats.scanning import CUT_LINE, LINE, Array, ScanReader
+from firnline.sources.files.options import CsvOptions
+from firnline.types import Json
+
+_NO_QUOTE = 256  # no byte
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """What the spec declares: names for files without a header, and columns of numbers and booleans."""
+
+    names: list[str]
+    how: dict[str, int]
+
+
+class CsvFormat(TextFormat):
+    """Records with the names of their fields in the header, or numbered."""
+
+    def __init__(self, read_as: Mapping[str, Json]) -> None:
+        self._options = CsvOptions.from_json(read_as)
+        self._declared = _Declared(
+            [str(name) for name in read_as.get("names", ())],
+            {
+                **{str(name): NUMBER for name in read_as.get("numbers", ())},
+                **{str(name): BOOLEAN for name in read_as.get("booleans", ())},
+            },
+        )
+
+    def open(self, file: StoredFile, place: Place) -> RecordReader[Block]:
+        if not place.offset:
+            reader = _CsvReader(file, place, self._options, self._declared)
+            check_head(reader.head(), file.path, "csv")
+            reader.read_names()
+        else:
+            first = _CsvReader(file, Place(max_record_bytes=place.max_record_bytes), self._options, self._declared)
+            first.read_names()
+            reader = _CsvReader(file, place, self._options, self._declared)
+            reader.set_names(first.names)
+        reader.start()
+        return reader
+
+    def offset_of(self, file: StoredFile, reader: RecordReader[Block]) -> int:
+        if compression_of(file.path) or self._options.encoding != "utf-8":
+            return 0  # offsets would be those of the unpacked, converted text
+        return reader.end_offset
+
+
+class _CsvReader(ScanReader):
+    reasons = ("", "wrong-field-count", "stray-quote")
+
+    def __init__(self, file: StoredFile, place: Place, options: CsvOptions, declared: _Declared) -> None:
+        super().__init__(file, place, options.encoding)
+        self._options = options
+        self._declared = declared
+        self._delimiter = ord(options.delimiter)
+        self._quote = ord(options.quote) if options.quote else _NO_QUOTE
+        nulls = [text.encode() for text in options.null_values]
+        self._nulls, self._null_ends = _joined(nulls)
+        self.names: list[str] = []
+
+    # --- names -----------------------------------------------------------------------------------------
+
+    def read_names(self) -> None:
+        """Read the header, or count the fields of the first record.
+
+        Raises:
+            BrokenFileError: there is no header, or it cannot give names to columns.
+        """
+        self.set_names([])
+        if not self._has_more():
+            self.set_names([])
+            return
+        first = self._first_record()
+        if not self._options.header:
+            given = self._declared.names[: len(first)]
+            self.set_names([*given, *(f"column{number}" for number in range(len(given), len(first)))])
+            return
+        seen: set[str] = set()
+        for number, name in enumerate(first, 1):
+            if not name.strip():
+                raise BrokenFileError(self._path, f"its header has no name for column {number} of {len(first)}")
+            if name in seen:
+                raise BrokenFileError(self._path, f'its header has the name "{name}" twice')
+            seen.add(name)
+        self.set_names(first)
+
+    def set_names(self, names: list[str]) -> None:
+        self.names = names
+        keys = [json.dumps(name, ensure_ascii=False).encode() + b":" for name in names]
+        self._keys, self._key_ends = _joined(keys)
+        self._how = np.array([self._declared.how.get(name, INFERRED) for name in names], np.int64)
+
+    def _first_record(self) -> list[str]:
+        """Return the fields of the first record; a header is passed over."""
+        while True:
+            lines = _Lines(self._data[self._at :], self._ended)
+            try:
+                fields = next(self._parser(lines), [])
+                problem = ""
+            except UnicodeDecodeError:
+                problem = "its first line is not UTF-8: set csv: {encoding: ...}"
+            except csv.Error as error:
+                problem = f"its first line is no CSV: {error}"
+            if not lines.ran_out:
+                break
+            if len(self._data) - self._at > self._place.max_record_bytes:
+                raise BrokenFileError(self._path, "its first line is too long")
+            self._read_more(len(self._data) - self._at + 1)
+        if problem:
+            raise BrokenFileError(self._path, problem)
+        if self._options.header:
+            self._pass(self._at + lines.size)
+            self._control[LINE] += lines.count
+        return fields
+
+    def _parser(self, lines: Iterator[str]) -> Iterator[list[str]]:
+        delimiter, quote = self._options.delimiter, self._options.quote
+        if not quote:
+            return csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE, strict=True)
+        return csv.reader(lines, delimiter=delimiter, quotechar=quote, strict=True)
+
+    # --- records ---------------------------------------------------------------------------------------
+
+    def _scan(self, data: Array, at: int, max_records: int) -> tuple[int, int, int, int]:
+        end, size, records, why = scan_csv(
+            data, at, data.size, self._ended, max_records, self._place.max_record_bytes, self._out, self._rows,
+            self._control, self._keys, self._key_ends, self._how, self._nulls, self._null_ends,
+            self._delimiter, self._quote,
+        )  # fmt: skip
+        return end, size, records, why
+
+    def _skip(self, data: Array, at: int) -> tuple[int, bool]:
+        end, ended = skip_csv(data, at, data.size, self._ended, self._control, self._delimiter, self._quote)
+        return int(end), bool(ended)
+
+    def _broken(self, why: int) -> str:
+        return f"ends inside a quoted field of the record that starts at line {int(self._control[CUT_LINE])}"
+
+
+class _Lines(Iterator[str]):
+    """Lines of a buffer; `ran_out` if the last one may go on beyond it."""
+
+    def __init__(self, data: bytes, is_end: bool) -> None:
+        self._stream = io.BytesIO(data)
+        self._is_end = is_end
+        self.ran_out = False
+        self.size = 0
+        self.count = 0
+
+    def __next__(self) -> str:
+        line = self._stream.readline()
+        if not line.endswith(b"\n"):
+            self.ran_out = not self._is_end
+            if not line:
+                raise StopIteration
+        self.size += len(line)
+        self.count += line.endswith(b"\n")
+        return line.decode()
+
+
+def _joined(texts: Sequence[bytes]) -> tuple[Array, Array]:
+    """Return texts one after the other, and where each ends."""
+    ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
+    return np.frombuffer(b"".join(texts) + b"\0", np.uint8), ends
