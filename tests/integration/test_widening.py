@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
@@ -127,13 +128,53 @@ def test_rescue_and_fail_leave_the_table_as_it_is(shop: Shop) -> None:
     assert shop.read() == (pa.int64(), [1, None])
 
 
-def test_a_declared_column_is_never_widened(shop: Shop) -> None:
-    options = shop.options("rewrite", FieldOptions("price", "int64"))
+@pytest.mark.parametrize("policy", ["rewrite", "fail"])
+def test_a_declared_column_is_never_widened(shop: Shop, policy: Policy, caplog: pytest.LogCaptureFixture) -> None:
+    options = shop.options(policy, FieldOptions("price", "int64"))
     shop.add(1)
     assert run_once(options).exit_code == 0
     shop.add(1.5)
-    assert run_once(options).exit_code == 0
+    with caplog.at_level(logging.WARNING, "firnline"):
+        assert run_once(options).exit_code == 0
     assert shop.read() == (pa.int64(), [1, None])
+    assert "column price stays int64: it is declared in the spec" in caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "column", "expected"),
+    [
+        ('{"net": 1}', '{"net": 1.5}', "price.net", "int64"),
+        ("[1, 2]", "[1, 2.5]", "price", "list<int64>"),
+        ('[{"net": 1}]', '[{"net": 1.5}]', "price", "list<struct<net:int64>>"),
+    ],
+)
+def test_nested_numbers_are_rescued_with_a_warning(
+    shop: Shop, old: str, new: str, column: str, expected: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop.add(old)
+    assert run_once(shop.options()).exit_code == 0
+    shop.add(new)
+    failed = run_once(shop.options("fail"))
+    assert failed.result.error is not None
+    assert f"does not fit column {column} ({expected})" in failed.result.error.message
+    with caplog.at_level(logging.WARNING, "firnline"):
+        run = run_once(shop.options())
+    assert f"column {column} stays {expected}: nested fields keep their types" in caplog.messages
+    assert [(one.column, one.values) for epoch in run.told.epochs for one in epoch.rescued] == [(column, 1)]
+    rescued = DeltaTable(str(shop.table)).to_pyarrow_table()["_rescued_data"].drop_null().to_pylist()
+    assert [json.loads(text) for text in rescued] == [{"price": json.loads(new)}]
+
+
+def test_a_decimal_column_keeps_its_precision(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    rows = pa.table({"id": [1], "price": pa.array([Decimal("1.25")], pa.decimal128(6, 2))})
+    write_deltalake(str(shop.table), rows)
+    shop.add("12345678901234567890.5", "7.5")
+    with caplog.at_level(logging.WARNING, "firnline"):
+        assert run_once(shop.options()).exit_code == 0
+    assert "column price stays decimal(6,2): decimal columns keep precision and scale" in caplog.messages
+    table = DeltaTable(str(shop.table)).to_pyarrow_table().sort_by("id")
+    assert table["price"].to_pylist() == [Decimal("1.25"), None, Decimal("7.50")]
+    assert table["_rescued_data"].drop_null().to_pylist() == ['{"price":12345678901234567890.5}']
 
 
 @pytest.mark.parametrize(("prices", "kind"), [([2**40], pa.int64()), ([2**40, 1.5], pa.float64())])

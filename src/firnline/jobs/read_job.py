@@ -21,7 +21,17 @@ from firnline.options import SourceOptions
 from firnline.rescued import Rescued, add_rescued
 from firnline.schema import RESCUED_COLUMN, merge, schema_from_json, schema_to_json, type_to_text, widen
 from firnline.sources.base import ReadColumns, SourcePlan, Split, SplitEnd, port_name
-from firnline.sources.columns import LINEAGE, LINEAGE_TYPES, Columns, agree, declared, find_wider, new_kinds
+from firnline.sources.columns import (
+    IS_DECLARED,
+    LINEAGE,
+    LINEAGE_TYPES,
+    Columns,
+    agree,
+    declared,
+    find_kept,
+    find_wider,
+    new_kinds,
+)
 from firnline.sources.group import EpochPlan
 from firnline.types import Json
 
@@ -373,22 +383,28 @@ class _SourceRead:
         reports = self.reports.values()
         rescued = add_rescued(one for report in reports for one in report.rescued if one.source == port)
         rows = sum(report.rows[port] for report in reports)
-        wanted = find_wider(columns, declared(context.source, port).names, rescued, rows)
-        wanted = {name: kind for name, kind in wanted.items() if (port, name) not in self.asked}
+        names = declared(context.source, port).names
+        wanted = find_wider(columns, names, rescued, rows)
+        refused = find_kept(columns, names, rescued, rows)
+        new = {name for name in (*wanted, *refused) if (port, name) not in self.asked}
         policy = context.source.schema_of(port).on_widen
-        if not wanted or policy == "rescue":
+        if not new or policy == "rescue" or self.context.replay:
             return
-        if policy == "fail":
-            first = next(one for one in rescued if one.column in wanted)
+        wanted = {name: kind for name, kind in wanted.items() if name in new}
+        undeclared = {name for name in new if refused.get(name) != IS_DECLARED}
+        if policy == "fail" and undeclared:
+            first = next(one for one in rescued if one.column in undeclared)
             raise SchemaError(
                 f"{first.file} line {first.line}: {first.first} does not fit column {first.column} ({first.expected})",
                 hint="Set schema.on_widen to rewrite or rescue, or correct the input.",
             )
-        self.asked |= {(port, name) for name in wanted}
-        refused = context.refuse_widening(wanted)
+        self.asked |= {(port, name) for name in new}
+        if wanted:
+            refused |= context.refuse_widening(wanted)
         facts = {"source": port_name(self.context.options.name, port), "epoch": self.context.epoch}
-        for name, reason in refused.items():
-            logger.warning("column %s stays %s: %s", name, columns.decoded.field(name).type, reason, extra=facts)
+        expected = {one.column: one.expected for one in rescued}
+        for name in sorted(new & refused.keys()):
+            logger.warning("column %s stays %s: %s", name, expected[name], refused[name], extra=facts)
         types = {name: kind for name, kind in wanted.items() if name not in refused}
         if types:
             decoded = widen(columns.decoded, types)

@@ -18,7 +18,7 @@ import pyarrow as pa
 from firnline.ndjson import exact
 from firnline.ndjson import kernel as k
 from firnline.ndjson.exact import BadRecordError, MisfitError, Object, dump, fit
-from firnline.ndjson.infer import KindCounter, Learner, is_empty, kind_of
+from firnline.ndjson.infer import KindCounter, Learner, is_empty, kind_of, wider_kind
 from firnline.ndjson.layout import Array, Layout
 from firnline.ndjson.reader import Block, open_blocks
 from firnline.ndjson.text import FULL
@@ -110,8 +110,6 @@ class _Odd:
     line: int
 
 
-_INTEGERS = (k.INT32, k.INT64)
-_NUMBERS = ("int64", "float64")
 _Misfit = tuple[str, Node | None, Any]  # a rescued value: its column, the column's node, the value
 
 
@@ -298,14 +296,15 @@ class Decoder:
                 row[RESCUED_COLUMN] = dump(Object(rescued))
             for path, node, value in found:
                 misfits[path] = misfits.get(path, 0) + 1
-                if node is not None and node.kind in _INTEGERS and node is self._root.by_name.get(path):
-                    wider.setdefault(path, Counter())[kind_of(value)] += 1
+                kind = wider_kind(value, node) if node is not None else None
+                if kind is not None:
+                    wider.setdefault(path, Counter())[kind] += 1
                 if misfits[path] == 1:
                     counts.append(_first_rescued(path, node, value, item.line))
             rows.append(row)
             kept.append(item)
         counts += [Rescued(path, count - 1) for path, count in misfits.items() if count > 1]
-        counts += [Rescued(path, 0, wider={n: c[n] for n in _NUMBERS if c[n]}) for path, c in wider.items()]
+        counts += [Rescued(path, 0, wider=dict(kinds)) for path, kinds in wider.items()]
         return rows, kept, bad
 
     def _struct(

@@ -67,6 +67,34 @@ def kind_of(value: Any) -> str:
     return "float64"
 
 
+def wider_kind(value: Any, node: Node) -> str | None:
+    """Return the kind of number that would hold a value which does not fit; None if no wider number would.
+
+    It is `int64`, `float64` or `decimal`; for a list, a map or a struct the widest that its values need.
+    """
+    if node.kind in (k.INT32, k.INT64):
+        return kind if (kind := kind_of(value)) in _NUMBERS else None
+    if node.kind == k.DECIMAL:
+        return "decimal" if type(value) is Number else None
+    inner: list[tuple[Any, Node]] = []
+    if node.kind == k.LIST and type(value) is list:
+        inner = [(item, node.children[0]) for item in value]
+    elif node.kind == k.MAP and type(value) is Object:
+        inner = [(item, node.children[1]) for item in value.last().values()]
+    elif node.kind == k.STRUCT and type(value) is Object and node.by_name.keys() >= value.last().keys():
+        inner = [(item, node.by_name[name]) for name, item in value.last().items()]
+    kinds: set[str | None] = set()
+    for item, child in inner:
+        try:
+            if item is not None:
+                fit(item, child)
+        except MisfitError:
+            kinds.add(wider_kind(item, child))
+    if not kinds or None in kinds:
+        return None
+    return next(kind for kind in ("float64", "int64", "decimal") if kind in kinds)
+
+
 class Seen:
     """The kinds of values seen for one field; once a kind is chosen for it, values of other kinds are ignored."""
 

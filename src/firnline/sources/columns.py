@@ -19,6 +19,7 @@ from firnline.types import Json
 
 LINEAGE = ("_firnline_file", "_firnline_record", "_firnline_epoch")
 LINEAGE_TYPES = (pa.string(), pa.int64(), pa.int64())
+IS_DECLARED = "it is declared in the spec"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +114,33 @@ def find_wider(
             continue
         old = columns.decoded.field(index).type
         kind = pa.float64() if one.wider.get("float64", 0) * FEW_FRACTIONS > rows else pa.int64()
-        if sum(one.wider.values()) * FEW_FRACTIONS > rows and is_wider(old, kind):
+        if _needs_wider(one, rows) and is_wider(old, kind):
             found[one.column] = kind
     return found
+
+
+def find_kept(
+    columns: Columns, declared_names: Collection[str], rescued: Iterable[Rescued], rows: int
+) -> dict[str, str]:
+    """Return the known columns and nested fields whose numbers need a wider type that they cannot get, with the
+    reason."""
+    found: dict[str, str] = {}
+    for one in rescued:
+        index = columns.decoded.get_field_index(one.column)
+        column = one.column if index >= 0 else one.column.split(".")[0]
+        if column not in columns.frozen or not _needs_wider(one, rows):
+            continue
+        if column in declared_names:
+            found[one.column] = IS_DECLARED
+        elif index < 0 or pa.types.is_nested(columns.decoded.field(index).type):
+            found[one.column] = "nested fields keep their types"
+        elif pa.types.is_decimal(columns.decoded.field(index).type):
+            found[one.column] = "decimal columns keep precision and scale"
+    return found
+
+
+def _needs_wider(rescued: Rescued, rows: int) -> bool:
+    return sum(rescued.wider.values()) * FEW_FRACTIONS > rows
 
 
 def retyped(old: pa.Schema, new: pa.Schema) -> bool:

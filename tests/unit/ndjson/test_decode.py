@@ -571,7 +571,7 @@ def test_rescued_values_are_counted_by_column_with_the_first_one() -> None:
     decoded = decoder.decode(_block({"a": 1}, {"a": 1.5}, {"a": "x", "s": {"x": 2.5}}, first_line=5))
     assert decoded.rescued == [
         Rescued("a", 2, "int64", "1.5", line=6, wider={"float64": 1}),
-        Rescued("s.x", 1, "int64", "2.5", line=7),
+        Rescued("s.x", 1, "int64", "2.5", line=7, wider={"float64": 1}),
     ]
     assert decoder.decode(_block({"a": 1})).rescued == []
 
