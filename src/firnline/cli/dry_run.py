@@ -21,8 +21,9 @@ Output (JSON fields):
   pipeline, source {path, files_outstanding, bytes_outstanding, late_files}
   (null when there are several), sources [{name, ..., last_committed_file}],
   first_epoch {files, size_bytes}, epochs_about,
-  sinks [{name, table, input, write, exists, version, delivery, required,
-  writable (null if unknown before the first commit)}],
+  sinks [{name, table, input, write, key, sequence_by, delete_when, exists,
+  version, delivery, required, writable (null if unknown before the first
+  commit)}],
   copies [{path (store, local, remote), place, epoch, writable (null if unknown
   before the first write), problem}], lease (as `firnline status` shows it),
   resume {path, epoch, generation, last_committed_file},
@@ -112,6 +113,8 @@ def _show(out: Output, facts: dict[str, Any]) -> None:
             out.line(line)
     out.line()
     out.table(SINK_COLUMNS, [{**s, "state": _state(s)} for s in facts["sinks"]])
+    for words in filter(None, map(_upsert, facts["sinks"])):
+        out.line(words)
     if facts["copies"]:
         out.line()
         out.table(COPY_COLUMNS, facts["copies"])
@@ -139,6 +142,16 @@ def _show(out: Output, facts: dict[str, Any]) -> None:
 def _waiting(source: dict[str, Any]) -> str:
     waiting = f"{count_text(source['files_outstanding'], 'file')}, {size_text(source['bytes_outstanding'])}"
     return waiting + (f", {count_text(source['late_files'], 'late file')}" if source["late_files"] else "")
+
+
+def _upsert(sink: dict[str, Any]) -> str:
+    """Return what an upsert with a key in the spec does with the rows."""
+    if sink["write"] != "upsert" or not sink["key"]:
+        return ""
+    newest = f"the row with the greatest {sink['sequence_by']}" if sink["sequence_by"] else "the later row"
+    deletes = " and ".join(f"{name} = {' or '.join(values)}" for name, values in sink["delete_when"].items())
+    words = f"{sink['name']} keeps one row per {', '.join(sink['key'])}: {newest} counts"
+    return words + (f"; {deletes} deletes it" if deletes else "")
 
 
 def _share(share: float) -> str:

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from firnline.errors import ConfigError, SinkError
+from firnline.errors import ConfigError, SchemaError, SinkError
 from firnline.graph import find_source, sink_input, topological
 from firnline.jobs.dataflow import dataflow_of
 from firnline.jobs.read_job import PortContext, columns_of, staged_schema
 from firnline.jobs.spark import SparkEngine
 from firnline.ndjson import Choice, choose, shown_path
 from firnline.operators.base import MAIN
-from firnline.options import OperatorOptions, PipelineOptions, SourceOptions
+from firnline.options import OperatorOptions, PipelineOptions, SinkOptions, SourceOptions
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import RESCUED_COLUMN, type_to_text
 from firnline.sinks.base import Head, Sink
@@ -198,11 +198,27 @@ def _find_table(sink: Sink) -> pa.Schema | None:
 
 
 def check_tables(pipeline: OpenPipeline, schemas: Mapping[str, pa.Schema]) -> None:
-    """Raise SchemaError when a table that is there cannot take the rows that would be written to it."""
+    """Raise SchemaError when a table cannot take the rows that would be written to it."""
     for options in pipeline.options.sinks:
         sink, rows = pipeline.sink(options.name), schemas.get(sink_input(pipeline.options, options))
-        if rows is not None and _find_table(sink) is not None:
-            sink.check_columns(rows)
+        if rows is not None:
+            _check_upsert(options, rows)
+            if _find_table(sink) is not None:
+                sink.check_columns(rows)
+
+
+def _check_upsert(options: SinkOptions, rows: pa.Schema) -> None:
+    """Check that the rows have the columns that an upsert needs."""
+    if options.write != "upsert":
+        return
+    order = getattr(options, "sequence_by", None)
+    for setting, name in (*(("key", name) for name in options.key), *([("sequence_by", order)] if order else [])):
+        if name not in rows.names:
+            raise SchemaError(
+                f"sink {options.name!r}: the {setting} column {name!r} is not among the columns {rows.names}",
+                hint=f"Set the sink's {setting} to columns that its input has.",
+                column=name,
+            )
 
 
 def schema_rows(

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from firnline.errors import ConfigError, EngineError, FirnlineError, StagingError, WorkerLostError
 from firnline.exchange import Exchanged
-from firnline.graph import resolve_port, upstream
+from firnline.graph import resolve_port, sink_input, upstream
 from firnline.jobs.dataflow import Dataflow, keyed_edge, sql_edge
 from firnline.jobs.engine import Engine, Output, SqlJob, SqlTable, SqlTask
 from firnline.jobs.fold_job import Folded, FoldReport, FoldTask, add_up
@@ -250,8 +250,10 @@ class _Running:
     def _port_context(self, source: SourceOptions, port: str) -> PortContext:
         name = port_name(source.name, port)
         refuse = partial(self._refuse_widening, name)
+        upserts = [sink for sink in self.jobs.options.sinks if sink.write == "upsert"]
+        keys = [column for s in upserts if sink_input(self.jobs.options, s) == name for column in s.key]
         before, after = self.job.columns.get(name), self.job.columns_after.get(name)
-        return PortContext(source, port, self._output(name), before, refuse, after)
+        return PortContext(source, port, self._output(name), before, refuse, after, tuple(dict.fromkeys(keys)))
 
     def _refuse_widening(self, port: str, types: Mapping[str, pa.DataType]) -> dict[str, str]:
         """Return which columns of a port cannot get a wider type, with the reasons.

@@ -62,6 +62,7 @@ class PortContext:
     base: pa.Schema | None  # the known columns; None before there are any
     refuse_widening: RefuseWidening = refuse_every_widening  # which of these columns may not get a wider type, and why
     after: pa.Schema | None = None  # in a replay: the columns after the epoch, whose types are not inferred again
+    keys: tuple[str, ...] = ()  # columns that identify a row of an upserted sink: a record without one is bad
 
     @property
     def is_inferring(self) -> bool:
@@ -111,7 +112,12 @@ def known_columns(context: PortContext) -> pa.Schema | None:
 
 def staged_schema(context: PortContext, columns: Columns) -> pa.Schema:
     """Return every column that the staged files may have, and the table must have when they are committed."""
-    fields = list(columns.decoded)
+    schemas = [declared(context.source, context.port), *([context.base] if context.base is not None else [])]
+    required = {f.name for schema in schemas for f in schema if not f.nullable}
+    # A key column that must have values here may be null in the table, unless the spec or the table says otherwise.
+    fields = [
+        f.with_nullable(True) if f.name in context.keys and f.name not in required else f for f in columns.decoded
+    ]
     added = [{"name": n, "type": t, "nullable": True} for n, t in columns.constants.items()]
     fields += list(schema_from_json(added))
     names = {f.name for f in fields}
@@ -144,15 +150,16 @@ class ReadPort:
 
     columns: Columns
     output: Output
+    keys: tuple[str, ...] = ()  # columns that must have a value
 
     def to_json(self) -> dict[str, Json]:
         """Return plain JSON for the workers."""
-        return {"columns": self.columns.to_json(), "output": self.output.to_json()}
+        return {"columns": self.columns.to_json(), "output": self.output.to_json(), "keys": list(self.keys)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Json]) -> ReadPort:
         """Parse the output of `to_json`."""
-        return cls(Columns.from_json(value["columns"]), Output.from_json(value["output"]))
+        return cls(Columns.from_json(value["columns"]), Output.from_json(value["output"]), tuple(value["keys"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +229,7 @@ class ReadReport:
     bytes_read: int
     raw_bytes: int
     rescued: list[Rescued] = field(default_factory=list)  # by port and column
+    keyless: dict[str, dict[str, str]] = field(default_factory=dict)  # port -> key column -> the first row without it
 
     def to_json(self) -> dict[str, Json]:
         """Return plain JSON for the driver."""
@@ -243,6 +251,7 @@ class ReadReport:
             "bytes_read": self.bytes_read,
             "raw_bytes": self.raw_bytes,
             "rescued": [one.to_json() for one in self.rescued],
+            "keyless": self.keyless,
         }
 
     @classmethod
@@ -265,6 +274,7 @@ class ReadReport:
             bytes_read=int(value["bytes_read"]),
             raw_bytes=int(value["raw_bytes"]),
             rescued=[Rescued.from_json(one) for one in value.get("rescued", ())],
+            keyless=dict(value.get("keyless", {})),
         )
 
 
@@ -333,6 +343,7 @@ class _SourceRead:
     unread: set[int]  # splits to read, or to read again with other types
     reports: dict[int, ReadReport] = field(default_factory=dict)
     asked: set[tuple[str, str]] = field(default_factory=set)  # ports and columns whose widening was decided
+    demanded: set[tuple[str, str]] = field(default_factory=set)  # ports and key columns that records must have
 
     @classmethod
     def begin(cls, context: ReadContext, plan: SourcePlan) -> _SourceRead:
@@ -342,7 +353,7 @@ class _SourceRead:
     def tasks(self) -> dict[int, ReadTask]:
         """Return a task for every split that must be read."""
         context = self.context
-        ports = {name: ReadPort(self.columns[name], port.output) for name, port in context.ports.items()}
+        ports = {name: ReadPort(self.columns[name], port.output, port.keys) for name, port in context.ports.items()}
         return {
             number: ReadTask(
                 source=context.options.name,
@@ -372,6 +383,32 @@ class _SourceRead:
         if not self.unread:
             for port in self.columns:
                 self._widen(port)
+        if not self.unread:
+            for port in self.columns:
+                self._demand_keys(port)
+
+    def _demand_keys(self, port: str) -> None:
+        """Read splits again that have rows without a key, so that their readers report these records as bad.
+
+        Only after types are settled: a key that needs a wider type is not a missing one.
+
+        Raises:
+            SchemaError: no record has a key column, or the reader does not report such records.
+        """
+        for number, report in self.reports.items():
+            for name, row in report.keyless.get(port, {}).items():
+                columns = self.columns[port]
+                index = columns.decoded.get_field_index(name)
+                if index < 0 or ((port, name) in self.demanded and not columns.decoded.field(index).nullable):
+                    raise SchemaError(
+                        f"{row}: no value in the key column {name!r}",
+                        hint="Set the sink's key to columns that every record has, or correct the input.",
+                        column=name,
+                    )
+                demanded = columns.decoded.field(index).with_nullable(False)
+                self.columns[port] = replace(columns, decoded=columns.decoded.set(index, demanded))
+                self.unread.add(number)
+        self.demanded |= {(port, name) for report in self.reports.values() for name in report.keyless.get(port, {})}
 
     def _widen(self, port: str) -> None:
         """Give columns of a port wider types if its numbers need them; then every split is read again.

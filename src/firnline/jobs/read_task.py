@@ -102,6 +102,7 @@ class _Attempt:
             rows={name: port.rows for name, port in ports.items()},
             rescues=[name for name, port in ports.items() if port.rescues],
             rescued=[replace(one, source=name) for name, port in ports.items() for one in port.rescued],
+            keyless={name: port.keyless for name, port in ports.items() if port.keyless},
             quarantine=self._close_quarantine(),
             records=self._budget.records,
             bad=self._bad,
@@ -154,6 +155,8 @@ class _PortWriter:
         self.rows = 0
         self.rescues = False  # rows have `_rescued_data` though the reader did not add it for a record
         self.rescued: list[Rescued] = []  # by column
+        self.keyless: dict[str, str] = {}  # key column -> the first row without a value there
+        self._keys = task.ports[port].keys
         self._task = task
         self._columns = task.ports[port].columns
         self._targets = task.ports[port].output.targets
@@ -195,6 +198,7 @@ class _PortWriter:
         batch = self._complete(rows)
         if rows.rescued:
             self.rescued = add_rescued([*self.rescued, *rows.rescued])
+        self._note_keyless(rows, batch)
         self.rows += batch.num_rows
         for stager in self.stagers.values():
             stager.write(batch)
@@ -210,6 +214,15 @@ class _PortWriter:
                 self.schema = schema
                 raise RestartError
         self._written = schema
+
+    def _note_keyless(self, rows: Rows, batch: pa.RecordBatch) -> None:
+        """Note the first row that lacks a value of a key."""
+        for name in self._keys:
+            index = batch.schema.get_field_index(name)
+            if name in self.keyless or (index >= 0 and not batch.column(index).null_count):
+                continue
+            at = pc.index(pc.is_null(batch.column(index)), True).as_py() if index >= 0 else 0
+            self.keyless[name] = f"{rows.origin}, record {rows.record_numbers[at].as_py()}"
 
     def _complete(self, rows: Rows) -> pa.RecordBatch:
         """Add the columns that do not come from the record: constants, missing partitions, lineage."""

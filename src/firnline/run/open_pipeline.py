@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from firnline.checkpoint.ledger import Fold, Ledger, LedgerEntry
 from firnline.clock import SystemClock
 from firnline.errors import ConfigError
-from firnline.graph import graph_of, output_key, sink_input
+from firnline.graph import find_source, graph_of, output_key, sink_input
 from firnline.names import outbox_folder, state_folder, tier_state_folder
 from firnline.options import PipelineOptions
 from firnline.run.recorder import Recorder
@@ -170,6 +170,7 @@ def _open_sinks(
                     copies=recorder.tiers if sink is deciding else Tiers(),
                     outbox=None if sink is deciding or sink.required else outbox,
                     input_key=keys.get(sink_input(options, sink), ()),
+                    input_is_source=find_source(options, sink_input(options, sink)) is not None,
                 ),
             )
             for sink in options.ordered_sinks

@@ -76,6 +76,7 @@ class SinkContext:
     copies: Tiers = field(default_factory=Tiers)  # copies of checkpoints outside the sink; for the deciding sink only
     outbox: Mapping[str, Json] | None = None  # optional sinks: where tasks stage (root, storage_options, folder)
     input_key: tuple[str, ...] = ()  # the columns that identify a row of its input, where an operator names them
+    input_is_source: bool = False  # whether its input is a source: rows are records, not changes of an operator
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ class SinkConfig(Config, ABC):
     """
 
     options_class: ClassVar[OptionsClass]
+    upserts_records: ClassVar[bool] = False  # whether `write: upsert` takes the records of a source, too
 
     type: str = Field(description="Kind of sink.")
     name: Name | None = Field(
@@ -31,10 +32,13 @@ class SinkConfig(Config, ABC):
         "candidate.",
     )
     write: Literal["append", "upsert"] = Field(
-        default="append", description="append adds rows; upsert applies inserts, updates and deletes by key."
+        default="append",
+        description="append adds rows; upsert keeps one row per key: it applies the changes of an operator, or "
+        "the records of a source.",
     )
     key: tuple[ColumnName, ...] = Field(
-        default=(), description="Upsert: the columns that identify a row; by default those of the operator."
+        default=(),
+        description="Upsert: the columns that identify a row; by default those of the operator. A source needs them.",
     )
     required: Flag = Field(
         default=True,

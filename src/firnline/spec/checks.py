@@ -143,9 +143,9 @@ def sink_source(spec: PipelineSpec, index: int) -> str:
 
 
 def _upserts(spec: PipelineSpec) -> Iterator[Mismatch]:
-    """Check that an upsert reads a changelog and has a key."""
+    """Check that an upsert reads a changelog or a source, and has a key."""
     operators = {operator.name: operator for operator in spec.operators}
-    hint = "Read an aggregate, a correlate or an operator of your own, or write `write: append`."
+    hint = "Read a source, an aggregate, a correlate or an operator of your own, or write `write: append`."
     for index, sink in enumerate(spec.sinks):
         if sink.write != "upsert":
             continue
@@ -154,9 +154,18 @@ def _upserts(spec: PipelineSpec) -> Iterator[Mismatch]:
         name, port = resolve_port(text, [*spec.sources, *operators])
         operator = operators.get(name)
         if operator is None:
-            words = f'upsert needs a changelog, and "{text}" is a source'
-            yield Mismatch((*at, "write"), words, hint)
-        elif operator.gives_changes is False or port in (operator.ports or ()):
+            if not sink.upserts_records:
+                words = f'upsert needs a changelog, and "{text}" is a source'
+                yield Mismatch((*at, "write"), words, hint)
+            elif not sink.key:
+                words = "missing: a source does not say what identifies a row"
+                yield Mismatch((*at, "key"), words, "Add `key: [...]`.")
+            continue
+        for setting in ("sequence_by", "delete_when"):
+            if getattr(sink, setting, None):
+                words = f'only for the records of a source, and "{text}" is an operator, whose changes have an order'
+                yield Mismatch((*at, setting), words, "Remove it.")
+        if operator.gives_changes is False or port in (operator.ports or ()):
             words = f'upsert needs a changelog, and "{text}" passes rows through unchanged'
             yield Mismatch((*at, "write"), words, hint)
         elif not sink.key and (lack := _find_no_key(operator)) is not None:

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from firnline.config.fields import ColumnName, Count, Endpoint, Location, Secret, Size, differ, fail
 from firnline.config.units import size_text
 from firnline.sinks.config import SinkConfig
 from firnline.sinks.delta.options import DEFAULT_FILE_BYTES, DeltaSinkOptions
+
+
+def _texts(value: Any) -> Any:
+    """Return values that mark a delete as a list of texts: `D`, `[D, 4]`, `true`."""
+    values = value if isinstance(value, list | tuple) else [value]
+    return [str(one).lower() if isinstance(one, bool) else str(one) if isinstance(one, int) else one for one in values]
+
+
+_SCALAR = {"type": ["string", "integer", "boolean"]}
+DeleteValues = Annotated[
+    tuple[str, ...],
+    Field(min_length=1),
+    BeforeValidator(_texts),
+    WithJsonSchema({"anyOf": [_SCALAR, {"type": "array", "items": _SCALAR, "minItems": 1}]}),
+]
 
 
 class DeltaSinkConfig(SinkConfig):
@@ -22,6 +37,7 @@ class DeltaSinkConfig(SinkConfig):
         "partitions": "partition_by",
     }
     options_class = DeltaSinkOptions
+    upserts_records = True
 
     type: Literal["delta"] = Field(default="delta", description="Kind of sink.")
     table: Location = Field(description="Path or URI of the table, created when missing; relative to this file.")
@@ -52,6 +68,16 @@ class DeltaSinkConfig(SinkConfig):
         default={}, description="Credentials and endpoints of the store; values may be ${env:NAME} or ${file:path}."
     )
 
+    sequence_by: ColumnName | None = Field(
+        default=None,
+        description="Upsert of a source: the column that orders the rows of one key, e.g. updated_at; without it, the "
+        "later row counts.",
+    )
+    delete_when: dict[ColumnName, DeleteValues] = Field(
+        default={},
+        description="Upsert of a source: column and value of the records that delete their key, e.g. {op: D}.",
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _older_file_size(cls, data: Any) -> Any:
@@ -74,6 +100,15 @@ class DeltaSinkConfig(SinkConfig):
     def _no_staged_upsert(self) -> DeltaSinkConfig:
         if self.write == "upsert" and self.mode == "staged":
             raise fail("upsert is not possible with mode: staged", "write", hint="Write `mode: direct`.")
+        return self
+
+    @model_validator(mode="after")
+    def _records_fit_write(self) -> DeltaSinkConfig:
+        for name in ("sequence_by", "delete_when"):
+            if getattr(self, name) and self.write != "upsert":
+                raise fail("only with write: upsert (here it is append)", name)
+        if self.sequence_by in self.partition_by:
+            raise fail("cannot be a column of partition_by", "sequence_by", hint="Name another column.")
         return self
 
     @property

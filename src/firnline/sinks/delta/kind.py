@@ -44,6 +44,10 @@ def open_sink(options: DeltaSinkOptions, context: SinkContext) -> Sink:
 
 def open_stager(target: dict[str, Json], attempt: str) -> Stager:
     """Open the stager for a target of `DeltaSink.stage_target`."""
+    if "records" in target:
+        from firnline.sinks.delta.upsert.records import RecordStager
+
+        return RecordStager(target, attempt)
     if target["write"] == "upsert":
         from firnline.sinks.delta.stage import ChangeStager
 

@@ -25,6 +25,8 @@ class DeltaSinkOptions(SinkOptions):
     file_size: int = DEFAULT_FILE_BYTES
     interop: Literal["auto", "blizzard", "none"] = "auto"  # auto: on tables that Firnline created
     storage_options: Mapping[str, str] = field(default_factory=dict)
+    sequence_by: str | None = None  # upsert of records: the column that orders the rows of one key; None: their order
+    delete_when: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # column -> values of records that delete
 
     @property
     def location(self) -> str:

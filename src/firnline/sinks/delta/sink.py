@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import pyarrow as pa
@@ -431,10 +431,22 @@ class DeltaSink(Sink):
         types = wider_columns(self._table.schema(), commit.schema)
         if not types:
             return self._table.append("delta.commit", commit.files, info, txns, expiring, onto=onto)
-        rewritten = self._open_widening(commit, types).rewrite(self._table, run_tasks)
-        version = self._table.replace_all(
-            "delta.commit", types, [*rewritten, *commit.files], info, txns, expiring, onto=onto
-        )
+        return self._replace_all(commit, types, commit.files, frozenset(), info, onto, run_tasks)
+
+    def _replace_all(
+        self,
+        commit: EpochCommit,
+        types: dict[str, pa.DataType],
+        files: Sequence[dict[str, Json]],
+        replaced: Collection[str],
+        info: str,
+        onto: int,
+        run_tasks: RunTasks | None,
+    ) -> int:
+        """Commit files, and give columns a wider type: every file is rewritten but those that `files` replace."""
+        rewritten = self._open_widening(commit, types).rewrite(self._table, run_tasks, replaced)
+        txns, expiring = self._transactions(commit, onto)
+        version = self._table.replace_all("delta.commit", types, [*rewritten, *files], info, txns, expiring, onto=onto)
         for name, kind in types.items():
             facts = {"table": self._table.uri, "epoch": commit.checkpoint.epoch, "files_rewritten": len(rewritten)}
             logger.warning("widened column %s to %s", name, type_to_text(pa.field(name, kind)), extra=facts)

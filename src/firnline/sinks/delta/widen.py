@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
@@ -87,8 +87,12 @@ class Widening:
         self._options = options
         self._done: dict[str, list[dict[str, Json]]] = {}  # by the path in the log
 
-    def rewrite(self, table: Table, run_tasks: RunTasks | None) -> list[dict[str, Json]]:
+    def rewrite(
+        self, table: Table, run_tasks: RunTasks | None, replaced: Collection[str] = ()
+    ) -> list[dict[str, Json]]:
         """Rewrite the files at the version of the handle. Returns the staged files: durable, named by no commit.
+
+        Files in `replaced`, by their path in the log, are left out: others take their place.
 
         Raises:
             SchemaError: a value does not fit the wider type without loss.
@@ -97,7 +101,7 @@ class Widening:
         obstacle = _find_obstacle(table)
         if obstacle:
             raise SchemaError(f"cannot change the type of a column: {obstacle}", table=table.uri)
-        files = list(list_contents(table.delta))
+        files = [file for file in list_contents(table.delta) if file.path not in replaced]
         tasks = [self._task(bundle) for bundle in _bundles([f for f in files if f.path not in self._done])]
         reports = (run_tasks or run_in_threads)(self.attempt, tasks) if tasks else []
         for report in reports:

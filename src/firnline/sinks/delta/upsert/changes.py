@@ -21,8 +21,8 @@ from firnline.types import Json
 OP = "_op"
 SEQUENCE = "_sequence"
 BEFORE = "_before"
+SEQUENCE_BY = "sequence_by"  # of a staged file of records: the column that orders rows; null: their order in the files
 OPERATIONS = ("insert", "update", "delete")
-_LOWEST = np.iinfo(np.int64).min
 
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -55,16 +55,39 @@ def check_key(key: Sequence[str], schema: pa.Schema) -> None:
             )
 
 
+def check_sequence(name: str, schema: pa.Schema) -> None:
+    """Refuse an order by a column that is missing, or whose values have no order.
+
+    Raises:
+        SchemaError: it names the column.
+    """
+    index = schema.get_field_index(name)
+    if index < 0:
+        raise SchemaError(
+            f"the column {name!r} of sequence_by is not among the columns {schema.names}",
+            hint="Set the sink's sequence_by to a column that its input has.",
+            column=name,
+        )
+    if pa.types.is_nested(schema.field(index).type):
+        raise SchemaError(
+            f"the column {name!r} of sequence_by is {schema.field(index).type}, which has no order",
+            hint="Use a number, a time or text.",
+            column=name,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Changes:
     """One row per key. If `keeps` is False the change is a delete, and the rest of its row has no meaning.
 
-    `keys` are the key columns in comparable form (see `comparable`); `rows` has the columns of the changelog.
+    `keys` are the key columns in comparable form (see `comparable`); `rows` has the columns of the changelog. With a
+    `sequence`, a change counts only if the table holds no newer row of its key.
     """
 
     rows: pa.Table
     keys: pa.Table
     keeps: Mask
+    sequence: pa.Array | None = None
 
     def __len__(self) -> int:
         return len(self.keeps)
@@ -75,13 +98,17 @@ def load_changes(
 ) -> Changes:
     """Read change files; of several rows with one key the highest sequence wins, then the later one.
 
+    Changes of operators have a `_sequence`. Those of records are ordered by the column that their files name; without
+    one, or where it is null, by their place in the files.
+
     Raises:
         DamagedError: a file differs from what was staged.
         SinkError: a file cannot be read.
         SchemaError: a column is missing, or an operation is unknown.
     """
     rows = pa.concat_tables([_read(storage, file) for file in files], promote_options="permissive")
-    for name in (OP, SEQUENCE):
+    of_records = SEQUENCE_BY in files[0]
+    for name in (OP,) if of_records else (OP, SEQUENCE):
         if name not in rows.column_names:
             raise SchemaError(
                 f"rows for an upsert lack the column {name}", hint="Feed the sink from an operator that makes changes."
@@ -94,13 +121,37 @@ def load_changes(
             f"a change row has {OP} {unknown[0].as_py()!r}", hint=f"It must be one of {', '.join(OPERATIONS)}."
         )
     keys = pa.table({name: comparable(rows.column(name), name in partition_by) for name in key})
-    chosen = _newest(keys, pc.fill_null(rows.column(SEQUENCE).cast(pa.int64()), _LOWEST))
+    order = _order_of_records(rows, files[0][SEQUENCE_BY]) if of_records else rows.column(SEQUENCE).cast(pa.int64())
+    chosen = _newest(keys, order)
     keeps = pc.not_equal(operation, "delete").to_numpy()
     return Changes(
         rows=rows.select(table_columns(rows.schema).names).take(chosen).combine_chunks(),
         keys=keys.take(chosen).combine_chunks(),
         keeps=keeps[chosen],
+        sequence=_one_array(order).take(chosen) if of_records and files[0][SEQUENCE_BY] else None,
     )
+
+
+def _order_of_records(rows: pa.Table, sequence_by: str | None) -> pa.ChunkedArray:
+    """Return what orders the records of one key, apart from their place in the files."""
+    if sequence_by is None and SEQUENCE in rows.column_names:  # records that are change rows
+        return rows.column(SEQUENCE).cast(pa.int64())
+    if sequence_by is None or sequence_by not in rows.column_names:
+        return pa.chunked_array([pa.nulls(rows.num_rows, pa.int64())])
+    check_sequence(sequence_by, rows.schema)
+    return rows.column(sequence_by)
+
+
+def find_older(new: pa.Array, old: pa.Array) -> Mask:
+    """Return for each pair whether the new sequence is before the old one. Null and NaN are before everything."""
+    older = pc.fill_null(pc.less(new, old), False)
+    older = pc.or_(older, pc.and_(_is_lowest(new), pc.invert(_is_lowest(old))))
+    found: Mask = older.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _is_lowest(sequence: pa.Array) -> pa.Array:
+    return pc.is_null(sequence, nan_is_null=pa.types.is_floating(sequence.type))
 
 
 def _read(storage: Storage, file: dict[str, Json]) -> pa.Table:
@@ -136,8 +187,10 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
 
 def _newest(keys: pa.Table, sequence: pa.ChunkedArray) -> Indices:
     """Return the row numbers of the newest change of each key, in the order of the keys."""
-    count = keys.num_rows
-    order = keys.append_column("\0sequence", sequence).append_column("\0number", pa.array(np.arange(count)))
+    count, plain = keys.num_rows, _one_array(sequence)
+    # A row without a sequence is the oldest: null would sort as the newest.
+    order = keys.append_column("\0known", pc.invert(_is_lowest(plain))).append_column("\0sequence", plain)
+    order = order.append_column("\0number", pa.array(np.arange(count)))
     by = [(name, "ascending") for name in order.column_names]
     sorted_rows: Indices = pc.sort_indices(order, sort_keys=by).to_numpy().astype(np.int64)
     if count == 0:

@@ -26,7 +26,17 @@ import pyarrow.parquet as pq
 from firnline.errors import SinkError
 from firnline.faults import fault_point
 from firnline.sinks.delta.stage import ParquetStager
-from firnline.sinks.delta.upsert.changes import Changes, Indices, KeyIndex, Mask, comparable, conform, load_changes
+from firnline.sinks.delta.upsert.changes import (
+    SEQUENCE_BY,
+    Changes,
+    Indices,
+    KeyIndex,
+    Mask,
+    comparable,
+    conform,
+    find_older,
+    load_changes,
+)
 from firnline.sinks.delta.upsert.prune import KeyRanges
 from firnline.storage import Storage, is_remote, open_storage
 from firnline.types import Json
@@ -40,7 +50,7 @@ class FileToRewrite:
     size_bytes: int
     rows: int | None  # as the log says
     partition_values: Mapping[str, str | None]
-    barred: Indices  # changes whose new row another file has
+    barred: Indices  # changes whose new row is not to be here: another file has it, or a newer row of the key
 
     def to_json(self) -> dict[str, Json]:
         """Return plain JSON for the workers."""
@@ -70,7 +80,7 @@ class RewriteTask:
     partition_by: tuple[str, ...]
     key: tuple[str, ...]
     file_size_bytes: int
-    changes: tuple[dict[str, Json], ...]  # path and crc32 of each file of changes
+    changes: tuple[dict[str, Json], ...]  # path, crc32 and, for records, sequence_by of each file of changes
     schema: pa.Schema
     files: tuple[FileToRewrite, ...] = ()
     insert: Indices | None = None  # numbers of changes
@@ -118,6 +128,7 @@ class RewrittenFile:
     staged: list[dict[str, Json]] = field(default_factory=list)  # files in its place
     matched: Indices = field(default_factory=lambda: np.empty(0, np.int64))  # changes whose key it held
     placed: Indices = field(default_factory=lambda: np.empty(0, np.int64))  # changes whose new row is in `staged`
+    older: Indices = field(default_factory=lambda: np.empty(0, np.int64))  # changes that a row in it is newer than
 
     def to_json(self) -> dict[str, Json]:
         """Return plain JSON for the driver."""
@@ -126,13 +137,14 @@ class RewrittenFile:
             "staged": self.staged,
             "matched": pack_indices(self.matched),
             "placed": pack_indices(self.placed),
+            "older": pack_indices(self.older),
         }
 
     @classmethod
     def from_json(cls, value: Json) -> RewrittenFile:
         """Parse the output of `to_json`."""
-        matched, placed = unpack_indices(value["matched"]), unpack_indices(value["placed"])
-        return cls(str(value["path"]), list(value["staged"]), matched, placed)
+        numbers = [unpack_indices(value[name]) for name in ("matched", "placed", "older")]
+        return cls(str(value["path"]), list(value["staged"]), *numbers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -222,6 +234,7 @@ class _Rewriter:
         self._schema = pa.schema([f.with_nullable(True) for f in task.schema])  # without metadata of the table's own
         self._data = pa.schema([f for f in self._schema if f.name not in self._partition_by])
         self._key = list(task.key)
+        self._sequence_by: str | None = task.changes[0].get(SEQUENCE_BY)
         self._shared = _share_changes(task, storage)
 
     def insert(self, numbers: Indices) -> list[dict[str, Json]]:
@@ -245,25 +258,33 @@ class _Rewriter:
             found = parquet.metadata.num_rows
             if file.rows is not None and found != file.rows:
                 raise SinkError(f"{file.path} holds {found} rows, the log says {file.rows}", file=file.path)
-            rows, changes = self._find_matches(parquet, file.partition_values)
+            rows, changes, newer = self._find_matches(parquet, file.partition_values)
+            older = np.unique(changes[newer])
+            rows, changes = rows[~newer], changes[~newer]
             if not len(rows):
-                return RewrittenFile(file.path)
-            placed = self._find_placed(changes, file)
+                return RewrittenFile(file.path, older=older)
+            placed = self._find_placed(changes, file, older)
             staged = self._write(parquet, file.partition_values, rows, changes, placed)
         if sum(int(f["rows"]) for f in staged) != found - len(rows) + int(placed.sum()):
             for staged_file in staged:
                 self._storage.delete(str(staged_file["path"]))
             raise SinkError(f"rewriting {file.path} lost rows; nothing was committed", file=file.path)
-        return RewrittenFile(file.path, staged, np.unique(changes), np.unique(changes[placed]))
+        return RewrittenFile(file.path, staged, np.unique(changes), np.unique(changes[placed]), older)
 
-    def _find_matches(self, parquet: pq.ParquetFile, values: Mapping[str, str | None]) -> tuple[Indices, Indices]:
-        """Return the rows of a file with a changed key, ascending, and the change of each; reads the key columns
-        only."""
+    def _find_matches(self, parquet: pq.ParquetFile, values: Mapping[str, str | None]) -> tuple[Indices, Indices, Mask]:
+        """Return the rows of a file with a changed key, ascending, the change of each, and whether the row is newer.
+
+        Reads the key columns only, and the one that orders rows.
+        """
         metadata = parquet.metadata
         starts = np.cumsum([0, *(metadata.row_group(g).num_rows for g in range(metadata.num_row_groups))])
-        in_file = [k for k in self._key if k in parquet.schema_arrow.names and k not in self._partition_by]
-        types = pa.schema([self._schema.field(k) for k in self._key if k not in self._partition_by])
+        wanted = [k for k in self._key if k not in self._partition_by]
+        if self._sequence_by is not None and self._sequence_by not in wanted:
+            wanted.append(self._sequence_by)
+        in_file = [name for name in wanted if name in parquet.schema_arrow.names]
+        types = pa.schema([self._schema.field(name) for name in wanted])
         rows, changes = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        newer: list[Mask] = [np.empty(0, np.bool_)]
         for group in self._shared.ranges.find_row_groups(metadata, types):
             offset = int(starts[group])
             for batch in self._batches(parquet, [group], in_file, types, metadata.row_group(group).num_rows):
@@ -271,8 +292,18 @@ class _Rewriter:
                 here, found = self._shared.index.find(columns)
                 rows.append(here + offset)
                 changes.append(found)
+                newer.append(self._find_newer(batch, here, found))
                 offset += batch.num_rows
-        return np.concatenate(rows), np.concatenate(changes)
+        return np.concatenate(rows), np.concatenate(changes), np.concatenate(newer)
+
+    def _find_newer(self, batch: pa.RecordBatch, rows: Indices, changes: Indices) -> Mask:
+        """Return for each of these rows whether it is newer than its change."""
+        if self._sequence_by is None:
+            return np.zeros(len(rows), np.bool_)
+        held = batch.column(self._sequence_by).take(pa.array(rows))
+        sequence = self._shared.changes.sequence
+        assert sequence is not None, "records with sequence_by have one"
+        return find_older(sequence.take(pa.array(changes)).cast(held.type), held)
 
     def _key_column(self, batch: pa.RecordBatch, name: str, values: Mapping[str, str | None]) -> pa.Array:
         if name in self._partition_by:
@@ -291,10 +322,11 @@ class _Rewriter:
             count = min(BATCH_ROWS, rows - start)
             yield pa.RecordBatch.from_arrays([pa.nulls(count, f.type) for f in schema] or [], schema=schema)
 
-    def _find_placed(self, changes: Indices, file: FileToRewrite) -> Mask:
+    def _find_placed(self, changes: Indices, file: FileToRewrite, older: Indices) -> Mask:
         """Return for each matched row whether the new version replaces it in place; at most once per change."""
         barred = np.zeros(len(self._shared.changes), np.bool_)
         barred[file.barred] = True
+        barred[older] = True
         first = np.zeros(len(changes), np.bool_)
         first[np.unique(changes, return_index=True)[1]] = True
         stays = self._shared.changes.keeps & ~barred & self._is_of_partition(file.partition_values)

@@ -17,17 +17,20 @@ import pyarrow.compute as pc
 from deltalake.transaction import RemoveAction
 
 from firnline.errors import ConfigError, SchemaError
+from firnline.schema import widen, wider_columns
 from firnline.sinks.base import Capabilities, EpochCommit, RunTasks, SinkContext
-from firnline.sinks.delta.contents import find_removable, missing_fields, special_features
+from firnline.sinks.delta.contents import as_in_table, find_removable, missing_fields, special_features
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.delta.sink import DeltaSink
 from firnline.sinks.delta.stage import CHANGES
 from firnline.sinks.delta.table import Table
 from firnline.sinks.delta.upsert.changes import (
+    SEQUENCE_BY,
     Changes,
     Indices,
     Mask,
     check_key,
+    check_sequence,
     comparable,
     load_changes,
     table_columns,
@@ -50,6 +53,7 @@ class Exchange:
     removed: list[RemoveAction]
     added: list[dict[str, Json]]
     facts: dict[str, Json]
+    touched: frozenset[str]  # the removed files, by their path in the log
 
 
 @dataclass(slots=True)
@@ -60,6 +64,7 @@ class _Done:
     staged: list[dict[str, Json]]
     matched: Indices
     placed: Indices
+    older: Indices
 
 
 @dataclass(slots=True)
@@ -73,8 +78,8 @@ class UpsertWork:
     _done: dict[str, _Done] = field(default_factory=dict)  # by their path in the log
     _inserted: tuple[bytes, list[dict[str, Json]]] | None = None
 
-    def prepare(self, table: Table, run_tasks: RunTasks) -> Exchange:
-        """Write the missing files for the version of the table handle.
+    def prepare(self, table: Table, run_tasks: RunTasks, types: Mapping[str, pa.DataType]) -> Exchange:
+        """Write the missing files for the version of the table handle; `types` are columns to get a wider type.
 
         Called again only once the last exchange is known not to be committed: files are deleted here.
 
@@ -82,7 +87,7 @@ class UpsertWork:
             SchemaError: a file that must go has a name in the log that cannot be repeated safely.
             SinkError: a file cannot be read or written.
         """
-        schema = pa.schema([f.with_nullable(True) for f in table.schema()])
+        schema = pa.schema([f.with_nullable(True) for f in widen(table.schema(), types)])
         self.task = replace(self.task, schema=schema)
         ranges = KeyRanges(self.changes.keys, self.task.partition_by)
         candidates, active = ranges.find_candidates(table.delta)
@@ -108,11 +113,16 @@ class UpsertWork:
         for report in run_tasks(self.attempt, tasks) if tasks else []:
             for rewritten in RewriteReport.from_json(report).files:
                 file = by_key[rewritten.path]
-                self._done[file.path] = _Done(file, rewritten.staged, rewritten.matched, rewritten.placed)
+                self._done[file.path] = _Done(
+                    file, rewritten.staged, rewritten.matched, rewritten.placed, rewritten.older
+                )
 
     def _settle_doubles(self, run_tasks: RunTasks) -> Mask:
-        """Keep one new row for every change, even if the table has a key twice. Returns which changes have one."""
-        taken = np.zeros(len(self.changes), np.bool_)
+        """Keep one new row for every change, even if the table has a key twice, and none where it has a newer row.
+
+        Returns which changes need no row in another file.
+        """
+        taken = self._find_older()
         barred: dict[str, Indices] = {}
         for path in sorted(self._done):
             placed = self._done[path].placed
@@ -126,6 +136,13 @@ class UpsertWork:
                 self._discard(one.staged)
             self._rewrite([one.file for one in again], run_tasks, barred)
         return taken
+
+    def _find_older(self) -> Mask:
+        """Return for each change whether the table has a newer row of its key."""
+        older = np.zeros(len(self.changes), np.bool_)
+        for one in self._done.values():
+            older[one.older] = True
+        return older
 
     def _insert(self, numbers: Indices, run_tasks: RunTasks) -> None:
         """Write the new rows that are in no rewritten file, unless they are already written."""
@@ -161,7 +178,7 @@ class UpsertWork:
         matched = np.zeros(len(self.changes), np.bool_)
         for one in touched:
             matched[one.matched] = True
-        keeps = self.changes.keeps
+        keeps, older = self.changes.keeps, self._find_older()
         inserted = self._inserted[1] if self._inserted is not None else []
         return Exchange(
             removed=[
@@ -170,11 +187,13 @@ class UpsertWork:
             ],
             added=[file for one in touched for file in one.staged] + inserted,
             facts={
-                "inserted": int((keeps & ~matched).sum()),
-                "updated": int((keeps & matched).sum()),
-                "deleted": int((~keeps & matched).sum()),
+                "inserted": int((keeps & ~matched & ~older).sum()),
+                "updated": int((keeps & matched & ~older).sum()),
+                "deleted": int((~keeps & matched & ~older).sum()),
                 "files_rewritten": len(touched),
+                **({"older": int(older.sum())} if self.changes.sequence is not None else {}),
             },
+            touched=frozenset(one.file.path for one in touched),
         )
 
     def _discard(self, staged: Sequence[dict[str, Json]]) -> None:
@@ -208,6 +227,8 @@ def _bundles(files: Sequence[FileToRewrite]) -> Iterator[list[FileToRewrite]]:
         yield bundle
 
 
+_CHANGE_FACTS = ("path", "crc32", SEQUENCE_BY)
+
 # Features under which rows lie elsewhere than in the columns of the data files.
 _REFUSED = ("deletionVectors", "columnMapping")
 
@@ -220,6 +241,7 @@ class UpsertSink(DeltaSink):
     2. find the files of that version that may hold one of the keys;
     3. rewrite those that do, in tasks (`run_tasks`): complete and durable, visible to no reader;
     4. commit Remove and Add actions onto exactly that version, with the checkpoint.
+    If a column gets a wider type, step 4 replaces every file: those of step 3, and the others with that type.
     If another writer's commit comes first, the sink starts again at step 2 on the new version. A kill leaves files that
     no commit names.
     """
@@ -242,18 +264,23 @@ class UpsertSink(DeltaSink):
         if not changed:  # nothing changed, or the epoch was made when the spec still said append
             return super()._append(commit, onto, run_tasks)
         self._check_rewritable()
-        exchange = self._open_work(commit, changed).prepare(self._table, run_tasks or run_in_threads)
+        types = wider_columns(self._table.schema(), table_columns(commit.schema))
+        exchange = self._open_work(commit, changed).prepare(self._table, run_tasks or run_in_threads, types)
         told = replace(commit, facts={**commit.facts, **exchange.facts})
         txns, expiring = self._transactions(commit, onto)
         info = self._commit_info(told, onto)
-        return self._table.exchange("delta.commit", exchange.removed, exchange.added, info, txns, expiring, onto=onto)
+        if not types:
+            return self._table.exchange(
+                "delta.commit", exchange.removed, exchange.added, info, txns, expiring, onto=onto
+            )
+        return self._replace_all(commit, types, exchange.added, exchange.touched, info, onto, run_tasks)
 
     def _open_work(self, commit: EpochCommit, changed: list[dict[str, Json]]) -> UpsertWork:
         """Return the earlier work on this attempt: an attempt with a conflict, or whose answer was lost."""
         attempt = commit.checkpoint.attempt
         if self._work is not None and self._work.attempt == attempt:
             return self._work
-        check_key(self._options.key, self._table.schema())
+        self._check_columns(self._table.schema(), changed[0].get(SEQUENCE_BY))
         partition_by = self._table.partition_columns()
         task = RewriteTask(
             type=self._options.type,
@@ -263,17 +290,33 @@ class UpsertSink(DeltaSink):
             partition_by=tuple(partition_by),
             key=tuple(self._options.key),
             file_size_bytes=self._options.file_size,
-            changes=tuple({"path": file["path"], "crc32": file["crc32"]} for file in changed),
+            changes=tuple({name: file[name] for name in _CHANGE_FACTS if name in file} for file in changed),
             schema=self._table.schema(),
         )
         changes = load_changes(self.storage, changed, self._options.key, partition_by)
-        lacking = missing_fields(self._table.schema(), changes.rows.schema)
+        columns = self._table.schema()
+        lacking = missing_fields(columns, as_in_table(changes.rows.schema, columns))
         if lacking:
             raise SchemaError(f"the changes have columns that the table lacks: {[field.name for field in lacking]}")
         self._work = UpsertWork(attempt, self.storage, changes, task)
         return self._work
 
+    def _check_columns(self, columns: pa.Schema, sequence_by: str | None) -> None:
+        """Refuse columns without the key, or without the one that orders rows."""
+        check_key(self._options.key, columns)
+        if sequence_by is not None:
+            check_sequence(sequence_by, columns)
+
+    def stage_target(self) -> dict[str, Json]:
+        target = super().stage_target()
+        if self._context.input_is_source:
+            delete_when = {name: list(values) for name, values in self._options.delete_when.items()}
+            target["records"] = {"sequence_by": self._options.sequence_by, "delete_when": delete_when}
+        return target
+
     def refuse_widening(self, types: Mapping[str, pa.DataType]) -> dict[str, str]:
+        if self._context.input_is_source:
+            return super().refuse_widening(types)
         return dict.fromkeys(types, "an upsert changes rows, not types")
 
     def columns_of(self, rows: pa.Schema) -> pa.Schema:
@@ -282,7 +325,7 @@ class UpsertSink(DeltaSink):
     def _create(self, commit: EpochCommit) -> None:
         columns = table_columns(commit.schema)
         if len(columns):  # else its rows are still to come
-            check_key(self._options.key, columns)
+            self._check_columns(columns, self._options.sequence_by)
         super()._create(replace(commit, schema=columns))
 
     def _evolve(self, wanted: pa.Schema, onto: int, epoch: int) -> bool:

@@ -1,0 +1,233 @@
+"""`write: upsert` straight from a source: the newest record of every key is the table's row."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from firnline.errors import SchemaError
+from firnline.history.edits.rollback import Rollback
+from firnline.history.status import load_quarantine
+from firnline.options import PipelineOptions
+from firnline.run.open_pipeline import open_pipeline
+from firnline.sinks.delta.options import DeltaSinkOptions
+from tests.support.pipelines import pipeline_options, run_once
+from tests.support.upserts import read_by_duckdb
+
+
+class People:
+    """A folder of files, and the table that a pipeline upserts."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.folder, self.table = root, root / "in", str(root / "out")
+        self.folder.mkdir()
+        self._files = 0
+
+    def add(self, *rows: dict[str, Any], name: str = "") -> str:
+        self._files += 1
+        path = self.folder / (name or f"{self._files:03}.json")
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(path)
+
+    def options(self, **settings: Any) -> PipelineOptions:
+        return pipeline_options(str(self.folder), self.table, **{"write": "upsert", "key": ("id",), **settings})
+
+    def run(self, *rows: dict[str, Any], threads: int = 1, **settings: Any) -> None:
+        if rows:
+            self.add(*rows)
+        run = run_once(self.options(**settings), threads=threads)
+        assert run.exit_code == 0, run.result.error
+
+    def read(self, *columns: str, partition_by: tuple[str, ...] = ()) -> list[tuple[Any, ...]]:
+        return sorted(read_by_duckdb(self.table, columns, partition_by), key=repr)
+
+    def info(self) -> dict[str, Any]:
+        """What the newest commit says of itself."""
+        history = DeltaTable(self.table).history(1)[0]
+        found: dict[str, Any] = json.loads(history["firnline"])
+        return found
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> People:
+    return People(tmp_path)
+
+
+def test_the_later_record_of_a_key_counts(people: People) -> None:
+    people.add({"id": 1, "v": "b"}, {"id": 2, "v": "x"}, {"id": 1, "v": "c"}, name="b.json")
+    people.add({"id": 1, "v": "z"}, {"id": 3, "v": "a"}, name="a.json")
+    people.run(threads=2)
+    assert people.read("id", "v") == [(1, "c"), (2, "x"), (3, "a")]
+    people.run({"id": 2, "v": "new"})
+    assert people.read("id", "v") == [(1, "c"), (2, "new"), (3, "a")]
+
+
+def test_sequence_by_counts_within_an_epoch_and_across_epochs(people: People) -> None:
+    newer = {"id": 1, "at": 9, "v": "newest"}
+    people.run(newer, {"id": 1, "at": 3, "v": "old"}, {"id": 2, "at": 5, "v": "b"}, sequence_by="at")
+    people.run({"id": 1, "at": 8, "v": "late"}, {"id": 2, "at": 5, "v": "the same time"}, sequence_by="at")
+    assert people.read("id", "at", "v") == [(1, 9, "newest"), (2, 5, "the same time")]
+    assert people.info()["older"] == 1
+    people.run({"id": 1, "v": "no time"}, {"id": 2, "at": 6, "v": "c"}, {"id": 3, "v": "no time"}, sequence_by="at")
+    assert people.read("id", "at", "v") == [(1, 9, "newest"), (2, 6, "c"), (3, None, "no time")]
+
+
+def test_a_record_deletes_its_key_unless_the_table_holds_a_newer_row(people: People) -> None:
+    settings: dict[str, Any] = {"sequence_by": "at", "delete_when": {"op": ("D", "delete")}}
+    people.run({"id": 1, "at": 1, "op": "I"}, {"id": 2, "at": 7, "op": "I"}, {"id": 3, "at": 1, "op": "I"}, **settings)
+    people.run({"id": 1, "at": 2, "op": "D"}, {"id": 2, "at": 6, "op": "delete"}, {"id": 9, "op": "D"}, **settings)
+    assert people.read("id", "at") == [(2, 7), (3, 1)]
+    people.run({"id": 3, "at": 3, "op": "I"}, {"id": 3, "at": 2, "op": "D"}, **settings)
+    assert people.read("id", "at") == [(2, 7), (3, 3)]
+
+
+def test_records_without_a_key_are_quarantined_with_their_bytes(people: People) -> None:
+    people.run({"id": 1, "v": "a"}, {"v": "none"}, {"id": None, "v": "null"})
+    assert people.read("id", "v") == [(1, "a")]
+    people.run({"id": "seven", "v": "no number"}, {"id": 2, "v": "b"}, {"v": "none again"})
+    assert people.read("id", "v") == [(1, "a"), (2, "b")]
+    bad = [
+        (row["reason"], row["record"], json.loads(row["raw"])["v"])
+        for row in load_quarantine(open_pipeline(people.options()))
+    ]
+    assert sorted(bad) == [
+        ("missing-required", 0, "no number"),
+        ("missing-required", 1, "none"),
+        ("missing-required", 2, "none again"),
+        ("missing-required", 2, "null"),
+    ]
+    assert DeltaTable(people.table).schema().fields[0].nullable
+
+
+def test_no_record_has_the_key(people: People) -> None:
+    people.add({"v": 1})
+    run = run_once(people.options())
+    assert isinstance(run.result.error, SchemaError)
+    assert "001.json, record 0: no value in the key column 'id'" in str(run.result.error)
+
+
+def test_records_that_are_change_rows_stay_what_they_are(people: People) -> None:
+    people.run(
+        {"id": 1, "v": "a", "_op": "insert", "_sequence": 2}, {"id": 1, "v": "b", "_op": "update", "_sequence": 1}
+    )
+    people.run({"id": 2, "v": "c"})
+    assert people.read("id", "v") == [(1, "a"), (2, "c")]
+    people.run({"id": 1, "_op": "delete"}, {"id": 3, "v": "d"})
+    assert people.read("id", "v") == [(2, "c"), (3, "d")]
+    assert DeltaTable(people.table).to_pyarrow_table().column_names == ["id", "v"]
+
+
+def test_a_key_column_gets_a_wider_type(people: People) -> None:
+    people.run(*({"id": n, "p": "a", "v": "one"} for n in range(4)), partition_by=("p",))
+    people.run({"id": 2.0, "p": "b", "v": "moved"}, {"id": 2.5, "p": "a", "v": "new"}, partition_by=("p",))
+    assert pa.schema(DeltaTable(people.table).schema().to_arrow()).field("id").type == pa.float64()
+    rows = people.read("id", "p", "v", partition_by=("p",))
+    assert rows == [
+        (0.0, "a", "one"), (1.0, "a", "one"), (2.0, "b", "moved"), (2.5, "a", "new"), (3.0, "a", "one")
+    ]  # fmt: skip
+
+
+def test_an_order_column_gets_a_wider_type_and_others_come_later(people: People) -> None:
+    people.run({"id": 1, "at": 5}, {"id": 2, "at": 5}, sequence_by="at")
+    people.run({"id": 1, "at": 4.5, "w": "x"}, {"id": 2, "at": 5.5, "w": "y"}, sequence_by="at")
+    assert people.read("id", "at", "w") == [(1, 5.0, None), (2, 5.5, "y")]
+
+
+def test_a_table_that_has_a_key_twice_keeps_its_newest_row(people: People) -> None:
+    people.run({"id": 1, "at": 5}, sequence_by="at")
+    twin = pa.table(
+        {"id": [1], "at": [2]},
+        schema=pa.schema(DeltaTable(people.table).schema().to_arrow()).empty_table().select(["id", "at"]).schema,
+    )
+    write_deltalake(people.table, twin, mode="append")
+    people.run({"id": 1, "at": 3}, sequence_by="at")
+    assert people.read("id", "at") == [(1, 5)]
+    assert people.info()["older"] == 1
+
+
+def test_a_rollback_gives_back_the_rows_of_that_epoch(people: People) -> None:
+    settings: dict[str, Any] = {"sequence_by": "at", "delete_when": {"op": ("D",)}}
+    people.run({"id": 1, "at": 1}, {"id": 2, "at": 1}, **settings)
+    people.run({"id": 1, "at": 2}, {"id": 2, "at": 2, "op": "D"}, {"id": 3, "at": 2}, **settings)
+    assert people.read("id", "at") == [(1, 2), (3, 2)]
+    Rollback(open_pipeline(people.options(**settings)), 1).perform("test")
+    assert people.read("id", "at") == [(1, 1), (2, 1)]
+    people.run(**settings)
+    assert people.read("id", "at") == [(1, 2), (3, 2)]
+
+
+def test_a_sink_behind_the_deciding_one_takes_the_same_records(people: People) -> None:
+    other = str(people.root / "copy")
+    sinks = (
+        DeltaSinkOptions("all", people.table),
+        DeltaSinkOptions("newest", other, write="upsert", key=("id",), sequence_by="at", required=False),
+    )
+    people.add({"id": 1, "at": 2}, {"id": 1, "at": 1}, {"id": 2, "at": 1})
+    assert run_once(pipeline_options(str(people.folder), "", sinks=sinks)).exit_code == 0
+    assert len(read_by_duckdb(people.table, ["id"])) == 3
+    assert sorted(read_by_duckdb(other, ["id", "at"])) == [(1, 2), (2, 1)]
+
+
+# -- against a model ----------------------------------------------------------------------------------
+
+
+def expected(options: PipelineOptions) -> dict[int, dict[str, Any]]:
+    """The rows by key: epoch after epoch, from the record ranges in the ledger."""
+    pipeline = open_pipeline(options)
+    rows: dict[int, dict[str, Any]] = {}
+    for entry in reversed(list(pipeline.entries(pipeline.load().entry))):
+        newest: dict[int, dict[str, Any]] = {}
+        inputs = sorted(entry.inputs.get("files", []), key=lambda one: str(one["path"]).encode())
+        for item in inputs:
+            lines = Path(str(item["path"])).read_text().splitlines()[int(item["from"]) : int(item["to"])]
+            for row in map(json.loads, lines):
+                if row["id"] not in newest or rank(row) >= rank(newest[row["id"]]):
+                    newest[row["id"]] = row
+        for key, row in newest.items():
+            if key in rows and rank(row) < rank(rows[key]):
+                continue
+            rows[key] = row
+            if row["op"] == "D":
+                del rows[key]
+    return rows
+
+
+def rank(row: dict[str, Any]) -> float:
+    return -1 if row["at"] is None else float(row["at"])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_files_give_the_rows_of_a_model(people: People, seed: int) -> None:
+    rng = random.Random(seed)
+    settings: dict[str, Any] = {
+        "sequence_by": "at",
+        "delete_when": {"op": ("D",)},
+        "partition_by": ("p",),
+        "max_events": 25,
+        "max_files": 3,
+    }
+    made = 0
+    for _ in range(6):
+        for _ in range(rng.randint(1, 4)):
+            rows = [
+                {
+                    "id": rng.randint(0, 30),
+                    "at": rng.choice([None, *range(8)]),
+                    "p": f"p{rng.randint(0, 2)}",
+                    "op": rng.choice("UUUUD"),
+                    "v": (made := made + 1),
+                }
+                for _ in range(rng.randint(1, 30))
+            ]
+            people.add(*rows, name=f"{rng.randint(0, 99):02}-{made}.json")  # often late: any order of names
+        people.run(threads=rng.choice([1, 2]), **settings)
+        wanted = expected(people.options(**settings)).values()
+        columns = ("id", "at", "p", "op", "v")
+        rows_wanted = sorted((tuple(row[name] for name in columns) for row in wanted), key=repr)
+        assert people.read(*columns, partition_by=("p",)) == rows_wanted
