@@ -15,8 +15,8 @@ $(STAMP): pyproject.toml constraints.txt scripts/ensure_java.sh
 	@echo "installing into $(VENV) (once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench,docs,postgres]'
-	@echo "compiling the decoder (once)"
-	@$(BIN)/python -c 'from firnline.ndjson import warm_up; warm_up()'
+	@echo "preparing the decoder and Spark (once)"
+	@$(BIN)/firnline prepare
 	@touch $@
 
 install: $(STAMP)  ## Install Firnline and its tools into .venv

@@ -45,6 +45,7 @@ COMMANDS = (
     ("compact", "compact:app", "Rewrite small files as large ones, without disturbing ingestion."),
     ("demo", "demo:app", "Kill a pipeline in mid-run and count what arrives."),
     ("drill", "drill:app", "Kill a run of your own spec in a scratch folder, and count."),
+    ("prepare", "prepare:app", "Compile the decoder, and archive Spark's classes, once per installation."),
     ("spec-schema", "spec_schema:app", "Print the JSON Schema of firnline.yml, for editors."),
 )
 ALIASES = {"commit": "committer", "schema": "spec-schema"}  # other names of a verb, absent from the list of commands

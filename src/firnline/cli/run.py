@@ -38,7 +38,9 @@ whose process is gone, or that has expired, is taken. With --take-over the new
 run takes the lease from a live run, which ends with exit code 5. With --standby
 the new run waits until the holder releases the lease, or has not renewed it for
 checkpoint.lease_seconds. Only then does Spark start, so a takeover takes that
-time plus the start of Spark. A standby that took over and is fenced later ends,
+time plus the start of Spark. Spark starts in the background while the run reads
+its tables and lists its input; --once with nothing to do starts none, unless
+listing takes long. `firnline prepare` shortens the start. A standby that took over and is fenced later ends,
 too. `firnline pause`, `resume`, `stop` and `checkpoint`
 reach a run from the same machine.
 

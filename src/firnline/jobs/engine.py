@@ -113,6 +113,10 @@ class Engine(Protocol):
         """Return how many tasks could run at once now: fewer than `parallelism` while workers are lost."""
         ...
 
+    def start(self) -> None:
+        """Start the engine in the background, unless it has started. A failure is raised by the first job."""
+        ...
+
     def run(
         self, tag: str, tasks: list[dict[str, Json]], timeout_seconds: float | None = None
     ) -> list[dict[str, Json]]:

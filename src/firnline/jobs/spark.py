@@ -13,9 +13,11 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal
 
 from firnline.errors import ConfigError, EngineError, FirnlineError, WorkerLostError
+from firnline.jobs.class_archive import find_archive
 from firnline.jobs.engine import SqlJob
 from firnline.types import Json
 
@@ -36,12 +38,13 @@ DEFAULTS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.python.worker.reuse": "true",
 }
+OPTIONS_KEY = "spark.driver.extraJavaOptions"
 LOCAL_DEFAULTS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     # The JVM only schedules here: without the second compiler and with the plain collector it starts in 0.6 of
     # the time.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    OPTIONS_KEY: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 
 
@@ -57,7 +60,7 @@ DRAIN_SECONDS = 5.0
 # Lines that explain no failure: frames of a stack trace, and what Spark and the JVM say at any start.
 _NOISE = re.compile(
     r"\s+at |\s*\.\.\. \d+ more|WARNING: |Using Spark's default|Setting default log level|To adjust log"
-    r"|\S+/spark-class: line \d+"
+    r"|\S+/spark-class: line \d+|\[[\d.]+s\]\[warning\]\[cds"
 )
 
 
@@ -80,7 +83,8 @@ def open_session(name: str, settings: Mapping[str, str]) -> SparkSession:
             "Spark Connect is not supported, and SPARK_REMOTE asks for it",
             hint="Unset SPARK_REMOTE (and SPARK_CONNECT_MODE_ENABLED), and name the cluster with spark.master.",
         )
-    if find_java() is None:
+    java = find_java()
+    if java is None:
         home = os.environ.get("JAVA_HOME")
         raise ConfigError(
             f"JAVA_HOME is {home}, but {os.path.join(home, 'bin', 'java')} cannot be run; Spark needs Java 17 or newer"
@@ -97,6 +101,10 @@ def open_session(name: str, settings: Mapping[str, str]) -> SparkSession:
     config = {**DEFAULTS, **settings}
     if config["spark.master"].startswith("local"):
         config = {**LOCAL_DEFAULTS, **config}
+        if OPTIONS_KEY not in settings and (archive := find_archive(java)) is not None:
+            config[OPTIONS_KEY] += f" -XX:SharedArchiveFile={archive}"
+        # Of the small JVM that puts together the command of the large one.
+        os.environ.setdefault("SPARK_LAUNCHER_OPTS", LOCAL_DEFAULTS[OPTIONS_KEY])
     builder = SparkSession.builder.appName(f"firnline {name}")
     for key, value in config.items():
         builder = builder.config(key, value)
@@ -189,7 +197,7 @@ def find_java() -> str | None:
 
 
 class SparkEngine:
-    """Runs tasks on Spark. The session starts with the first job.
+    """Runs tasks on Spark. The session starts with `start` or with the first job, and serves every later job.
 
     `prepare` runs once during the start of the session, and ends before the first job. `on_start` is called when a
     session begins to start and when it has started or failed, from the thread that starts it.
@@ -206,20 +214,48 @@ class SparkEngine:
         self._settings = settings
         self._prepare = prepare
         self._on_start = on_start
+        self._lock = threading.Lock()
         self._session: SparkSession | None = None
+        self._starting: Future[SparkSession] | None = None
+
+    def start(self) -> None:
+        """Start Spark in the background, unless it has started. The first job waits for it, and raises its failure."""
+        if self._session is None:
+            self._begin()
+
+    def _begin(self) -> Future[SparkSession]:
+        with self._lock:
+            if self._starting is None:
+                self._starting = Future()
+                # A daemon: a process that has nothing to do ends without waiting for the JVM.
+                threading.Thread(
+                    target=self._open, args=(self._starting,), name="firnline spark start", daemon=True
+                ).start()
+            return self._starting
+
+    def _open(self, starting: Future[SparkSession]) -> None:
+        self._on_start("starting")
+        try:
+            with self._preparing():
+                session = open_session(self._name, self._settings)
+        except BaseException as error:  # for whoever waits
+            self._on_start("failed")
+            starting.set_exception(error)
+        else:
+            self._on_start("started")
+            starting.set_result(session)
 
     @property
     def session(self) -> SparkSession:
-        """The Spark session; the first call starts it."""
+        """The Spark session; the first call starts it unless `start` did."""
         if self._session is None:
-            self._on_start("starting")
+            starting = self._begin()
             try:
-                with self._preparing():
-                    self._session = open_session(self._name, self._settings)
-            except BaseException:
-                self._on_start("failed")
-                raise
-            self._on_start("started")
+                self._session = starting.result()
+            finally:
+                with self._lock:
+                    if self._starting is starting:
+                        self._starting = None
         return self._session
 
     @contextlib.contextmanager
@@ -356,11 +392,22 @@ class SparkEngine:
         SparkContext._jvm = None
 
     def stop(self) -> None:
-        """Stop Spark, if it was started. A dead JVM is no error."""
+        """Stop Spark, if it was started. Waits for no start that is under way; a dead JVM is no error."""
+        with self._lock:
+            starting, self._starting = self._starting, None
         if self._session is not None:
             with contextlib.suppress(Exception):
                 self._session.stop()
             self._session = None
+        elif starting is not None:
+            starting.add_done_callback(_stop_started)
+
+
+def _stop_started(starting: Future[SparkSession]) -> None:
+    """Stop a session that nobody waits for any more."""
+    if starting.exception() is None:
+        with contextlib.suppress(Exception):
+            starting.result().stop()
 
 
 def freeze_imports() -> None:

@@ -434,3 +434,8 @@ def warm_up() -> None:
     decoder, counter = Decoder(pa.schema([]), ()), KindCounter(pa.schema([]), (), ())
     for block in open_blocks(io.BytesIO(b'{"a":"b"}\n'), path="", compression=None):
         counter.add(decoder.decode(block).batch)
+
+
+def cache_folder() -> str:
+    """Return the folder with the compiled kernel."""
+    return str(k.scan._cache.cache_path)

@@ -10,7 +10,8 @@ import contextlib
 import logging
 import queue
 import random
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -40,6 +41,7 @@ logger = logging.getLogger(__name__)
 DRAIN_SECONDS = 30.0  # at the end of a run, for state on its way to the remote tier
 YOUNG_SECONDS, YOUNG_FACTOR = 60.0, 10  # a run waits at most so long for input that keeps changing
 MIN_POLL_SECONDS = 0.1
+SLOW_PLAN_SECONDS = 0.5  # a `once` run that plans longer than this probably has something to do
 SWEEP_EVERY = 32  # epochs between two sweeps of state
 LOG_TIMER = "\0log"  # no sink has this name
 FLUSH_SECONDS = 10.0  # a requested checkpoint waits at most this long for each tier
@@ -111,6 +113,7 @@ class Runner:
         self._pipeline = pipeline
         self._observer = observer or Observer()
         self._once = once
+        self._engine = engine
         self._before_claim: Callable[[], None] = lambda: None
         # SimpleQueue: a signal handler may put while the same thread is inside get.
         self._inbox: queue.SimpleQueue[m.Event | _Note] = queue.SimpleQueue()
@@ -221,6 +224,8 @@ class Runner:
         exit_code = 1
         self._before_claim = before_claim
         self._log.begin()  # a standby may have waited for days
+        if not self._once:
+            self._engine.start()  # while the sinks are read and the input is listed
         try:
             self._feed(m.Started())
             while self._state.exit_code is None:
@@ -430,7 +435,24 @@ class Runner:
         self._inbox.put(_Note(lambda: self._observer.started(self.run_id, head)))
         return event
 
+    @contextlib.contextmanager
+    def _engine_starts_if_slow(self) -> Iterator[None]:
+        """Start the engine while a slow plan goes on. A `once` run that quickly finds nothing to do starts none."""
+        timer = threading.Timer(SLOW_PLAN_SECONDS, self._engine.start) if self._once else None
+        if timer is not None:
+            timer.daemon = True
+            timer.start()
+        try:
+            yield
+        finally:
+            if timer is not None:
+                timer.cancel()
+
     def _plan(self, epoch: int, base: str) -> m.Event:
+        with self._engine_starts_if_slow():
+            return self._plan_epoch(epoch, base)
+
+    def _plan_epoch(self, epoch: int, base: str) -> m.Event:
         self._find_late_files(base)
         event, plan = self._steps.plan(epoch, base)
         # Due since a source last answered, or because the last search could not keep all late files.
@@ -442,6 +464,7 @@ class Runner:
                 break
             event, plan = self._steps.plan(epoch, base)
         if plan is not None:
+            self._engine.start()  # while the run claims the pipeline
             if self._states is not None and self._states.give_back(self._progress.bases[base]):
                 self._inbox.put(m.ShardsChanged())
             self._inbox.put(_Note(lambda: self._observer.planned(epoch, plan)))

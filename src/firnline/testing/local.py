@@ -44,6 +44,9 @@ class LocalEngine:
     def workers(self) -> int:
         return self._threads
 
+    def start(self) -> None:
+        """Nothing needs a start."""
+
     def run(
         self, tag: str, tasks: list[dict[str, Json]], timeout_seconds: float | None = None
     ) -> list[dict[str, Json]]:
