@@ -39,6 +39,7 @@ BETWEEN_POINTS = {
     "state/home.py:_cache_path": "an empty folder says nothing",
     "state/home.py:_shrink_cache": "a cache holds copies only",
     "jobs/epoch_job.py:EpochJobs._sweep": "rows on their way, which nothing names any more",
+    "jobs/class_archive.py:make_archive": "classes of Spark say nothing; the JVM checks what it loads",
     "exchange.py:open_volatile": "rows on their way: lost with the epoch's attempt, which runs again",
     "run/opening.py:Opening.claim": "OperatorStates.restore reads; what it repairs has points of its own",
     "jobs/heartbeat.py:pinging": "a ping says nothing about the data",
