@@ -61,7 +61,7 @@ def spec_page() -> str:
     lines.append(
         "Firnline looks for the file in the current folder, then in its parents; or give a path, as the last argument of a command or with `--spec` (`-f`). An unknown key is an error "
         "that names file, line and key path and suggests a known key. `${VAR}` and `${VAR:-default}` are replaced; "
-        "`FIRNLINE__A__B` overrides the key `a.b`; secrets are references, `${env:X}` or `${file:path}`. "
+        "`FIRNLINE__A__B` overrides the key `a.b`; secrets are references, `${env:X}` or `${file:path}`; `dry-run` and `run` warn about a secret that is written in the file itself. "
         "`firnline spec-schema` prints the JSON Schema for editors.\n\n"
         "A size is a number of bytes, or text with a unit: `1GB` is 10^9 bytes, `1GiB` is 2^30 (KB, MB, GB, TB; KiB, MiB, "
         "GiB, TiB). A duration is text with units, `250ms`, `30s`, `10m`, `1h30m` or `7d`, or a number: of milliseconds if "

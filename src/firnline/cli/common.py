@@ -150,16 +150,25 @@ class Metrics:
             yield
 
 
-def load_options(spec: str | None) -> PipelineOptions:
-    """Load the options of a spec file, with the overrides `FIRNLINE__A__B` of the environment."""
-    from firnline.spec import build
+def load_options(spec: str | None, *, warn: Callable[[str], None] | None = None) -> PipelineOptions:
+    """Load the options of a spec file, with the overrides `FIRNLINE__A__B` of the environment.
 
-    return build.load_options(spec, environ=os.environ)
+    Args:
+        warn: Called with each warning about the spec.
+    """
+    from firnline.spec.build import build_options
+    from firnline.spec.loading import load_spec
+
+    loaded = load_spec(spec, environ=os.environ)
+    if warn is not None:
+        for warning in loaded.warnings:
+            warn(warning)
+    return build_options(loaded, environ=os.environ)
 
 
-def load_pipeline(spec: str | None) -> OpenPipeline:
+def load_pipeline(spec: str | None, *, warn: Callable[[str], None] | None = None) -> OpenPipeline:
     """Open a pipeline for a read-only command; reads nothing yet."""
-    options = load_options(spec)
+    options = load_options(spec, warn=warn)
     from firnline.run.open_pipeline import open_pipeline
 
     return open_pipeline(options)

@@ -77,12 +77,14 @@ app = App(name="dry-run", help_epilogue=EPILOGUE)
 @app.default
 def dry_run(spec: Spec = None, *, common: Common = Common()) -> int:
     """Check spec, access and schema, and show what a run would read; writes nothing."""
-    pipeline = load_pipeline(spec)
+    warnings: list[str] = []
+    pipeline = load_pipeline(spec, warn=warnings.append)
     from firnline.cli.common import warm_decoder
     from firnline.cli.dry_run_preview import preview
 
     warm_decoder(say)
     facts = preview(pipeline, None if common.json else common.out.width)
+    facts["warnings"] = [*warnings, *facts["warnings"]]
     if common.json:
         common.out.json(facts)
     else:

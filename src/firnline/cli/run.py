@@ -134,7 +134,7 @@ def run(
     """Run the pipeline until stopped, or once."""
     beginning = Beginning(fresh_after, truncate, from_savepoint, accept)
     beginning.check()
-    options = load_options(spec)
+    options = load_options(spec, warn=lambda text: say(f"warning: {text}"))
     moved = _moved(source_moved)
     if standby and take_over:
         raise ConfigError(

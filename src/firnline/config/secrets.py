@@ -7,13 +7,24 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-__all__ = ["MASK", "MaskedDict", "MaskedText", "SecretError", "check_references", "is_sensitive", "resolve_secret"]
+__all__ = [
+    "MASK",
+    "MaskedDict",
+    "MaskedText",
+    "SecretError",
+    "check_references",
+    "is_inline_secret",
+    "is_sensitive",
+    "resolve_secret",
+]
 
 MASK = "**********"
 KNOWN_KINDS = ("env", "file")
 MAX_SECRET_BYTES = 1024 * 1024  # a reference to a device or a log must not fill the memory
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z]+):(?!-)([^}]*)\}")
+_URI_PASSWORD = re.compile(r"://[^/?#@\s:]*:([^@\s]+)@")  # user:password@host
+_PASSWORD_SETTING = re.compile(r"\bpassword\s*=\s*('[^']+'|[^\s&;]+)", re.I)  # of a connection string
 _SENSITIVE = re.compile(r"secret|password|passwd|token|credential|(access|account|api|sas|encryption)[._-]?key", re.I)
 
 
@@ -52,6 +63,19 @@ class MaskedDict(dict[str, str]):
 def is_sensitive(key: str) -> bool:
     """Whether a setting of this name is likely to hold a secret."""
     return _SENSITIVE.search(key) is not None
+
+
+def is_inline_secret(key: str, text: str, *, takes_secret: bool) -> bool:
+    """Whether a text, as it is written in a spec, holds a secret itself and not a reference or a variable.
+
+    Args:
+        key: The name of the key.
+        takes_secret: Whether the key may hold a reference to a secret.
+    """
+    if takes_secret and is_sensitive(key) and not key.lower().endswith("_id"):
+        return bool(text) and "${" not in text
+    found = [*_URI_PASSWORD.findall(text), *(_PASSWORD_SETTING.findall(text) if takes_secret else ())]
+    return any("${" not in password for password in found)
 
 
 def check_references(text: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,14 @@ class LoadedSpec:
         folder: What relative paths, those of secret files too, start at.
         path: The file, or None when the spec was made in Python.
         origins: Where each key was written, for messages about values that fail later.
+        warnings: One line for each secret that is written in the file itself; never the secret.
     """
 
     spec: PipelineSpec
     folder: Path
     path: Path | None = None
     origins: Mapping[KeyPath, Origin] = field(default_factory=dict, repr=False)
+    warnings: tuple[str, ...] = ()
 
 
 def find_spec(path: str | os.PathLike[str] | None = None, *, cwd: str | os.PathLike[str] | None = None) -> Path:
@@ -98,7 +100,13 @@ def load_spec(
     tree = parse_yaml(_read(file, place), place=place, environ=environ, takes_secret=takes)
     apply_overrides(tree, environ, takes)
     spec = _validate(tree, folder=file.parent, place=place)
-    return LoadedSpec(spec, file.parent, file, tree.origins)
+    return LoadedSpec(spec, file.parent, file, tree.origins, tuple(_warnings(tree)))
+
+
+def _warnings(tree: Tree) -> Iterator[str]:
+    words = "holds a secret in plain text; write ${env:NAME} or ${file:path} instead"
+    for path in tree.inline_secrets:
+        yield str(Problem(origin_of(path, tree.origins), path, words))
 
 
 def parse_spec(

@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from firnline.config.secrets import is_inline_secret
 from firnline.errors import SpecError
 from firnline.spec.problems import KeyPath, Origin, Problem, spec_error
 from firnline.spec.spark_keys import ALLOWED_KEYS
@@ -37,6 +38,7 @@ class Tree:
     data: Any = None
     origins: dict[KeyPath, Origin] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    inline_secrets: list[KeyPath] = field(default_factory=list)  # keys whose secret is written in the file
 
 
 def parse_yaml(text: str, *, place: str, environ: Mapping[str, str], takes_secret: TakesSecret) -> Tree:
@@ -187,6 +189,9 @@ class _Reader:
 
     def read_scalar(self, node: ScalarNode, path: KeyPath) -> Any:
         text, plain = str(node.value), not node.style
+        key = next((part for part in reversed(path) if isinstance(part, str)), "")
+        if is_inline_secret(key, text, takes_secret=self.takes_secret(path)):
+            self.tree.inline_secrets.append(path)
         filled = self.fill(node, text, path)
         if plain and str(node.tag) == _TAG + "null":
             return None
@@ -285,6 +290,7 @@ def _forget_below(tree: Tree, path: KeyPath) -> None:
     for known in [p for p in tree.origins if p[: len(path)] == path]:
         del tree.origins[known]
     tree.problems[:] = [p for p in tree.problems if p.path[: len(path)] != path or p.path == ()]
+    tree.inline_secrets[:] = [known for known in tree.inline_secrets if known[: len(path)] != path]
 
 
 def _is_index(part: str) -> bool:
