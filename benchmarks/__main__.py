@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cases, staging, state, state_exchange, stores, tiers, upsert
+from benchmarks import cases, staging, starts, state, state_exchange, stores, tiers, upsert
 
 CASES: dict[str, Callable[[cases.World], list[cases.Row]]] = {
     "throughput": cases.throughput,
@@ -29,6 +29,8 @@ CASES: dict[str, Callable[[cases.World], list[cases.Row]]] = {
     "memory": cases.memory,
     "fsync": cases.fsync_cost,
     "recovery": cases.recovery,
+    "first-commit": starts.first_commit,
+    "decoder": starts.decoder,
     "staged-ingest": staging.staged_ingest,
     "units": staging.units,
     "poll": staging.poll,
