@@ -1,4 +1,7 @@
-"""Ports of a source on real Spark: a query joins two of them, and a sink reads a third."""
+"""Ports of a source on real Spark: a query joins two of them, and a sink reads a third.
+
+The source is of a kind that an installed package registers, in the driver and in every worker.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from firnline.options import OperatorOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.run.runner import Runner
 from firnline.sinks.delta.options import DeltaSinkOptions
-from firnline.sources import registry
+from tests.support.packages import install
 from tests.support.pipelines import Recorder, pipeline_options
 from tests.support.shop import ShopOptions, write_changes
 
@@ -29,9 +32,8 @@ def rows_of(table: Path) -> list[dict[str, Any]]:
 
 
 def test_a_query_joins_two_ports_and_a_sink_reads_a_third(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.KINDS, "shop", "tests.support.shop")
-    kinds = "from firnline.sources.registry import KINDS\nKINDS['shop'] = 'tests.support.shop'\n"
-    (tmp_path / "sitecustomize.py").write_text(kinds)  # every worker has the kind, too
+    site = install(tmp_path / "site", "acme-shop", {"firnline.sources": {"shop": "tests.support.shop"}})
+    monkeypatch.syspath_prepend(str(site))
     changes = tmp_path / "changes"
     users = [("users", {"id": number, "name": f"n{number}"}) for number in range(3)]
     orders = [("orders", {"id": number, "user": number % 3}) for number in range(6)]
@@ -47,7 +49,7 @@ def test_a_query_joins_two_ports_and_a_sink_reads_a_third(tmp_path: Path, monkey
             DeltaSinkOptions("orders", str(tmp_path / "orders"), input="shop.orders"),
         ],
     )
-    engine = SparkEngine("ports", {"spark.master": "local[2]", "spark.executorEnv.PYTHONPATH": str(tmp_path)})
+    engine = SparkEngine("ports", {"spark.master": "local[2]", "spark.executorEnv.PYTHONPATH": str(site)})
     told = Recorder()
     try:
         result = Runner(open_pipeline(options, once=True), engine, told, once=True).run()

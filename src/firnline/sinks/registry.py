@@ -1,5 +1,7 @@
 """The kinds of sinks by name. To add one: a folder with a module like `sinks/delta/kind.py`, and its line in `KINDS`.
 
+Kinds of installed packages are known, too (`firnline.kinds`).
+
 Such a module imports the others of its folder on demand, and has four functions:
 - `open_sink(options, context) -> Sink`, in the driver;
 - `open_stager(target, attempt) -> Stager`, in a worker; `target` comes from `Sink.stage_target`;
@@ -15,13 +17,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from firnline.errors import ConfigError, FirnlineError
-from firnline.kinds import load_kind, load_models
+from firnline.kinds import Models, check_kind, load_kind, load_models
 from firnline.options import SinkOptions
 from firnline.types import Json
 
 if TYPE_CHECKING:  # a spec is read without Arrow
     from firnline.sinks.base import Sink, SinkContext, Stager
-    from firnline.sinks.config import SinkConfig
 
 PARKED = "parked"  # the type of a target whose rows are parked, and a mark of their files in the ledger
 KINDS = {
@@ -29,8 +30,8 @@ KINDS = {
 }  # by `type` of the spec: the module, imported when a sink of that kind is opened
 
 
-def config_models() -> dict[str, type[SinkConfig]]:
-    """Return the models of all kinds of sinks that a spec may name, by `type`."""
+def config_models() -> Models:
+    """Return the models (`SinkConfig`) of all kinds of sinks that a spec may name, by `type`."""
     return load_models(KINDS, "sink")
 
 
@@ -58,6 +59,7 @@ def open_sinks(opened: Sequence[tuple[SinkOptions, SinkContext]]) -> tuple[Sink,
 
 
 def _open_sink(options: SinkOptions, context: SinkContext) -> Sink:
+    check_kind(KINDS, "sink", options.type)
     try:
         sink: Sink = load_kind(KINDS, "sink", options.type).open_sink(options, context)
     except (FirnlineError, MemoryError):

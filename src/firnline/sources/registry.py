@@ -1,5 +1,7 @@
 """The kinds of sources by name. To add one: a folder with a module like `sources/files/kind.py`, and a line in `KINDS`.
 
+Kinds of installed packages are known, too (`firnline.kinds`).
+
 Such a module imports the others of its folder on demand, and has four functions:
 - `open_source(options, *, once, moved) -> Source`, in the driver;
 - `open_reader(settings, split, columns) -> SplitReader`, in a worker; `settings` comes from `Source.reader_settings`;
@@ -16,22 +18,21 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from firnline.errors import ConfigError, FirnlineError
-from firnline.kinds import load_kind, load_models
+from firnline.kinds import Models, check_kind, known_kinds, load_kind, load_models
 from firnline.types import Json
 
 if TYPE_CHECKING:  # a spec is read without Arrow
     from firnline.options import SourceOptions
     from firnline.sources.base import PositionView, Source, Split, SplitReader
     from firnline.sources.columns import Columns
-    from firnline.sources.config import SourceConfig
 
 KINDS = {
     "files": "firnline.sources.files.kind",
 }  # by `type` of the spec: the module, imported when a source of that kind is opened
 
 
-def config_models() -> dict[str, type[SourceConfig]]:
-    """Return the models of all kinds of sources that a spec may name, by `type`."""
+def config_models() -> Models:
+    """Return the models (`SourceConfig`) of all kinds of sources that a spec may name, by `type`."""
     return load_models(KINDS, "source")
 
 
@@ -41,6 +42,7 @@ def open_source(options: SourceOptions, *, once: bool = False, moved: tuple[str,
     Raises:
         ConfigError: there is no such kind, or the settings contradict each other.
     """
+    check_kind(KINDS, "source", options.type)
     try:
         source: Source = load_kind(KINDS, "source", options.type).open_source(options, once=once, moved=moved)
     except (FirnlineError, MemoryError):
@@ -61,7 +63,7 @@ def describe(position: Json) -> PositionView:
     """Describe a position whose source is not in the spec, by the kind that can parse it."""
     from firnline.sources.base import PositionView
 
-    for kind in KINDS:
+    for kind in known_kinds(KINDS, "source"):
         with contextlib.suppress(Exception):  # DamagedError, or whatever else an own kind raises
             view: PositionView = load_kind(KINDS, "source", kind).describe(position)
             return view

@@ -348,14 +348,21 @@ DEFAULT_SINK = "delta"
 
 def pipeline_model() -> type[PipelineSpec]:
     """Return the model of a pipeline file, with the keys of every kind of source and sink that is registered."""
-    return _pipeline_model(tuple(source_models().items()), tuple(sink_models().items()))
+    parts = [
+        tuple(part.items()) for kinds in (source_models(), sink_models()) for part in (kinds.models, kinds.problems)
+    ]
+    return _pipeline_model(*parts)
 
 
 @functools.cache
 def _pipeline_model(
-    sources: tuple[tuple[str, type[SourceConfig]], ...], sinks: tuple[tuple[str, type[SinkConfig]], ...]
+    sources: tuple[tuple[str, type[SourceConfig]], ...],
+    source_problems: tuple[tuple[str, str], ...],
+    sinks: tuple[tuple[str, type[SinkConfig]], ...],
+    sink_problems: tuple[tuple[str, str], ...],
 ) -> type[PipelineSpec]:
-    source, sink = _one_of(dict(sources), DEFAULT_SOURCE), _one_of(dict(sinks), DEFAULT_SINK)
+    source = _one_of(dict(sources), dict(source_problems), DEFAULT_SOURCE)
+    sink = _one_of(dict(sinks), dict(sink_problems), DEFAULT_SINK)
     fields: dict[str, Any] = {
         "sources": (GenericAlias(dict, (Name, source)), Field(min_length=1, description=_SOURCES)),
         "sinks": (GenericAlias(tuple, (sink, ...)), Field(min_length=1, description=_SINKS)),
@@ -363,11 +370,15 @@ def _pipeline_model(
     return create_model("PipelineSpec", __base__=PipelineSpec, __doc__=PipelineSpec.__doc__, **fields)
 
 
-def _one_of(models: Mapping[str, type[SourceConfig] | type[SinkConfig]], default: str) -> Any:
+def _one_of(
+    models: Mapping[str, type[SourceConfig] | type[SinkConfig]], problems: Mapping[str, str], default: str
+) -> Any:
     """Return a type for a section that one of these models checks: the one of its `type`."""
 
     def check_type(value: Any) -> Any:
         """Check the type first: under a wrong type, every key looks wrong."""
+        if isinstance(value, dict) and tag_of(value) in problems:
+            raise fail(problems[tag_of(value)], "type")
         if isinstance(value, dict) and value.get("type") is not None and value["type"] not in list(models):
             raise fail(unknown_type(value["type"], list(models)), "type")
         return value
