@@ -34,7 +34,7 @@ class FileStat:
 
 
 class Readable(Protocol):
-    """A stream of bytes."""
+    """A stream of bytes. Those that a storage opens can also `seek` to an offset of the object."""
 
     def read(self, size: int = -1, /) -> bytes: ...
 
@@ -475,6 +475,10 @@ class _RemoteReader:
     def read(self, size: int = -1, /) -> bytes:
         with _os_errors():
             return bytes(self._reader.read(size if size >= 0 else None))
+
+    def seek(self, offset: int, /) -> int:
+        with _os_errors():
+            return int(self._reader.seek(offset))
 
     def close(self) -> None:
         self._reader.close()

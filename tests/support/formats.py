@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from firnline.sources.columns import Columns
 from firnline.sources.files.formats import open_format
@@ -18,7 +19,7 @@ from firnline.storage import Readable
 from firnline.types import Json
 
 START = Place()
-FORMATS = ("ndjson", "json", "csv")
+FORMATS = ("ndjson", "json", "csv", "parquet")
 
 
 def encode(name: str, records: Sequence[Mapping[str, Any]]) -> bytes:
@@ -27,11 +28,20 @@ def encode(name: str, records: Sequence[Mapping[str, Any]]) -> bytes:
         return b"".join(json.dumps(record).encode() + b"\n" for record in records)
     if name == "json":
         return json.dumps(list(records), indent=2).encode() + b"\n"
+    if name == "parquet":
+        return parquet_bytes(pa.Table.from_pylist([dict(record) for record in records]), rows_per_group=3)
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(records[0]))
     writer.writeheader()
     writer.writerows(records)
     return text.getvalue().encode()
+
+
+def parquet_bytes(table: pa.Table, rows_per_group: int = 1000, **settings: Any) -> bytes:
+    """Return a Parquet file."""
+    stream = io.BytesIO()
+    pq.write_table(table, stream, row_group_size=rows_per_group, **settings)
+    return stream.getvalue()
 
 
 class OneFile:

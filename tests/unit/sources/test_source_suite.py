@@ -60,3 +60,7 @@ class TestCsvFiles(TestFiles):
 
 class TestCompressedCsvFiles(TestCompressedFiles):
     format = "csv"
+
+
+class TestParquetFiles(TestFiles):
+    format = "parquet"

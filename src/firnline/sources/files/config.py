@@ -83,10 +83,10 @@ class FilesSourceConfig(SourceConfig):
     path: Location = Field(
         description="Folder, glob or URI (s3://, gs://, az://, abfs://, file://) of the input; relative to this file."
     )
-    format: Literal["ndjson", "json", "csv"] = Field(
+    format: Literal["ndjson", "json", "csv", "parquet"] = Field(
         default="ndjson",
-        description="ndjson: one JSON object per line; json: an array of objects, or objects over many lines; csv. "
-        "Compression by suffix: .gz, .zst or none.",
+        description="ndjson: one JSON object per line; json: an array of objects, or objects over many lines; csv; "
+        "parquet. Compression of text by suffix: .gz, .zst or none.",
     )
     csv: CsvConfig = Field(default=CsvConfig(), description="How to read CSV.")
     poll_interval_secs: Seconds = Field(default=10, description="Seconds between two listings for new files.")

@@ -33,4 +33,8 @@ def open_format(read_as: Mapping[str, Json] | None) -> Format[Any]:
         from firnline.sources.files.formats.csv_records import CsvFormat
 
         return CsvFormat(read_as)
+    if name == "parquet":
+        from firnline.sources.files.formats.parquet import ParquetFormat
+
+        return ParquetFormat()
     raise DamagedError(f"a file was read in the format {name!r}, which this version does not know")
