@@ -14,15 +14,15 @@ COPY deploy/entrypoint.sh /usr/local/bin/firnline-entrypoint
 COPY --from=build /wheels /wheels
 RUN pip install --no-cache-dir --constraint /tmp/constraints.txt "$(echo /wheels/*.whl)[postgres]" \
     && rm -r /wheels /tmp/constraints.txt \
-    && useradd --uid 10001 --create-home firnline \
-    && mkdir /pipeline && chown firnline /pipeline
+    && useradd --uid 10001 --create-home firnline && chmod -R a+rwX /home/firnline \
+    && mkdir /pipeline && chown firnline /pipeline \
+    && firnline prepare
 
-# Any user may run the image (`docker run --user`): the decoder is compiled into a folder that all may read and write.
-ENV HOME=/home/firnline NUMBA_CACHE_DIR=/home/firnline/decoder PYTHONUNBUFFERED=1
+# Any user may run the image (`docker run --user`). What `prepare` compiled serves all of them.
+ENV HOME=/home/firnline PYTHONUNBUFFERED=1
 # Probes ask without a token. /metrics asks for the one in the file, which Firnline makes if it is missing.
 ENV FIRNLINE_METRICS_PORT=9464 FIRNLINE_METRICS_HOST=0.0.0.0 FIRNLINE_METRICS_TOKEN_FILE=/home/firnline/metrics-token
 USER firnline
-RUN python -c "from firnline.ndjson import warm_up; warm_up()" && chmod -R a+rwX /home/firnline
 
 WORKDIR /pipeline
 STOPSIGNAL SIGTERM

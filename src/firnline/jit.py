@@ -1,4 +1,4 @@
-"""Compiles Python functions with numba, and adds the instructions on bytes that numba lacks.
+"""Compiles Python functions with numba, caches the machine code, and adds instructions on bytes that numba lacks.
 
 Compiled functions release the interpreter's lock and count no references. The instructions (16-byte loads, bit masks,
 a 128-bit product) check no bounds: the caller guarantees that sixteen (or eight) bytes exist from the given index on.
@@ -10,14 +10,25 @@ a 128-bit product) check no bounds: the caller guarantees that sixteen (or eight
 
 from __future__ import annotations
 
+import hashlib
+import re
+import tempfile
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import llvmlite
+import llvmlite.binding
 import numba
+import numpy
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core import caching, cgutils
+from numba.core import config as numba_config
 from numba.extending import intrinsic
+
+from firnline import installed
 
 # Compiled functions neither create nor keep arrays. With numba's default, counting references took half of the
 # decoder's time.
@@ -36,11 +47,86 @@ def inlined(function: Callable[..., Any]) -> Any:
 
 
 def entry(function: Callable[..., Any]) -> Any:
-    """Compile a function that Python calls, and cache the machine code on disk beside the function's module.
-
-    numba compiles again when that module's file changes, but not when only a module that it imports changes.
-    """
+    """Compile a function that Python calls, and cache the machine code on disk; see `_Locator`."""
     return _njit(cache=True, **_PLAIN)(function)
+
+
+# --- the cache -----------------------------------------------------------------------------------------
+
+
+class _Locator(caching._CacheLocator):
+    """Where numba keeps the machine code of Firnline's own functions.
+
+    It lies beside the module, for all users of the installation, if somebody compiled it there or may do so; else in
+    the user's cache. Its name holds a digest of all that it depends on: the module, the compiled modules that it calls,
+    the versions of the compiler, and the processor. So nothing is compiled again without need, or used in spite of it.
+    """
+
+    def __init__(self, function: Callable[..., Any], file: str) -> None:
+        self._py_file = file  # numba reads it for a message
+        self._digest = _digest(file)
+        self._line = function.__code__.co_firstlineno
+        beside = Path(file).parent / "__pycache__"
+        pattern = f"{Path(file).stem}.{function.__qualname__}-{self.get_disambiguator()}.*.nbi"
+        found = [p for f in (beside, installed.user_cache()) for p in f.glob(pattern) if installed.is_trusted(p)]
+        folder = found[0].parent if found else installed.ensure_folder(beside)
+        self.is_private = folder is None  # nothing can be kept: every process compiles for itself
+        self._folder = str(folder) if folder is not None else tempfile.mkdtemp(prefix="firnline-")
+
+    @classmethod
+    def from_function(cls, function: Callable[..., Any], file: str) -> _Locator | None:
+        if numba_config.CACHE_DIR or not Path(file).is_relative_to(installed.PACKAGE):
+            return None
+        return cls(function, file)
+
+    def ensure_cache_path(self) -> None:
+        """Nothing to do: the folder exists, and need not be writable if the code is there."""
+
+    def get_cache_path(self) -> str:
+        return self._folder
+
+    def get_source_stamp(self) -> str:
+        return self._digest
+
+    def get_disambiguator(self) -> str:
+        return f"{self._line}-{self._digest}"
+
+
+_cache_class: Any = getattr(caching, "CacheImpl", None) or caching._CacheImpl  # its name in older versions
+_cache_class._locator_classes.insert(0, _Locator)
+
+
+@cache
+def _digest(file: str) -> str:
+    """Return a digest of all that the machine code of a module depends on."""
+    processor = numba_config.CPU_NAME or llvmlite.binding.get_host_cpu_name()
+    features = numba_config.CPU_FEATURES or llvmlite.binding.get_host_cpu_features().flatten()
+    facts = [numba.__version__, llvmlite.__version__, numpy.__version__, processor, features]
+    digest = hashlib.sha256("\n".join(facts).encode())
+    for source in sorted(_sources(Path(file))):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _sources(file: Path) -> set[Path]:
+    """Return a module and all the compiled modules that it imports, directly or not."""
+    found, left = {Path(__file__)}, [file]
+    while left:
+        source = left.pop()
+        text = source.read_text(encoding="utf-8")
+        if source in found or "firnline.jit" not in text:
+            continue
+        found.add(source)
+        for name in re.findall(r"^(?:from|import) firnline\.([\w.]+)", text, re.MULTILINE):
+            imported = installed.PACKAGE / f"{name.replace('.', '/')}.py"
+            if imported.exists():
+                left.append(imported)
+    return found
+
+
+def cache_folder(function: Any) -> str:
+    """Return the folder with the machine code of an `entry`."""
+    return str(function._cache.cache_path)
 
 
 # --- instructions --------------------------------------------------------------------------------------

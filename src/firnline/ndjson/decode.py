@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import pyarrow as pa
 
+from firnline import jit
 from firnline.ndjson import exact
 from firnline.ndjson import kernel as k
 from firnline.ndjson.exact import BadRecordError, MisfitError, Object, dump, fit
@@ -438,4 +439,4 @@ def warm_up() -> None:
 
 def cache_folder() -> str:
     """Return the folder with the compiled kernel."""
-    return str(k.scan._cache.cache_path)
+    return jit.cache_folder(k.scan)
