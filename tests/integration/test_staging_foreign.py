@@ -19,7 +19,9 @@ from firnline.clock import SystemClock
 from firnline.committer import committer as committer_module
 from firnline.committer.committed import CommittedUnits
 from firnline.committer.committer import Committer
+from firnline.errors import SinkError
 from firnline.sinks.delta.table import Table
+from firnline.sinks.delta.upsert.rewrite import RangeFile
 from firnline.sinks.staged.unit import retry
 from firnline.storage import open_storage
 from tests.support.committers import (
@@ -215,6 +217,49 @@ def test_odd_names_are_written_so_that_readers_find_them(table: Path, name: str)
     bring_file(table, "u1", {"id": [2]}, at=name)
     commit_table(table)
     assert DeltaTable(str(table)).to_pyarrow_table().num_rows == 2
+
+
+@pytest.fixture
+def checked(table: Path) -> Path:
+    """A file of one page of values, with page checksums, and its unit; returns the file."""
+    bring_file(table, "u1", {"id": [1]})
+    path = table / "u1.parquet"
+    rows = pa.table({"id": list(range(5000))})
+    pq.write_table(rows, path, write_page_checksum=True, use_dictionary=False, compression="none")
+    put_unit(table, "u1", {"path": "u1.parquet", "size": path.stat().st_size, "record_count": 5000})
+    return path
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_changed_value_is_found_by_option_if_pages_have_checksums(table: Path, checked: Path, whole: bool) -> None:
+    data = bytearray(checked.read_bytes())
+    data[len(data) // 2] ^= 1
+    checked.write_bytes(data)
+    report = commit_table(table, whole_file_checksums=whole)
+    assert report.units == (0 if whole else 1)
+    if whole:
+        assert "u1.parquet is damaged" in rejected_reasons(table)["u1"]
+
+
+def test_a_whole_file_that_cannot_be_read_now_is_not_set_aside(
+    table: Path, checked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrow tells of a damaged page and of a failed read by the same exception."""
+    failing = True
+    real = RangeFile.read
+
+    def read(self: RangeFile, size: int | None = -1, /) -> bytes:
+        if failing and self.tell() == 4:  # the first page; the footer could be read
+            raise OSError("the network is down")
+        return real(self, size)
+
+    monkeypatch.setattr(RangeFile, "read", read)
+    with pytest.raises(SinkError, match="the network is down"):
+        commit_table(table, whole_file_checksums=True)
+    assert (pending_units(table), rejected_reasons(table)) == (["u1"], {})
+    failing = False
+    assert commit_table(table, whole_file_checksums=True).units == 1
+    assert len(ids(table)) == 5001
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def committer(
             validator=Number(gt=0),
         ),
     ] = None,
-    whole_files: Annotated[bool, Flag, Parameter(help="Verify checksums of whole files, not only of footers.")] = False,
+    whole_files: Annotated[bool, Flag, Parameter(help="Read whole files and verify them, not only footers.")] = False,
     metrics: Metrics = Metrics(),
     common: Common = Common(),
 ) -> int:

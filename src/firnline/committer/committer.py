@@ -440,7 +440,7 @@ class Committer:
             if doomed is not None and not doomed.files.isdisjoint((unit.path, unquote(unit.path))):
                 raise InvalidUnitError(f"{doomed} deletes {unit.path}")
             check_age(self._put_at[unit.name], now, retention)
-            return foreign_file(self._table, self._storage, unit)
+            return foreign_file(self._table, self._storage, unit, whole=self._whole)
         except InvalidUnitError as error:
             return error
 

@@ -20,6 +20,7 @@ from firnline.errors import SchemaError
 from firnline.sinks.delta.contents import missing_fields
 from firnline.sinks.delta.stats import file_stats
 from firnline.sinks.delta.table import Table
+from firnline.sinks.delta.upsert.rewrite import RangeFile
 from firnline.sinks.staged.unit import ForeignUnit
 from firnline.storage import Storage
 from firnline.types import Json
@@ -167,8 +168,10 @@ def check_age(put_at: datetime, now: datetime, retention: timedelta | None) -> N
         )
 
 
-def foreign_file(table: Table, storage: Storage, unit: ForeignUnit) -> dict[str, Json]:
+def foreign_file(table: Table, storage: Storage, unit: ForeignUnit, *, whole: bool) -> dict[str, Json]:
     """Return the file that a commit adds for a foreign unit; statistics come from the file itself.
+
+    With `whole`, every value is decoded: a foreign unit has no checksum to compare.
 
     Raises:
         InvalidUnitError: the file is missing or not as described, or columns or partition values do not fit.
@@ -182,6 +185,8 @@ def foreign_file(table: Table, storage: Storage, unit: ForeignUnit) -> dict[str,
         missing_fields(table.schema(), columns)
     except SchemaError as error:
         raise InvalidUnitError(f"schema incompatible: {error.message}") from error
+    if whole:
+        _decode_all(storage, unit)
     return {
         "path": unit.path,
         "size_bytes": unit.size_bytes,
@@ -191,6 +196,33 @@ def foreign_file(table: Table, storage: Storage, unit: ForeignUnit) -> dict[str,
         "stats": file_stats(metadata, columns),
         "columns": columns,
     }
+
+
+class _CheckedFile(RangeFile):
+    """A stored file that remembers why it could not be read: Arrow raises OSError for a damaged page, too."""
+
+    problem: Exception | None = None
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        try:
+            return super().read(size)
+        except Exception as error:
+            self.problem = error
+            raise
+
+
+def _decode_all(storage: Storage, unit: ForeignUnit) -> None:
+    """Decode every page of a foreign file, and verify the checksums of pages that have one."""
+    stream = _CheckedFile(storage, unit.path, unit.size_bytes)
+    try:
+        file = pq.ParquetFile(pa.PythonFile(stream, mode="r"), page_checksum_verification=True)
+        rows = sum(batch.num_rows for batch in file.iter_batches(use_threads=False))
+    except (pa.ArrowException, OSError) as error:
+        if stream.problem is not None:
+            raise stream.problem from error
+        raise InvalidUnitError(f"{unit.path} is damaged: {error}") from error
+    if rows != unit.record_count:
+        raise InvalidUnitError(f"{unit.path} is damaged: it has {rows} rows, its footer says {unit.record_count}")
 
 
 def first_columns(storage: Storage, unit: ForeignUnit) -> tuple[pa.Schema, list[str]]:

@@ -427,10 +427,10 @@ def open_data_file(storage: Storage, key: str, size_bytes: int) -> Any:
     """Open a data file for random access, without reading all of it."""
     if not is_remote(storage.root):
         return pa.OSFile(os.path.join(storage.root, key))
-    return pa.PythonFile(_Ranges(storage, key, size_bytes), mode="r")
+    return pa.PythonFile(RangeFile(storage, key, size_bytes), mode="r")
 
 
-class _Ranges(io.RawIOBase):
+class RangeFile(io.RawIOBase):
     """A stored object as a file; every read requests a range."""
 
     def __init__(self, storage: Storage, key: str, size_bytes: int) -> None:
