@@ -184,7 +184,7 @@ def _audit(pipeline: OpenPipeline, limit: int | None, before: int | None, common
 def _shown_audit(row: dict[str, Json]) -> dict[str, Json]:
     if row["problem"]:
         return {"version": row["version"], "what": "damaged", "details": row["problem"]}
-    details = _fact_text(row["details"]) if row["details"] else ""
+    details = fact_text(row["details"]) if row["details"] else ""
     return {**row, "pid": str(row["pid"]), "details": details}
 
 
@@ -347,7 +347,7 @@ def _show_epoch(out: Output, pipeline: OpenPipeline, view: EpochView) -> None:
 
 def _position_text(position: PositionView) -> str:
     if not position.by_input:
-        return _fact_text(position.facts)
+        return fact_text(position.facts)
     text = f"up to {position.last}" if position.last else "at the start"
     if position.in_progress:
         text += f", {count_text(len(position.in_progress), 'file')} in progress"
@@ -470,7 +470,7 @@ def _source_lines(source: dict[str, Json]) -> Iterator[str]:
 def _change_lines(name: str, before: Json, after: Json) -> Iterator[str]:
     """Yield a changed fact of a position; of facts with names of their own only those that differ, one a line."""
     if not (isinstance(before, dict | None) and isinstance(after, dict | None)) or before == after:
-        yield f"{name}: {_fact_text(before)} -> {_fact_text(after)}"
+        yield f"{name}: {fact_text(before)} -> {fact_text(after)}"
         return
     for key in sorted({*(before or {}), *(after or {})}):
         old, new = (before or {}).get(key), (after or {}).get(key)
@@ -478,12 +478,12 @@ def _change_lines(name: str, before: Json, after: Json) -> Iterator[str]:
             yield from _change_lines(f"{name} {key}", old, new)
 
 
-def _fact_text(value: Json) -> str:
+def fact_text(value: Json) -> str:
     """A fact of a position in words, without brackets and quotes."""
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_fact_text(of)}" for key, of in value.items()) or "none"
+        return ", ".join(f"{key} {fact_text(of)}" for key, of in value.items()) or "none"
     if isinstance(value, list):
-        return ", ".join(map(_fact_text, value)) or "none"
+        return ", ".join(map(fact_text, value)) or "none"
     return "none" if value is None else shown(value) if isinstance(value, bool) else str(value)
 
 

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import shutil
+import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime
+from time import sleep as rest
+from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
-from firnline.cli.checkpoints import state_facts
-from firnline.cli.common import Common, Spec, load_pipeline
-from firnline.cli.output import Output, count_text, size_text, time_text
+from firnline.cli.checkpoints import fact_text, state_facts
+from firnline.cli.common import Common, Duration, Flag, Spec, load_pipeline
+from firnline.cli.output import (
+    MAX_REASON,
+    NAMES_SHOWN,
+    Output,
+    ago_text,
+    brief,
+    count_text,
+    screen_width,
+    size_text,
+    time_text,
+)
 from firnline.cli.table import Column
-from firnline.errors import ControlError
+from firnline.cli.text import shorten
+from firnline.errors import ControlError, FirnlineError
 from firnline.rescued import Rescued
 
 if TYPE_CHECKING:
@@ -20,11 +37,13 @@ if TYPE_CHECKING:
     from firnline.options import PipelineOptions
 
 RUNS_SHOWN = 5
+INTERVAL, MIN_INTERVAL = Duration(2), 0.1  # between two refreshes
 RUN_COLUMNS = (
     Column("status"),
     Column("started_at", "started", time=True),
     Column("ended_at", "ended", time=True),
     Column("epoch", right=True),
+    Column("rows", right=True, drop=3),
     Column("generation", "gen", right=True, drop=1),
     Column("restarts", right=True, drop=2),
     Column("exit_code", "exit", right=True),
@@ -32,14 +51,30 @@ RUN_COLUMNS = (
 
 EPILOGUE = """\
 Reads the table, its ledger and the run history; starts no Spark and writes
-nothing.
+nothing. It disturbs no run. With --watch it shows the status every --interval:
+in place on a terminal, with --json as one value a line ({pipeline, error} while
+it cannot be read). Ctrl-C ends it with exit code 130.
 
 Output (JSON fields):
   pipeline, table, table_version
-  sinks         [{name, epoch (null if the sink cannot be read), required,
-                epochs_pending, epochs_behind, error}]; pending: staged, and
-                not yet committed by `firnline committer`; behind: decided, and
-                waiting for the sink, with the last error
+  sinks         [{name, location, version, epoch (null if the sink cannot be
+                read), required, epochs_pending, epochs_behind, error}];
+                pending: staged, and not yet committed by `firnline committer`;
+                behind: decided, and waiting for the sink, with the last error
+  sources       [{name, location, position, files_in_progress,
+                files_set_aside, files_outstanding, bytes_outstanding, error}];
+                position: of files {root, last_committed_file, ...}; error: why
+                the source cannot be listed now
+  last_error    {at, code, message, hint, epoch, run, exit_code, ended_run}: why
+                the newest run with an error failed (ended_run), or the last
+                error that it overcame; code `killed`: it ended without a word,
+                and `at` is its last sign of life; null without errors
+  last_commit_at, last_commit_seconds_ago
+                the commit of the newest epoch that readers see, in UTC
+  rows, rows_since
+                rows written to the deciding table by the epochs from
+                rows_since on; older epochs are folded
+  set_aside     [{source, path, reason}]: the first 10 files set aside
   state         new, done, failed, fenced, or died (killed; running again is
                 safe); of a live run starting, running, pausing, paused or
                 stopping
@@ -90,6 +125,7 @@ Output (JSON fields):
                 lag_seconds, problem}]: the copies in store and tiers
   restarts      after failures, over all recorded runs
   runs          [{run, status, started_at, ended_at, epoch, generation,
+                epochs, files, records, rows, error {at, code, message, hint},
                 restarts, exit_code, waiting_for, paused, host, pid, user,
                 resumed_after, recovery_path, state_recovery_path,
                 replication_lag_seconds, replication_epochs_behind,
@@ -108,23 +144,93 @@ Environment:
 Examples:
   firnline status
   firnline status flights/firnline.yml --json | jq .files_outstanding
+  firnline status --watch --interval 10s
 """
 
 app = App(name="status", help_epilogue=EPILOGUE)
 
 
 @app.default
-def status(spec: Spec = None, *, common: Common = Common()) -> int:
+def status(
+    spec: Spec = None,
+    *,
+    watch: Annotated[bool, Flag, Parameter(help="Show it again and again, until Ctrl-C.")] = False,
+    interval: Annotated[Duration, Parameter(help="With --watch: the time between two refreshes.")] = INTERVAL,
+    common: Common = Common(),
+) -> int:
     """Show epoch, backlog, health and copies of a pipeline."""
-    pipeline = load_pipeline(spec)
-    from firnline.history.status import load_status
+    options = load_pipeline(spec).options
+    if not watch:
+        report = _load(options)
+        if common.json:
+            common.out.json(asdict(report))
+        else:
+            _show(common.out, report)
+        return 0
+    watching = _Watch(options, common)
+    while True:
+        watching.refresh()
+        rest(max(interval, MIN_INTERVAL))
 
-    report = load_status(pipeline, _ask(pipeline.options))
-    if common.json:
-        common.out.json(asdict(report))
-    else:
-        _show(common.out, report)
-    return 0
+
+def _load(options: PipelineOptions) -> PipelineStatus:
+    """Read the status. A pipeline is opened for each reading, so that nothing is remembered from the one before."""
+    from firnline.history.status import load_status
+    from firnline.run.open_pipeline import open_pipeline
+
+    return load_status(open_pipeline(options), _ask(options))
+
+
+class _Watch:
+    """Shows the status again and again: in place on a terminal, one JSON value a line with `--json`.
+
+    The first reading fails like the command. Later failures are shown, and the next refresh reads again.
+    """
+
+    def __init__(self, options: PipelineOptions, common: Common) -> None:
+        self._options = options
+        self._json = common.json
+        self._refreshes = 0
+
+    def refresh(self) -> None:
+        """Read the status, and show it."""
+        self._refreshes += 1
+        try:
+            report: PipelineStatus | FirnlineError | OSError = _load(self._options)
+        except (FirnlineError, OSError) as error:
+            if self._refreshes == 1:
+                raise
+            report = error
+        if self._json:
+            sys.stdout.write(json.dumps(self._as_json(report), ensure_ascii=False, default=str) + "\n")
+        else:
+            self._draw(report)
+        sys.stdout.flush()
+
+    def _as_json(self, report: PipelineStatus | FirnlineError | OSError) -> dict[str, Any]:
+        if isinstance(report, FirnlineError | OSError):
+            code = report.code if isinstance(report, FirnlineError) else "sink"
+            return {"pipeline": self._options.name, "error": {"code": code, "message": str(report)}}
+        return asdict(report)
+
+    def _draw(self, report: PipelineStatus | FirnlineError | OSError) -> None:
+        """Draw one screen; in a pipe a blank line is between two of them."""
+        text = io.StringIO()
+        out = Output(stream=text)
+        out.width = screen_width(sys.stdout)
+        if isinstance(report, FirnlineError | OSError):
+            out.sentence(f"the status cannot be read: {report}")
+        else:
+            _show(out, report)
+        lines = text.getvalue().splitlines()
+        if not sys.stdout.isatty():
+            sys.stdout.write("\n" * (self._refreshes > 1) + "\n".join(lines) + "\n")
+            return
+        room = shutil.get_terminal_size().lines - 2
+        if len(lines) > room:
+            lines = [*lines[: room - 1], f"… {len(lines) - room + 1} more lines"]
+        moment = datetime.now(UTC).strftime("%H:%M:%SZ")
+        sys.stdout.write("\x1b[H\x1b[2J" + "\n".join([*lines, f"{moment}, Ctrl-C ends"]))
 
 
 def _ask(options: PipelineOptions) -> dict[str, Any] | None:
@@ -178,43 +284,106 @@ def _loss_text(report: PipelineStatus) -> str:
     return f"{report.worker_losses}; the last in epoch {last.get('epoch')}, {ended}: {last.get('reason')}"
 
 
-def _behind_text(report: PipelineStatus, sink: dict[str, Any]) -> str:
-    """Say why a sink is behind: it gets an epoch once the deciding table's log holds it, perhaps by a committer."""
+def _sink_text(report: PipelineStatus, sink: dict[str, Any]) -> str:
+    """Say what a sink holds, and why it is behind: it gets an epoch once the deciding table's log holds it."""
     error = f" ({sink['error']})" if sink["error"] else ""
+    where = f", in {sink['location']}"
     if sink["epoch"] is None:
-        return f"{sink['name']} cannot be read{error}"
+        return f"cannot be read{error}{where}"
+    version = f", version {sink['version']}" if sink["version"] is not None else ""
+    optional = "" if sink["required"] else ", optional"
+    if not sink["epochs_behind"]:
+        return f"in sync at epoch {sink['epoch']}{version}{optional}{where}"
     deciding = report.sinks[0]
     staged = sink["epoch"] >= deciding["epoch"] - deciding["epochs_pending"]
     why = f", waits for the committer of {deciding['name']} and then for a run" if staged else ""
-    return f"{sink['name']} at epoch {sink['epoch']}{why}{error}"
+    behind = count_text(sink["epochs_behind"], "epoch")
+    return f"{behind} behind, at epoch {sink['epoch']}{version}{optional}{why}{error}{where}"
+
+
+def _source_text(source: dict[str, Any]) -> str:
+    """Say where a source stands, how much waits, and why it cannot be listed."""
+    position = source["position"]
+    if not position:
+        texts = ["at the start"]
+    elif "last_committed_file" in position:
+        last = position["last_committed_file"]
+        texts = [f"up to {last}" if last else "at the start"]
+    else:
+        texts = [fact_text(position)]
+    if source["error"]:
+        texts.append(f"cannot be listed: {source['error']}")
+    else:
+        waiting = f"{count_text(source['files_outstanding'], 'file')}, {size_text(source['bytes_outstanding'])}"
+        texts.append(f"backlog {waiting}" if source["files_outstanding"] else "no backlog")
+    if source["files_in_progress"]:
+        texts.append(f"{count_text(source['files_in_progress'], 'file')} in progress")
+    if source["files_set_aside"]:
+        texts.append(f"{count_text(source['files_set_aside'], 'file')} set aside")
+    return "; ".join(texts)
+
+
+def _error_text(error: dict[str, Any]) -> str:
+    """Say what the last error was and when; whether it ended the run."""
+    if error["code"] == "killed":
+        return f"run {error['run']} {error['message']}; its last sign of life was {ago_text(error['at'])}"
+    ended = "ended" if error["ended_run"] else "did not end"
+    epoch = f" in epoch {error['epoch']}" if error.get("epoch") is not None else ""
+    text = f"{ago_text(error['at'])}{epoch}, {error['code']}: {brief(error['message'])} (it {ended} run {error['run']})"
+    return f"{text}. Try: {error['hint']}" if error["hint"] and error["ended_run"] else text
+
+
+def _set_aside_text(report: PipelineStatus) -> str:
+    named = [f"{one['path']} ({shorten(brief(one['reason']), MAX_REASON)})" for one in report.set_aside[:NAMES_SHOWN]]
+    if not named:
+        return count_text(report.files_set_aside, "file")
+    more = f", and {report.files_set_aside - len(named):,} more" if report.files_set_aside > len(named) else ""
+    lists = "`firnline files --status set_aside` lists them all"
+    return f"{count_text(report.files_set_aside, 'file')}: {', '.join(named)}{more}; {lists}"
+
+
+def _rows_text(report: PipelineStatus) -> str:
+    if report.rows_since is None or report.rows_since <= 1:
+        return f"{report.rows:,}"
+    return f"{report.rows:,} since epoch {report.rows_since:,}"
 
 
 def _show(out: Output, report: PipelineStatus) -> None:
-    behind = ", ".join(_behind_text(report, sink) for sink in report.sinks if sink["epochs_behind"] != 0)
-    facts = {
-        "pipeline": report.pipeline,
-        "state": report.state,
+    facts: dict[str, Any] = {"pipeline": report.pipeline, "state": _state_text(report)}
+    if report.last_error:
+        facts["last error"] = _error_text(report.last_error)
+    facts |= {
         "epoch": _epoch_text(report),
-        "table": report.table,
-        "table version": report.table_version,
-        "backlog": _backlog_text(report),
-        "in progress": count_text(report.files_in_progress, "file"),
-        "set aside": count_text(report.files_set_aside, "file"),
+        "last commit": ago_text(report.last_commit_at) if report.last_commit_at else "none yet",
+        "rows": _rows_text(report),
+        **{f"source {source['name']}": _source_text(source) for source in report.sources},
+        **{f"sink {sink['name']}": _sink_text(report, sink) for sink in report.sinks},
+        "set aside": _set_aside_text(report),
         **_differences(report),
-        "last committed file": report.last_committed_file,
-        "checkpoint": size_text(report.checkpoint_bytes),
-        "restarts": report.restarts,
     }
+    if len(report.sources) > 1:
+        facts["backlog"] = _backlog_text(report)
+    out.facts(facts | _more_facts(report))
+    if report.runs:
+        out.line()
+        out.table(RUN_COLUMNS, report.runs[:RUNS_SHOWN])
+
+
+def _state_text(report: PipelineStatus) -> str:
+    if report.control and report.control["state"] != "ended":
+        flying = count_text(len(report.control["in_flight"]), "epoch")
+        return f"{report.state}, {flying} in flight (pid {report.control['pid']} on this machine)"
+    return f"{report.state}; running again is safe" if report.state == "died" else report.state
+
+
+def _more_facts(report: PipelineStatus) -> dict[str, Any]:
+    """Return the facts that only some pipelines have, and those for whoever looks closely."""
+    facts: dict[str, Any] = {"checkpoint": size_text(report.checkpoint_bytes), "restarts": report.restarts}
     if report.rescued:
         texts = "; ".join(Rescued.from_json(one).text() for one in report.rescued)
         facts["rescued"] = f"{texts}, since epoch {report.rescued_since}"
     if report.lease:
         facts["lease"] = _lease_text(report.lease)
-    if report.control:
-        flying = count_text(len(report.control["in_flight"]), "epoch")
-        facts["control"] = f"reachable, {report.control['state']}, {flying} in flight"
-    if behind:
-        facts["sinks behind"] = behind
     facts |= state_facts(report.operators)
     if report.recovery_path:
         state = f", state from {report.state_recovery_path}" if report.state_recovery_path else ""
@@ -231,6 +400,11 @@ def _show(out: Output, report: PipelineStatus) -> None:
         facts["pending"] = f"{count_text(pending, 'epoch')} staged; `firnline committer` commits them"
     if report.runs and report.runs[0].get("waiting_for") and report.state == "running":
         facts["waiting for"] = report.runs[0]["waiting_for"]
+    return facts | _warnings(report)
+
+
+def _warnings(report: PipelineStatus) -> dict[str, str]:
+    facts = {}
     if report.ledger_hole:
         facts["ledger"] = f"{report.ledger_hole}: late files are not ingested; see `firnline ledger repair`"
     if report.unordered_names:
@@ -240,11 +414,7 @@ def _show(out: Output, report: PipelineStatus) -> None:
         )
     if report.repairs:
         facts["repairs"] = "; ".join(report.repairs)
-    out.facts(facts)
-    if report.runs:
-        out.line()
-        out.table(RUN_COLUMNS, report.runs[:RUNS_SHOWN])
-        _show_last_restart(out, report)
+    return facts
 
 
 def _copy_text(copy: dict[str, Any]) -> str:
@@ -254,10 +424,3 @@ def _copy_text(copy: dict[str, Any]) -> str:
         return f"in sync, in {copy['place']}"
     age = f", {time_text(copy['lag_seconds'])}" if copy["lag_seconds"] is not None else ""
     return f"{count_text(copy['epochs_behind'], 'epoch')} behind{age}, in {copy['place']}"
-
-
-def _show_last_restart(out: Output, report: PipelineStatus) -> None:
-    last = next((r["last_restarts"][-1] for r in report.runs if r["last_restarts"]), None)
-    if last is not None:
-        out.line()
-        out.line(f"last restart {last['at']}: {last['reason']}")

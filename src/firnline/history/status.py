@@ -5,29 +5,31 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from firnline.checkpoint.codec import canonical
 from firnline.checkpoint.ledger import Fold
-from firnline.errors import CheckpointError, FirnlineError, LedgerHoleError, SinkError, SourceError
+from firnline.errors import CheckpointError, FirnlineError, LedgerHoleError, SinkError
+from firnline.history.inputs import load_inputs
 from firnline.history.state import OperatorSnapshot, snapshots_of
 from firnline.history.store import find_store
 from firnline.names import quarantine_folder
 from firnline.rescued import Rescued, add_rescued
-from firnline.run.ledger_files import LedgerFiles
 from firnline.run.open_pipeline import OpenPipeline
-from firnline.run.status import has_died, load_runs
+from firnline.run.status import find_last_error, has_died, load_runs
 from firnline.sinks.base import Head, Sink
-from firnline.sources.base import Backlog, InputStatus
+from firnline.sources.base import InputStatus
 from firnline.stores.lease import LeaseRecord
 from firnline.stores.tiers import NewestCopy
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)
 
+COMMITS_SEARCHED = 20  # for the time of the newest epoch
+SET_ASIDE_SHOWN = 10  # files; `firnline files --status set_aside` lists all
 COMMITS_READ = 1000  # for older commits only the epoch is shown, without table version and commit time
 
 
@@ -61,6 +63,13 @@ class PipelineStatus:
     unordered_names: list[str] = field(default_factory=list)  # sources whose file names do not grow with time
     rescued: list[dict[str, Json]] = field(default_factory=list)  # by source and column, of the epochs in the ledger
     rescued_since: int | None = None  # the oldest of these epochs; older ones are folded
+    rows: int = 0  # written to the deciding sink by the epochs in the ledger
+    rows_since: int | None = None  # the oldest of these epochs
+    last_commit_at: str | None = None  # of the newest epoch that readers see
+    last_commit_seconds_ago: float | None = None
+    last_error: dict[str, Json] | None = None  # why a run failed or was killed, or what the last one overcame
+    sources: list[dict[str, Json]] = field(default_factory=list)
+    set_aside: list[dict[str, Json]] = field(default_factory=list)  # the first files, with their reasons
     runs: list[dict[str, Json]] = field(default_factory=list)
     recovery_path: str | None = None  # where the newest run read its checkpoint: local, remote, sink, fresh
     state_recovery_path: str | None = None  # where it read operator state; None without operators
@@ -78,14 +87,14 @@ def load_status(pipeline: OpenPipeline, control: dict[str, Json] | None = None) 
     head = pipeline.load()
     positions = head.checkpoint.positions if head.checkpoint else {}
     described = list(pipeline.sources.describe(positions).values())
-    differences = _find_differences(pipeline, head)
-    backlog = differences.backlog if differences else None
+    inputs = load_inputs(pipeline, head)
     on_record = load_runs(pipeline.storage, pipeline.options.name)
     runs = [{**run, "status": "died"} if has_died(run) else run for run in on_record]
     failing = runs[0].get("sinks_failing") or {} if runs else {}
     sinks = [_sink_row(sink, head.epoch, failing.get(sink.name)) for sink in pipeline.sinks]
     snapshots = snapshots_of(head.checkpoint)
-    rescued, since = _load_rescued(pipeline, head)
+    written = _load_written(pipeline, head)
+    last_commit = _last_commit(pipeline, head)
     return PipelineStatus(
         pipeline=pipeline.options.name,
         state=_state(runs, control),
@@ -97,11 +106,11 @@ def load_status(pipeline: OpenPipeline, control: dict[str, Json] | None = None) 
         last_committed_file=described[0].last if len(described) == 1 else None,
         files_in_progress=sum(len(position.in_progress) for position in described),
         files_set_aside=sum(len(position.set_aside) for position in described),
-        files_outstanding=backlog.files_outstanding if backlog else None,
-        bytes_outstanding=backlog.bytes_outstanding if backlog else None,
-        files_grown=differences.grown if differences else None,
-        files_changed=differences.changed if differences else None,
-        files_incomplete=differences.incomplete if differences else None,
+        files_outstanding=inputs.total("files"),
+        bytes_outstanding=inputs.total("size_bytes"),
+        files_grown=inputs.total("grown"),
+        files_changed=inputs.total("changed"),
+        files_incomplete=inputs.total("incomplete"),
         checkpoint_bytes=len(canonical(head.checkpoint.to_json())) if head.checkpoint else 0,
         repairs=list(head.repairs),
         restarts=sum(int(r["restarts"]) for r in runs),
@@ -111,8 +120,15 @@ def load_status(pipeline: OpenPipeline, control: dict[str, Json] | None = None) 
         last_worker_loss=runs[0].get("last_worker_loss") if runs else None,
         ledger_hole=_find_hole(pipeline, head, runs),
         unordered_names=list(runs[0].get("unordered_names") or []) if runs else [],
-        rescued=rescued,
-        rescued_since=since,
+        rescued=written.rescued,
+        rescued_since=written.since,
+        rows=written.rows,
+        rows_since=written.since,
+        last_commit_at=last_commit,
+        last_commit_seconds_ago=_age_seconds(pipeline, last_commit) if last_commit else None,
+        last_error=find_last_error(runs),
+        sources=[source.to_json() for source in inputs.sources],
+        set_aside=inputs.set_aside(SET_ASIDE_SHOWN),
         runs=runs,
         recovery_path=str(runs[0]["recovery_path"]) if runs and runs[0].get("recovery_path") else None,
         state_recovery_path=runs[0].get("state_recovery_path") if runs else None,
@@ -139,17 +155,41 @@ def _find_hole(pipeline: OpenPipeline, head: Head, runs: list[dict[str, Json]]) 
     return str(hole) if hole else None
 
 
-def _load_rescued(pipeline: OpenPipeline, head: Head) -> tuple[list[dict[str, Json]], int | None]:
-    """Return the counts of rescued values in the entries that are not folded, and the oldest of these epochs."""
-    found: list[Rescued] = []
-    since = None
+@dataclass(slots=True)
+class _Written:
+    """What the epochs in the ledger wrote; those before `since` are folded."""
+
+    rows: int = 0
+    rescued: list[dict[str, Json]] = field(default_factory=list)
+    since: int | None = None
+
+
+def _load_written(pipeline: OpenPipeline, head: Head) -> _Written:
+    """Add up the rows and the rescued values of the entries that are not folded."""
+    found = _Written()
+    rescued: list[Rescued] = []
     try:
         for entry, _ in pipeline.ledger.entries(head.entry):
-            found[:0] = [Rescued.from_json(one) for one in entry.rescued]
-            since = entry.epoch
+            rescued[:0] = [Rescued.from_json(one) for one in entry.rescued]
+            found.rows += sum(int(file["rows"]) for file in entry.staged.get(pipeline.deciding.name, []))
+            found.since = entry.epoch
     except LedgerHoleError:
         pass  # reported elsewhere
-    return [one.to_json() for one in add_rescued(found)], since
+    found.rescued = [one.to_json() for one in add_rescued(rescued)]
+    return found
+
+
+def _last_commit(pipeline: OpenPipeline, head: Head) -> str | None:
+    """Return when the newest epoch that readers see was committed, in UTC; None if there is none.
+
+    If the newest commits of the table are others', the time at which its checkpoint was made.
+    """
+    if head.checkpoint is None:
+        return None
+    committed = head.epoch if head.committed is None else head.committed
+    commit = pipeline.deciding.commit_times(head.version, COMMITS_SEARCHED).get(committed)
+    moment = commit[1] if commit else head.checkpoint.created_at if committed == head.epoch else None
+    return datetime.fromisoformat(moment).astimezone(UTC).isoformat() if moment else None
 
 
 def _restored(pipeline: OpenPipeline, head: Head, runs: list[dict[str, Json]]) -> dict[str, Json] | None:
@@ -176,48 +216,6 @@ def _state(runs: list[dict[str, Json]], control: dict[str, Json] | None) -> str:
         return "new"
     running = runs[0]["status"] == "running"
     return "paused" if running and runs[0].get("paused") else str(runs[0]["status"])
-
-
-@dataclass(frozen=True, slots=True)
-class _Differences:
-    """How the input differs from what was read."""
-
-    backlog: Backlog
-    grown: int = 0
-    changed: int = 0
-    incomplete: int = 0
-
-
-def _find_differences(pipeline: OpenPipeline, head: Head) -> _Differences | None:
-    """Compare the input with what was read; None if a source is missing or cannot be listed."""
-    held = head.checkpoint.positions if head.checkpoint else {}
-    try:
-        for source in pipeline.sources:
-            source.check()
-        positions = {s.name: held.get(s.name) or s.start(None) for s in pipeline.sources}
-        return _compare(pipeline, head, positions, pipeline.sources.backlog(positions))
-    except (OSError, SourceError) as error:
-        logger.warning("the source cannot be listed", extra={"reason": str(error)})
-        return None
-
-
-def _compare(pipeline: OpenPipeline, head: Head, positions: Mapping[str, Json], after: Backlog) -> _Differences:
-    """Add late and grown input to that after the positions. Behind a hole in the ledger it is unknown; `ledger_hole`
-    says so."""
-    known = LedgerFiles(pipeline)
-    files, size, grown, changed, incomplete = after.files_outstanding, after.bytes_outstanding, 0, 0, 0
-    try:
-        for source, found in pipeline.sources.find_late(positions, known.load(head.entry)):
-            if source.late_files != "ignore":
-                files, size = files + found.late_count, size + found.late_bytes
-            files, size = files + found.rest, size + found.rest_bytes
-            grown, changed = grown + len(found.grown), changed + len(found.changed)
-            incomplete += found.incomplete
-        return _Differences(Backlog(files, size), grown, changed, incomplete)
-    except LedgerHoleError:
-        return _Differences(after)
-    finally:
-        known.close()
 
 
 def load_lease(pipeline: OpenPipeline) -> dict[str, Json] | None:
@@ -303,12 +301,21 @@ def _lag_seconds(pipeline: OpenPipeline, head: Head, epoch: int) -> float | None
 
 def _sink_row(sink: Sink, decided: int, failing: Json) -> dict[str, Json]:
     """Return the head of a sink; `failing` is the reason why the newest run could not write there."""
-    row: dict[str, Json] = {"name": sink.name, "epoch": None, "required": sink.required, "epochs_pending": 0}
+    row: dict[str, Json] = {
+        "name": sink.name,
+        "location": sink.uri,
+        "version": None,
+        "epoch": None,
+        "required": sink.required,
+        "epochs_pending": 0,
+    }
     try:
-        epoch, settled = sink.load().epoch, sink.settled_epoch()
+        head, settled = sink.load(), sink.settled_epoch()
     except (SinkError, OSError) as error:
         return {**row, "epochs_behind": None, "error": str(error)}
+    epoch = head.epoch
     row |= {"epoch": epoch, "epochs_pending": 0 if settled is None else epoch - settled}
+    row |= {"version": head.version if head.exists else None}
     return {**row, "epochs_behind": max(0, decided - epoch), "error": failing if epoch < decided else None}
 
 

@@ -12,12 +12,20 @@ import queue
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 
 from firnline.epoch import messages as m
 from firnline.epoch.decide import EpochState, Policy, Settings, initial, step
-from firnline.errors import FencedError, FirnlineError, LedgerHoleError, SinkError, SourceError, StagingError
+from firnline.errors import (
+    AlreadyRunningError,
+    FencedError,
+    FirnlineError,
+    LedgerHoleError,
+    SinkError,
+    SourceError,
+    StagingError,
+)
 from firnline.jobs.engine import Engine
 from firnline.jobs.heartbeat import WorkerLosses
 from firnline.maintenance.state import RUN_GRACE_SECONDS, sweep_state
@@ -44,6 +52,7 @@ MIN_POLL_SECONDS = 0.1
 SLOW_PLAN_SECONDS = 0.5  # a `once` run that plans longer than this probably has something to do
 SWEEP_EVERY = 32  # epochs between two sweeps of state
 LOG_TIMER = "\0log"  # no sink has this name
+NO_RECORD = (0, FencedError.exit_code, AlreadyRunningError.exit_code)  # of a run that did not claim
 FLUSH_SECONDS = 10.0  # a requested checkpoint waits at most this long for each tier
 
 
@@ -63,6 +72,7 @@ class RunResult:
 @dataclass(slots=True)
 class _Totals:
     epochs: int = 0
+    files: int = 0
     records: int = 0
     rows: int = 0
 
@@ -253,13 +263,20 @@ class Runner:
                 behind = [sink.name for sink in self._state.sinks[1:] if sink.epoch < self._state.decided]
                 waiting = self._state.decided - self._state.committed
                 self._observer.left_staged(waiting, self._pipeline.storage.root, behind)
-            self._log.close(exit_code)
+            self._log.close(exit_code, self._error, add=self._is_failed_start(exit_code))
             self._observer.stopped(exit_code)
         error = self._error if exit_code else None
         totals = self._totals
         return RunResult(
             self.run_id, exit_code, totals.epochs, totals.records, totals.rows, error, self._find_set_aside()
         )
+
+    def _is_failed_start(self, exit_code: int) -> bool:
+        """Whether the run failed before its claim, on a table that exists: `status` then shows why.
+
+        A run that another one refused leaves no record, and nothing is written where a table is missing.
+        """
+        return exit_code not in NO_RECORD and self._progress.head.exists
 
     def _find_set_aside(self) -> dict[str, str]:
         """Return the files that the newest checkpoint sets aside, with their reasons."""
@@ -697,6 +714,9 @@ class Runner:
             unordered = self._upkeep.late_files.unordered
             self._aside("stage", lambda: self._log.note(now=True, unordered_names=unordered))
         facts = self._steps.facts(inflight, receipt)
+        self._totals.files += facts.files - facts.files_again
+        totals = asdict(self._totals)
+        self._aside("stage", lambda: self._log.note(epoch=facts.epoch, **totals))
         self._observer.committed(facts)
         if len(self._pipeline.options.sources) > 1:
             self._aside("stage", lambda: self._log.note(align_ms=facts.align_ms))

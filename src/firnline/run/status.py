@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
@@ -179,6 +179,11 @@ class RunHistory:
             "sinks_failing": {},  # sink -> why it could not be joined or written
             "copies_failing": {},  # store, local or remote -> why it cannot be written
             "align_ms": None,  # of the newest epoch: from the first source's slice to the boundary
+            "epochs": 0,  # that the run has committed, with what they read and wrote
+            "files": 0,
+            "records": 0,
+            "rows": 0,
+            "error": None,  # why the run failed: at, code, message, hint
             "worker_losses": 0,
             "last_worker_loss": None,  # epoch, reason, shards; took_ms: until an epoch completed again
             "paused": False,
@@ -262,10 +267,20 @@ class RunLog:
             with _only_logged():
                 self._record.lost_worker(facts)
 
-    def close(self, exit_code: int) -> None:
-        """Write how the run ended."""
-        status = {0: "done", 5: "fenced"}.get(exit_code, "failed")
-        self.note(now=True, status=status, exit_code=exit_code, ended_at=self._clock.now().isoformat())
+    def close(self, exit_code: int, error: FirnlineError | None = None, *, add: bool = False) -> None:
+        """Write how the run ended, and why it failed. `add`: a failed run that claimed nothing is added, too."""
+        now = self._clock.now().isoformat()
+        facts: dict[str, Json] = {
+            "status": {0: "done", 5: "fenced"}.get(exit_code, "failed"),
+            "exit_code": exit_code,
+            "ended_at": now,
+        }
+        if exit_code and error is not None:
+            facts["error"] = {"at": now, "code": error.code, "message": error.message, "hint": error.hint}
+        if self._record is None and add:
+            self.open(**facts)
+        else:
+            self.note(now=True, **facts)
 
 
 @contextlib.contextmanager
@@ -294,3 +309,30 @@ def load_runs(storage: Storage, pipeline: str) -> list[dict[str, Json]]:
 def has_died(run: dict[str, Json]) -> bool:
     """Return whether a run without a recorded end is dead. Only its own host can tell."""
     return bool(run["status"] == "running") and has_exited(str(run["host"]), int(run["pid"]))
+
+
+DIED: dict[str, Json] = {
+    "code": "killed",
+    "message": "ended without a word, probably killed (kill -9, out of memory, power cut)",
+    "hint": "Running again is safe: `firnline run` resumes after the newest epoch.",
+    "epoch": None,
+}
+
+
+def find_last_error(runs: Sequence[Mapping[str, Json]]) -> dict[str, Json] | None:
+    """Return the newest error in the history of runs: why a run ended, or the last one that a run overcame.
+
+    `runs` are newest first, with the status `died` for those that ended without a record.
+    """
+    for run in runs:
+        facts: dict[str, Json] = {"run": run["run"], "exit_code": run.get("exit_code"), "ended_run": True}
+        restarts = run.get("last_restarts") or []
+        if run["status"] == "died":
+            return {**facts, **DIED, "at": run.get("updated_at") or run["started_at"]}
+        if run.get("error"):
+            return {**facts, **run["error"]}
+        if restarts:
+            last = restarts[-1]
+            overcome = {"code": last["code"], "message": last["reason"], "hint": None, "epoch": last.get("epoch")}
+            return {**facts, **overcome, "at": last["at"], "ended_run": False}
+    return None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import logging
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from firnline.cli.main import run_command
-from firnline.cli.output import Output, brief, count_text, print_failure, safe_bytes, short_time, size_text, time_text
+from firnline.cli.output import Output, ago_text, brief, count_text, print_failure, safe_bytes, size_text, time_text
 from firnline.cli.table import Column
 from firnline.cli.text import safe
 from firnline.errors import FencedError, SinkError, SpecError
@@ -160,5 +161,13 @@ def test_numbers_as_people_say_them() -> None:
     ]  # fmt: skip
     assert [time_text(s) for s in (0.26, 59.9, 65, 7269)] == ["0.3 s", "59.9 s", "1:05", "2:01:09"]
     assert [count_text(n, "file") for n in (0, 1, 2000)] == ["0 files", "1 file", "2,000 files"]
-    assert short_time("2026-11-16T05:41:57.123+01:00") == "2026-11-16T04:41:57Z"
-    assert short_time(None) is None
+    now = datetime(2026, 11, 17, 12, 0, 0, tzinfo=UTC)
+    moments = {
+        "2026-11-17T12:00:00+00:00": "just now",
+        "2026-11-17T12:00:07+00:00": "just now",  # the clock of another machine
+        "2026-11-17T11:59:18.5+00:00": "41 s ago",
+        "2026-11-17T12:47:59+01:00": "12 min ago",
+        "2026-11-16T13:00:00+00:00": "23 h ago",
+        "2026-11-15T11:00:00+00:00": "2 days ago",
+    }
+    assert {moment: ago_text(moment, now) for moment in moments} == moments

@@ -1,0 +1,105 @@
+"""The input of a pipeline, source by source: position, backlog, and how it differs from what was read. Read-only."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from firnline.errors import LedgerHoleError, SourceError
+from firnline.run.ledger_files import LedgerFiles
+from firnline.run.open_pipeline import OpenPipeline
+from firnline.sinks.base import Head
+from firnline.sources.base import PositionView, Source
+from firnline.sources.known import KnownFiles
+from firnline.types import Json
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class SourceInput:
+    """The input of one source. The counts are valid unless `error` says why the source cannot be listed."""
+
+    name: str
+    location: str
+    view: PositionView
+    files: int = 0  # that wait to be read, late ones included
+    size_bytes: int = 0
+    grown: int = 0
+    changed: int = 0
+    incomplete: int = 0
+    error: str | None = None
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the source as `status` shows it."""
+        listed = self.error is None
+        return {
+            "name": self.name,
+            "location": self.location,
+            "position": self.view.facts,
+            "files_in_progress": len(self.view.in_progress),
+            "files_set_aside": len(self.view.set_aside),
+            "files_outstanding": self.files if listed else None,
+            "bytes_outstanding": self.size_bytes if listed else None,
+            "error": self.error,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The input of all sources."""
+
+    sources: list[SourceInput] = field(default_factory=list)
+
+    def total(self, count: str) -> int | None:
+        """Return the sum of a count over all sources; None if a source cannot be listed."""
+        if any(source.error is not None for source in self.sources):
+            return None
+        return sum(int(getattr(source, count)) for source in self.sources)
+
+    def set_aside(self, limit: int) -> list[dict[str, Json]]:
+        """Return the first files that are set aside, with their reasons."""
+        rows = [
+            {"source": source.name, "path": path, "reason": reason}
+            for source in self.sources
+            for path, reason in source.view.set_aside.items()
+        ]
+        return rows[:limit]
+
+
+def load_inputs(pipeline: OpenPipeline, head: Head) -> Inputs:
+    """Compare the input of every source with what was read. A source that cannot be listed hides no other one."""
+    held = head.checkpoint.positions if head.checkpoint else {}
+    described = pipeline.sources.describe(held)
+    found = [
+        SourceInput(source.name, source.location, described.get(source.name) or PositionView({}, by_input=True))
+        for source in pipeline.sources
+    ]
+    with contextlib.closing(LedgerFiles(pipeline)) as ledger:
+        try:
+            known: Mapping[str, KnownFiles] | None = ledger.load(head.entry)
+        except LedgerHoleError:  # `ledger_hole` says so; what is late or has grown is unknown behind it
+            known = None
+        for source, one in zip(pipeline.sources, found, strict=True):
+            try:
+                source.check()
+                _count(source, held.get(source.name) or source.start(None), known, one)
+            except (OSError, SourceError) as error:
+                logger.warning("the source cannot be listed", extra={"reason": str(error)})
+                one.error = str(error)
+    return Inputs(found)
+
+
+def _count(source: Source, position: Json, known: Mapping[str, KnownFiles] | None, found: SourceInput) -> None:
+    after = source.backlog(position)
+    found.files, found.size_bytes = after.files_outstanding, after.bytes_outstanding
+    if known is None or source.reconcile_interval_secs is None:
+        return
+    compared = source.find_late(position, known[source.name])
+    if source.late_files != "ignore":
+        found.files, found.size_bytes = found.files + compared.late_count, found.size_bytes + compared.late_bytes
+    found.files, found.size_bytes = found.files + compared.rest, found.size_bytes + compared.rest_bytes
+    found.grown, found.changed = len(compared.grown), len(compared.changed)
+    found.incomplete = compared.incomplete
