@@ -14,13 +14,13 @@ from firnline.errors import ConfigError, NotRunningError
 from firnline.graph import stateful
 from firnline.history.status import PipelineStatus, load_status
 from firnline.jobs.spark import SparkEngine
-from firnline.ndjson import warm_up
 from firnline.options import PipelineOptions
 from firnline.run.control import serving_control
 from firnline.run.observer import Observer
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.run.runner import Runner, RunResult
 from firnline.run.standby import holding_lease
+from firnline.sources.registry import warm_up
 from firnline.spec.build import build_options, load_options
 from firnline.spec.loading import parse_spec
 from firnline.types import Json
@@ -104,7 +104,7 @@ class Pipeline:
             FirnlineError: the run failed. Committed epochs stay; running again is safe if `error.retryable`.
         """
         options = self.options
-        engine = SparkEngine(options.name, options.spark, prepare=warm_up)
+        engine = SparkEngine(options.name, options.spark, prepare=lambda: warm_up(options.sources))
         try:
             runner = Runner(open_pipeline(options, once=once, strict_store=strict_store), engine, observer, once=once)
             with ExitStack() as stack:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -19,7 +19,7 @@ from firnline.errors import ConfigError, DamagedError, StoreUnsafeError
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-    from firnline.options import PipelineOptions
+    from firnline.options import PipelineOptions, SourceOptions
     from firnline.run.open_pipeline import OpenPipeline
     from firnline.service.health import HealthCheck
     from firnline.storage import Storage
@@ -204,15 +204,15 @@ def read_with_store(pipeline: OpenPipeline, read: Callable[[CheckpointStore | No
         return result
 
 
-def warm_decoder(say: Callable[[str], None]) -> None:
-    """Compile the decoder, or load it if it is already compiled."""
+def warm_decoder(sources: Iterable[SourceOptions], say: Callable[[str], None]) -> None:
+    """Compile what the readers of these sources need, or load it if it is already compiled."""
     timer = threading.Timer(COLD_SECONDS, say, [COLD_MESSAGE])
     timer.daemon = True
     timer.start()
     try:
-        from firnline.ndjson import warm_up
+        from firnline.sources.registry import warm_up
 
-        warm_up()
+        warm_up(sources)
     finally:
         timer.cancel()
 

@@ -82,7 +82,7 @@ def dry_run(spec: Spec = None, *, common: Common = Common()) -> int:
     from firnline.cli.common import warm_decoder
     from firnline.cli.dry_run_preview import preview
 
-    warm_decoder(say)
+    warm_decoder(pipeline.options.sources, say)
     facts = preview(pipeline, None if common.json else common.out.width)
     facts["warnings"] = [*warnings, *facts["warnings"]]
     if common.json:

@@ -13,7 +13,8 @@ from firnline.errors import ConfigError
 
 EPILOGUE = """\
 The file is a valid spec: it reads the folder `in` beside it and writes the
-Delta table `out`. An existing file is kept unless --yes is given.
+Delta table `out`. If files lie in `in`, their format is taken from the first
+ones. An existing file is kept unless --yes is given.
 
 Output (JSON fields):
   path, name, status (written, dry_run), spec (with --dry-run)
@@ -50,7 +51,12 @@ def init(
     folder = target.parent if is_file else target
     path = target if is_file else folder / FILE_NAMES[0]
     name = name_from(name or folder.name)
-    text = render_template(name)
+    file_format, delimiter = "ndjson", ","
+    if (folder / "in").is_dir():
+        from firnline.sources.files.formats.recognise import guess_format
+
+        file_format, delimiter = guess_format(folder / "in") or (file_format, delimiter)
+    text = render_template(name, file_format, delimiter)
     facts = {"path": str(path), "name": name, "status": "dry_run" if dry_run else "written"}
     if dry_run:
         if common.json:

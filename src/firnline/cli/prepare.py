@@ -57,8 +57,10 @@ def prepare(*, common: Common = Common()) -> int:
 
 def _compile_decoder() -> str:
     from firnline.ndjson import decode
+    from firnline.sources.files.formats import open_format
 
-    decode.warm_up()
+    for name in ("ndjson", "json", "csv"):
+        open_format({"format": name}).warm_up()
     return decode.cache_folder()
 
 

@@ -209,7 +209,7 @@ def _run(
         engine = SparkEngine(
             options.name,
             options.spark,
-            prepare=lambda: warm_decoder(display.say),
+            prepare=lambda: warm_decoder(options.sources, display.say),
             on_start=spark_start(totals, display.say),
         )
         stack.callback(engine.stop)

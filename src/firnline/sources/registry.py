@@ -14,7 +14,7 @@ Such a module imports the others of its folder on demand, and has four functions
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from firnline.errors import ConfigError, FirnlineError
@@ -57,6 +57,14 @@ def open_reader(kind: str, settings: dict[str, Json], split: Split, columns: Map
     """Open the reader of a split, in a worker. `columns` has the wanted ports."""
     reader: SplitReader = load_kind(KINDS, "source", kind).open_reader(settings, split, columns)
     return reader
+
+
+def warm_up(sources: Iterable[SourceOptions]) -> None:
+    """Compile what the readers of these sources need, or load it, before workers do. A kind may define `warm_up`."""
+    for options in sources:
+        prepare = getattr(load_kind(KINDS, "source", options.type), "warm_up", None)
+        if prepare is not None:
+            prepare(options)
 
 
 def describe(position: Json) -> PositionView:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 _TEMPLATE = """\
-# A Firnline pipeline: newline-delimited JSON files into a Delta table, every record exactly once.
+# A Firnline pipeline: files into a Delta table, every record exactly once.
 # Only name, path and table are needed; the values after "#" are the defaults.
 # `firnline dry-run` checks this file without writing; `firnline run` starts it.
 
@@ -15,8 +16,8 @@ sources:
   {name}:
     type: files
     path: in                      # folder, glob or URI (local, s3://, gs://, az://); relative to this file
-    format: ndjson                # compression by suffix: .gz, .zst, none
-    # poll_interval_secs: 10      # seconds, or 5m: time between two listings for new files
+    format: {format:<21} # ndjson, json, csv or parquet; text also as .gz or .zst
+{csv}    # poll_interval_secs: 10      # seconds, or 5m: time between two listings for new files
     # start_after: 2026-01-01T00:00:00Z   # or a file name: start there
     # late_files: ingest          # or ignore, fail: a file whose name sorts before files already read
     # on_bad_record: quarantine   # or fail
@@ -58,9 +59,10 @@ sinks:
 """
 
 
-def render_template(name: str = "pipeline") -> str:
+def render_template(name: str = "pipeline", file_format: str = "ndjson", delimiter: str = ",") -> str:
     """Return a commented spec for a pipeline of this name; it is valid as it stands."""
-    return _TEMPLATE.format(name=name)
+    csv = f"    csv: {{delimiter: {json.dumps(delimiter)}}}\n" if delimiter != "," else ""
+    return _TEMPLATE.format(name=name, format=file_format, csv=csv)
 
 
 def name_from(text: str) -> str:

@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from firnline.ndjson import BrokenFileError
 from firnline.sources.columns import Columns
 from firnline.sources.files.formats import scanning
 from firnline.sources.files.formats.base import Place
+from firnline.sources.files.formats.recognise import guess_format
 from tests.support.formats import read_bytes
 
 JSON = {"format": "json"}
@@ -303,3 +305,24 @@ def test_a_bad_first_line_makes_no_other_format(data: bytes) -> None:
 
 def test_json_lines_are_read_as_json_too() -> None:
     assert read_bytes(b'{"a": 1}\n{"a": 2}\n', JSON).rows == [{"a": 1}, {"a": 2}]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "expected"),
+    [
+        ("a.parquet", b"PAR1", ("parquet", ",")),
+        ("a.json", b'[\n {"a": 1}\n]', ("json", ",")),
+        ("a.json", b'{\n "a": 1\n}', ("json", ",")),
+        ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n'), ("ndjson", ",")),
+        ("a.csv", b"a;b\n1;2\n", ("csv", ";")),
+        ("a.tsv", b"a\tb\n", ("csv", "\t")),
+        ("a.csv", b"a\n", ("csv", ",")),
+        ("_a.csv", b"a,b\n1,2\n", None),
+        ("a.txt", b"hello\n", None),
+    ],
+)
+def test_the_format_is_guessed_from_what_lies_in_a_folder(
+    tmp_path: Path, name: str, data: bytes, expected: tuple[str, str] | None
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    assert guess_format(tmp_path) == expected

@@ -31,6 +31,13 @@ def open_source(options: FileSourceOptions, *, once: bool, moved: tuple[str, str
     return FileSource(options, once=once, moved=moved)
 
 
+def warm_up(options: FileSourceOptions) -> None:
+    """Compile what the readers of a source need, or load it."""
+    from firnline.sources.files.formats import open_format
+
+    open_format(options.read_as).warm_up()
+
+
 def open_reader(settings: dict[str, Json], split: Split, columns: Mapping[str, Columns]) -> SplitReader:
     """Open the reader of a range of files."""
     from firnline.sources.files.reader import FileReader

@@ -319,7 +319,10 @@ def _sample_file(settings: FileReaderSettings, item: dict[str, Json], decoders: 
                 tally.warnings.append(f"{path}, line {first.line}: {first.reason}; on_bad_record is fail")
     except (UnexpectedFieldError, MismatchError) as error:
         raise SchemaError(f"{path}: {error}", file=path) from error
-    except (BrokenFileError, OSError) as error:
+    except BrokenFileError as error:
+        tally.warnings.append(f"{path} cannot be read: {error.reason}")
+        return
+    except OSError as error:
         tally.warnings.append(f"{path} cannot be read: {error}")
         return
     finally:

@@ -178,6 +178,9 @@ class Format(ABC, Generic[P]):
     def offset_of(self, file: StoredFile, reader: RecordReader[P]) -> int:
         """Return the offset where reading can continue; 0 if records must be counted from the start."""
 
+    def warm_up(self) -> None:
+        """Compile what the reader needs, or load it; later calls are cheap."""
+
     def incomplete_bytes(self, file: StoredFile, piece: P, bad_record: int) -> int:
         """Return the size of an incomplete record at the end of the file, which may still be completed.
 

@@ -15,7 +15,8 @@ from firnline.sources.files.formats.base import Place, RecordReader, StoredFile
 from firnline.sources.files.formats.csv_scan import BOOLEAN, INFERRED, NUMBER, scan_csv, skip_csv
 from firnline.sources.files.formats.lines import TextFormat
 from firnline.sources.files.formats.recognise import check_head
-from firnline.sources.files.formats.scanning import CUT_LINE, LINE, Array, ScanReader
+from firnline.sources.files.formats.scan_codes import CUT_LINE, LINE
+from firnline.sources.files.formats.scanning import Array, ScanReader
 from firnline.sources.files.options import CsvOptions
 from firnline.types import Json
 
@@ -32,6 +33,8 @@ class _Declared:
 
 class CsvFormat(TextFormat):
     """Records with the names of their fields in the header, or numbered."""
+
+    sample = b"a\nb\n"
 
     def __init__(self, read_as: Mapping[str, Json]) -> None:
         self._options = CsvOptions.from_json(read_as)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from firnline.jit import compiled, copy16, entry, trailing_zeros
-from firnline.sources.files.formats.scanning import (
+from firnline.sources.files.formats.scan_codes import (
     CUT,
     CUT_LINE,
     FULL,

@@ -10,7 +10,7 @@ character: the value stays invalid.
 from __future__ import annotations
 
 from firnline.jit import compiled, entry
-from firnline.sources.files.formats.scanning import (
+from firnline.sources.files.formats.scan_codes import (
     CUT,
     CUT_LINE,
     LIMIT,

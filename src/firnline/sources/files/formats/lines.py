@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pyarrow as pa
 
@@ -55,10 +56,28 @@ class LineDecoder(RecordDecoder[Block]):
         return self._kinds.to_json()
 
 
+class _Sample:
+    """A storage with one file."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def open_read(self, key: str, offset: int = 0) -> io.BytesIO:
+        return io.BytesIO(self._data)
+
+
 class TextFormat(Format[Block]):
     """A format of text. Compression is known by the suffix of the name."""
 
     decoder_class = LineDecoder
+    sample = b'{"a":"b"}\n'  # a file of the format
+
+    def warm_up(self) -> None:
+        sample: Any = _Sample(self.sample)
+        schema = pa.schema([])
+        decoder = LineDecoder(schema, Columns(schema, frozenset(), {}))
+        for block in self.open(StoredFile(sample, "", "", len(self.sample)), Place()):
+            decoder.count(decoder.decode(block).batch)
 
     def offset_of(self, file: StoredFile, reader: RecordReader[Block]) -> int:
         return 0 if compression_of(file.path) else reader.end_offset

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
-from firnline.ndjson import BrokenFileError
+from firnline.ndjson import BrokenFileError, CountingStream, compression_of, open_pieces
 
 PARQUET_MAGIC = b"PAR1"
 _DELIMITERS = (",", ";", "\t", "|")
+_SUFFIXES = (".csv", ".tsv")
+MOST_FILES = 20  # that a guess looks into
+MOST_LISTED = 1000
+HEAD_BYTES = 4096
 _WORDS = {
     "parquet": "is a Parquet file",
     "json": "holds a JSON array",
@@ -50,6 +56,33 @@ def recognise(head: bytes) -> tuple[str, str] | None:
     for delimiter in _DELIMITERS:
         if _is_csv(lines, delimiter):
             return "csv", "" if delimiter == "," else f" and csv: {{delimiter: {json.dumps(delimiter)}}}"
+    return None
+
+
+def guess_format(folder: Path) -> tuple[str, str] | None:
+    """Return the format of the files that lie in a folder, and the delimiter of CSV; None if nothing tells."""
+    for path in sorted(islice(folder.rglob("*"), MOST_LISTED))[:MOST_FILES]:
+        if path.is_file() and not path.name.startswith((".", "_")) and (found := _guess_file(path)) is not None:
+            return found
+    return None
+
+
+def _guess_file(path: Path) -> tuple[str, str] | None:
+    try:
+        with path.open("rb") as stream:
+            pieces = open_pieces(CountingStream(stream), str(path), compression_of(str(path)), HEAD_BYTES)
+            head = next(pieces, b"")
+    except (OSError, BrokenFileError):
+        return None
+    found = recognise(head)
+    if found is not None and found[0] != "csv":
+        return found[0], ","
+    suffix = next((one for one in reversed(path.suffixes) if one in _SUFFIXES), "")
+    if found is not None or suffix in (".csv", ".tsv"):
+        first = head.decode("utf-8", "replace").partition("\n")[0]
+        return "csv", max(_DELIMITERS, key=first.count) if any(map(first.count, _DELIMITERS)) else ","
+    if head.lstrip().startswith(b"{"):
+        return "json", ","  # an object over many lines
     return None
 
 

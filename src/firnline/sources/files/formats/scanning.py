@@ -20,24 +20,25 @@ from firnline.ndjson import (
     open_pieces,
 )
 from firnline.sources.files.formats.base import Place, StoredFile
+from firnline.sources.files.formats.scan_codes import (
+    CONTROL_SIZE,
+    CUT,
+    FULL,
+    LIMIT,
+    LINE,
+    LONG,
+    ROW_END,
+    ROW_LINE,
+    ROW_REASON,
+    ROW_START,
+    SKIPPING,
+)
 
 BLOCK_BYTES = 4 * 1024 * 1024
 MAX_BLOCK_RECORDS = 65_536
 HEAD_BYTES = 64 * 1024  # of a record that is too long
 SEEN_BYTES = 4096  # to recognise the format
 BOM = b"\xef\xbb\xbf"
-
-# Why a scan stopped: the data ends, perhaps inside a record; before a record beyond the limit; before a record that is
-# too long; the target is full; and reasons why the file is broken.
-MORE, LIMIT, LONG, FULL, CUT, TRAILING = range(6)
-
-# Fields of the control array, which a scan reads when it starts and updates when it returns. The last three belong to
-# the passing over a record that is too long.
-LINE, MODE, CUT_LINE, SKIPPING, SKIP_DEPTH, SKIP_QUOTED = range(6)
-CONTROL_SIZE = 6
-
-# Columns of the table of records: line, first byte, byte after the last one, and why it is refused (0: it is not).
-ROW_LINE, ROW_START, ROW_END, ROW_REASON = range(4)
 
 Array = np.ndarray[Any, Any]
 
