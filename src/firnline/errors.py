@@ -4,6 +4,7 @@
     |- ConfigError                 you wrote something wrong; nothing ran             (exit 2)
     |  |- SpecError                the spec file: names file, line and key path
     |  `- MissingExtraError        an optional library is not installed
+    |- AccessError                 permission denied; the message names the path      (exit 1)
     |- SourceError                 input could not be read                            (exit 3)
     |  |- SourceMovedError         the checkpoint was made on another root            (exit 1)
     |  |- LateFileError            a late file with `late_files: fail`                (exit 1)
@@ -48,9 +49,13 @@ pickling, because Spark workers raise them too.
 
 from __future__ import annotations
 
+import os
+import pwd
+import re
 from typing import ClassVar
 
 __all__ = [
+    "AccessError",
     "AlreadyRunningError",
     "BadRecordsError",
     "CheckpointError",
@@ -149,6 +154,61 @@ class MissingExtraError(ConfigError):
             extra=extra,
             **fields,
         )
+
+
+def no_such_folder(path: str, hint: str) -> ConfigError:
+    """Return the error for a folder that does not exist: one wording and one exit code for all commands."""
+    return ConfigError(f"{path}: no such folder", hint=hint, path=path)
+
+
+class AccessError(FirnlineError):
+    """This user may not read or write a file or folder; a retry would not help."""
+
+    code = "access"
+    default_hint = "Give the user that runs Firnline access to it, or run as another user; nothing was lost."
+
+    def __init__(self, message: str = "", *, hint: str | None = None, path: str = "", **fields: object) -> None:
+        super().__init__(message or f"{path}: permission denied for user {_user()}", hint=hint, path=path, **fields)
+
+
+def find_denied(error: BaseException | None) -> AccessError | None:
+    """Return the error for a path to which access is denied, if that is the cause of a failure.
+
+    Libraries and workers report it only in the text of their errors.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, AccessError):
+            return error
+        if isinstance(error, PermissionError) and error.filename:
+            return AccessError(path=_outermost(os.fsdecode(error.filename)))
+        for pattern in _DENIED:
+            found = pattern.search(str(error))
+            if found is not None:
+                return AccessError(path=_outermost(found.group(1)))
+        error = error.__cause__ or error.__context__
+    return None
+
+
+_DENIED = (
+    re.compile(r"\[Errno 13\] Permission denied: '([^']+)'"),
+    re.compile(r"((?:/[^/\s:]+)+)[^/]{0,80}Permission denied \(os error 13\)"),
+)
+
+
+def _outermost(path: str) -> str:
+    """Return the outermost folder on the way to a path that this user may not enter; else the path."""
+    parts = path.split("/")
+    folders = ("/".join(parts[:end]) for end in range(2, len(parts)))
+    return next((folder for folder in folders if os.path.isdir(folder) and not os.access(folder, os.X_OK)), path)
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 class SourceError(FirnlineError):

@@ -30,6 +30,7 @@ from firnline.sources.files.source import FileSource
 from firnline.sources.group import EpochPlan
 from firnline.testing.local import LocalEngine
 from firnline.types import Json, Receipt
+from tests.support.counters import OPERATORS, CounterInput, counter_options
 from tests.support.keyed import FIRST_TOTALS, FIRSTS, KeyedInput, keyed_options
 from tests.support.pipelines import LocalRun, Recorder, pipeline_options, run_once, run_to_end
 
@@ -461,3 +462,25 @@ def test_an_operator_that_raises_is_no_lost_worker(world: World) -> None:
     assert runner.run().exit_code != 0
     assert runner._states is not None
     assert runner._states.shards == 3
+
+
+def test_an_error_in_an_own_operator_names_its_file_and_line(tmp_path: Path) -> None:
+    """Also when a library raises it on the operator's behalf; the traceback is there for `--debug`."""
+    source = CounterInput(tmp_path / "in")
+    source.add(rows=2)
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    text = (OPERATORS / "counters.py").read_text()
+    broken = text.replace("class Counters", "class Mine").replace(
+        "        keys = np.concatenate(", '        np.concatenate("odd")\n        keys = np.concatenate(', 1
+    )
+    (folder / "mine.py").write_text(broken)
+    line = broken.splitlines().index('        np.concatenate("odd")') + 1
+    options = counter_options(source.folder, tmp_path / "table")
+    operator = dataclasses.replace(options.operators[0], type="mine:Mine")
+    options = dataclasses.replace(options, operators=(operator,), operator_paths=(str(folder),))
+    run = run_once(options)
+    assert (run.exit_code, run.error_code) == (1, "operator")
+    assert run.result.error is not None
+    assert f"({folder / 'mine.py'}, line {line})" in run.result.error.message
+    assert "Traceback" in str(run.result.error.fields["traceback"])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from cyclopts import Parameter, Token
@@ -14,7 +17,7 @@ from cyclopts.validators import Number
 
 from firnline.cli.output import Output, brief, say
 from firnline.config.units import parse_seconds, parse_size, seconds_text, size_text
-from firnline.errors import ConfigError, DamagedError, StoreUnsafeError
+from firnline.errors import ConfigError, DamagedError, StoreUnsafeError, no_such_folder
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -233,7 +236,7 @@ def named_tables(arguments: Sequence[str]) -> NamedTables:
     named = NamedTables()
     for text in arguments or ("",):
         if text and not is_spec(text):
-            named.tables[normalise(text)] = {}
+            named.tables[_existing(normalise(text))] = {}
             continue
         options = load_options(text or None)
         tables = delta_tables(options.sinks)
@@ -263,7 +266,7 @@ def find_targets(argument: str | None) -> list[Target]:
     from firnline.storage import normalise, open_storage
 
     if argument is not None and not is_spec(argument):
-        return [Target(normalise(argument), {})]
+        return [Target(_existing(normalise(argument)), {})]
     options = load_options(argument)
     home = options.home
     ledger = open_storage(home.root, home.storage_options)
@@ -288,6 +291,38 @@ def find_other_sinks(options: PipelineOptions | None) -> list[str]:
 def find_pipeline(argument: str | None) -> PipelineOptions | None:
     """Load the pipeline of a spec; None if the argument is a table."""
     return load_options(argument) if argument is None or is_spec(argument) else None
+
+
+def _existing(table: str) -> str:
+    """Return a table that the command line names; a local one must be a folder."""
+    from firnline.storage import is_remote
+
+    if not is_remote(table) and not os.path.isdir(table):
+        raise no_such_folder(table, "Name a Delta table, or a pipeline file.")
+    return table
+
+
+_COMMAND = re.compile(r"\bfirnline (checkpoints delete|ledger repair|savepoint [a-z]+|[a-z]+(?:-[a-z]+)*)\b(?! -f)")
+_WITH_SPEC = frozenset(
+    ("checkpoint", "checkpoints", "dry-run", "files", "ledger", "pause", "quarantine", "rescale", "resume", "rollback",
+     "run", "savepoint", "state", "status", "stop")
+)  # fmt: skip
+
+
+def name_spec(hint: str, spec: str | None) -> str:
+    """Return a hint whose commands name the spec that the command line named, so that they can be pasted."""
+    if spec is None:
+        return hint
+    named = f" -f {shlex.quote(spec)}"
+    return _COMMAND.sub(lambda m: m.group() + (named if m.group(1).split()[0] in _WITH_SPEC else ""), hint)
+
+
+def find_spec_argument(tokens: Sequence[str]) -> str | None:
+    """Return the spec that a command line names; None if it leaves it to the current folder."""
+    values = [after for before, after in pairwise(tokens) if before in ("-f", "--spec")]
+    values += [token.partition("=")[2] for token in tokens if token.startswith("--spec=")]
+    values += [token for token in tokens[1:] if not token.startswith("-") and is_spec(token)]
+    return values[0] if values else None
 
 
 def is_spec(text: str) -> bool:

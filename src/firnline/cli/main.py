@@ -14,8 +14,9 @@ from cyclopts import App, CycloptsError
 from cyclopts.exceptions import UnusedCliTokensError
 
 from firnline import __version__
+from firnline.cli.common import find_spec_argument, name_spec
 from firnline.cli.output import FactsHandler, print_failure
-from firnline.errors import FirnlineError, SinkError
+from firnline.errors import CommitUnknownError, FencedError, FirnlineError, SinkError, find_denied
 
 # Verb, app and its line in the list of commands; an app is imported only when its verb is used.
 COMMANDS = (
@@ -99,8 +100,9 @@ def run_command(tokens: list[str]) -> int:
         print_failure(_usage_error(error, tokens), debug=debug)
         return 2
     except FirnlineError as error:
-        print_failure(error, debug=debug)
-        return error.exit_code
+        failure = _plainly(error, tokens)
+        print_failure(failure, debug=debug)
+        return failure.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -109,6 +111,7 @@ def run_command(tokens: list[str]) -> int:
     except OSError as error:
         failure = SinkError(f"storage failed: {error}", hint="Check that the files and the table can be read.")
         failure.__cause__ = error
+        failure = _plainly(failure, tokens)
         print_failure(failure, debug=debug)
         return failure.exit_code
     except Exception as error:  # a bug: report it in the same two lines
@@ -116,6 +119,17 @@ def run_command(tokens: list[str]) -> int:
         return 1
     finally:
         logging.lastResort = before
+
+
+def _plainly(error: FirnlineError, tokens: Sequence[str]) -> FirnlineError:
+    """Return an error that names a path to which access is denied, with a hint that can be pasted."""
+    if not isinstance(error, CommitUnknownError | FencedError):
+        denied = find_denied(error)
+        if denied is not None and denied is not error:
+            denied.__cause__ = error
+            error = denied
+    error.hint = name_spec(error.hint, find_spec_argument(tokens))
+    return error
 
 
 class _UsageError(FirnlineError):

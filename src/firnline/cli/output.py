@@ -23,6 +23,8 @@ MAX_REASON = 200  # characters of the reason why a file is set aside
 NAMES_SHOWN = 3  # files that are named; the command that lists all of them follows
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 # What storage libraries put after their message: the same error again, as nested structures over many lines.
+_FRAME = re.compile(r"\s+at [\w$.<>/]+\(.*\)\s*$|\s+\.\.\. \d+ more\s*$|JVM stacktrace:")
+_PYTHON_TRACE = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+")
 _DEBUG_SOURCE = re.compile(r"\s*\n\s*Debug source:\s*\n(?:\S[^\n]*[{(]\n(?:[ \t][^\n]*\n)*[)}]+,?|.*\Z)", re.DOTALL)
 # A chain of causes that delta-rs draws as a tree, in colour.
 _CAUSE = re.compile(r"\s*\n\s*(?:\x1b\[\d+m)?↳(?:\x1b\[0m)?\s*")
@@ -181,12 +183,13 @@ def print_failure(error: BaseException, *, debug: bool, stream: IO[str] | None =
     stream = stream or sys.stderr
     if debug:
         traceback.print_exception(error, file=stream)
+        if isinstance(error, FirnlineError) and "traceback" in error.fields:  # of a worker, in another process
+            stream.write(str(error.fields["traceback"]))
     if isinstance(error, FirnlineError):
         message, hint = error.message, error.hint
     else:
-        message = f"{type(error).__name__}: {error}"
-        hint = "This is a bug in Firnline. Run again with --debug and report the traceback; your data is safe."
-    first, *more = [safe(line) for line in brief(message).splitlines()] or [""]
+        message, hint = f"{type(error).__name__}: {error}", _blame(error)
+    first, *more = [safe(line) for line in cut_trace(brief(message)).splitlines()] or [""]
     others = "".join(f"\n       {line}" for line in more)  # a spec may have several problems
     stream.write(f"{_red('Error:', stream)} {first}{others}\n{_bold('Try:', stream)} {safe(hint)}\n")
     stream.flush()
@@ -197,6 +200,29 @@ def screen_width(stream: IO[str]) -> int | None:
     if not stream.isatty() and not os.environ.get("COLUMNS", "").isdigit():
         return None
     return shutil.get_terminal_size().columns
+
+
+def cut_trace(text: str) -> str:
+    """A text without the stack traces of Java and Python that libraries put into their messages."""
+    return "\n".join(line for line in _PYTHON_TRACE.sub("", text).splitlines() if not _FRAME.match(line))
+
+
+def _blame(error: BaseException) -> str:
+    """What to do about an exception that nobody expected: it is a library's if that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    library = type(error).__module__.split(".")[0].lstrip("_")
+    if library in ("builtins", "firnline") and frames and not frames[-1].filename.startswith(ours):
+        library = _package_of(frames[-1].filename)
+    if library in ("builtins", "firnline", ""):
+        return "This is a bug in Firnline. Run again with --debug and report the traceback; your data is safe."
+    return f"The library {library} reports this; your data is safe. Run again; --debug shows where it happened."
+
+
+def _package_of(path: str) -> str:
+    """The name of the package that a file of a library belongs to; empty if it is unknown."""
+    _, found, below = path.rpartition("/site-packages/")
+    return below.split("/")[0].removesuffix(".py") if found else ""
 
 
 def _colours(stream: IO[str]) -> bool:

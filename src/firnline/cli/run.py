@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from firnline.cli.common import Common, Flag, Metrics, Spec, load_options
+from firnline.cli.common import Common, Flag, Metrics, Spec, load_options, name_spec
 from firnline.cli.long_task import CopyProgress
 from firnline.cli.output import count_text, print_failure, say, set_aside_lines, time_text
 from firnline.cli.run_plan import confirm
@@ -159,6 +159,8 @@ def run(
     if fail_on_set_aside and result.exit_code == 0 and result.set_aside:
         error = FilesSetAsideError(f"{count_text(len(result.set_aside), 'file')} set aside")
         result = replace(result, exit_code=error.exit_code, error=error)
+    if result.error is not None:
+        result.error.hint = name_spec(result.error.hint, spec)
     _show_result(common, options, result, totals, asked=asked)
     return result.exit_code
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
@@ -13,6 +14,7 @@ from cyclopts.validators import Number
 from firnline.cli.common import DEFAULT_SPEC, Common, is_spec, load_pipeline
 from firnline.cli.output import Output, count_text, say, size_text
 from firnline.cli.table import Column
+from firnline.cli.text import exact
 from firnline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -173,7 +175,7 @@ def _query(common: Common, view: StateView, sql: str, limit: int) -> None:
     if common.json:
         common.out.json({**view.facts(), "columns": answer.columns, "rows": rows, "more": answer.more})
         return
-    common.out.table(_columns(answer.columns, rows), rows)
+    common.out.table(_columns(answer.columns, rows), _exact(rows))
     _say_more(more=answer.more)
 
 
@@ -244,6 +246,8 @@ def _plain(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, timedelta):
         return value.total_seconds()
+    if isinstance(value, Decimal):
+        return exact(value)
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, dict):
@@ -255,7 +259,7 @@ def _plain(value: Any) -> Any:
 
 def _table(out: Output, names: Sequence[str], rows: list[dict[str, Any]], *, more: bool) -> None:
     shown = [name for name in names if name != "_timer" or any(row[name] is not None for row in rows)]
-    out.table(_columns(shown, rows), [{**row, "_timer": _moment(row["_timer"])} for row in rows])
+    out.table(_columns(shown, rows), _exact([{**row, "_timer": _moment(row["_timer"])} for row in rows]))
     _say_more(more=more)
 
 
@@ -265,6 +269,11 @@ def _columns(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> list[Colum
         Column(name, right=True, drop=place) if _is_number(rows, name) else Column(name, drop=place, cut="right")
         for place, name in enumerate(names)
     ]
+
+
+def _exact(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with their numbers as they are: no rounding, no exponents, no separators."""
+    return [{name: exact(value) for name, value in row.items()} for row in rows]
 
 
 def _say_more(*, more: bool) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
+
+MAX_DIGITS = 20  # a number with more zeros than that is shown with an exponent
 
 
 def shown(value: Any) -> str:
@@ -19,6 +22,16 @@ def shown(value: Any) -> str:
     if isinstance(value, dict | list | tuple):
         return json.dumps(value, ensure_ascii=False, default=str)
     return str(value)
+
+
+def exact(value: Any) -> Any:
+    """A number of the data with all its digits, and no others; other values as they are."""
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        return value
+    number = value if isinstance(value, int) else Decimal(repr(value) if isinstance(value, float) else value)
+    if isinstance(number, Decimal) and (not number.is_finite() or abs(number.adjusted()) > MAX_DIGITS):
+        return str(value)
+    return format(number, "f") if isinstance(number, Decimal) else str(number)
 
 
 def safe(text: str) -> str:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from firnline.errors import LedgerHoleError, SourceError
+from firnline.errors import AccessError, ConfigError, LedgerHoleError, SourceError
 from firnline.run.ledger_files import LedgerFiles
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head
@@ -86,7 +86,7 @@ def load_inputs(pipeline: OpenPipeline, head: Head) -> Inputs:
             try:
                 source.check()
                 _count(source, held.get(source.name) or source.start(None), known, one)
-            except (OSError, SourceError) as error:
+            except (OSError, SourceError, ConfigError, AccessError) as error:
                 logger.warning("the source cannot be listed", extra={"reason": str(error)})
                 one.error = str(error)
     return Inputs(found)

@@ -14,6 +14,7 @@ Runs inside Spark's workers. The steps:
 from __future__ import annotations
 
 import os
+import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,6 +41,12 @@ from firnline.state.segments import open_segments, write_segment
 from firnline.state.snapshot import finish_shard
 from firnline.state.timers import after_firing, due_slots, merge_timers, write_timers
 from firnline.types import Json
+
+_LIBRARIES = (
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    "<frozen",
+)
 
 
 @dataclass(slots=True)
@@ -269,12 +276,19 @@ def _own_code(operator: str, what: str) -> Iterator[None]:
     except (FirnlineError, MemoryError):
         raise
     except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
+        where = _own_frame(error)
         raise OperatorError(
             f"operator {operator!r}: {what} failed with {type(error).__name__}: {error}"
-            f" ({os.path.basename(where.filename)}, line {where.lineno})",
+            f" ({where.filename}, line {where.lineno})",
             operator=operator,
+            traceback="".join(traceback.format_exception(error)),
         ) from error
+
+
+def _own_frame(error: BaseException) -> traceback.FrameSummary:
+    """Return the innermost line of the operator's own code: not that of a library which it calls."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((frame for frame in reversed(frames) if not frame.filename.startswith(_LIBRARIES)), frames[-1])
 
 
 def _in_order(table: pa.Table, time: str | None) -> pa.Table:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from firnline.errors import SinkError
+from firnline.errors import ConfigError
 from firnline.names import CHANGE_FILE, DELTA_LOG, EXCHANGE_FILE, PENDING, QUARANTINE_FILE, TEMPORARY_FILE, clock_key
 from firnline.sinks.delta.table import Table
 from firnline.storage import Storage, is_remote, open_storage
@@ -69,7 +69,7 @@ def open_table(uri: str, options: dict[str, str], kind: type[Table] = Table) -> 
     storage = open_storage(uri, options)
     table = kind(storage.root, options)
     if not table.refresh():
-        raise SinkError(f"{storage.root} is no Delta table", hint="Check the path.", table=storage.root)
+        raise ConfigError(f"{storage.root} is no Delta table", hint="Check the path.", table=storage.root)
     return storage, table
 
 

@@ -238,13 +238,19 @@ class CopyCheck:
         for copy in copies:
             self.compare(copy, held)
 
+    def _start_over(self, copy: NewestCopy) -> str:
+        """Return how to start over without this copy."""
+        if copy.tier == "store":
+            return "To start over without it, delete the store's copy: firnline checkpoints delete --yes"
+        return f"To start over, delete {self._pipeline!r} from {copy.location}."
+
     def _check_never_seen(self, copies: Sequence[NewestCopy]) -> None:
         for copy in copies:
             if copy.record is not None or copy.damaged:
                 found = f"epoch {copy.epoch}" if copy.record else f"traces ({copy.damaged})"
                 raise StoreAheadError(
                     f"{_name(copy)} holds {found} of {self._pipeline!r}, but {self._sink_location} knows nothing of it",
-                    hint=f"Bring the right table back. To start over, delete {self._pipeline!r} from {copy.location}.",
+                    hint=f"Bring the right table back. {self._start_over(copy)}",
                     store=copy.location,
                     epoch=copy.epoch,
                 )

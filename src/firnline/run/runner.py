@@ -25,6 +25,7 @@ from firnline.errors import (
     SinkError,
     SourceError,
     StagingError,
+    find_denied,
 )
 from firnline.jobs.engine import Engine
 from firnline.jobs.heartbeat import WorkerLosses
@@ -419,6 +420,7 @@ class Runner:
 
     def _failed(self, error: FirnlineError, action: m.Action) -> m.Event:
         logger.debug("step failed", exc_info=error, extra={"action": type(action).__name__})
+        error = self._name_denied(error, action)
         event = failure_event(error, action)
         if isinstance(action, m.Join | m.Commit | m.FindReceipt):
             self._sinks_failing[action.sink] = error.message
@@ -426,6 +428,19 @@ class Runner:
             self._sinks_failing[str(error.fields.get("sink"))] = error.message
         self._report_trouble(error, getattr(action, "epoch", None))
         return event
+
+    def _name_denied(self, error: FirnlineError, action: m.Action) -> FirnlineError:
+        """Return an error that names the path if access is denied: a retry would not help.
+
+        After a commit the sink must be asked first, and an optional sink or a copy holds up nothing.
+        """
+        if isinstance(action, m.Commit | m.FindReceipt | m.Record | m.Acknowledge | m.WatchLog):
+            return error
+        if error.fields.get("optional") or (
+            isinstance(action, m.Join) and not self._pipeline.sink(action.sink).required
+        ):
+            return error
+        return find_denied(error) or error
 
     def _report_trouble(self, error: FirnlineError, epoch: int | None = None) -> None:
         """Keep an error as the possible result of the run, and report it to the observer. Called from any lane."""

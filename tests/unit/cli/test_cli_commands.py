@@ -222,7 +222,7 @@ def test_dry_run_after_a_run_tells_where_it_resumes(finished: Path, run_json: An
 
 def test_dry_run_refuses_a_source_that_is_not_there(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec.write_text(spec.read_text().replace("path: in", "path: nowhere"))
-    assert run_command(["dry-run"]) == 3
+    assert run_command(["dry-run"]) == 2
     assert "nowhere: no such folder" in capsys.readouterr().err
 
 

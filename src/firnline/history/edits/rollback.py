@@ -238,6 +238,13 @@ class Rollback:
 
     def _find_target(self, newest: Head, committed: Head) -> tuple[list[LedgerEntry], LedgerEntry, EntryRef]:
         """Return the entries after the target, newest first, and the target itself."""
+        if self._to == 0:
+            raise RollbackRefusedError(
+                "epoch 0 has no checkpoint: it is the state before the first epoch",
+                hint="To remove all rows and read all input again: "
+                f"firnline run --fresh-after {newest.epoch} --truncate --yes",
+                to_epoch=0,
+            )
         if self._to > committed.epoch or (self._to == committed.epoch and newest.epoch > committed.epoch):
             hint = "See `firnline checkpoints`."
             if newest.epoch > committed.epoch:

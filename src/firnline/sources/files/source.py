@@ -13,7 +13,15 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
 from firnline.clock import SystemClock, monotonic
-from firnline.errors import ConfigError, GrownFileError, LateFileError, SourceError, SourceMovedError
+from firnline.errors import (
+    AccessError,
+    ConfigError,
+    GrownFileError,
+    LateFileError,
+    SourceError,
+    SourceMovedError,
+    no_such_folder,
+)
 from firnline.sources.base import (
     MAIN_PORT,
     Backlog,
@@ -90,12 +98,13 @@ class FileSource(Source):
     def check(self) -> None:
         if is_remote(self.location):
             return
-        if not os.path.isdir(self.location):
-            hint = "Correct `path` of the source, or make the folder."
-            raise SourceError(f"{self.location}: no such folder", hint=hint, path=self.location)
+        self._check_folder()
         if not os.access(self.location, os.R_OK | os.X_OK):
-            hint = "Allow this user to read the folder."
-            raise SourceError(f"{self.location} cannot be listed", hint=hint, path=self.location)
+            raise AccessError(path=self.location)
+
+    def _check_folder(self) -> None:
+        if not os.path.isdir(self.location):
+            raise no_such_folder(self.location, "Correct `path` of the source, or create the folder.")
 
     def restrict(self, names: Iterable[str]) -> None:
         self._only = frozenset(names)
@@ -107,10 +116,8 @@ class FileSource(Source):
     # -- positions ------------------------------------------------------------------------------------
 
     def start(self, position: Json | None) -> Json:
-        if not is_remote(self.location) and not os.path.isdir(self.location):
-            raise ConfigError(
-                f"{self.location}: no such folder", hint="Correct the source's path, or create the folder."
-            )
+        if not is_remote(self.location):
+            self._check_folder()
         if position is None:
             return FileState(self.location, mark=self._start_name, start_after=self._start_name).to_json()
         state = FileState.from_json(position)
