@@ -21,7 +21,7 @@ from firnline.testing.local import LocalEngine
 from firnline.types import Json
 from tests.support.kills import perform
 from tests.support.pipelines import MakeOptions, make_epochs, run_once
-from tests.support.processes import KILLED
+from tests.support.processes import KILLED, wait_until
 from tests.support.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
@@ -120,13 +120,6 @@ class Idle:
         self.runner.stop()
         self.thread.join(30.0)
         assert not self.thread.is_alive()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 20.0
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("error", [OSError("away"), ValueError("odd")])

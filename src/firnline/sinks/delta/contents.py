@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
@@ -40,6 +41,30 @@ class ListedFile:
     rows: int | None
     partition_values: dict[str, str | None]
     modification_time: int
+
+
+class HasSize(Protocol):
+    """A file of known size."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+
+File = TypeVar("File", bound=HasSize)
+
+
+def bundles(files: Iterable[File], most_bytes: int, most_files: int) -> Iterator[list[File]]:
+    """Group files into tasks: large ones alone, small ones together."""
+    bundle: list[File] = []
+    size = 0
+    for file in files:
+        if bundle and (size + file.size_bytes > most_bytes or len(bundle) == most_files):
+            yield bundle
+            bundle, size = [], 0
+        bundle.append(file)
+        size += file.size_bytes
+    if bundle:
+        yield bundle
 
 
 def list_contents(delta: DeltaTable) -> Iterator[ListedFile]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from firnline.errors import SchemaError, SinkError
 from firnline.faults import fault_point
 from firnline.sinks.base import RunTasks
-from firnline.sinks.delta.contents import ListedFile, find_key, list_contents, special_features
+from firnline.sinks.delta.contents import ListedFile, bundles, find_key, list_contents, special_features
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.delta.stage import ParquetStager
 from firnline.sinks.delta.table import Table
@@ -102,7 +102,8 @@ class Widening:
         if obstacle:
             raise SchemaError(f"cannot change the type of a column: {obstacle}", table=table.uri)
         files = [file for file in list_contents(table.delta) if file.path not in replaced]
-        tasks = [self._task(bundle) for bundle in _bundles([f for f in files if f.path not in self._done])]
+        left = [file for file in files if file.path not in self._done]
+        tasks = [self._task(bundle) for bundle in bundles(left, TASK_BYTES, TASK_FILES)]
         reports = (run_tasks or run_in_threads)(self.attempt, tasks) if tasks else []
         for report in reports:
             self._done |= report["files"]
@@ -120,20 +121,6 @@ class Widening:
             "widen": base64.b64encode(schema.serialize().to_pybytes()).decode(),
             "files": [{"path": f.path, "rows": f.rows, "partition_values": f.partition_values} for f in files],
         }
-
-
-def _bundles(files: Sequence[ListedFile]) -> Iterator[list[ListedFile]]:
-    """Group the files into tasks: large ones alone, small ones together."""
-    bundle: list[ListedFile] = []
-    size = 0
-    for file in files:
-        if bundle and (size + file.size_bytes > TASK_BYTES or len(bundle) == TASK_FILES):
-            yield bundle
-            bundle, size = [], 0
-        bundle.append(file)
-        size += file.size_bytes
-    if bundle:
-        yield bundle
 
 
 def run_in_threads(tag: str, tasks: list[dict[str, Json]]) -> list[dict[str, Json]]:

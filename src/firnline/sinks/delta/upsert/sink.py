@@ -7,7 +7,7 @@ are new in its version are processed, and results for files that are gone are de
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -19,7 +19,7 @@ from deltalake.transaction import RemoveAction
 from firnline.errors import ConfigError, SchemaError
 from firnline.schema import widen, wider_columns
 from firnline.sinks.base import Capabilities, EpochCommit, RunTasks, SinkContext
-from firnline.sinks.delta.contents import as_in_table, find_removable, missing_fields, special_features
+from firnline.sinks.delta.contents import as_in_table, bundles, find_removable, missing_fields, special_features
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.delta.sink import DeltaSink
 from firnline.sinks.delta.stage import CHANGES
@@ -109,7 +109,9 @@ class UpsertWork:
             )
             for key, file in by_key.items()
         ]
-        tasks = [replace(self.task, files=tuple(bundle)).to_json() for bundle in _bundles(described)]
+        tasks = [
+            replace(self.task, files=tuple(bundle)).to_json() for bundle in bundles(described, TASK_BYTES, TASK_FILES)
+        ]
         for report in run_tasks(self.attempt, tasks) if tasks else []:
             for rewritten in RewriteReport.from_json(report).files:
                 file = by_key[rewritten.path]
@@ -211,20 +213,6 @@ def _removable(file: ActiveFile) -> str:
             file=file.path,
         )
     return key
-
-
-def _bundles(files: Sequence[FileToRewrite]) -> Iterator[list[FileToRewrite]]:
-    """Group the files into tasks: large ones alone, small ones together."""
-    bundle: list[FileToRewrite] = []
-    size = 0
-    for file in files:
-        if bundle and (size + file.size_bytes > TASK_BYTES or len(bundle) == TASK_FILES):
-            yield bundle
-            bundle, size = [], 0
-        bundle.append(file)
-        size += file.size_bytes
-    if bundle:
-        yield bundle
 
 
 _CHANGE_FACTS = ("path", "crc32", SEQUENCE_BY)
