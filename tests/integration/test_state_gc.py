@@ -322,7 +322,7 @@ def test_the_command_shows_and_performs_it(
     options = load_options(spec, environ={})
     run_each_epoch(keyed, options, 7)
     before = files(state_folder(options))
-    assert run_command(["gc", str(spec), "--grace", "0s"]) == 0
+    assert run_command(["gc", str(spec), "--grace", "0s", "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert f"state in {state_folder(options)}" in shown
     assert "would delete" in shown

@@ -48,7 +48,7 @@ def test_gc_compact_and_discard_are_on_record(spec: Path, tmp_path: Path, capsys
     orphan = tmp_path / "one" / "part-0.parquet"
     orphan.write_bytes(b"nobody names it")
     age_files(tmp_path / "one", 2 * DAY)
-    assert run_command(["gc", str(spec)]) == 0
+    assert run_command(["gc", str(spec), "--dry-run"]) == 0
     assert trail(spec, capsys) == [], "a look deletes nothing"
     assert run_command(["gc", str(spec), "--yes"]) == 0
     assert run_command(["compact", str(spec), "--vacuum"]) == 0

@@ -11,6 +11,7 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from firnline.cli.common import Common, Flag, Spec, load_pipeline, read_with_store
+from firnline.cli.consent import Consent
 from firnline.cli.output import Output, count_text, say, size_text
 from firnline.cli.table import Column
 from firnline.cli.text import shown
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from firnline.history.state import OperatorSnapshot
     from firnline.run.open_pipeline import OpenPipeline
     from firnline.sources.base import PositionView
+    from firnline.stores.transfer import Extent
     from firnline.types import Json
 
 COLUMNS = (
@@ -551,8 +553,7 @@ Examples:
 def delete(
     spec: Spec = None,
     *,
-    dry_run: Annotated[bool, Flag, Parameter(help="Only show what would be deleted, even with --yes.")] = False,
-    yes: Annotated[bool, Flag, Parameter(help="Delete; without it nothing is deleted.")] = False,
+    consent: Consent = Consent(),
     common: Common = Common(),
 ) -> int:
     """Delete the checkpoint store's copies; the table keeps its own."""
@@ -562,14 +563,21 @@ def delete(
     from firnline.stores.transfer import count_versions
 
     name = pipeline.options.name
-    really = yes and not dry_run
     with closing(open_for_writing(pipeline)) as store:
         stored, location = count_versions(store, name), store.place
-        if stored.versions and really:
-            details = {"versions": stored.versions, "place": location}
-            with audited(store, make_record(name, "delete", from_epoch=stored.epoch, details=details)):
-                store.delete(name)
-    status = ("deleted" if really else "would_delete") if stored.versions else "nothing_there"
+        if not stored.versions or not consent.decided:
+            _show_stored(common, name, stored, location, verb="would_delete")
+        if not stored.versions or not consent.is_given("Delete them", common.out):
+            return 0
+        details = {"versions": stored.versions, "place": location}
+        with audited(store, make_record(name, "delete", from_epoch=stored.epoch, details=details)):
+            store.delete(name)
+    _show_stored(common, name, stored, location, verb="deleted")
+    return 0
+
+
+def _show_stored(common: Common, name: str, stored: Extent, location: str, *, verb: str) -> None:
+    status = verb if stored.versions else "nothing_there"
     facts: dict[str, Json] = {
         "pipeline": name,
         "status": status,
@@ -583,10 +591,5 @@ def delete(
     elif not stored.versions:
         common.out.line(f"{location} has no checkpoint of {name}")
     else:
-        verb = "deleted" if really else "would delete"
-        common.out.line(
-            f"{verb} {count_text(stored.versions, 'version')}, {size_text(stored.size_bytes)}, of {name} in {location}"
-        )
-        if not really and not dry_run:
-            common.out.line("add --yes to delete them")
-    return 0
+        contents = f"{count_text(stored.versions, 'version')}, {size_text(stored.size_bytes)}"
+        common.out.line(f"{verb.replace('_', ' ')} {contents}, of {name} in {location}")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
 from firnline.cli.common import Common, Flag, Spec, load_pipeline
+from firnline.cli.consent import NoQuestion
 from firnline.cli.output import count_text, size_text
+from firnline.errors import ConfigError
 
 if TYPE_CHECKING:
+    from firnline.run.open_pipeline import OpenPipeline
     from firnline.types import Json
 
 EXPORT_EPILOGUE = """\
@@ -21,7 +25,8 @@ are left out and listed.
 
 Output (JSON fields):
   file, pipeline, created_at, origin (file, sqlite, postgres, object, ledger),
-  versions, audit, size_bytes, left_out [...]
+  versions, audit, size_bytes, left_out [...]; with --dry-run file, pipeline,
+  origin, versions (null: of the ledger), dry_run
 
 Environment:
   FIRNLINE__A__B      overrides the key a.b of the spec
@@ -63,10 +68,13 @@ def export(
     spec: Spec = None,
     *,
     yes: Annotated[bool, Flag, Parameter(help="Replace the file if it already exists.")] = False,
+    dry_run: Annotated[bool, Flag, Parameter(help="Only show what would be written, even with --yes.")] = False,
     common: Common = Common(),
 ) -> int:
     """Write the checkpoints and the audit trail into one file."""
     pipeline = load_pipeline(spec)
+    if dry_run:
+        return _plan_export(pipeline, file, replace=yes, common=common)
     from firnline.history.store import export_checkpoints
 
     manifest = export_checkpoints(pipeline, file, replace=yes)
@@ -92,13 +100,35 @@ def export(
     return 0
 
 
+def _plan_export(pipeline: OpenPipeline, file: str, *, replace: bool, common: Common) -> int:
+    """Show what an export would write; refuses what the export would refuse."""
+    if os.path.lexists(file) and not replace:
+        raise ConfigError(f"{file} already exists", hint="Add --yes to replace it, or name another file.")
+    from firnline.history.store import find_store
+    from firnline.stores.transfer import Extent, count_versions
+
+    store = find_store(pipeline)
+    stored = Extent()
+    if store is not None:
+        with closing(store):
+            stored = count_versions(store, pipeline.options.name)
+    origin = store.kind if store is not None and stored.versions else "ledger"
+    if common.json:
+        facts = {"file": file, "pipeline": pipeline.options.name, "origin": origin, "versions": stored.versions or None}
+        common.out.json({**facts, "dry_run": True})
+        return 0
+    versions = count_text(stored.versions, "checkpoint") if stored.versions else "the epochs of the ledger"
+    common.out.line(f"would write {versions} to {file}; nothing was changed")
+    return 0
+
+
 @import_app.default
 def import_(
     file: Annotated[str, Parameter(help="A file that `checkpoints export` wrote.")],
     /,
     spec: Spec = None,
     *,
-    dry_run: Annotated[bool, Flag, Parameter(help="Check everything, write nothing.")] = False,
+    options: NoQuestion = NoQuestion(),
     common: Common = Common(),
 ) -> int:
     """Import the checkpoints of an exported file into the checkpoint store."""
@@ -110,14 +140,14 @@ def import_(
 
     with open_archive(file) as archive, closing(open_for_writing(pipeline)) as store:
         plan = plan_import(store, archive, pipeline.options.name, load_truth(pipeline))
-        if plan.is_needed and not dry_run:
+        if plan.is_needed and not options.dry_run:
             details = {"file": file, "versions": len(plan.put), "audit": len(plan.audit)}
             begun = make_record(
                 plan.pipeline, "import", from_epoch=plan.store_epoch, to_epoch=plan.archive_epoch, details=details
             )
             perform_import(store, archive, plan, begun)
         location = store.place
-    status = ("would_import" if dry_run else "imported") if plan.is_needed else "already_there"
+    status = ("would_import" if options.dry_run else "imported") if plan.is_needed else "already_there"
     if common.json:
         common.out.json(
             {
@@ -138,7 +168,7 @@ def import_(
     if not plan.is_needed:
         common.out.line(f"nothing to import: {location} has all of it")
         return 0
-    verb = "would import" if dry_run else "imported"
+    verb = "would import" if options.dry_run else "imported"
     contents = f"{count_text(len(plan.put), 'checkpoint')} and {count_text(len(plan.audit), 'audit record')}"
     common.out.line(f"{verb} {contents} into {location}; {plan.already_there:,} already there")
     if plan.older:

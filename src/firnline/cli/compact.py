@@ -10,6 +10,7 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from firnline.cli.common import Common, Flag, Size, TableOrSpec, find_other_sinks, find_pipeline, find_targets
+from firnline.cli.consent import NoQuestion
 from firnline.cli.output import Output, count_text, size_text
 from firnline.errors import ConfigError
 
@@ -27,7 +28,8 @@ removed files after their retention, except files that a pin or a unit names.
 
 Output (JSON fields):
   table, version, files_removed, files_added, bytes_removed, bytes_added, rows,
-  commits, conflicts, attempts, files_skipped, stopped; with --vacuum also
+  commits, conflicts, attempts, files_skipped, stopped, dry_run (then the files
+  and bytes are those of the plan); with --vacuum also
   vacuum {files, size_bytes, retention_hours, kept, notes, ...}; of a spec with
   several tables  tables [{...}], one of these per table
 
@@ -56,6 +58,7 @@ def compact(
         tuple[str, ...], Flag, Parameter(help="Only matching partitions, e.g. month=2026-11; repeatable.")
     ] = (),
     vacuum: Annotated[bool, Flag, Parameter(help="Then delete removed files after their retention.")] = False,
+    options: NoQuestion = NoQuestion(),
     common: Common = Common(),
 ) -> int:
     """Rewrite small files as large ones, without disturbing ingestion."""
@@ -68,21 +71,30 @@ def compact(
 
     bodies: list[dict[str, Any]] = []
     tables = [target.uri for target in targets]
-    with long_task() as task, deletion_on_record(pipeline, "compact", tables=tables, vacuum=vacuum) as record:
+    recorded = None if options.dry_run else pipeline
+    with long_task() as task, deletion_on_record(recorded, "compact", tables=tables, vacuum=vacuum) as record:
         for target in targets:
             if task.stopping():
                 break
-            uri, options = target.uri, target.storage_options
+            uri, access = target.uri, target.storage_options
             report = rewrite(
                 uri,
-                options,
+                access,
                 target_bytes=target_size if target_size_mb is None else target_size_mb * 1024 * 1024,
                 partitions=filters or None,
+                dry_run=options.dry_run,
                 progress=task.progress,
                 stop=task.stopping,
             )
             swept = (
-                sweep(uri, options, ledgers=target.ledgers, progress=task.progress, stop=task.stopping)
+                sweep(
+                    uri,
+                    access,
+                    dry_run=options.dry_run,
+                    ledgers=target.ledgers,
+                    progress=task.progress,
+                    stop=task.stopping,
+                )
                 if vacuum
                 else None
             )
@@ -103,6 +115,12 @@ def compact(
 
 
 def _show(out: Output, report: CompactReport, swept: VacuumReport | None) -> None:
+    if report.dry_run:
+        files = f"{count_text(report.files_removed, 'file')} ({size_text(report.bytes_removed)})"
+        out.line(f"{files} would become {count_text(report.files_added, 'file')}; nothing was changed")
+        if swept is not None:
+            out.line(f"would vacuum {count_text(swept.files, 'file')}, {size_text(swept.size_bytes)}")
+        return
     out.line(
         f"{count_text(report.files_removed, 'file')} ({size_text(report.bytes_removed)}) became "
         f"{count_text(report.files_added, 'file')} ({size_text(report.bytes_added)}) in "

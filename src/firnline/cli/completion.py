@@ -78,9 +78,7 @@ def install(*, shell: ShellOption = None, consent: Consent = Consent(), common: 
             common.out.line(f"add to {places.startup}: {places.line}")
     elif not consent.yes or consent.dry_run:
         common.out.json({**facts, "done": False})
-    if not consent.is_given("Change these files", can_ask=not common.json):
-        if not common.json:
-            consent.report_unchanged(common.out)
+    if not consent.is_given("Change these files", common.out):
         return 0
     try:
         app.install_completion(shell=shell, output=places.script, add_to_startup=places.startup is not None)

@@ -17,35 +17,51 @@ Flag = Parameter(negative="", show_default=False)
 
 @Parameter(name="*")
 @dataclass(frozen=True)
+class NoQuestion:
+    """The same options for commands that only add, and so do it at once."""
+
+    dry_run: Annotated[bool, Flag, Parameter(help="Only show the plan, even with --yes.")] = False
+    yes: Annotated[bool, Flag, Parameter(help="Accepted as everywhere; this command asks nothing.")] = False
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
 class Consent:
     """Options of every command that changes something, for commands that show a plan and then ask."""
 
     dry_run: Annotated[bool, Flag, Parameter(help="Only show the plan, even with --yes.")] = False
     yes: Annotated[bool, Flag, Parameter(help="Do it without asking; needed where there is no terminal.")] = False
 
-    def is_given(self, question: str, *, can_ask: bool = True) -> bool:
+    @property
+    def decided(self) -> bool:
+        """Whether the change was asked for on the command line, so that nobody needs to read a plan."""
+        return self.yes and not self.dry_run
+
+    def is_given(self, question: str, out: Output) -> bool:
         """Whether to go on after the plan was shown: True with `--yes`, False with `--dry-run`, else the person says.
 
         Args:
             question: What to ask, without its question mark: "Roll back to epoch 41".
-            can_ask: False if the plan was not shown to a person, but written as JSON.
+            out: Where the plan went; a program that reads JSON is not asked.
 
         Raises:
             ConfigError: there is nobody to ask; exit code 2, nothing was changed.
         """
-        if self.dry_run:
-            return False
-        if self.yes:
+        if self.decided:
             return True
-        if can_ask and sys.stdin.isatty() and sys.stderr.isatty():
+        if self.dry_run:
+            return self._report_unchanged(out, "nothing was changed; add --yes to do it")
+        if not out.as_json and sys.stdin.isatty() and sys.stderr.isatty():
             sys.stderr.write(f"{safe(question)}? [y/N] ")
             sys.stderr.flush()
-            return sys.stdin.readline().strip().lower() in ("y", "yes")
+            is_given = sys.stdin.readline().strip().lower() in ("y", "yes")
+            return is_given or self._report_unchanged(out, "nothing was changed")
         raise ConfigError(
             "nothing was changed: without a terminal this needs --yes",
             hint="Read the plan, then repeat the command with --yes; --dry-run only shows the plan.",
         )
 
-    def report_unchanged(self, out: Output) -> None:
-        """Say after a plan that nothing was done."""
-        out.line("nothing was changed; add --yes to do it" if self.dry_run else "nothing was changed")
+    def _report_unchanged(self, out: Output, text: str) -> bool:
+        if not out.as_json:
+            out.line(text)
+        return False

@@ -9,6 +9,8 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from firnline.cli.common import Common, Flag, Spec, load_pipeline
+from firnline.cli.consent import Consent
+from firnline.cli.output import count_text
 from firnline.cli.table import Column
 from firnline.errors import ConfigError
 
@@ -40,15 +42,15 @@ changes nothing.
 --drop gives up files that were set aside: they count as finished and are never
 read again; records already read from them stay in the table. It takes names as
 --retry does, or patterns of full names (`*` crosses folders), and is
-repeatable. Without --yes it only lists the files; with --yes the audit trail
-records it. A rollback to before that epoch undoes it.
+repeatable. It lists the files, then asks; the audit trail records it. A
+rollback to before that epoch undoes it.
 
 Output (JSON: pipeline, total, files [...] with these fields):
   path, size_bytes, create_time, discovery_time, processed_time, commit_time,
   status (pending, in_progress, committed, grown, changed, late, set_aside,
   ignored, dropped), epoch, table_version, records, reason
   grown, changed: the file grew, or was replaced, after it was read
-  With --retry: path, changed, status (asked, already_asked)
+  With --retry: path, changed, status (asked, already_asked, would_ask)
   With --drop: pipeline, done, files [{path, reason}]
 
 Environment:
@@ -77,21 +79,23 @@ def files(
         list[str] | None,
         Parameter(help="Give up a file that was set aside, by name or pattern; repeatable.", negative=""),
     ] = None,
-    yes: Annotated[bool, Flag, Parameter(help="With --drop: do it; without it the files are only listed.")] = False,
+    consent: Consent = Consent(),
     common: Common = Common(),
 ) -> int:
     """List files with their state, or retry or drop files that were set aside."""
     if changed and retry is None:
         raise ConfigError("--changed belongs to --retry", hint="firnline files --retry PATH --changed")
-    if yes and not drop:
-        raise ConfigError("--yes belongs to --drop", hint="firnline files --drop PATH --yes")
+    if (consent.yes or consent.dry_run) and not drop and retry is None:
+        raise ConfigError(
+            "--yes and --dry-run belong to --drop and --retry", hint="firnline files --drop PATH --dry-run"
+        )
     if drop and retry is not None:
         raise ConfigError("--drop and --retry exclude each other", hint="Run the command once for each.")
     pipeline = load_pipeline(spec)
     if drop:
-        return _drop(pipeline, drop, yes=yes, common=common)
+        return _drop(pipeline, drop, consent=consent, common=common)
     if retry is not None:
-        return _retry(pipeline, retry, changed=changed, common=common)
+        return _retry(pipeline, retry, changed=changed, dry_run=consent.dry_run, common=common)
     from firnline.history.status import load_files
 
     rows: list[dict[str, Json]] = []
@@ -112,19 +116,26 @@ def files(
     return 0
 
 
-def _retry(pipeline: OpenPipeline, path: str, *, changed: bool, common: Common) -> int:
+def _retry(pipeline: OpenPipeline, path: str, *, changed: bool, dry_run: bool, common: Common) -> int:
     name = _find_set_aside(pipeline, path)
     asked = any(r.path == name and r.changed == changed for r in pipeline.requests.load())
-    if not asked:
+    if not asked and not dry_run:
         pipeline.requests.ask_retry(name, changed=changed, ids=pipeline.ids)
     if common.json:
-        common.out.json({"path": name, "changed": changed, "status": "already_asked" if asked else "asked"})
+        common.out.json(
+            {
+                "path": name,
+                "changed": changed,
+                "status": "already_asked" if asked else "would_ask" if dry_run else "asked",
+            }
+        )
     else:
-        common.out.line(f"{name}: {'already requested' if asked else 'the next epoch reads it again'}")
+        would = "would be read again; nothing was changed" if dry_run else "the next epoch reads it again"
+        common.out.line(f"{name}: {'already requested' if asked else would}")
     return 0
 
 
-def _drop(pipeline: OpenPipeline, wanted: list[str], *, yes: bool, common: Common) -> int:
+def _drop(pipeline: OpenPipeline, wanted: list[str], *, consent: Consent, common: Common) -> int:
     from firnline.history.store import on_record
 
     aside = _load_set_aside(pipeline)
@@ -132,18 +143,22 @@ def _drop(pipeline: OpenPipeline, wanted: list[str], *, yes: bool, common: Commo
     for pattern in wanted:
         fits = [path for path in aside if fnmatchcase(path, pattern)] or [_find_set_aside(pipeline, pattern)]
         chosen |= {path: aside[path] for path in sorted(fits)}
-    if yes:
+    rows = [{"path": path, "reason": reason} for path, reason in chosen.items()]
+    if not common.json:
+        common.out.table(DROP_COLUMNS, rows)
+    elif not consent.decided:
+        common.out.json({"pipeline": pipeline.options.name, "done": False, "files": rows})
+    confirmed = consent.is_given(f"Give up {count_text(len(rows), 'file')}", common.out)
+    if confirmed:
         run, asked = pipeline.ids.new(), {request.path for request in pipeline.requests.load() if request.drop}
         facts = {"files": len(chosen), "patterns": wanted, "paths": list(chosen)[:NAMED]}
         with on_record(pipeline, "files-drop", run, from_epoch=pipeline.load().epoch, to_epoch=None, **facts):
             for path in chosen.keys() - asked:
                 pipeline.requests.ask_drop(path, ids=pipeline.ids)
-    rows = [{"path": path, "reason": reason} for path, reason in chosen.items()]
-    if common.json:
-        common.out.json({"pipeline": pipeline.options.name, "done": yes, "files": rows})
-        return 0
-    common.out.table(DROP_COLUMNS, rows)
-    common.out.line("the next epoch drops them" if yes else "nothing was changed; add --yes to drop them")
+    if not common.json and confirmed:
+        common.out.line("the next epoch drops them")
+    elif confirmed:
+        common.out.json({"pipeline": pipeline.options.name, "done": True, "files": rows})
     return 0
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from firnline.cli.common import Common, Duration, Flag, TableOrSpec, find_other_sinks, find_pipeline, find_targets
+from firnline.cli.common import Common, Duration, TableOrSpec, Target, find_other_sinks, find_pipeline, find_targets
+from firnline.cli.consent import Consent
 from firnline.cli.output import Output, count_text, size_text
 from firnline.config.units import seconds_text
 from firnline.errors import CheckpointError, SinkError
@@ -48,7 +49,7 @@ Environment:
   FIRNLINE__A__B      overrides the key a.b of the spec
 
 Examples:
-  firnline gc /lake/flights                    shows what would be deleted
+  firnline gc /lake/flights --dry-run          shows what would be deleted
   firnline gc /lake/flights --grace 48h --yes  deletes it
   firnline gc flights.yml --yes                in every table of the pipeline
 """
@@ -60,24 +61,46 @@ app = App(name="gc", help_epilogue=EPILOGUE)
 def gc(
     table: TableOrSpec = None,
     *,
-    dry_run: Annotated[bool, Flag, Parameter(help="Only show what would be deleted, even with --yes.")] = False,
     grace: Annotated[Duration, Parameter(help="Keep files younger than this, e.g. 30m or 7d.")] = ONE_DAY,
-    yes: Annotated[bool, Flag, Parameter(help="Delete; without it nothing is deleted.")] = False,
+    consent: Consent = Consent(),
     common: Common = Common(),
 ) -> int:
     """Delete unreferenced files of a table."""
-    targets = find_targets(table)
-    options = find_pipeline(table)
+    targets, options = find_targets(table), find_pipeline(table)
+    if not consent.decided:
+        planned = _collect(targets, options, grace, common, dry_run=True)
+        if not planned.files or not consent.is_given("Delete them", common.out):
+            return 0
+    collected = _collect(targets, options, grace, common, dry_run=False)
+    if options is None and collected.files and not common.json:
+        common.out.line("no audit trail records this: name a spec instead of a table to record it")
+    return 0
+
+
+@dataclass(slots=True)
+class _Collected:
+    reports: list[GcReport] = field(default_factory=list)
+    state: list[StateSwept] | None = None  # None: the pipeline has no state, or is not known
+
+    @property
+    def files(self) -> int:
+        """The number of files that are or would be deleted."""
+        return sum(one.files for one in (*self.reports, *(self.state or ())))
+
+
+def _collect(
+    targets: list[Target], options: PipelineOptions | None, grace: float, common: Common, *, dry_run: bool
+) -> _Collected:
+    """Sweep every table, then the state, and show what was or would be deleted."""
     from firnline.cli.long_task import long_task
     from firnline.history.store import deletion_on_record
     from firnline.maintenance.gc import gc as sweep
 
-    reports: list[GcReport] = []
-    deleting = yes and not dry_run
-    tables = [target.uri for target in targets]
+    collected, tables = _Collected(), [target.uri for target in targets]
+    recorded = None if dry_run else options
     with (
         long_task() as task,
-        deletion_on_record(options if deleting else None, "gc", tables=tables, grace=seconds_text(grace)) as record,
+        deletion_on_record(recorded, "gc", tables=tables, grace=seconds_text(grace)) as record,
     ):
         for target in targets:
             if task.stopping():
@@ -86,37 +109,34 @@ def gc(
                 target.uri,
                 target.storage_options,
                 grace_seconds=grace,
-                dry_run=dry_run or not yes,
+                dry_run=dry_run,
                 ledgers=target.ledgers,
                 progress=task.progress,
                 stop=task.stopping,
             )
-            reports.append(report)
+            collected.reports.append(report)
             if not common.json:
                 task.clear()
                 if len(targets) > 1:
                     common.out.line(report.table)
-                _show(common.out, report, asked=dry_run)
-        swept: list[StateSwept] | None = None
+                _show(common.out, report)
         if options is not None and any(not operator.is_sql for operator in options.operators) and not task.stopping():
-            swept = _sweep_state(options, grace, dry_run=dry_run or not yes)
+            collected.state = _sweep_state(options, grace, dry_run=dry_run)
             task.clear()
-        record["files"] = sum(report.files for report in reports)
-        record["size_bytes"] = sum(report.size_bytes for report in reports)
-        record["state_checkpoints"] = sum(one.checkpoints for one in swept or [])
-        record["state_files"] = sum(one.files for one in swept or [])
-    if not common.json:
-        for sink in find_other_sinks(options):
-            common.out.line(f"{sink}: nothing to collect in a sink of this kind")
-    if deleting and options is None and any(report.files for report in reports) and not common.json:
-        common.out.line("no audit trail records this: name a spec instead of a table to record it")
-    if swept is not None and not common.json:
-        _show_state(common.out, swept, asked=dry_run)
+        record["files"] = sum(report.files for report in collected.reports)
+        record["size_bytes"] = sum(report.size_bytes for report in collected.reports)
+        record["state_checkpoints"] = sum(one.checkpoints for one in collected.state or [])
+        record["state_files"] = sum(one.files for one in collected.state or [])
     if common.json:
-        bodies = [asdict(report) for report in reports]
+        bodies = [asdict(report) for report in collected.reports]
         body: dict[str, Any] = bodies[0] if len(targets) == 1 and bodies else {"tables": bodies}
-        common.out.json(body if swept is None else {**body, "state": [asdict(one) for one in swept]})
-    return 0
+        state = {} if collected.state is None else {"state": [asdict(one) for one in collected.state]}
+        common.out.json({**body, **state})
+        return collected
+    for sink in find_other_sinks(options):
+        common.out.line(f"{sink}: nothing to collect in a sink of this kind")
+    _show_state(common.out, collected.state or [])
+    return collected
 
 
 def _sweep_state(options: PipelineOptions, seconds: float, *, dry_run: bool) -> list[StateSwept]:
@@ -132,7 +152,7 @@ def _sweep_state(options: PipelineOptions, seconds: float, *, dry_run: bool) -> 
         return [StateSwept(pipeline.state_home.storage.root, "home", dry_run, notes=(note,))]
 
 
-def _show_state(out: Output, swept: list[StateSwept], *, asked: bool) -> None:
+def _show_state(out: Output, swept: list[StateSwept]) -> None:
     for one in swept:
         verb = "would delete" if one.dry_run else "deleted"
         contents = (
@@ -142,11 +162,9 @@ def _show_state(out: Output, swept: list[StateSwept], *, asked: bool) -> None:
         out.line(f"  {verb} {contents}; kept {count_text(one.kept, 'checkpoint')}")
         for note in one.notes:
             out.line(f"  {note}")
-    if any(one.dry_run and one.files for one in swept) and not asked:
-        out.line("add --yes to delete them")
 
 
-def _show(out: Output, report: GcReport, *, asked: bool) -> None:
+def _show(out: Output, report: GcReport) -> None:
     verb = "would delete" if report.dry_run else "deleted"
     out.line(f"{verb} {count_text(report.files, 'file')}, {size_text(report.size_bytes)}")
     for kind, swept in report.kinds.items():
@@ -160,5 +178,3 @@ def _show(out: Output, report: GcReport, *, asked: bool) -> None:
         out.line(note)
     if report.stopped:
         out.line("stopped before the end; run again to continue")
-    if report.dry_run and report.files and not asked:
-        out.line("add --yes to delete them")

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from firnline.cli.common import Common, Flag, Spec, TakeOver, editing_history, load_pipeline
+from firnline.cli.common import Common, Spec, TakeOver, editing_history, load_pipeline
+from firnline.cli.consent import Consent
 from firnline.cli.output import count_text, say
 from firnline.cli.table import Column
 
@@ -41,8 +42,8 @@ If both match, --assume-new wins. While a file is undecided, nothing is done.
 The decision is a history edit: an epoch that reads nothing, in one commit.
 While a run is alive, the command is refused (exit code 6): stop the run first,
 or end it with --take-over. The audit trail records the repair. A rollback to
-before that epoch undoes it. Without --yes the command only shows the plan.
-Starts no Spark.
+before that epoch undoes it. The command shows the plan, then asks. Starts no
+Spark.
 
 Output (JSON fields):
   pipeline, done, epoch, new_epoch (null when copies suffice)
@@ -88,7 +89,7 @@ def repair(
         list[str] | None, Parameter(help="Files to read, by name or pattern; repeatable.", negative="")
     ] = None,
     take_over: TakeOver = False,
-    yes: Annotated[bool, Flag, Parameter(help="Do it; without it the command only shows the plan.")] = False,
+    consent: Consent = Consent(),
     common: Common = Common(),
 ) -> int:
     """Restore lost ledger files from copies, and decide about files that no copy names."""
@@ -99,14 +100,21 @@ def repair(
     plan = edit.plan()
     if not common.json:
         _show(common, plan)
-    is_repaired = yes and bool(plan.holes)
+    is_possible = bool(plan.holes) and not (plan.count("unknown") or any(b.required for b in plan.sinks_behind))
+    is_repaired = bool(plan.holes) and consent.decided  # with --yes an impossible repair says why
+    if common.json and not is_repaired:
+        common.out.json({**asdict(plan), "done": False})
+    if is_possible and not is_repaired:
+        is_repaired = consent.is_given("Repair the ledger", common.out)
+        if not is_repaired:
+            return 0
     if is_repaired:
         with editing_history(pipeline, take_over=take_over) as run:
             plan, _ = edit.perform(run, say)
-    if common.json:
-        common.out.json({**asdict(plan), "done": is_repaired})
-    else:
+    if not common.json:
         common.out.line(_last_line(plan, is_repaired=is_repaired))
+    elif is_repaired:
+        common.out.json({**asdict(plan), "done": True})
     return 0
 
 
@@ -147,6 +155,4 @@ def _last_line(plan: RepairPlan, *, is_repaired: bool) -> str:
         return "nothing was changed; a required sink cannot be left behind"
     if not is_repaired and plan.count("unknown"):
         return "nothing was changed; decide with --assume-processed and --assume-new, then add --yes"
-    if not is_repaired:
-        return "nothing was changed; add --yes to do it"
     return f"done: epoch {plan.new_epoch} repairs the ledger" if plan.new_epoch else "done: the ledger is whole"

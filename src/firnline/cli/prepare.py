@@ -23,8 +23,8 @@ go into ~/.cache/firnline of this user. Files that everybody may write are never
 used. Repeat it after an upgrade of Firnline, Spark, Java or numba.
 
 Output (stdout; JSON fields):
-  decoder, spark_classes: each with path, seconds, problem (null, or why it could
-  not be made)
+  decoder, spark_classes: each with path, seconds, problem (null, or why it
+  could not be made)
 
 Exit codes:
   0 done, 1 the decoder could not be compiled

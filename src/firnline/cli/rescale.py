@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Flag, Spec, TakeOver, editing_history, load_pipeline
+from firnline.cli.common import Common, Spec, TakeOver, editing_history, load_pipeline
+from firnline.cli.consent import Consent
 from firnline.cli.output import count_text, say
 from firnline.cli.table import Column
 
@@ -21,8 +22,8 @@ number of shards, each of which is one task. It rewrites no file of state: the
 new shards read their groups from the old files. A rescale is a history edit: an
 epoch that reads nothing, committed to the table like any other, so a rollback
 can undo it. While a run is alive, the command is refused (exit code 6): stop
-the run first, or end it with --take-over. Without --yes the command only shows
-the plan. Starts no Spark.
+the run first, or end it with --take-over. The command shows the plan, then
+asks. Starts no Spark.
 
 If the spec sets state.shards, change it there: the next run then rescales by
 itself. If the newest snapshots lack epochs (checkpoint.trigger), the next run
@@ -52,8 +53,7 @@ def rescale(
     *,
     shards: Annotated[int, Parameter(help="The new number of shards.", validator=Number(gte=1))],
     take_over: TakeOver = False,
-    dry_run: Annotated[bool, Flag, Parameter(help="Only show the plan, even with --yes.")] = False,
-    yes: Annotated[bool, Flag, Parameter(help="Do it; without it the command only shows the plan.")] = False,
+    consent: Consent = Consent(),
     common: Common = Common(),
 ) -> int:
     """Change the number of shards of operators' state, without rewriting it."""
@@ -64,21 +64,22 @@ def rescale(
     plan = edit.plan()
     if not common.json:
         _show(common, plan)
-    is_rescaled = yes and not dry_run and not plan.already
-    if is_rescaled:
-        with editing_history(pipeline, take_over=take_over) as run:
-            plan, receipt = edit.perform(run, say)
-        is_rescaled = receipt is not None
+    elif plan.already or not consent.decided:
+        common.out.json({**asdict(plan), "done": False})
+    if plan.already:
+        if not common.json:
+            common.out.line(f"there are {count_text(plan.shards, 'shard')} already; nothing to do")
+        return 0
+    if not consent.is_given(f"Rescale to {count_text(plan.shards, 'shard')}", common.out):
+        return 0
+    with editing_history(pipeline, take_over=take_over) as run:
+        plan, receipt = edit.perform(run, say)
     if common.json:
-        common.out.json({**asdict(plan), "done": is_rescaled})
-    elif is_rescaled:
+        common.out.json({**asdict(plan), "done": receipt is not None})
+    else:
         common.out.line(f"done: epoch {plan.new_epoch} has {count_text(plan.shards, 'shard')}")
         if plan.by_next_run:
             common.out.line("the next run replays the epochs since the newest snapshots with them: firnline run")
-    elif plan.already:
-        common.out.line(f"there are {count_text(plan.shards, 'shard')} already; nothing to do")
-    else:
-        common.out.line("nothing was changed; add --yes to do it")
     return 0
 
 

@@ -11,6 +11,7 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from firnline.cli.common import Common, Flag, Spec, TakeOver, editing_history, load_pipeline
+from firnline.cli.consent import Consent
 from firnline.cli.output import Output, count_text, say, size_text
 from firnline.cli.table import Column
 from firnline.config.units import parse_seconds
@@ -26,8 +27,8 @@ Table, columns, operators' state and checkpoint go back together, in one Delta
 commit that is an epoch of its own. The next run reads the input after the
 target epoch again, so that the result equals a run that never went wrong. While
 a run is alive, the command is refused (exit code 6): stop the run first, or end
-it with --take-over. Without --yes the command only shows the plan. It starts no
-Spark and reads no data file.
+it with --take-over. The command shows the plan, then asks. It starts no Spark
+and reads no data file.
 
 The command refuses, with the reason, if files are vacuumed, if the state of the
 epoch is incomplete, if the source no longer has the input, if other writers
@@ -88,8 +89,7 @@ def rollback(
         tuple[str, ...], Flag, Parameter(help="A sink that keeps its rows, and gets them again. [default: none]")
     ] = (),
     take_over: TakeOver = False,
-    dry_run: Annotated[bool, Flag, Parameter(help="Only show the plan, even with --yes.")] = False,
-    yes: Annotated[bool, Flag, Parameter(help="Roll back; without it the command only shows the plan.")] = False,
+    consent: Consent = Consent(),
     common: Common = Common(),
 ) -> int:
     """Roll tables and checkpoint back to an earlier epoch, together."""
@@ -103,23 +103,21 @@ def rollback(
 
     epoch = to if to is not None else find_epoch_at(pipeline, moment or datetime.now(UTC))
     edit = Rollback(pipeline, epoch, accept=accept, leave=leave)
-    confirmed = yes and not dry_run
     plan = edit.plan()
     if not common.json:
         _show(common.out, pipeline, plan)
-    if confirmed:
-        plan.check()  # a refusal must not end a run
-        with editing_history(pipeline, take_over=take_over) as run:
-            plan, _ = edit.perform(run, say)
+        common.out.line()
+    elif not consent.decided:
+        common.out.json({**_as_json(plan), "done": False})
+    plan.check()  # a refusal must not end a run
+    if not consent.is_given(f"Roll back to epoch {plan.to_epoch}", common.out):
+        return 0
+    with editing_history(pipeline, take_over=take_over) as run:
+        plan, _ = edit.perform(run, say)
     if common.json:
-        common.out.json({**_as_json(plan), "done": confirmed})
-    elif confirmed:
-        common.out.line()
+        common.out.json({**_as_json(plan), "done": True})
+    else:
         common.out.line(f"done: epoch {plan.new_epoch} equals epoch {plan.to_epoch}; `firnline run` continues there")
-    elif not plan.refusals:
-        common.out.line()
-        common.out.line("nothing was changed; add --yes to do it")
-    plan.check()
     return 0
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from firnline.cli.common import Common, Flag, Metrics, Spec, load_options, name_spec
+from firnline.cli.consent import Consent
 from firnline.cli.long_task import CopyProgress
 from firnline.cli.output import count_text, print_failure, say, set_aside_lines, time_text
 from firnline.cli.run_plan import confirm
@@ -40,9 +41,9 @@ the new run waits until the holder releases the lease, or has not renewed it for
 checkpoint.lease_seconds. Only then does Spark start, so a takeover takes that
 time plus the start of Spark. Spark starts in the background while the run reads
 its tables and lists its input; --once with nothing to do starts none, unless
-listing takes long. `firnline prepare` shortens the start. A standby that took over and is fenced later ends,
-too. `firnline pause`, `resume`, `stop` and `checkpoint`
-reach a run from the same machine.
+listing takes long. `firnline prepare` shortens the start. A standby that took
+over and is fenced later ends, too. `firnline pause`, `resume`, `stop` and
+`checkpoint` reach a run from the same machine.
 
 Store and tiers are copies: an outage of a copy stops nothing. The run logs it,
 continues, and brings the copy in sync when it answers again. A copy that is
@@ -51,7 +52,7 @@ written is a failure like any other.
 
 --fresh-after and --from-savepoint change tables and progress before the run.
 The command shows the plan (rows that go or come twice, input that is read
-again); without --yes it then ends with exit code 2, and nothing is changed.
+again), then asks; without a terminal it needs --yes, else exit code 2.
 --from-savepoint restores tables and progress from the savepoint, in one epoch,
 then runs; repeating the command does not restore again. Rows of other pipelines
 in the tables are not lost unless --accept names them.
@@ -116,12 +117,7 @@ def run(
         Flag,
         Parameter(help="With --from-savepoint: whose rows in the tables may be lost; repeatable. [default: none]"),
     ] = (),
-    dry_run: Annotated[
-        bool, Flag, Parameter(help="With --fresh-after or --from-savepoint: only show the plan, even with --yes.")
-    ] = False,
-    yes: Annotated[
-        bool, Flag, Parameter(help="With --fresh-after or --from-savepoint: do it, then run; else only a plan.")
-    ] = False,
+    consent: Consent = Consent(),
     strict_store: Annotated[
         bool, Flag, Parameter(help="Fail, after retries, when the checkpoint store cannot be written.")
     ] = False,
@@ -145,9 +141,9 @@ def run(
         check_standby(options)
     if beginning.edits_history:
         plan = _plan_beginning(options, beginning, moved)
-        if not confirm(plan, common, say, yes=yes, dry_run=dry_run):
+        if not confirm(plan, common, say, consent):
             return 0
-    elif yes or dry_run:
+    elif consent.yes or consent.dry_run:
         raise ConfigError(
             "--yes and --dry-run belong to --fresh-after and --from-savepoint",
             hint="`firnline dry-run` checks the spec and its input without writing.",

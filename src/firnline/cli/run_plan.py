@@ -7,23 +7,23 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from firnline.cli.output import count_text, size_text
-from firnline.errors import ConfigError
 
 if TYPE_CHECKING:
     from firnline.cli.common import Common
+    from firnline.cli.consent import Consent
     from firnline.history.edits.begin_plan import BeginPlan, TablePlan
 
 
-def confirm(plan: BeginPlan, common: Common, say: Callable[[str], None], *, yes: bool, dry_run: bool) -> bool:
-    """Show the plan. Returns whether to go on, False after `--dry-run`.
+def confirm(plan: BeginPlan, common: Common, say: Callable[[str], None], consent: Consent) -> bool:
+    """Show the plan, and ask unless the command line has said it. Returns whether to go on.
 
     Raises:
-        ConfigError: neither `--yes` nor `--dry-run` was given; nothing was changed.
+        ConfigError: there is nobody to ask; nothing was changed.
     """
-    if plan.already and not dry_run:
+    if plan.already and not consent.dry_run:
         return True
     lines = plan_lines(plan)
-    if yes and not dry_run:
+    if consent.decided:
         for line in lines:
             say(line)
         return True
@@ -32,14 +32,7 @@ def confirm(plan: BeginPlan, common: Common, say: Callable[[str], None], *, yes:
     else:
         for line in lines:
             common.out.line(line)
-        if dry_run:
-            common.out.line("nothing was changed; add --yes to do it" if not plan.already else "nothing was changed")
-    if dry_run:
-        return False
-    raise ConfigError(
-        "nothing was changed: this run would change tables or progress first, and needs --yes",
-        hint="Read the plan, then repeat the command with --yes; --dry-run only shows the plan.",
-    )
+    return consent.is_given("Do this, then run", common.out)
 
 
 def plan_lines(plan: BeginPlan) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from firnline.cli.common import Common, Flag, Spec, load_pipeline
+from firnline.cli.consent import Consent
 from firnline.cli.control import RunningPipeline
 from firnline.cli.output import count_text, size_text
 from firnline.cli.table import Column
@@ -16,6 +17,7 @@ from firnline.cli.text import safe
 from firnline.errors import ControlError
 
 if TYPE_CHECKING:
+    from firnline.history.savepoints.catalog import Disposed
     from firnline.run.open_pipeline import OpenPipeline
 
 CHECKPOINTS_ASKED = 3  # of a busy run, which may be an epoch further each time
@@ -207,8 +209,7 @@ def dispose(
     /,
     spec: Spec = None,
     *,
-    dry_run: Annotated[bool, Flag, Parameter(help="Only show what would be deleted, even with --yes.")] = False,
-    yes: Annotated[bool, Flag, Parameter(help="Delete; without it nothing is deleted.")] = False,
+    consent: Consent = Consent(),
     common: Common = Common(),
 ) -> int:
     """Delete a savepoint."""
@@ -216,15 +217,21 @@ def dispose(
     from firnline.history.savepoints.catalog import dispose_savepoint
 
     options = dict(pipeline.options.home.storage_options)
-    read_only = dry_run or not yes
-    report = dispose_savepoint(pipeline, savepoint, dry_run=read_only, run=pipeline.ids.new(), storage_options=options)
+    if not consent.decided:
+        plan = dispose_savepoint(pipeline, savepoint, dry_run=True, run=pipeline.ids.new(), storage_options=options)
+        _show_disposed(common, plan)
+        if not consent.is_given(f"Delete savepoint {plan.id}", common.out):
+            return 0
+    report = dispose_savepoint(pipeline, savepoint, dry_run=False, run=pipeline.ids.new(), storage_options=options)
+    _show_disposed(common, report)
+    return 0
+
+
+def _show_disposed(common: Common, report: Disposed) -> None:
     if common.json:
         common.out.json(asdict(report))
-        return 0
-    verb = "would delete" if read_only else "deleted"
+        return
+    verb = "would delete" if report.dry_run else "deleted"
     common.out.line(f"{verb} savepoint {report.id}: {count_text(report.files, 'file')} in {report.path}")
     if report.pins_kept:
         common.out.line("its pins stay: the savepoint also exists at its original path")
-    if read_only and not dry_run:
-        common.out.line("add --yes to delete it")
-    return 0

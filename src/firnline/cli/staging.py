@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Flag, Table, find_pipeline, named_tables
+from firnline.cli.common import Common, Table, find_pipeline, named_tables
+from firnline.cli.consent import Consent
 from firnline.cli.output import Output, count_text, size_text, time_text
 from firnline.cli.table import Column
 from firnline.errors import ConfigError
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from firnline.committer.overview import StagingOverview
     from firnline.options import PipelineOptions
     from firnline.sinks.delta.table import Table as Handle
-    from firnline.sinks.staged.discard import Further
+    from firnline.sinks.staged.discard import Discard, Further
     from firnline.storage import Storage
 
 PIPELINE_COLUMNS = (
@@ -73,7 +74,7 @@ def staging(
     discard_from: Annotated[
         int | None, Parameter(help="Drop units from this epoch on. [default: none]", validator=Number(gte=1))
     ] = None,
-    yes: Annotated[bool, Flag, Parameter(help="Discard; without it the command only shows the units.")] = False,
+    consent: Consent = Consent(),
     common: Common = Common(),
 ) -> int:
     """Show units that are staged and not committed; retry or discard units set aside."""
@@ -87,6 +88,9 @@ def staging(
     storage = open_storage(uri, options)
     handle = Handle(storage.root, options)
     if retry is not None:
+        if consent.dry_run:
+            common.out.line(f"{retry} would be pending again; nothing was changed")
+            return 0
         retry_unit(storage, retry)
         common.out.line(f"{retry} is pending again; the committer validates it in its next round")
         return 0
@@ -94,7 +98,7 @@ def staging(
     if discard_from is not None:
         named = find_pipeline(table)
         whose = pipeline or _only_pipeline(overview)
-        return _discard(common, handle, storage, whose, discard_from, named, yes=yes)
+        return _discard(common, handle, storage, whose, discard_from, named, consent=consent)
     if common.json:
         common.out.json(asdict(overview))
     else:
@@ -132,29 +136,32 @@ def _discard(
     epoch: int,
     spec: PipelineOptions | None,
     *,
-    yes: bool,
+    consent: Consent,
 ) -> int:
     from firnline.history.store import deletion_on_record
     from firnline.sinks.staged.discard import discard, plan_discard
     from firnline.types import RandomIds
 
     further = _further_tables(spec, handle.uri)
-    if yes:
-        with deletion_on_record(spec, "discard", table=handle.uri, from_epoch_on=epoch) as record:
-            discarded = discard(handle, storage, pipeline, epoch, RandomIds().new(), further)
-            record["pending"], record["rejected"] = len(discarded.pending), len(discarded.rejected)
-    else:
-        discarded = plan_discard(handle, storage, pipeline, epoch, further)
+    if not consent.decided:
+        _show_discarded(common, plan_discard(handle, storage, pipeline, epoch, further), pipeline, done=False)
+        if not consent.is_given("Discard them", common.out):
+            return 0
+    with deletion_on_record(spec, "discard", table=handle.uri, from_epoch_on=epoch) as record:
+        discarded = discard(handle, storage, pipeline, epoch, RandomIds().new(), further)
+        record["pending"], record["rejected"] = len(discarded.pending), len(discarded.rejected)
+    _show_discarded(common, discarded, pipeline, done=True)
+    return 0
+
+
+def _show_discarded(common: Common, discarded: Discard, pipeline: str, *, done: bool) -> None:
     if common.json:
-        common.out.json({**asdict(discarded), "done": yes})
-        return 0
-    verb = "discarded" if yes else "would discard"
+        common.out.json({**asdict(discarded), "done": done})
+        return
+    verb = "discarded" if done else "would discard"
     units = f"{count_text(len(discarded.pending), 'pending unit')} and {len(discarded.rejected):,} set aside"
     common.out.line(f"{verb} {units}, of {pipeline}")
     common.out.line(f"its writer resumes after epoch {discarded.resumes_after_epoch}")
-    if not yes:
-        common.out.line("add --yes to do it")
-    return 0
 
 
 def _show(out: Output, overview: StagingOverview) -> None:

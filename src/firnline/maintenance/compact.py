@@ -236,7 +236,7 @@ _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_lo
 
 @dataclass(frozen=True, slots=True)
 class CompactReport:
-    """The result of `compact`."""
+    """The result of `compact`; in a dry run, what it would do."""
 
     table: str
     version: int
@@ -250,6 +250,7 @@ class CompactReport:
     attempts: tuple[str, ...]  # part of the new files' names
     files_skipped: int = 0  # files whose names in the log cannot be repeated safely
     stopped: bool = False
+    dry_run: bool = False  # then the files and bytes are those of the plan, `bytes_added` at most
 
 
 @dataclass(slots=True)
@@ -293,6 +294,7 @@ def compact(
     *,
     target_bytes: int = TARGET_BYTES,
     partitions: Iterable[PartitionFilter] | None = None,
+    dry_run: bool = False,
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
     ids: Ids | None = None,
@@ -318,7 +320,7 @@ def compact(
         storage, handle = open_table(table, options, CompactTable)
         assert isinstance(handle, CompactTable)
         work = _Compaction(storage, handle, options, target_bytes, list(partitions or ()))
-        return work.run(progress, stop, ids or RandomIds())
+        return work.preview() if dry_run else work.run(progress, stop, ids or RandomIds())
     except OSError as error:
         raise SinkError(f"cannot compact {table}: {error}", table=table) from error
 
@@ -343,6 +345,26 @@ class _Compaction:
         self._tally = _Tally()
         self._attempts: list[str] = []
         self._planned_at = 0
+
+    def preview(self) -> CompactReport:
+        """Return what `run` would do."""
+        check_supported(self._table)
+        bins, unsafe = plan(self._table, self._target_bytes, self._filters)
+        size = sum(one.size_bytes for one in bins)
+        return CompactReport(
+            table=self._table.uri,
+            version=self._table.version,
+            files_removed=sum(len(one.files) for one in bins),
+            files_added=len(bins),
+            bytes_removed=size,
+            bytes_added=size,
+            rows=0,
+            commits=0,
+            conflicts=0,
+            attempts=(),
+            files_skipped=unsafe,
+            dry_run=True,
+        )
 
     def run(self, progress: Progress | None, stop: Callable[[], bool] | None, ids: Ids) -> CompactReport:
         unsafe, stopped = 0, False

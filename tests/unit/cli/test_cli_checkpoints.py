@@ -86,7 +86,7 @@ def test_every_json_field_is_documented_in_the_help(stored: Path, run_json: Any)
         "diff": run_json("checkpoints", "diff", "1", "3"),
         "export": run_json("checkpoints", "export", "x.tar"),
         "import": run_json("checkpoints", "import", "x.tar"),
-        "delete": run_json("checkpoints", "delete"),
+        "delete": run_json("checkpoints", "delete", "--dry-run"),
     }
     found["show"].pop("checkpoint")  # documented in formats.md
     found["show"].pop("durations_ms")
@@ -561,7 +561,7 @@ def test_export_delete_import_brings_everything_back(stored: Path, run_json: Any
     exported = run_json("checkpoints", "export", "x.tar")
     assert (exported["versions"], exported["origin"], exported["left_out"]) == (3, "file", [])
     assert run_json("checkpoints", "import", "x.tar")["status"] == "already_there"
-    assert run_json("checkpoints", "delete")["status"] == "would_delete"
+    assert run_json("checkpoints", "delete", "--dry-run")["status"] == "would_delete"
     assert run_json("checkpoints", "delete", "--yes", "--dry-run")["status"] == "would_delete"
     assert run_json("checkpoints", "--audit")["audit"] == []
     assert run_json("checkpoints", "delete", "--yes")["status"] == "deleted"

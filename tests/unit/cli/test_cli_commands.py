@@ -120,7 +120,7 @@ def test_files_are_given_up_by_name_or_pattern_when_told_so_twice(
     from firnline.cli.common import load_pipeline
 
     path = str(sample.path("b1.json.gz"))
-    found = run_json("files", "--drop", "*/b1*")
+    found = run_json("files", "--drop", "*/b1*", "--dry-run")
     assert ([file["path"] for file in found["files"]], found["done"]) == ([path], False)
     assert load_pipeline(None).requests.load() == []
     for _ in range(2):

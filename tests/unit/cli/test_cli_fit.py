@@ -125,7 +125,7 @@ state: {shards: 2}
 
 COMMANDS = (
     ["checkpoints"], ["checkpoints", "show", "1"], ["files"], ["quarantine"], ["status"], ["savepoint", "list"],
-    ["dry-run"], ["checkpoints", "--audit"], ["rollback", "--to", "1"],
+    ["dry-run"], ["checkpoints", "--audit"], ["rollback", "--to", "1", "--dry-run"],
 )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ def version(folder: Path) -> int:
 
 def test_the_plan_changes_nothing(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = version(finished.parent)
-    assert run_command(["rollback", "--to", "1"]) == 0
+    assert run_command(["rollback", "--to", "1", "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "epoch 3 will equal epoch 1" in out
     assert "read again" in out
@@ -87,7 +87,7 @@ def test_by_time(finished: Path, run_json: RunJson, capsys: pytest.CaptureFixtur
     assert run_command(["rollback", "--to-time", "1d"]) == 1
     assert "no epoch was committed by" in capsys.readouterr().err
     first = run_json("checkpoints")["checkpoints"][-1]
-    found = run_json("rollback", "--to-time", first["latest_ack_timestamp"])
+    found = run_json("rollback", "--to-time", first["latest_ack_timestamp"], "--dry-run")
     assert (found["to_epoch"], found["done"]) == (1, False)
 
 

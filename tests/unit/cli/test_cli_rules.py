@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import json
 import re
 from collections.abc import Iterator
 from contextlib import redirect_stdout
@@ -14,9 +15,20 @@ import pytest
 from cyclopts import App
 
 from firnline.cli.main import COMMANDS, app, run_command
+from tests.unit.cli.conftest import RunJson
 
-WITHOUT_PIPELINE = {"demo", "spec-schema", "--install-completion", "--show-completion"}
+WITHOUT_PIPELINE = {"demo", "prepare", "spec-schema", "--install-completion", "--show-completion"}
 ON_TABLES = {"committer", "staging", "gc", "compact"}
+READ_ONLY = {
+    "status", "dry-run", "checkpoints", "checkpoints show", "checkpoints diff", "savepoint list", "state", "quarantine",
+    "spec-schema", "--show-completion",
+}  # fmt: skip
+AT_ONCE = {
+    **dict.fromkeys(("pause", "resume", "stop", "checkpoint"), "controls a run, and another command takes it back"),
+    **dict.fromkeys(("demo", "drill", "prepare"), "writes to a folder of its own"),
+    "committer": "a service; `firnline staging` shows what it would commit",
+    "savepoint create": "adds a folder of its own; `savepoint dispose` deletes it",
+}
 
 
 def walk(parent: App, *path: str) -> Iterator[tuple[tuple[str, ...], App]]:
@@ -90,6 +102,20 @@ def test_every_command_writes_json_and_shows_tracebacks_on_demand(words: tuple[s
 
 
 @named("words")
+def test_every_command_that_changes_something_has_yes_and_dry_run(words: tuple[str, ...]) -> None:
+    has = options(EVERY[words]) & {"--yes", "--dry-run"}
+    assert len(has) in (0, 2), "one without the other"
+    assert has or " ".join(words) in READ_ONLY or AT_ONCE[" ".join(words)]
+
+
+@named("words")
+def test_yes_and_dry_run_have_the_same_words_wherever_a_plan_is_shown(words: tuple[str, ...]) -> None:
+    text = {one.name: one.parameter.help for one in EVERY[words].assemble_argument_collection()}
+    if "--dry-run" in text and words not in {("init",), ("checkpoints", "export")}:
+        assert text["--dry-run"] == "Only show the plan, even with --yes."
+
+
+@named("words")
 def test_options_of_sizes_and_times_take_units(words: tuple[str, ...]) -> None:
     """The types of such options have one parser; a plain number with a unit in its name is an older form."""
     for argument in EVERY[words].assemble_argument_collection():
@@ -112,10 +138,10 @@ def help_of(words: tuple[str, ...]) -> str:
 def test_help_lists_output_defaults_and_two_examples(words: tuple[str, ...]) -> None:
     text = help_of(words)
     assert "Output" in text or words == ("spec-schema",), "what is written to stdout"
-    examples = re.findall(r"^  firnline .*", text.partition("Examples:")[2], re.MULTILINE)
+    examples = re.findall(r"^  (?:sudo \S*/)?(firnline .*)", text.partition("Examples:")[2], re.MULTILINE)
     assert len(examples) >= 2
     for example in examples:
-        assert example.split()[1 : 1 + len(words)] == list(words) or len(words) == 1
+        assert example.split()[1 : 1 + len(words)] == list(words) or len(words) == 1, example
 
 
 @named("words")
@@ -201,3 +227,86 @@ def test_init_writes_the_file_that_is_named(
     assert run_command(["init", "here/orders.yml"]) == 2  # it exists
     assert run_command(["init", "--spec", "there"]) == 0
     assert (tmp_path / "there" / "firnline.yml").is_file()
+
+
+# -- plan, question, change ----------------------------------------------------------------------------------
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+ASKS = {
+    "rollback": ["rollback", "--to", "1"],
+    "gc": ["gc", "--grace", "0s"],
+    "delete": ["checkpoints", "delete"],
+    "drop": ["files", "--drop", "*/b1*"],
+    "dispose": ["savepoint", "dispose", "mine"],
+    "fresh start": ["run", "--fresh-after", "2", "--once"],
+}
+
+
+@pytest.fixture
+def prepared(finished: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A pipeline with a savepoint and a file that nobody names."""
+    assert run_command(["savepoint", "create", "--path", "mine"]) == 0
+    (finished.parent / "out" / "part-orphan.parquet").write_bytes(b"nobody names it")
+    capsys.readouterr()
+    return finished
+
+
+@pytest.mark.parametrize("case", ASKS)
+def test_nothing_changes_without_consent(prepared: Path, capsys: pytest.CaptureFixture[str], case: str) -> None:
+    before = contents(prepared.parent)
+    assert run_command([*ASKS[case], "--dry-run"]) == 0
+    plan = capsys.readouterr()
+    assert plan.out
+    assert run_command([*ASKS[case], "--dry-run", "--yes"]) == 0
+    assert capsys.readouterr().out == plan.out
+    assert run_command([*ASKS[case], "--dry-run", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert run_command(ASKS[case]) == 2
+    refused = capsys.readouterr()
+    assert refused.out.splitlines()[0] == plan.out.splitlines()[0], "the plan comes first"
+    assert refused.err.splitlines()[-2:] == [
+        "Error: nothing was changed: without a terminal this needs --yes",
+        "Try: Read the plan, then repeat the command with --yes; --dry-run only shows the plan.",
+    ]
+    assert run_command([*ASKS[case], "--json"]) == 2
+    assert json.loads(capsys.readouterr().out).keys() == planned.keys(), "the plan as JSON"
+    assert contents(prepared.parent) == before
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+@pytest.mark.parametrize("case", [case for case in ASKS if case != "fresh start"])
+def test_at_a_terminal_the_answer_decides(
+    prepared: Path, monkeypatch: pytest.MonkeyPatch, case: str, answer: str
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    before = contents(prepared.parent)
+    monkeypatch.setattr("sys.stdin", Terminal(f"{answer}\n"))
+    monkeypatch.setattr("sys.stderr", asked := Terminal())
+    assert run_command(ASKS[case]) == 0
+    assert asked.getvalue().rstrip().endswith("? [y/N]") or answer == "y"
+    assert "? [y/N] " in asked.getvalue()
+    assert (contents(prepared.parent) != before) == (answer == "y")
+
+
+def test_commands_that_only_add_show_their_plan_on_demand(
+    finished: Path, capsys: pytest.CaptureFixture[str], run_json: RunJson
+) -> None:
+    before = contents(finished.parent)
+    planned = run_json("compact", "--dry-run", "--vacuum")
+    assert (planned["dry_run"], planned["commits"], planned["files_removed"] > 1) == (True, 0, True)
+    assert run_json("checkpoints", "export", "copy.tar", "--dry-run")["versions"] == 2
+    assert run_command(["checkpoints", "export", "firnline.yml", "--dry-run"]) == 2, "it exists"
+    assert run_json("files", "--retry", "b1.json.gz", "--dry-run")["status"] == "would_ask"
+    assert contents(finished.parent) == before
+    done = run_json("compact")
+    assert [done[key] for key in ("files_removed", "files_added", "bytes_removed")] == [
+        planned[key] for key in ("files_removed", "files_added", "bytes_removed")
+    ]
+    assert run_json("checkpoints", "export", "copy.tar")["versions"] == 2

@@ -66,7 +66,7 @@ def test_made_listed_restored_and_disposed_of(
     assert [(row["what"], row["outcome"]) for row in audit] == [
         ("restore", "done"), ("restore", "begun"), ("savepoint-create", "done"), ("savepoint-create", "begun"),
     ]  # fmt: skip
-    would = run_json("savepoint", "dispose", made["id"])
+    would = run_json("savepoint", "dispose", made["id"], "--dry-run")
     assert [key for key in would if key not in DISPOSE_EPILOGUE] == []
     assert (would["dry_run"], Path(made["path"]).exists()) == (True, True)
     assert run_json("savepoint", "dispose", made["id"], "--yes")["dry_run"] is False
@@ -84,8 +84,8 @@ def test_text_output(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert place == str(tmp_path / "mine")
     assert run_command(["savepoint", "list"]) == 0
     assert "complete" in capsys.readouterr().out
-    assert run_command(["savepoint", "dispose", str(tmp_path / "mine")]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "add --yes to delete it"
+    assert run_command(["savepoint", "dispose", str(tmp_path / "mine"), "--dry-run"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "nothing was changed; add --yes to do it"
     assert run_command(["savepoint", "dispose", str(tmp_path / "mine"), "--yes"]) == 0
     assert capsys.readouterr().out.startswith("deleted savepoint ")
 

@@ -115,7 +115,7 @@ def test_retry_and_discard(table: Path, sample: SampleInput, capsys: pytest.Capt
     assert name in pending_units(table)
     commit_table(table)
     capsys.readouterr()
-    planned = said(capsys, "staging", "out", "--discard-from", "2")
+    planned = said(capsys, "staging", "out", "--discard-from", "2", "--dry-run")
     assert (planned["done"], planned["resumes_after_epoch"], planned["rejected"]) == (False, 1, [name])
     assert len(pending_units(table)) == 1, "without --yes nothing goes"
     assert said(capsys, "staging", "out", "--discard-from", "2", "--yes")["done"] is True

@@ -119,10 +119,10 @@ def test_show_and_diff_tell_state_and_watermarks_in_words(
 def test_the_plan_of_a_rollback_tells_the_state(
     options: PipelineOptions, run_json: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = run_json("rollback", "--to", "1")
+    plan = run_json("rollback", "--to", "1", "--dry-run")
     assert [one["epoch"] for one in plan["state_then"]] == [1]
     assert plan["state_replayed"] == []
-    assert "from epoch 3 back to epoch 1: " in said(capsys, "rollback", "--to", "1")
+    assert "from epoch 3 back to epoch 1: " in said(capsys, "rollback", "--to", "1", "--dry-run")
 
 
 # -- savepoints where snapshots are rare ------------------------------------------------------------------
@@ -135,9 +135,9 @@ def test_without_a_run_a_savepoint_tells_what_is_folded_again(
     shown = said(capsys, "savepoint", "create", "--path", str(tmp_path / "saved"))
     assert "a restore replays 2 epochs: keep the input from epoch 2 on" in shown
     assert "of state pinned" in shown
-    plan = json.loads(said(capsys, "rollback", "--to", "2", "--json"))
+    plan = json.loads(said(capsys, "rollback", "--to", "2", "--json", "--dry-run"))
     assert plan["state_replayed"] == [2]
-    assert "replayed" in said(capsys, "rollback", "--to", "2")
+    assert "replayed" in said(capsys, "rollback", "--to", "2", "--dry-run")
 
 
 @pytest.fixture
