@@ -98,7 +98,7 @@ def test_commands_about_tables_leave_other_kinds_alone(
 ) -> None:
     sample.add("f1.json", 3)
     run_to_end(options)
-    monkeypatch.setattr("firnline.cli.common.load_options", lambda _: options)
+    monkeypatch.setattr("firnline.cli.common.load_options", lambda _, **__: options)
     assert command("pipeline.yml") == 0
     assert f"shelf (shelf): {nothing} in a sink of this kind" in capsys.readouterr().out
 

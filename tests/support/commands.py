@@ -37,7 +37,7 @@ def _run_command(order: RunOrder, *flags: str) -> int:
     # By name, as a shell would: this package stands beside the command line, not on it.
     run = importlib.import_module("firnline.cli.run")
     main = importlib.import_module("firnline.cli.main")
-    setattr(run, "load_options", lambda _: order.options)  # noqa: B010  # the child's own copy of the module
+    setattr(run, "load_options", lambda _, **__: order.options)  # noqa: B010  # the child's own copy of the module
     setattr(spark, "SparkEngine", lambda *_, **__: LocalEngine(order.threads))  # noqa: B010  # as above
     once = ["--once"] if order.once else []
     code = int(main.run_command(["run", *once, *flags, "--debug"]))
