@@ -22,9 +22,9 @@ from firnline import faults
 from firnline.errors import ConfigError, FirnlineError
 from firnline.faults import VARIABLE
 from firnline.history.edits.restore import restore_savepoint
+from firnline.history.quarantine import load_quarantine
 from firnline.history.savepoints.catalog import dispose_savepoint, list_savepoints
 from firnline.history.savepoints.create import create_savepoint
-from firnline.history.status import load_quarantine
 from firnline.maintenance.gc import gc
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline

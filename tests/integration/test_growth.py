@@ -13,7 +13,8 @@ import pytest
 
 from firnline.errors import RollbackRefusedError
 from firnline.history.edits.rollback import Rollback
-from firnline.history.status import load_files, load_quarantine, load_status
+from firnline.history.quarantine import load_quarantine
+from firnline.history.status import load_files, load_status
 from firnline.options import PipelineOptions, TriggerOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sources.files.growth import TAIL_BYTES

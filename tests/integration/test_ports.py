@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 from firnline.errors import ConfigError
-from firnline.history.status import load_quarantine
+from firnline.history.quarantine import load_quarantine
 from firnline.jobs.dataflow import dataflow_of
 from firnline.options import FieldOptions, OperatorOptions, PipelineOptions, SchemaOptions
 from firnline.run.open_pipeline import open_pipeline

@@ -167,7 +167,7 @@ def test_a_file_that_was_set_aside_then_and_retried_since_is_retried_again(
 
 
 def test_what_is_quarantined_after_it_comes_again_once(sample: SampleInput, make_options: MakeOptions) -> None:
-    from firnline.history.status import load_quarantine
+    from firnline.history.quarantine import load_quarantine
 
     options = make_options(max_files=1)
     sample.add("a.json", 3, bad=1)

@@ -35,11 +35,11 @@ from firnline.errors import (
 )
 from firnline.history.edits.restore import Restored, restore_savepoint
 from firnline.history.edits.rollback import Rollback
+from firnline.history.quarantine import load_quarantine
 from firnline.history.savepoints.catalog import dispose_savepoint, list_savepoints
 from firnline.history.savepoints.create import create_savepoint
 from firnline.history.savepoints.files import COPIERS, each
 from firnline.history.savepoints.format import Savepoint
-from firnline.history.status import load_quarantine
 from firnline.maintenance.compact import compact
 from firnline.maintenance.gc import gc, vacuum
 from firnline.options import LocalTierOptions, PipelineOptions, RemoteTierOptions, StoreOptions

@@ -13,7 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from firnline.errors import SchemaError
 from firnline.history.edits.rollback import Rollback
-from firnline.history.status import load_quarantine
+from firnline.history.quarantine import load_quarantine
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.options import DeltaSinkOptions

@@ -226,7 +226,8 @@ class Drill:
         """Count lines, rows and quarantined records of every file, for the sink where they differ most."""
         from firnline.cli.kill_and_count import count_by_file, count_lines
         from firnline.graph import sink_input
-        from firnline.history.status import load_files_by_source, load_quarantine
+        from firnline.history.quarantine import load_quarantine
+        from firnline.history.status import load_files_by_source
         from firnline.sources.files.options import file_sources
         from firnline.storage import open_storage
 

@@ -1,4 +1,5 @@
-"""`firnline files`: lists every known file with its state; retries or drops files that were set aside."""
+"""`firnline files`: lists every known file with its state; retries or drops files that were set aside; reads finished
+files again."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from firnline.cli.table import Column
 from firnline.errors import ConfigError
 
 if TYPE_CHECKING:
+    from firnline.history.reread import RereadPlan
     from firnline.run.open_pipeline import OpenPipeline
     from firnline.types import Json
 
@@ -45,13 +47,21 @@ read again; records already read from them stay in the table. It takes names as
 repeatable. It lists the files, then asks; the audit trail records it. A
 rollback to before that epoch undoes it.
 
+--reread reads a file that was read to its end once more, from its beginning, as
+it is now: after a correction, or with other settings. It shows the plan (the
+records that were read before and come twice, or are overwritten by an upsert),
+then asks; the audit trail records it. A rollback to before that epoch undoes it.
+
 Output (JSON: pipeline, total, files [...] with these fields):
   path, size_bytes, create_time, discovery_time, processed_time, commit_time,
   status (pending, in_progress, committed, grown, changed, late, set_aside,
   ignored, dropped), epoch, table_version, records, reason
   grown, changed: the file grew, or was replaced, after it was read
   With --retry: path, changed, status (asked, already_asked, would_ask)
+  reread (asked: a reread waits; done: the newest reading was one; or null)
   With --drop: pipeline, done, files [{path, reason}]
+  With --reread: pipeline, done, path, source, changed, size_bytes, records,
+  epochs [{epoch, records}], effect (doubled, overwritten), operators
 
 Environment:
   FIRNLINE__A__B      overrides the key a.b of the spec
@@ -60,6 +70,7 @@ Examples:
   firnline files --status set_aside
   firnline files --retry /data/in/2026-11-01.json.gz --changed
   firnline files --drop '/data/in/broken-*' --yes
+  firnline files --reread /data/in/2026-11-02.json --yes
 """
 
 app = App(name="files", help_epilogue=EPILOGUE)
@@ -79,19 +90,29 @@ def files(
         list[str] | None,
         Parameter(help="Give up a file that was set aside, by name or pattern; repeatable.", negative=""),
     ] = None,
+    reread: Annotated[
+        str | None,
+        Parameter(
+            help="Read a finished file from its beginning again: its path as listed. [default: none]", negative=""
+        ),
+    ] = None,
     consent: Consent = Consent(),
     common: Common = Common(),
 ) -> int:
-    """List files with their state, or retry or drop files that were set aside."""
+    """List files with their state, retry or drop files that were set aside, or read a finished file again."""
+    if reread is not None and (retry is not None or drop):
+        raise ConfigError("--reread, --retry and --drop exclude each other", hint="Run the command once for each.")
     if changed and retry is None:
         raise ConfigError("--changed belongs to --retry", hint="firnline files --retry PATH --changed")
-    if (consent.yes or consent.dry_run) and not drop and retry is None:
+    if (consent.yes or consent.dry_run) and not drop and retry is None and reread is None:
         raise ConfigError(
-            "--yes and --dry-run belong to --drop and --retry", hint="firnline files --drop PATH --dry-run"
+            "--yes and --dry-run belong to --drop, --retry and --reread", hint="firnline files --drop PATH --dry-run"
         )
     if drop and retry is not None:
         raise ConfigError("--drop and --retry exclude each other", hint="Run the command once for each.")
     pipeline = load_pipeline(spec)
+    if reread is not None:
+        return _reread(pipeline, reread, consent=consent, common=common)
     if drop:
         return _drop(pipeline, drop, consent=consent, common=common)
     if retry is not None:
@@ -135,6 +156,42 @@ def _retry(pipeline: OpenPipeline, path: str, *, changed: bool, dry_run: bool, c
     return 0
 
 
+def _reread(pipeline: OpenPipeline, path: str, *, consent: Consent, common: Common) -> int:
+    from firnline.history.reread import plan_reread
+    from firnline.history.store import on_record
+
+    plan = plan_reread(pipeline, path)
+    facts = {"pipeline": pipeline.options.name, **plan.to_json()}
+    if not common.json:
+        _show_reread(plan, common)
+    elif not consent.decided:
+        common.out.json({**facts, "done": False})
+    if not consent.is_given(f"Read {plan.path} again", common.out):
+        return 0
+    asked = any(r.kind == "reread" and (r.path, r.source) == (plan.path, plan.source) for r in pipeline.requests.load())
+    if not asked:
+        run, newest = pipeline.ids.new(), pipeline.load().epoch
+        details = {"path": plan.path, "source": plan.source, "records": plan.records}
+        with on_record(pipeline, "files-reread", run, from_epoch=newest, to_epoch=None, **details):
+            pipeline.requests.ask_reread(plan.path, plan.source, ids=pipeline.ids)
+    if common.json:
+        common.out.json({**facts, "done": True})
+    else:
+        common.out.line("already requested" if asked else "the next epoch reads it again")
+    return 0
+
+
+def _show_reread(plan: RereadPlan, common: Common) -> None:
+    common.out.line(f"{plan.path}: {'changed since it was read' if plan.changed else 'the same as when it was read'}")
+    epochs = ", ".join(f"{count_text(count, 'record')} in epoch {epoch}" for epoch, count in plan.epochs)
+    if plan.effect == "overwritten":
+        common.out.line(f"read before: {epochs or 'nothing'}; rows with the same key are overwritten")
+    else:
+        common.out.line(f"read before: {epochs or 'nothing'}; their rows stay, and those of the file come twice")
+    if plan.operators:
+        common.out.line(f"operators that take the records again: {', '.join(plan.operators)}")
+
+
 def _drop(pipeline: OpenPipeline, wanted: list[str], *, consent: Consent, common: Common) -> int:
     from firnline.history.store import on_record
 
@@ -150,7 +207,8 @@ def _drop(pipeline: OpenPipeline, wanted: list[str], *, consent: Consent, common
         common.out.json({"pipeline": pipeline.options.name, "done": False, "files": rows})
     confirmed = consent.is_given(f"Give up {count_text(len(rows), 'file')}", common.out)
     if confirmed:
-        run, asked = pipeline.ids.new(), {request.path for request in pipeline.requests.load() if request.drop}
+        run = pipeline.ids.new()
+        asked = {request.path for request in pipeline.requests.load() if request.kind == "drop"}
         facts = {"files": len(chosen), "patterns": wanted, "paths": list(chosen)[:NAMED]}
         with on_record(pipeline, "files-drop", run, from_epoch=pipeline.load().epoch, to_epoch=None, **facts):
             for path in chosen.keys() - asked:

@@ -7,16 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from firnline.checkpoint.codec import canonical
 from firnline.checkpoint.ledger import Fold
 from firnline.errors import CheckpointError, FirnlineError, LedgerHoleError, SinkError
 from firnline.history.inputs import load_inputs
 from firnline.history.state import OperatorSnapshot, snapshots_of
 from firnline.history.store import find_store
-from firnline.names import quarantine_folder
 from firnline.rescued import Rescued, add_rescued
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.status import find_last_error, has_died, load_runs
@@ -330,15 +326,25 @@ def load_files_by_source(pipeline: OpenPipeline) -> Iterator[tuple[str, dict[str
     positions = head.checkpoint.positions if head.checkpoint else {}
     trackers = {s.name: s.track(positions.get(s.name) or s.start(None)) for s in pipeline.sources}
     commits = pipeline.deciding.commit_times(head.version, COMMITS_READ) if head.exists else {}
+    rereads = _waiting_rereads(pipeline, positions)
     for name, record in pipeline.ledger_files(head.entry):
         found = trackers[name].add(record)
         if found is not None:
-            yield name, _file_row(found, commits.get(record.get("epoch", -1)))
+            asked = (name, str(found.record["path"])) in rereads
+            yield name, _file_row(found, commits.get(record.get("epoch", -1)), asked=asked)
     for name, tracker in trackers.items():
-        yield from ((name, _file_row(found, None)) for found in tracker.unread())
+        yield from ((name, _file_row(found, None, asked=False)) for found in tracker.unread())
 
 
-def _file_row(found: InputStatus, commit: tuple[int, str] | None) -> dict[str, Json]:
+def _waiting_rereads(pipeline: OpenPipeline, positions: Mapping[str, Json]) -> set[tuple[str, str]]:
+    """Return source and path of the files that wait to be read again."""
+    requests = [request for request in pipeline.requests.load() if request.kind == "reread"]
+    sources = pipeline.sources
+    answered = {name: sources[name].answered(p) for name, p in positions.items() if name in sources.names}
+    return {(r.source, r.path) for r in requests if r.id not in answered.get(r.source, ())}
+
+
+def _file_row(found: InputStatus, commit: tuple[int, str] | None, *, asked: bool) -> dict[str, Json]:
     record = found.record
     return {
         "path": record["path"],
@@ -352,12 +358,5 @@ def _file_row(found: InputStatus, commit: tuple[int, str] | None) -> dict[str, J
         "table_version": commit[0] if commit else None,
         "records": record.get("to"),
         "reason": found.reason,
+        "reread": "asked" if asked else "done" if record.get("reread") else None,
     }
-
-
-def load_quarantine(pipeline: OpenPipeline) -> Iterator[dict[str, Json]]:
-    """Yield bad records of committed epochs, newest epoch first: only those in the ledger entry of a commit."""
-    for link in pipeline.ledger.chain(pipeline.load().entry):
-        for file in link.quarantine:
-            data = pipeline.storage.get(f"{quarantine_folder(pipeline.options.name)}/{file['name']}")
-            yield from pq.ParquetFile(pa.BufferReader(data)).read().to_pylist()

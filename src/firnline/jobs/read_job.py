@@ -37,6 +37,7 @@ from firnline.types import Json
 
 logger = logging.getLogger(__name__)
 
+FIRST_BAD = 3  # bad records that a message names
 JUDGED_RECORDS = 100  # with fewer records, a ratio of bad ones says little
 SCHEMA_ROUNDS = 8  # types only widen, so this is never reached; it stops an endless loop after a bug
 
@@ -230,6 +231,7 @@ class ReadReport:
     raw_bytes: int
     rescued: list[Rescued] = field(default_factory=list)  # by port and column
     keyless: dict[str, dict[str, str]] = field(default_factory=dict)  # port -> key column -> the first row without it
+    first_bad: list[str] = field(default_factory=list)  # for people: file, line, reason and the first bytes
 
     def to_json(self) -> dict[str, Json]:
         """Return plain JSON for the driver."""
@@ -252,6 +254,7 @@ class ReadReport:
             "raw_bytes": self.raw_bytes,
             "rescued": [one.to_json() for one in self.rescued],
             "keyless": self.keyless,
+            "first_bad": self.first_bad,
         }
 
     @classmethod
@@ -275,6 +278,7 @@ class ReadReport:
             raw_bytes=int(value["raw_bytes"]),
             rescued=[Rescued.from_json(one) for one in value.get("rescued", ())],
             keyless=dict(value.get("keyless", {})),
+            first_bad=list(value.get("first_bad", ())),
         )
 
 
@@ -333,6 +337,11 @@ class Produced:
         self.schemas |= schemas
 
 
+def _located(split: Split, quarantine: dict[str, Json]) -> Split:
+    """Return a split whose quarantined records say where they are."""
+    return replace(split, inputs=[{**i, "at": quarantine} if "quarantine" in i else i for i in split.inputs])
+
+
 @dataclass(slots=True)
 class _SourceRead:
     """One source while its tasks agree on types."""
@@ -359,7 +368,7 @@ class _SourceRead:
                 source=context.options.name,
                 source_kind=context.options.type,
                 settings=context.settings,
-                split=self.plan.splits[number],
+                split=_located(self.plan.splits[number], context.quarantine),
                 ports=ports,
                 epoch=context.epoch,
                 attempt=context.attempt,
@@ -482,7 +491,9 @@ def read_sources(
     for read in reads.values():
         of_read = [read.reports[number] for number in sorted(read.reports)]
         added = _add_up(read.context, read.columns, of_read)
-        _check_bad_ratio(added, read.context.options.max_bad_ratio)
+        if not read.plan.notes.get("replay"):  # of records that were bad before, most may still be
+            first = [one for report in of_read for one in report.first_bad]
+            _check_bad_ratio(added, read.context.options.max_bad_ratio, first)
         produced.add(added)
         reports_in_order += of_read
     return produced, reports_in_order
@@ -551,10 +562,14 @@ def exchanged(reports: Sequence[ReadReport], contexts: Mapping[str, ReadContext]
     return {name: Exchanged.collect(({"exchanged": report.exchanged} for report in reports), name) for name in names}
 
 
-def _check_bad_ratio(produced: Produced, limit: float) -> None:
+def _check_bad_ratio(produced: Produced, limit: float, first: Sequence[str]) -> None:
     """Refuse a slice of mostly bad records: the format is probably wrong."""
     bad = produced.bad.total()
     if produced.records >= JUDGED_RECORDS and bad > limit * produced.records:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in produced.bad.most_common())
         raise BadRecordsError(
-            f"{bad} of {produced.records} records are bad ({dict(produced.bad)}); max_bad_ratio is {limit}"
+            f"{bad:,} of {produced.records:,} records are bad ({reasons}), more than max_bad_ratio ({limit:g}) allows;"
+            f" the first: {'; '.join(first[:FIRST_BAD])}",
+            hint="See them with `firnline quarantine --pending`. If the files have another format, set `format` of the"
+            " source (csv, json, parquet); if so many bad records are expected, raise max_bad_ratio.",
         )

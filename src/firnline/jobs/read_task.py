@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from firnline.errors import SchemaError
 from firnline.exchange import ExchangeWriter
 from firnline.faults import fault_point
-from firnline.jobs.read_job import ReadReport, ReadTask
+from firnline.jobs.read_job import FIRST_BAD, ReadReport, ReadTask
 from firnline.names import quarantine_name
 from firnline.rescued import Rescued, add_rescued, shorten
 from firnline.schema import RESCUED_COLUMN, schema_from_json
@@ -35,6 +35,7 @@ from firnline.sources.registry import open_reader
 from firnline.storage import open_storage
 from firnline.types import Json
 
+SHOWN_BYTES = 60  # of a bad record in a message
 QUARANTINE_FLUSH_BYTES = 32 * 1024 * 1024
 QUARANTINE_SCHEMA = pa.schema(
     [
@@ -82,9 +83,10 @@ class _Attempt:
     def __init__(self, task: ReadTask, schemas: Mapping[str, pa.Schema]) -> None:
         self._task = task
         self._ports = {name: _PortWriter(task, name, schemas[name]) for name in task.ports}
-        self._quarantine = _QuarantineWriter(task.quarantine, task.epoch, task.attempt)
+        self._quarantine = _QuarantineWriter(task.quarantine, task.source, task.epoch, task.attempt)
         self._budget = Budget(task.split, self._has_output_left)
         self._bad = 0
+        self._first_bad: list[str] = []
         self._dropped = 0
 
     @property
@@ -102,6 +104,7 @@ class _Attempt:
             rows={name: port.rows for name, port in ports.items()},
             rescues=[name for name, port in ports.items() if port.rescues],
             rescued=[replace(one, source=name) for name, port in ports.items() for one in port.rescued],
+            first_bad=self._first_bad,
             keyless={name: port.keyless for name, port in ports.items() if port.keyless},
             quarantine=self._close_quarantine(),
             records=self._budget.records,
@@ -138,6 +141,9 @@ class _Attempt:
         for rows in group:
             if rows.bad:
                 self._bad += len(rows.bad)
+                for bad in rows.bad[: FIRST_BAD - len(self._first_bad)]:
+                    head = shorten(repr(bytes(bad.raw[:SHOWN_BYTES]))[2:-1])
+                    self._first_bad.append(f"{rows.origin} line {bad.line}: {bad.reason}: {head}")
                 self._quarantine.add(rows.origin, rows.bad)
             if rows.port in self._ports:
                 self._ports[rows.port].write(rows)
@@ -310,7 +316,8 @@ class _QuarantineWriter:
     They become true once a commit's ledger entry names the file. `target` is `{root, storage_options, folder}`.
     """
 
-    def __init__(self, target: dict[str, Json], epoch: int, attempt: str) -> None:
+    def __init__(self, target: dict[str, Json], source: str, epoch: int, attempt: str) -> None:
+        self._source = source
         self._storage = open_storage(target["root"], target["storage_options"])
         self._folder = target["folder"]
         self._epoch = epoch
@@ -357,5 +364,5 @@ class _QuarantineWriter:
         self._storage.put(f"{self._folder}/{name}", sink.getvalue().to_pybytes())
         fault_point("stage.quarantine.after")
         reasons = Counter(str(row["reason"]) for row in self._rows)
-        self._files.append({"name": name, "rows": len(self._rows), "reasons": dict(reasons)})
+        self._files.append({"name": name, "rows": len(self._rows), "reasons": dict(reasons), "source": self._source})
         self._rows, self._size_bytes = [], 0

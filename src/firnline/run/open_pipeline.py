@@ -112,8 +112,11 @@ class OpenPipeline:
 
 
 def is_read(record: Mapping[str, Json]) -> bool:
-    """Return whether an input record counts in a search for late input. The position names input that is pending."""
-    return record.get("status") != "pending"
+    """Return whether an input record counts in a search for late input.
+
+    The position names input that is pending; quarantined records that were read again are no input of their own.
+    """
+    return record.get("status") not in ("pending", "replayed")
 
 
 def open_pipeline(

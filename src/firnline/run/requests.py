@@ -6,23 +6,37 @@ nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from firnline.checkpoint.codec import canonical, parse, seal, unseal
 from firnline.errors import DamagedError
 from firnline.names import request_name, requests_folder
 from firnline.storage import Storage
-from firnline.types import Ids
+from firnline.types import Ids, Json
 
 
 @dataclass(frozen=True, slots=True)
 class FileRequest:
-    """A request to read a file that was set aside again, or to drop it; `changed` accepts that it was replaced."""
+    """A request about input, answered by the next plan of its source.
+
+    `retry` reads a file that was set aside again (`changed` accepts that it was replaced), `drop` gives it up. `reread`
+    reads a finished file from its beginning. `replay` reads quarantined records (`files`: name, rows and folders)
+    again; with `discard` they only count as dealt with.
+    """
 
     path: str
     changed: bool = False
     key: str = ""
-    drop: bool = False
+    kind: str = "retry"
+    source: str = ""  # of a reread and a replay
+    files: tuple[dict[str, Json], ...] = ()
+    discard: bool = False
+
+    @property
+    def id(self) -> str:
+        """The name of the request, used once: the position of the epoch that answers it names it."""
+        return self.key.rsplit("/", 1)[-1]
 
 
 class Requests:
@@ -34,12 +48,22 @@ class Requests:
 
     def ask_retry(self, path: str, *, changed: bool, ids: Ids) -> None:
         """Request another read of a file that was set aside."""
-        body = {"kind": "retry", "path": path, "changed": changed}
-        self._storage.put(f"{self._folder}/{request_name(ids.new())}", canonical(seal(body)))
+        self._put({"kind": "retry", "path": path, "changed": changed}, ids)
 
     def ask_drop(self, path: str, *, ids: Ids) -> None:
         """Request to drop a file that was set aside."""
-        body = {"kind": "drop", "path": path, "changed": False}
+        self._put({"kind": "drop", "path": path, "changed": False}, ids)
+
+    def ask_reread(self, path: str, source: str, *, ids: Ids) -> None:
+        """Request another read of a finished file."""
+        self._put({"kind": "reread", "path": path, "changed": False, "source": source}, ids)
+
+    def ask_replay(self, source: str, files: Sequence[dict[str, Json]], *, discard: bool, ids: Ids) -> None:
+        """Request another read of quarantined records, or that they count as dealt with."""
+        body = {"kind": "replay", "path": "", "changed": False, "source": source, "discard": discard}
+        self._put({**body, "files": list(files)}, ids)
+
+    def _put(self, body: dict[str, Json], ids: Ids) -> None:
         self._storage.put(f"{self._folder}/{request_name(ids.new())}", canonical(seal(body)))
 
     def load(self) -> list[FileRequest]:
@@ -54,7 +78,17 @@ class Requests:
                 body = unseal(parse(self._storage.get(key), name), name)
             except (DamagedError, FileNotFoundError):
                 continue
-            found.append(FileRequest(str(body["path"]), bool(body["changed"]), key, body["kind"] == "drop"))
+            found.append(
+                FileRequest(
+                    path=str(body["path"]),
+                    changed=bool(body["changed"]),
+                    key=key,
+                    kind=str(body["kind"]),
+                    source=str(body.get("source", "")),
+                    files=tuple(body.get("files", ())),
+                    discard=bool(body.get("discard", False)),
+                )
+            )
         return found
 
     def done(self, requests: list[FileRequest]) -> None:

@@ -114,12 +114,9 @@ class Steps:
         before = self._progress.bases[base]
         if not self._backpressure.wait():
             return m.NothingToPlan(), None
-        requests = self._pipeline.requests.load()
+        requests = self._open_requests()
         for request in requests:
-            if request.drop:
-                self._pipeline.sources.drop(request.path)
-            else:
-                self._pipeline.sources.retry(request.path, changed=request.changed)
+            self._pass_on(request)
         limits = self._pipeline.limits(self._jobs.engine.parallelism, self._files_per_task)
         plan = self._pipeline.sources.plan(before.positions, limits)
         if plan is None and self._states is not None and self._states.needs_empty_epoch(before):
@@ -134,9 +131,40 @@ class Steps:
         self._progress.epochs[attempt] = inflight
         return m.Planned(epoch, attempt, base), plan
 
+    def _open_requests(self) -> list[FileRequest]:
+        """Return the requests that no committed epoch has answered; deletes those whose deletion was killed."""
+        requests, checkpoint = self._pipeline.requests.load(), self._progress.head.checkpoint
+        if checkpoint is None or not any(request.source for request in requests):
+            return requests
+        sources = self._pipeline.sources
+        answered = {
+            name: sources[name].answered(p) for name, p in checkpoint.positions.items() if name in sources.names
+        }
+        done = [request for request in requests if request.id in answered.get(request.source, ())]
+        if done:
+            self.finish_requests(done)
+        return [request for request in requests if request not in done]
+
+    def _pass_on(self, request: FileRequest) -> None:
+        """Tell the sources about a request; the call is repeated until the request is answered."""
+        sources = self._pipeline.sources
+        if request.kind == "drop":
+            sources.drop(request.path)
+        elif request.kind == "retry":
+            sources.retry(request.path, changed=request.changed)
+        elif request.source in sources.names and request.kind == "reread":
+            sources[request.source].reread(request.id, request.path)
+        elif request.source in sources.names and request.kind == "replay":
+            sources[request.source].replay_quarantined(request.id, request.files, discard=request.discard)
+
     def _is_answered(self, request: FileRequest, positions: Positions, plan: EpochPlan) -> bool:
-        """Return whether the source that set a file aside has answered the request in this plan, even by refusing
-        it."""
+        """Return whether the source of a request has answered it in this plan, even by refusing it."""
+        if request.source:
+            return (
+                request.source in set(plan.plans) - plan.asked_before
+                and request.kind in ("reread", "replay")
+                and (self._pipeline.sources[request.source].has_answered(plan.plans[request.source], request.id))
+            )
         described = self._pipeline.sources.describe(positions)
         owners = {name for name, position in described.items() if request.path in position.set_aside}
         return owners <= set(plan.plans) - plan.asked_before
@@ -404,7 +432,7 @@ class Steps:
     def finish_requests(self, requests: list[FileRequest]) -> None:
         """Delete requests once the epoch that answers them is committed."""
         self._pipeline.requests.done(requests)
-        self._pipeline.sources.forget_requests(request.path for request in requests)
+        self._pipeline.sources.forget_requests(name for r in requests for name in (r.path, r.id) if name)
 
     def facts(self, inflight: EpochInFlight, receipt: Receipt) -> EpochFacts:
         """Return the facts of a newly committed epoch for observers."""

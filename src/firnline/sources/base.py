@@ -19,7 +19,7 @@ ever: checkpoints, savepoints and ledgers hold it.
 An input is what a source reads one after the other and knows by a name (a file, a partition). An input record is what
 the ledger says of an input in one epoch: a JSON object with `path` (its name), `from` and `to` (the records of it that
 were read: those after the first `from`, up to the first `to`), `status` (`committed`, `in_progress`, `pending`,
-`set_aside`, `dropped`), and what else the source wants to find there, such as `etag` and `size_bytes`.
+`set_aside`, `dropped`, `replayed`), and what else the source wants to find there, such as `etag` and `size_bytes`.
 
 A port is an output of a source, with columns of its own. Sinks and operators read the main port as `NAME` and any other
 as `NAME.port`. All ports of a source share its position: one slice has the rows of all of them. What a run decides for
@@ -453,8 +453,31 @@ class Source(ABC):
     def drop(self, path: str) -> None:  # noqa: B027
         """Request to drop an input that was set aside. Otherwise like `retry`."""
 
-    def forget_requests(self, paths: Iterable[str]) -> None:  # noqa: B027
-        """Forget these requests: the epoch that answers them is committed."""
+    def reread(self, request: str, path: str) -> None:  # noqa: B027
+        """Request to read an input from its beginning that was read to its end.
+
+        `request` is used once: the position of the epoch that answers it names it, so that a call repeated after that
+        commit changes nothing. Otherwise like `retry`.
+        """
+
+    def replay_quarantined(self, request: str, files: Sequence[Mapping[str, Json]], *, discard: bool) -> None:  # noqa: B027
+        """Request to read quarantined records again, in an epoch of their own. Otherwise like `reread`.
+
+        `files` are files of the quarantine: `name`, `rows` (ranges of row numbers), `records`, `size_bytes` and
+        `folders`, those of the inputs that the records came from. With `discard` the records are not read: they only
+        count as dealt with.
+        """
+
+    def answered(self, position: Json) -> frozenset[str]:
+        """Return the requests of `reread` and `replay_quarantined` that a position names as answered. Pure."""
+        return frozenset()
+
+    def has_answered(self, plan: SourcePlan, request: str) -> bool:
+        """Return whether a plan answers a request of `reread` or `replay_quarantined`, even by refusing it."""
+        return True
+
+    def forget_requests(self, names: Iterable[str]) -> None:  # noqa: B027
+        """Forget these requests, by path or by request: the epoch that answers them is committed."""
 
     # -- inputs one by one --
 

@@ -308,9 +308,9 @@ class Sources:
         for source in self:
             source.drop(path)
 
-    def forget_requests(self, paths: Iterable[str]) -> None:
+    def forget_requests(self, names: Iterable[str]) -> None:
         """Forget these requests: the epoch that answers them is committed."""
-        taken = list(paths)
+        taken = list(names)
         for source in self:
             source.forget_requests(taken)
 

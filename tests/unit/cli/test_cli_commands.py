@@ -125,7 +125,7 @@ def test_files_are_given_up_by_name_or_pattern_when_told_so_twice(
     assert load_pipeline(None).requests.load() == []
     for _ in range(2):
         assert run_json("files", "--drop", "b1.json.gz", "--yes")["done"] is True
-    assert [(r.path, r.drop) for r in load_pipeline(None).requests.load()] == [(path, True)]
+    assert [(r.path, r.kind) for r in load_pipeline(None).requests.load()] == [(path, "drop")]
     assert run_command(["files", "--drop", "*/nothing-*"]) == 2
     assert "is not set aside" in capsys.readouterr().err
     for wrong in (["--yes"], ["--drop", "b1.json.gz", "--retry", "b1.json.gz"]):

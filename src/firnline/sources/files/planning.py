@@ -5,6 +5,7 @@ from __future__ import annotations
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 
 from firnline.schema import is_column_name_ok
 from firnline.sources.base import Limits, Split
@@ -172,6 +173,7 @@ def _input(state: FileState, file: FileStat, discovered: str, read_as: Mapping[s
         "offset": progress.offset,
         "line": progress.line,
         **({"read_as": dict(read_as)} if read_as else {}),
+        **({"reread": True} if progress.reread else {}),
     }
 
 
@@ -189,6 +191,10 @@ def advance(
         path = str(item["path"])
         before = files.get(path, Progress())
         outcome = ended.get(path)
+        if "quarantine" in item:
+            if outcome is not None and outcome.failed is None:  # else the records stay in quarantine
+                records.append(replayed_record(item))
+            continue
         if outcome is None:
             reason = "" if before.is_too_young else before.reason
             files[path] = replace(before, size_bytes=item["size_bytes"], etag=item["etag"], reason=reason)
@@ -207,9 +213,10 @@ def advance(
             etag=str(item["etag"]),
             read_as=dict(item.get("read_as", {})),
             tail=_tail(outcome.end),
+            reread=before.reread,
         )  # fmt: skip
         status = "committed" if outcome.finished else "in_progress"
-        late = {"late": True} if not base.is_after_mark(path) and before.records == 0 else {}
+        late = {"late": True} if not base.is_after_mark(path) and before.records == 0 and not before.reread else {}
         end = {"end": outcome.end} if outcome.end is not None else {}
         records.append({**_record(item, outcome.to), "status": status, **late, **end})
     return replace(base, files=files, set_aside=aside).prune_finished(), records
@@ -217,9 +224,13 @@ def advance(
 
 def replay(base: FileState, records: Sequence[dict[str, Json]]) -> FileState:
     """Return the state after an epoch, from the ledger's records of it, to rebuild a lost checkpoint."""
-    files, aside = dict(base.files), dict(base.set_aside)
+    files, aside, answered = dict(base.files), dict(base.set_aside), list(base.answered)
     for record in records:
         path, status = str(record["path"]), record["status"]
+        if "request" in record:
+            answered.append(str(record["request"]))
+        if status == "replayed":
+            continue
         end = FileEnd.from_json(record.get("end") or {})
         progress = DONE if status in ("committed", "dropped") else Progress(
             read_as=dict(record.get("read_as", {})) if int(record["to"]) else {},
@@ -232,8 +243,9 @@ def replay(base: FileState, records: Sequence[dict[str, Json]]) -> FileState:
             aside[path] = _aside(progress, str(record["reason"]))
         else:
             aside.pop(path, None)
-            files[path] = progress
-    return replace(base, files=files, set_aside=aside).prune_finished()
+            files[path] = replace(progress, reread=bool(record.get("reread")) and not progress.finished)
+    answered = list(dict.fromkeys(answered))
+    return replace(base, files=files, set_aside=aside, answered=tuple(answered)).prune_finished()
 
 
 def recorded_inputs(state: FileState, records: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
@@ -244,7 +256,7 @@ def recorded_inputs(state: FileState, records: Sequence[dict[str, Json]]) -> lis
     return [
         {**record, "path": state.current_name(str(record["path"])), "offset": 0, "line": 0}
         for record in records
-        if record["status"] != "pending" and int(record["to"]) > int(record["from"])
+        if record["status"] != "pending" and int(record["to"]) > int(record["from"]) and not record.get("discarded")
     ]
 
 
@@ -253,6 +265,43 @@ def deal_again(inputs: list[dict[str, Json]], parallelism: int) -> list[Split]:
     size = max(1, -(-len(inputs) // max(1, parallelism)))
     ranges = [inputs[at : at + size] for at in range(0, len(inputs), size)]
     return [Split(files, NO_LIMIT, NO_LIMIT, NO_LIMIT) for files in ranges]
+
+
+def replayed_input(request: str, file: Mapping[str, Json], now: str, *, discard: bool) -> dict[str, Json]:
+    """Return the input of a task for quarantined records that are read again."""
+    return {
+        "path": str(file["name"]),
+        "quarantine": str(file["name"]),
+        "rows": list(file["rows"]),
+        "folders": list(file["folders"]),
+        "size_bytes": int(file["size_bytes"]),
+        "etag": "",
+        "create_time": None,
+        "discovery_time": now,
+        "from": 0,
+        "to": int(file["records"]),
+        "offset": 0,
+        "line": 0,
+        "request": request,
+        **({"discarded": True} if discard else {}),
+    }
+
+
+def name_requests(
+    splits: Sequence[Split], base: FileState, requests: Mapping[str, str], now: str
+) -> list[dict[str, Json]]:
+    """Name the requests (by path) in the inputs that answer them; returns records of files that wait for their turn."""
+    planned = {str(item["path"]): item for split in splits for item in split.inputs}
+    waiting: list[dict[str, Json]] = []
+    for path, request in requests.items():
+        if path in planned:
+            planned[path]["request"] = request
+        else:
+            progress = base.files[path]
+            stat = FileStat(path, progress.size_bytes, progress.etag, datetime.fromtimestamp(0, UTC))
+            record = {**waiting_record(stat, now), "create_time": None, "reread": True, "request": request}
+            waiting.append({key: value for key, value in record.items() if key != "reason"})
+    return waiting
 
 
 def waiting_record(file: FileStat, discovered: str) -> dict[str, Json]:
@@ -281,8 +330,14 @@ def _tail(end: dict[str, Json] | None) -> str:
 
 def _record(item: dict[str, Json], to: int) -> dict[str, Json]:
     kept = ("path", "size_bytes", "etag", "create_time", "discovery_time", "from")
-    read_as = {"read_as": item["read_as"]} if "read_as" in item else {}
-    return {**{key: item[key] for key in kept}, "to": to, **read_as}
+    more: dict[str, Json] = {key: item[key] for key in ("read_as", "reread", "request") if key in item}
+    return {**{key: item[key] for key in kept}, "to": to, **more}
+
+
+def replayed_record(item: Mapping[str, Json]) -> dict[str, Json]:
+    """Return the ledger's record of quarantined records that were read again, or discarded."""
+    dropped = ("offset", "line", "at", "read_as")
+    return {**{key: value for key, value in item.items() if key not in dropped}, "status": "replayed"}
 
 
 def _fail(
@@ -309,7 +364,9 @@ def _fail(
 
 def folder_columns(splits: Sequence[Split], root: str) -> tuple[str, ...]:
     """Return the columns in the folder names of planned files."""
-    paths = (str(item["path"]) for split in splits for item in split.inputs)
+    inputs = [item for split in splits for item in split.inputs]
+    paths = [str(item["path"]) for item in inputs if "quarantine" not in item]
+    paths += [f"{folder}/" for item in inputs for folder in item.get("folders", ())]
     return tuple(sorted({name for path in paths for name in folder_values(path, root)}))
 
 

@@ -30,6 +30,7 @@ class Progress:
     attempts: int = 0  # tries in a row that failed
     reason: str = ""  # of the last failed try
     read_as: dict[str, Json] = field(default_factory=dict)  # its format, if a part was read; empty: NDJSON
+    reread: bool = False  # it was finished before, and is read again from its beginning
     tail: str = ""  # plain files: length and checksum of the bytes before `offset`, see `growth`
 
     @property
@@ -52,6 +53,7 @@ class Progress:
             "reason": self.reason,
             "read_as": self.read_as,
             "tail": self.tail,
+            "reread": self.reread,
         }
         return {key: value for key, value in details.items() if value}
 
@@ -102,6 +104,7 @@ class FileState:
     files: dict[str, Progress] = field(default_factory=dict)
     set_aside: dict[str, SetAside] = field(default_factory=dict)
     start_after: str | None = None
+    answered: tuple[str, ...] = ()  # requests that were answered and may not be deleted yet
     former_roots: tuple[str, ...] = ()  # where the same files lay before: the ledger has names of that time
 
     def to_json(self) -> dict[str, Json]:
@@ -113,6 +116,7 @@ class FileState:
             "details": {path: found for path, found in details.items() if found},
             "set_aside": {path: item.to_json() for path, item in sorted(self.set_aside.items())},
             "start_after": self.start_after,
+            **({"answered": list(self.answered)} if self.answered else {}),
             **({"former_roots": list(self.former_roots)} if self.former_roots else {}),
         }
 
@@ -131,6 +135,7 @@ class FileState:
                 files={p: Progress.from_json(v, details.get(p)) for p, v in value["files"].items()},
                 set_aside={p: SetAside(**v) for p, v in value.get("set_aside", {}).items()},
                 start_after=value.get("start_after"),
+                answered=tuple(value.get("answered", ())),
                 former_roots=tuple(value.get("former_roots", ())),
             )
         except (KeyError, TypeError, AttributeError) as error:

@@ -33,9 +33,11 @@ from firnline.sources.base import (
 from firnline.sources.columns import Columns
 from firnline.sources.files.formats import open_format
 from firnline.sources.files.formats.base import Format, Piece, Place, RecordDecoder, RecordReader, StoredFile
+from firnline.sources.files.formats.lines import NdjsonFormat
 from firnline.sources.files.growth import Change, ReadFile, find_growth
 from firnline.sources.files.messages import FileOutcome, FileReaderSettings
 from firnline.sources.files.planning import folder_values
+from firnline.sources.files.replayed import load_quarantined
 from firnline.storage import FileStat, Storage, open_storage
 from firnline.types import Json
 
@@ -94,7 +96,9 @@ class FileReader(SplitReader):
             if budget.is_full:
                 break
             path = str(item["path"])
-            if path not in self._failed:
+            if "quarantine" in item and path not in self._failed:
+                yield from self._read_quarantined(item, budget)
+            elif path not in self._failed:
                 yield from self._read_file(item, budget)
             if path in self._failed:
                 self._outcomes.append(FileOutcome(path, failed=self._failed[path]))
@@ -142,6 +146,27 @@ class FileReader(SplitReader):
             file.close()
         yield self._rows(item, decoder, waiting)
         self._outcomes.append(outcome)
+
+    def _read_quarantined(self, item: dict[str, Json], budget: Budget) -> Iterator[Sequence[Rows]]:
+        """Read quarantined records again. A failure is recorded with its reason: they stay where they are."""
+        try:
+            kept = load_quarantined(item)
+        except (OSError, pa.ArrowException, KeyError) as error:
+            self._failed[str(item["path"])] = f"cannot be read: {error}"
+            return
+        decoder = self._decoders.of(NdjsonFormat())
+        for records in kept:
+            for block in records.blocks(self._settings.max_record_bytes):
+                try:
+                    decoded = records.number(decoder.decode(block))
+                except (UnexpectedFieldError, MismatchError) as error:
+                    raise SchemaError(f"{records.file}: {error}", file=records.file) from error
+                self._decoders.schema = decoder.schema
+                budget.records += block.records
+                budget.raw_bytes += len(block.data)
+                budget.bytes_read += len(block.data)
+                yield self._rows({"path": records.file}, decoder, [decoded])
+        self._outcomes.append(FileOutcome(str(item["path"]), to=int(item["to"]), finished=True))
 
     def _decode(self, item: dict[str, Json], decoder: RecordDecoder[Any], piece: Piece, file: _OpenFile) -> Decoded:
         try:

@@ -85,6 +85,10 @@ class FileSource(Source):
         self._grown: dict[str, ReadFile] = {}  # with `read_rest`: files that grew after they were read
         self._retries: dict[str, bool] = {}  # requested by one thread, planned by another, forgotten by a third
         self._drops: set[str] = set()  # the same
+        self._rereads: dict[str, str] = {}  # the same; request -> path
+        self._replays: dict[
+            str, tuple[tuple[Mapping[str, Json], ...], bool]
+        ] = {}  # the same; request -> files, discard
         self._retries_lock = threading.Lock()
         self._retry_at: dict[str, float] = {}
         self._revived: frozenset[str] = frozenset()  # set aside, and changed since
@@ -178,8 +182,12 @@ class FileSource(Source):
     # -- planning -------------------------------------------------------------------------------------
 
     def plan(self, position: Json, limits: Limits) -> SourcePlan | None:
+        replayed = self._plan_replay(FileState.from_json(position), limits)
+        if replayed is not None:
+            return replayed
         state, dropped = self._apply_drops(FileState.from_json(position))
         state = self._apply_retries(state)
+        state, rereads = self._apply_rereads(state)
         ages = _Ages(self._options.min_age_secs if not limits.any_age else 0.0, self._clock, self._young)
         state = self._revive(state, ages)
         state, reopened = self._reopen(state, ages)
@@ -198,6 +206,7 @@ class FileSource(Source):
         now = datetime.now(UTC).isoformat(timespec="seconds")
         splits = planning.deal(chosen, limits, now, self._options.read_as, hold=self.on_growth == "read_rest")
         records = [*dropped, *(planning.waiting_record(file, now) for file in chosen.waiting)]
+        records += planning.name_requests(splits, chosen.base, rereads, now)
         return SourcePlan(
             source=self.name,
             base=chosen.base.to_json(),
@@ -212,6 +221,48 @@ class FileSource(Source):
                 "reopened": bool(reopened),
             },
         )
+
+    def _plan_replay(self, state: FileState, limits: Limits) -> SourcePlan | None:
+        """Return the slice of quarantined records that are to be read again; None if there are none.
+
+        They are an epoch of their own, so that a rollback of it undoes nothing else.
+        """
+        with self._retries_lock:
+            replays = {request: files for request, files in self._replays.items() if request not in state.answered}
+        if not replays or limits.any_age:
+            return None
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        inputs: list[dict[str, Json]] = []
+        taken: list[str] = []
+        for request, (files, discard) in sorted(replays.items()):
+            wanted = [planning.replayed_input(request, file, now, discard=discard) for file in files]
+            if taken and sum(int(item["size_bytes"]) for item in [*inputs, *wanted]) > limits.max_bytes:
+                break
+            inputs += wanted
+            taken.append(request)
+        read = [item for item in inputs if not item.get("discarded")]
+        splits = planning.deal_again(read, limits.parallelism)
+        return SourcePlan(
+            source=self.name,
+            base=self._answer(state, taken).to_json(),
+            splits=splits,
+            files=len(read),
+            size_bytes=sum(int(item["size_bytes"]) for item in read),
+            constants=planning.folder_columns(splits, self.location),
+            notes={"replay": True, "records": [planning.replayed_record(i) for i in inputs if i.get("discarded")]},
+        )
+
+    def _answer(self, state: FileState, requests: Iterable[str]) -> FileState:
+        """Return the state that names these requests as answered, and forgets those that are deleted."""
+        with self._retries_lock:
+            waiting = {*self._rereads, *self._replays}
+        return replace(state, answered=(*(one for one in state.answered if one in waiting), *requests))
+
+    def answered(self, position: Json) -> frozenset[str]:
+        return frozenset(FileState.from_json(position).answered)
+
+    def has_answered(self, plan: SourcePlan, request: str) -> bool:
+        return not plan.notes.get("replay") or request in FileState.from_json(plan.base).answered
 
     def _listed(self, state: FileState, limits: Limits) -> Iterator[FileStat]:
         """Yield new files after the mark, collected for at most `max_ms`."""
@@ -462,6 +513,8 @@ class FileSource(Source):
                 if progress.tail:
                     ends[state.current_name(path)] = _read_so_far(progress)
         for record in records:
+            if record.get("status") == "replayed":  # read from the quarantine
+                continue
             if record.get("status") == "committed" or int(record.get("to", 0)) > int(record.get("from", 0)):
                 path = state.current_name(str(record["path"]))
                 if path not in wanted:
@@ -524,6 +577,36 @@ class FileSource(Source):
         with self._retries_lock:
             self._drops.add(path)
 
+    def reread(self, request: str, path: str) -> None:
+        with self._retries_lock:
+            self._rereads[request] = path
+
+    def replay_quarantined(self, request: str, files: Sequence[Mapping[str, Json]], *, discard: bool) -> None:
+        with self._retries_lock:
+            self._replays[request] = (tuple(files), discard)
+
+    def _apply_rereads(self, state: FileState) -> tuple[FileState, dict[str, str]]:
+        """Return the state with finished files that are to be read again, and their requests by path."""
+        with self._retries_lock:
+            wanted = {request: path for request, path in self._rereads.items() if request not in state.answered}
+        files, taken = dict(state.files), {}
+        for request, path in sorted(wanted.items()):
+            if path in files or path in state.set_aside or state.is_after_mark(path):
+                logger.warning("reread refused: the file is not read to its end", extra={"file": path})
+                continue
+            try:
+                now = self._storage.stat(self._key(path))
+            except FileNotFoundError:
+                logger.warning("reread refused: the file is gone", extra={"file": path})
+                continue
+            except OSError as error:
+                raise SourceError(f"cannot look at {path}: {error}", path=path) from error
+            files[path] = Progress(size_bytes=now.size_bytes, etag=now.etag, reread=True)
+            taken[path] = request
+        if not taken:
+            return state, {}
+        return self._answer(replace(state, files=files), taken.values()), taken
+
     def _apply_drops(self, state: FileState) -> tuple[FileState, list[dict[str, Json]]]:
         """Return the state without the dropped files, and their ledger records."""
         with self._retries_lock:
@@ -577,11 +660,13 @@ class FileSource(Source):
             del aside[path]
         return replace(state, files=files, set_aside=aside)
 
-    def forget_requests(self, paths: Iterable[str]) -> None:
+    def forget_requests(self, names: Iterable[str]) -> None:
         with self._retries_lock:
-            for path in paths:
-                self._retries.pop(path, None)
-                self._drops.discard(path)
+            for name in names:
+                self._retries.pop(name, None)
+                self._drops.discard(name)
+                self._rereads.pop(name, None)
+                self._replays.pop(name, None)
 
 
 class _Ages:
@@ -653,7 +738,7 @@ class _Tracker(InputTracker):
 
     def add(self, record: dict[str, Json]) -> InputStatus | None:
         path = self._state.current_name(str(record["path"]))
-        if path in self._seen or record["status"] == "pending":
+        if path in self._seen or record["status"] in ("pending", "replayed"):
             return None
         self._seen.add(path)
         status, reason = self._status_of(path), self._reason_of(path)

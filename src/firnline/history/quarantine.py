@@ -1,0 +1,117 @@
+"""The quarantine of a pipeline: bad records that no later epoch has dealt with, and those of an epoch that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from posixpath import dirname
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from firnline.checkpoint.ledger import Fold, LedgerEntry
+from firnline.names import quarantine_folder
+from firnline.run.open_pipeline import OpenPipeline
+from firnline.types import Json
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineFile:
+    """The records of one file of the quarantine that still wait, with their row numbers in it."""
+
+    name: str
+    source: str
+    rows: list[tuple[int, dict[str, Json]]]
+
+    def describe(self, rows: list[int]) -> dict[str, Json]:
+        """Return what a request says of some of these rows."""
+        chosen = set(rows)
+        wanted = [row for number, row in self.rows if number in chosen]
+        return {
+            "name": self.name,
+            "rows": _as_ranges(rows),
+            "records": len(wanted),
+            "size_bytes": sum(len(row["raw"]) for row in wanted),
+            "folders": sorted({dirname(str(row["file"])) for row in wanted}),
+        }
+
+
+def load_quarantine(pipeline: OpenPipeline) -> Iterator[dict[str, Json]]:
+    """Yield bad records of committed epochs, newest epoch first, without those that were read again or discarded."""
+    return (row for file in load_quarantine_files(pipeline) for _, row in file.rows)
+
+
+def load_quarantine_files(pipeline: OpenPipeline) -> Iterator[QuarantineFile]:
+    """Yield the files in the ledger entries of commits, newest first.
+
+    Left out are records that a later epoch has read again, or that were discarded: the ledger names them. So a rollback
+    of that epoch brings them back. Of a file that was read again, only the records of the last reading count.
+    """
+    done: dict[str, list[list[int]]] = {}  # file of the quarantine -> ranges of rows
+    reread: dict[str, int] = {}  # input -> the epoch that began to read it again
+    for link in pipeline.ledger.chain(pipeline.load().entry):
+        for epoch, record in _records(link):
+            if record["status"] == "replayed":
+                done.setdefault(str(record["quarantine"]), []).extend(record["rows"])
+            elif record.get("reread") and not int(record["from"]) and int(record["to"]):
+                reread[str(record["path"])] = max(epoch, reread.get(str(record["path"]), 0))
+        for file in link.quarantine:
+            name = str(file["name"])
+            kept = [
+                (number, row)
+                for number, row in enumerate(_read(pipeline, name))
+                if int(row["epoch"]) >= reread.get(str(row["file"]), 0)
+                and not any(first <= number <= last for first, last in done.get(name, ()))
+            ]
+            if kept:
+                yield QuarantineFile(name, str(file.get("source") or _find_source(pipeline, kept[0][1])), kept)
+
+
+def load_pending(pipeline: OpenPipeline) -> list[dict[str, Json]]:
+    """Return the bad records of the newest attempt at an epoch that is not committed: it runs now, or it failed."""
+    newest = pipeline.load().epoch
+    attempts: dict[str, list[str]] = {}
+    times: dict[str, datetime] = {}
+    for stat in pipeline.storage.list(quarantine_folder(pipeline.options.name)):
+        name = stat.name.rsplit("/", 1)[-1]
+        epoch, _, rest = name.partition("-")
+        if epoch.isdigit() and int(epoch) > newest and name.endswith(".parquet"):
+            attempt = rest.partition("-")[0]
+            attempts.setdefault(attempt, []).append(name)
+            times[attempt] = max(stat.modified_at, times.get(attempt, stat.modified_at))
+    if not attempts:
+        return []
+    last = max(times, key=lambda attempt: times[attempt])
+    # A task whose columns changed has read its files twice.
+    found = {(row["file"], row["record"]): row for name in attempts[last] for row in _read(pipeline, name)}
+    return [found[key] for key in sorted(found)]
+
+
+def _records(link: LedgerEntry | Fold) -> Iterator[tuple[int, Mapping[str, Json]]]:
+    for records in link.inputs.values():
+        for record in records:
+            yield int(record["epoch"]) if isinstance(link, Fold) else link.epoch, record
+
+
+def _read(pipeline: OpenPipeline, name: str) -> list[dict[str, Json]]:
+    data = pipeline.storage.get(f"{quarantine_folder(pipeline.options.name)}/{name}")
+    rows: list[dict[str, Json]] = pq.ParquetFile(pa.BufferReader(data)).read().to_pylist()
+    return rows
+
+
+def _find_source(pipeline: OpenPipeline, row: Mapping[str, Json]) -> str:
+    """Return the source of a record whose file of the quarantine does not name it."""
+    found = [source.name for source in pipeline.sources if str(row["file"]).startswith(f"{source.location}/")]
+    return found[0] if found else pipeline.sources.names[0]
+
+
+def _as_ranges(rows: list[int]) -> list[list[int]]:
+    """Return ascending row numbers as ranges, both ends included."""
+    ranges: list[list[int]] = []
+    for row in rows:
+        if ranges and ranges[-1][1] == row - 1:
+            ranges[-1][1] = row
+        else:
+            ranges.append([row, row])
+    return ranges

@@ -1,0 +1,61 @@
+"""Requests to read records and files again, killed at every point that a run reaches: each is answered exactly once."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from firnline.history.quarantine import load_quarantine, load_quarantine_files
+from firnline.history.reread import plan_reread
+from firnline.options import PipelineOptions
+from firnline.run.open_pipeline import open_pipeline
+from tests.support.kills import kill_at_every_point
+from tests.support.pipelines import pipeline_options, run_once
+
+pytestmark = pytest.mark.crash
+
+MOST_KILLS = None if os.environ.get("FIRNLINE_PROOF") else 2
+
+
+def options_of(root: str, **settings: object) -> PipelineOptions:
+    return pipeline_options(f"{root}/in", f"{root}/out", **settings)  # type: ignore[arg-type]
+
+
+def work(root: str) -> None:
+    assert run_once(options_of(root)).exit_code == 0
+
+
+def check(root: str, where: str) -> None:
+    work(root)
+    work(root)
+    rows = DeltaTable(f"{root}/out").to_pyarrow_table().column("id").to_pylist()
+    assert sorted(rows) == [1, 1, 2, 3, 9], where  # the row of the first file twice, the record without a key once
+    pipeline = open_pipeline(options_of(root))
+    assert [row["raw"] for row in load_quarantine(pipeline)] == [b"broken"], where
+    assert pipeline.requests.load() == [], where
+
+
+def test_killed_at_every_point(tmp_path: Path) -> None:
+    numbers = itertools.count()
+
+    def prepare() -> str:
+        root = tmp_path / str(next(numbers))
+        (root / "in").mkdir(parents=True)
+        (root / "in" / "a.json").write_text('{"id": 1, "v": 1}\n')
+        (root / "in" / "b.json").write_text('{"id": 2, "v": 2}\n{"id": 3}\nbroken\n')
+        assert run_once(options_of(str(root), write="upsert", key=("v",))).exit_code == 0
+        pipeline = open_pipeline(options_of(str(root)))
+        files = [file.describe([number for number, _ in file.rows]) for file in load_quarantine_files(pipeline)]
+        pipeline.requests.ask_replay("files", files, discard=False, ids=pipeline.ids)
+        plan = plan_reread(pipeline, "a.json")
+        pipeline.requests.ask_reread(plan.path, plan.source, ids=pipeline.ids)
+        (root / "in" / "c.json").write_text('{"id": 9, "v": 9}\n')
+        return str(root)
+
+    reached = kill_at_every_point(prepare, work, check, most=MOST_KILLS, helpers=False)
+    assert reached["epoch.commit.after"] >= 2
+    assert reached["storage.delete.after"] >= 2

@@ -1,0 +1,285 @@
+"""Input that is read once more: quarantined records (`quarantine --replay`) and finished files (`files --reread`)."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from firnline.errors import BadRecordsError, ConfigError
+from firnline.history.edits.rollback import Rollback
+from firnline.history.quarantine import load_pending, load_quarantine, load_quarantine_files
+from firnline.history.reread import plan_reread
+from firnline.history.status import load_files
+from firnline.options import PipelineOptions
+from firnline.run.open_pipeline import OpenPipeline, open_pipeline
+from tests.support.pipelines import known_files, pipeline_options, run_once
+
+
+class Inbox:
+    """A folder of files, and the table that a pipeline writes."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder, self.table = root / "in", str(root / "out")
+        self.folder.mkdir()
+
+    def put(self, name: str, *lines: str) -> str:
+        path = self.folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(f"{line}\n" for line in lines))
+        return str(path)
+
+    def options(self, **settings: Any) -> PipelineOptions:
+        return pipeline_options(str(self.folder), self.table, **{"lineage": True, **settings})
+
+    def open(self, **settings: Any) -> OpenPipeline:
+        return open_pipeline(self.options(**settings))
+
+    def run(self, **settings: Any) -> None:
+        run = run_once(self.options(**settings))
+        assert run.exit_code == 0, run.result.error
+
+    def rows(self, *columns: str) -> list[tuple[Any, ...]]:
+        rows = DeltaTable(self.table).to_pyarrow_table().to_pylist()
+        return sorted((tuple(row.get(name) for name in columns) for row in rows), key=repr)
+
+    def bad(self) -> list[tuple[str, int, str]]:
+        found = [(Path(row["file"]).name, row["record"], row["reason"]) for row in load_quarantine(self.open())]
+        return sorted(found)
+
+    def epoch(self) -> int:
+        return self.open().load().epoch
+
+    def ask_replay(self, *, discard: bool = False, **settings: Any) -> int:
+        """Request all quarantined records; returns how many."""
+        pipeline = self.open(**settings)
+        files = [file.describe([number for number, _ in file.rows]) for file in load_quarantine_files(pipeline)]
+        if files:
+            pipeline.requests.ask_replay("files", files, discard=discard, ids=pipeline.ids)
+        return sum(int(file["records"]) for file in files)
+
+
+@pytest.fixture
+def inbox(tmp_path: Path) -> Inbox:
+    return Inbox(tmp_path)
+
+
+BY_V: dict[str, Any] = {"write": "upsert", "key": ("v",)}
+
+
+def strict(inbox: Inbox) -> None:
+    """Two records lack `v`, the key in the first spec; one is no JSON under any spec."""
+    inbox.put("a.json", '{"id": 1, "v": "x"}', '{"id": 2}', "broken")
+    inbox.put("day=1/b.json", '{"id": 3, "v": "y"}', "", '{"id": 4}')
+    inbox.run(**BY_V)
+    assert inbox.bad() == [
+        ("a.json", 1, "missing-required"),
+        ("a.json", 2, "not-json"),
+        ("b.json", 1, "missing-required"),
+    ]
+
+
+def test_quarantined_records_are_decoded_by_the_settings_of_today(inbox: Inbox) -> None:
+    strict(inbox)
+    before = inbox.epoch()
+    assert inbox.ask_replay() == 3
+    inbox.put("c.json", '{"id": 5}')
+    inbox.run()
+    assert inbox.rows("id", "v", "day") == [
+        (1, "x", None), (2, None, None), (3, "y", "1"), (4, None, "1"), (5, None, None)
+    ]  # fmt: skip
+    lineage = {
+        row[0]: (Path(row[1]).name, *row[2:])
+        for row in inbox.rows("id", "_firnline_file", "_firnline_record", "_firnline_epoch")
+    }
+    assert lineage[2] == ("a.json", 1, before + 1)
+    assert lineage[4] == ("b.json", 1, before + 1)
+    assert lineage[5] == ("c.json", 0, before + 2)
+    assert inbox.bad() == [("a.json", 2, "not-json")]  # bad again, and listed once
+    (left,) = load_quarantine(inbox.open())
+    assert (left["epoch"], left["line"], left["raw"]) == (before + 1, 3, b"broken")
+    assert inbox.open().requests.load() == []
+
+
+def test_a_second_replay_reads_none_of_them(inbox: Inbox) -> None:
+    strict(inbox)
+    inbox.ask_replay()
+    inbox.run()
+    rows = inbox.rows("id")
+    assert inbox.ask_replay() == 1
+    inbox.run()
+    assert inbox.rows("id") == rows
+    assert inbox.bad() == [("a.json", 2, "not-json")]
+
+
+def test_a_rollback_gives_replayed_records_back(inbox: Inbox) -> None:
+    strict(inbox)
+    bad, rows, epoch = inbox.bad(), inbox.rows("id"), inbox.epoch()
+    inbox.ask_replay()
+    inbox.run()
+    Rollback(inbox.open(), epoch).perform("test")
+    assert (inbox.bad(), inbox.rows("id")) == (bad, rows)
+    inbox.run()
+    assert (inbox.bad(), inbox.rows("id")) == (bad, rows)
+    inbox.ask_replay()
+    inbox.run()
+    assert [row[0] for row in inbox.rows("id")] == [1, 2, 3, 4]
+
+
+def test_dropped_records_are_no_longer_listed_and_never_read(inbox: Inbox) -> None:
+    strict(inbox)
+    epoch, rows = inbox.epoch(), inbox.rows("id")
+    assert inbox.ask_replay(discard=True) == 3
+    inbox.run()
+    assert (inbox.bad(), inbox.rows("id"), inbox.epoch()) == ([], rows, epoch + 1)
+    Rollback(inbox.open(), epoch).perform("test")
+    assert len(inbox.bad()) == 3
+
+
+def test_records_that_are_all_bad_again_stop_no_run(inbox: Inbox) -> None:
+    lines = [f"broken {n}" for n in range(150)]
+    inbox.put("a.json", *lines)
+    inbox.run(max_bad_ratio=1.0)
+    inbox.ask_replay()
+    inbox.run(max_bad_ratio=0.1, on_bad_record="fail")
+    assert len(inbox.bad()) == 150
+
+
+def test_a_replay_whose_stored_records_are_gone_is_answered_and_loses_nothing_else(
+    inbox: Inbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    strict(inbox)
+    inbox.ask_replay()
+    stored = {path: path.read_bytes() for path in Path(inbox.table).rglob("quarantine/*.parquet")}
+    for path in stored:
+        path.write_bytes(b"no parquet")
+    inbox.put("c.json", '{"id": 5, "v": "z"}')
+    inbox.run()
+    assert [row[0] for row in inbox.rows("id")] == [1, 3, 5]
+    assert inbox.open().requests.load() == []
+    for path, data in stored.items():
+        path.write_bytes(data)
+    assert len(inbox.bad()) == 3
+
+
+def test_too_many_bad_records_are_named_and_stay_readable(inbox: Inbox) -> None:
+    inbox.put("a.json", '{"id": 1}')
+    inbox.run()
+    path = inbox.put("b.json", *(['{"id": 1'] * 120))
+    run = run_once(inbox.options())
+    error = run.result.error
+    assert isinstance(error, BadRecordsError)
+    assert f'{path} line 1: not-json: {{"id": 1' in error.message
+    assert "quarantine --pending" in str(error.hint)
+    pending = load_pending(inbox.open())
+    assert [(row["line"], row["raw"]) for row in pending] == [(n + 1, b'{"id": 1') for n in range(120)]
+    assert inbox.bad() == []
+    inbox.run(max_bad_ratio=1.0)
+    assert len(inbox.bad()) == 120
+    assert load_pending(inbox.open()) == []
+
+
+# -- files --------------------------------------------------------------------------------------------
+
+
+def ask_reread(inbox: Inbox, path: str) -> None:
+    pipeline = inbox.open()
+    plan = plan_reread(pipeline, path)
+    pipeline.requests.ask_reread(plan.path, plan.source, ids=pipeline.ids)
+
+
+def row_of(inbox: Inbox, path: str) -> dict[str, Any]:
+    return next(row for row in load_files(inbox.open()) if row["path"] == path)
+
+
+def test_a_finished_file_is_read_again_as_it_is_now(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
+    path = inbox.put("a.json", '{"id": 1}', '{"id": 2}', "broken")
+    inbox.put("b.json", '{"id": 3}')
+    inbox.run()
+    inbox.put("a.json", '{"id": 1}', '{"id": 20}', '{"id": 21}', "bad still")
+    plan = plan_reread(inbox.open(), "a.json")
+    assert (plan.path, plan.changed, plan.epochs, plan.effect) == (path, True, ((1, 3),), "doubled")
+    ask_reread(inbox, "a.json")
+    assert row_of(inbox, path)["reread"] == "asked"
+    with caplog.at_level(logging.WARNING, "firnline"):
+        inbox.run()
+    assert inbox.rows("id") == [(1,), (1,), (2,), (20,), (21,), (3,)]
+    row = row_of(inbox, path)
+    assert (row["status"], row["reread"], row["records"], row["epoch"]) == ("committed", "done", 4, 2)
+    assert not [r for r in caplog.records if "late" in r.getMessage() or "changed" in r.getMessage()]
+    assert inbox.bad() == [("a.json", 3, "not-json")]  # of the last reading only
+    pipeline = inbox.open()
+    (record,) = next(iter(pipeline.entries(pipeline.load().entry))).inputs["files"]
+    assert record["reread"]
+    assert "late" not in record
+    found = pipeline.sources["files"].find_late(pipeline.load().checkpoint.positions["files"], _known(pipeline))  # type: ignore[union-attr]
+    assert (found.late, found.changed) == ([], [])
+    inbox.run()
+    assert len(inbox.rows("id")) == 6
+
+
+def _known(pipeline: OpenPipeline) -> Any:
+    from firnline.run.ledger_files import LedgerFiles
+
+    return LedgerFiles(pipeline).load(pipeline.load().entry)["files"]
+
+
+def test_an_upsert_overwrites_the_rows_of_a_file_that_is_read_again(inbox: Inbox) -> None:
+    settings: dict[str, Any] = {"write": "upsert", "key": ("id",)}
+    inbox.put("a.json", '{"id": 1, "v": "a"}', '{"id": 2, "v": "a"}')
+    inbox.run(**settings)
+    inbox.put("a.json", '{"id": 1, "v": "corrected"}')
+    pipeline = inbox.open(**settings)
+    assert plan_reread(pipeline, "a.json").effect == "overwritten"
+    ask_reread(inbox, "a.json")
+    inbox.run(**settings)
+    assert inbox.rows("id", "v") == [(1, "corrected"), (2, "a")]
+
+
+def test_a_large_file_is_read_again_over_several_epochs_and_its_position_follows_from_the_ledger(inbox: Inbox) -> None:
+    inbox.put("a.json", *(json.dumps({"id": n}) for n in range(10)))
+    inbox.put("b.json", '{"id": 100}')
+    inbox.run(max_events=4)
+    ask_reread(inbox, "a.json")
+    inbox.run(max_events=4)
+    assert inbox.rows("id") == sorted([(n,) for n in range(10)] * 2 + [(100,)], key=repr)
+    pipeline = inbox.open()
+    entries = list(reversed(list(pipeline.entries(pipeline.load().entry))))
+    position = pipeline.sources["files"].start(None)
+    for entry in entries:
+        position = pipeline.sources["files"].replay(position, entry.inputs["files"])
+        wanted = entry.checkpoint.positions["files"]
+        assert {k: position[k] for k in ("files", "last_committed_file")} == {
+            k: wanted[k] for k in ("files", "last_committed_file")
+        }
+        assert set(position.get("answered", ())) >= set(wanted.get("answered", ()))
+    assert known_files(pipeline, pipeline.load().entry).keys() == {str(inbox.folder / n) for n in ("a.json", "b.json")}
+
+
+def test_only_a_file_that_was_read_to_its_end_is_read_again(inbox: Inbox) -> None:
+    inbox.put("a.json", '{"id": 1}')
+    inbox.run()
+    path = inbox.put("b.json", '{"id": 2}')
+    with pytest.raises(ConfigError, match="is not read to its end: it is pending"):
+        plan_reread(inbox.open(), path)
+    with pytest.raises(ConfigError, match="no file of the pipeline"):
+        plan_reread(inbox.open(), "c.json")
+    (inbox.folder / "a.json").unlink()
+    with pytest.raises(ConfigError, match="is gone"):
+        plan_reread(inbox.open(), "a.json")
+
+
+def test_a_rollback_undoes_a_reread(inbox: Inbox) -> None:
+    inbox.put("a.json", '{"id": 1}')
+    inbox.run()
+    ask_reread(inbox, "a.json")
+    inbox.run()
+    assert inbox.rows("id") == [(1,), (1,)]
+    Rollback(inbox.open(), 1).perform("test")
+    assert inbox.rows("id") == [(1,)]
+    inbox.run()
+    assert inbox.rows("id") == [(1,)]
