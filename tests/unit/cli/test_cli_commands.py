@@ -20,7 +20,7 @@ CHECKPOINT_FIELDS = [
 ]  # fmt: skip
 FILE_FIELDS = [
     "path", "size_bytes", "create_time", "discovery_time", "processed_time", "commit_time", "status", "epoch",
-    "table_version", "records", "reason",
+    "table_version", "records", "reason", "reread",
 ]  # fmt: skip
 FREE_KEYS = {"updated_at", "format", "checksum"}  # of the stored history of runs
 
@@ -102,6 +102,39 @@ def test_files_have_the_fields_in_their_order(finished: Path, run_json: Any, sam
     assert [Path(f["path"]).name for f in aside["files"]] == ["b1.json.gz"]
     assert aside["files"][0]["reason"]
     assert (len(run_json("files", "--limit", "2")["files"]), run_json("files", "--limit", "2")["total"]) == (2, 4)
+
+
+def test_records_are_read_again_only_with_yes(finished: Path, run_json: Any, tmp_path: Path) -> None:
+    from firnline.cli.common import load_pipeline
+
+    listed = run_json("quarantine", "--limit", "0")["quarantine"]
+    plan = run_json("quarantine", "--replay")
+    assert (plan["done"], plan["records"]) == (False, len(listed))
+    assert sum(row["records"] for row in plan["plan"]) == len(listed)
+    assert load_pipeline(None).requests.load() == []
+    assert run_json("quarantine", "--replay", "--yes")["done"]
+    (request,) = load_pipeline(None).requests.load()
+    assert (request.kind, sum(file["records"] for file in request.files)) == ("replay", len(listed))
+    again = run_json("quarantine", "--replay", "--yes")
+    assert (again["done"], again["left_out"]) == (False, {"already requested": len(listed)})
+    assert run_json("checkpoints", "--audit")["audit"][0]["what"] == "quarantine-replay"
+    assert run_json("quarantine", "--export", str(tmp_path / "bad"))["records"] == len(listed)
+    assert len((tmp_path / "bad").read_bytes().splitlines()) >= len(listed)
+    assert run_json("quarantine", "--pending")["quarantine"] == []
+
+
+def test_a_file_is_read_again_only_with_yes(finished: Path, run_json: Any) -> None:
+    from firnline.cli.common import load_pipeline
+
+    path = next(row["path"] for row in run_json("files")["files"] if row["status"] == "committed")
+    plan = run_json("files", "--reread", path)
+    assert (plan["done"], plan["path"], plan["effect"], plan["changed"]) == (False, path, "doubled", False)
+    assert plan["records"] > 0
+    assert run_json("files", "--reread", path, "--yes")["done"]
+    assert run_json("files", "--reread", path, "--yes")["done"]
+    assert [(r.kind, r.path) for r in load_pipeline(None).requests.load()] == [("reread", path)]
+    assert next(row["reread"] for row in run_json("files")["files"] if row["path"] == path) == "asked"
+    assert run_json("checkpoints", "--audit")["audit"][0]["what"] == "files-reread"
 
 
 def test_retry_is_asked_for_once(finished: Path, run_json: Any, sample: SampleInput) -> None:
