@@ -50,7 +50,8 @@ rollback to before that epoch undoes it.
 --reread reads a file that was read to its end once more, from its beginning, as
 it is now: after a correction, or with other settings. It shows the plan (the
 records that were read before and come twice, or are overwritten by an upsert),
-then asks; the audit trail records it. A rollback to before that epoch undoes it.
+then asks; the audit trail records it. A rollback to before that epoch undoes
+it.
 
 Output (JSON: pipeline, total, files [...] with these fields):
   path, size_bytes, create_time, discovery_time, processed_time, commit_time,

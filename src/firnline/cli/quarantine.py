@@ -13,6 +13,7 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from firnline.cli.common import Common, Flag, Spec, load_pipeline
+from firnline.cli.consent import Consent
 from firnline.cli.output import count_text, safe_bytes
 from firnline.cli.table import Column
 from firnline.errors import ConfigError
@@ -42,11 +43,11 @@ writes nothing, except with --replay and --drop.
 --replay decodes the stored bytes again, with the settings of today: the next
 epoch, of a running pipeline or of the next run, has these records only. Those
 that are bad again stay in quarantine. --drop takes records out of the list
-without reading them, e.g. after --export. Without --yes both only show what
-they would do; with --yes the audit trail records it. The ledger names the
-records, so that each is read again once; a rollback of that epoch brings them
-back. Of a record that was too long only the beginning is stored: raise
-max_record_bytes and read its file again, with `firnline files --reread`.
+without reading them, e.g. after --export. Both show what they would do, then
+ask; the audit trail records it. The ledger names the records, so that each is
+read again once; a rollback of that epoch brings them back. Of a record that was
+too long only the beginning is stored: raise max_record_bytes and read its file
+again, with `firnline files --reread`.
 
 --export writes the stored bytes, one record per line, e.g. to correct them and
 to put the file into the source's folder.
@@ -82,7 +83,7 @@ def quarantine(
     replay: Annotated[bool, Flag, Parameter(help="Decode the records again, in an epoch of their own.")] = False,
     drop: Annotated[bool, Flag, Parameter(help="Take the records out of the list, without reading them.")] = False,
     export: Annotated[str | None, Parameter(help="Write the raw records to this file.", negative="")] = None,
-    yes: Annotated[bool, Flag, Parameter(help="With --replay and --drop: do it.")] = False,
+    consent: Consent = Consent(),
     common: Common = Common(),
 ) -> int:
     """Show records that could not be decoded, read them again, or export them."""
@@ -91,14 +92,16 @@ def quarantine(
     ]
     if len(chosen) > 1:
         raise ConfigError(f"--{chosen[0]} and --{chosen[1]} exclude each other", hint="Run the command once for each.")
-    if yes and not (replay or drop):
-        raise ConfigError("--yes belongs to --replay and --drop", hint="firnline quarantine --replay --yes")
+    if (consent.yes or consent.dry_run) and not (replay or drop):
+        raise ConfigError(
+            "--yes and --dry-run belong to --replay and --drop", hint="firnline quarantine --replay --dry-run"
+        )
     pipeline = load_pipeline(spec)
     from firnline.history.quarantine import load_pending, load_quarantine
 
     wanted = _Filter(reason, file, epoch)
     if replay or drop:
-        return _request(pipeline, wanted, discard=drop, yes=yes, common=common)
+        return _request(pipeline, wanted, discard=drop, consent=consent, common=common)
     if export is not None:
         return _export(pipeline, wanted, export, common)
     rows = load_pending(pipeline) if pending else load_quarantine(pipeline)
@@ -209,40 +212,48 @@ def _choose(pipeline: OpenPipeline, wanted: _Filter, *, discard: bool) -> _Chose
     return chosen
 
 
-def _request(pipeline: OpenPipeline, wanted: _Filter, *, discard: bool, yes: bool, common: Common) -> int:
-    """Show which records would be read again or dropped; with `yes`, request it."""
-    from firnline.history.store import on_record
-
+def _request(pipeline: OpenPipeline, wanted: _Filter, *, discard: bool, consent: Consent, common: Common) -> int:
+    """Show which records would be read again or dropped, and request it once that is confirmed."""
     chosen = _choose(pipeline, wanted, discard=discard)
-    total, done = chosen.records.total(), yes and bool(chosen.records)
-    if done:
-        what = "quarantine-drop" if discard else "quarantine-replay"
-        run, newest = pipeline.ids.new(), pipeline.load().epoch
-        with on_record(pipeline, what, run, from_epoch=newest, to_epoch=None, records=total):
-            for source, files in chosen.requests.items():
-                for at in range(0, len(files), FILES_PER_REQUEST):
-                    part = files[at : at + FILES_PER_REQUEST]
-                    pipeline.requests.ask_replay(source, part, discard=discard, ids=pipeline.ids)
+    total = chosen.records.total()
     plan = [
         {"reason": reason, "records": count, "files": len(chosen.files[reason])}
         for reason, count in sorted(chosen.records.items())
     ]
+    facts = {"pipeline": pipeline.options.name, "records": total, "left_out": dict(chosen.left_out), "plan": plan}
     if common.json:
-        facts = {"done": done, "records": total, "left_out": dict(chosen.left_out), "plan": plan}
-        common.out.json({"pipeline": pipeline.options.name, **facts})
-        return 0
-    if plan:
-        common.out.table(PLAN_COLUMNS, plan)
-    for obstacle, count in sorted(chosen.left_out.items()):
-        common.out.line(f"{count_text(count, 'record')} left out: {obstacle}")
-    verb, more = ("drops", "") if discard else ("decodes", " again")
-    if not total:
-        common.out.line("no record is left to " + ("drop" if discard else "read again"))
-    elif done:
-        common.out.line(f"the next epoch {verb} {count_text(total, 'record')}{more}")
+        if not total or not consent.decided:
+            common.out.json({**facts, "done": False})
     else:
-        common.out.line(f"nothing was changed; with --yes the next epoch {verb} {count_text(total, 'record')}{more}")
+        if plan:
+            common.out.table(PLAN_COLUMNS, plan)
+        for obstacle, count in sorted(chosen.left_out.items()):
+            common.out.line(f"{count_text(count, 'record')} left out: {obstacle}")
+    if not total:
+        if not common.json:
+            common.out.line("no record is left to " + ("drop" if discard else "read again"))
+        return 0
+    number = count_text(total, "record")
+    if not consent.is_given(f"Drop {number}" if discard else f"Read {number} again", common.out):
+        return 0
+    _ask(pipeline, chosen, discard=discard)
+    if common.json:
+        common.out.json({**facts, "done": True})
+    else:
+        common.out.line(f"the next epoch drops {number}" if discard else f"the next epoch decodes {number} again")
     return 0
+
+
+def _ask(pipeline: OpenPipeline, chosen: _Chosen, *, discard: bool) -> None:
+    from firnline.history.store import on_record
+
+    what = "quarantine-drop" if discard else "quarantine-replay"
+    run, newest, total = pipeline.ids.new(), pipeline.load().epoch, chosen.records.total()
+    with on_record(pipeline, what, run, from_epoch=newest, to_epoch=None, records=total):
+        for source, files in chosen.requests.items():
+            for at in range(0, len(files), FILES_PER_REQUEST):
+                part = files[at : at + FILES_PER_REQUEST]
+                pipeline.requests.ask_replay(source, part, discard=discard, ids=pipeline.ids)
 
 
 def _obstacle(pipeline: OpenPipeline, source: str, row: Mapping[str, Json]) -> str:

@@ -108,7 +108,7 @@ def test_records_are_read_again_only_with_yes(finished: Path, run_json: Any, tmp
     from firnline.cli.common import load_pipeline
 
     listed = run_json("quarantine", "--limit", "0")["quarantine"]
-    plan = run_json("quarantine", "--replay")
+    plan = run_json("quarantine", "--replay", "--dry-run")
     assert (plan["done"], plan["records"]) == (False, len(listed))
     assert sum(row["records"] for row in plan["plan"]) == len(listed)
     assert load_pipeline(None).requests.load() == []
@@ -127,7 +127,7 @@ def test_a_file_is_read_again_only_with_yes(finished: Path, run_json: Any) -> No
     from firnline.cli.common import load_pipeline
 
     path = next(row["path"] for row in run_json("files")["files"] if row["status"] == "committed")
-    plan = run_json("files", "--reread", path)
+    plan = run_json("files", "--reread", path, "--dry-run")
     assert (plan["done"], plan["path"], plan["effect"], plan["changed"]) == (False, path, "doubled", False)
     assert plan["records"] > 0
     assert run_json("files", "--reread", path, "--yes")["done"]
