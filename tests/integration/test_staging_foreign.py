@@ -156,7 +156,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"path": "file:///no-such-folder/u1.parquet"}, "not a data file"),
     ({"path": "file:/no-such-folder/u1.parquet"}, "not a data file"),
     ({"path": ""}, "not a data file"),
-    ({"partition_values": {"date": "2026-11-01"}}, "partitioned by []"),
+    ({"partition_values": {"date": "2026-11-01"}}, "partitioned by nothing"),
     ({"partition_values": ["x"]}, "lacks"),
     ({"size": None}, "lacks"),
     ({"record_count": float("nan")}, "lacks"),

@@ -111,7 +111,9 @@ def _only_pipeline(overview: StagingOverview) -> str:
     if not names:
         raise ConfigError("no pipeline has units here", hint="Name the pipeline with --pipeline.")
     if len(names) > 1:
-        raise ConfigError(f"several pipelines have units here: {sorted(names)}", hint="Name one with --pipeline.")
+        raise ConfigError(
+            f"several pipelines have units here: {', '.join(sorted(names))}", hint="Name one with --pipeline."
+        )
     return names.pop()
 
 

@@ -280,9 +280,8 @@ def _check_partition(table: Table, unit: ForeignUnit) -> None:
     """Check that every partition column has a text that every reader can convert to the column's type."""
     partitions = table.partition_columns()
     if set(unit.partition_values) != set(partitions):
-        raise InvalidUnitError(
-            f"the table is partitioned by {partitions}, the unit has {sorted(unit.partition_values)}"
-        )
+        of_table, of_unit = (", ".join(names) or "nothing" for names in (partitions, sorted(unit.partition_values)))
+        raise InvalidUnitError(f"the table is partitioned by {of_table}, the unit has {of_unit}")
     for name in partitions:
         text, kind = unit.partition_values[name], table.schema().field(name).type
         if text and not any(_casts(text, each) for each in (kind, _zoneless(kind))):
