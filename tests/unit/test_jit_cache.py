@@ -110,7 +110,7 @@ def test_functions_of_other_packages_are_left_to_numba(package: Path, tmp_path: 
 def test_the_kernel_uses_this_cache() -> None:
     from firnline.ndjson import kernel
 
-    if not config.CACHE_DIR:
+    if not vars(config)["CACHE_DIR"]:
         assert isinstance(kernel.scan._cache._impl.locator, jit._Locator)
         assert {path.name for path in jit._sources(Path(kernel.__file__))} == {
             "jit.py", "kernel.py", "numbers.py", "text.py"
