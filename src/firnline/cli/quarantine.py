@@ -82,7 +82,9 @@ def quarantine(
     pending: Annotated[bool, Flag, Parameter(help="Show records of an epoch that is not committed.")] = False,
     replay: Annotated[bool, Flag, Parameter(help="Decode the records again, in an epoch of their own.")] = False,
     drop: Annotated[bool, Flag, Parameter(help="Take the records out of the list, without reading them.")] = False,
-    export: Annotated[str | None, Parameter(help="Write the raw records to this file.", negative="")] = None,
+    export: Annotated[
+        str | None, Parameter(help="Write the raw records to this file. [default: none]", negative="")
+    ] = None,
     consent: Consent = Consent(),
     common: Common = Common(),
 ) -> int:

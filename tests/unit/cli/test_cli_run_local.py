@@ -236,6 +236,7 @@ def test_metrics_with_a_token_file_need_the_token(
 def test_metrics_for_others_need_a_port_and_a_token(
     spec: Path, capfd: pytest.CaptureFixture[str], tokens: list[str], error: str
 ) -> None:
+    (spec.parent / "out").mkdir()
     for command in (["run", "--once"], ["committer", "out", "--once"]):
         assert run_command([*command, *tokens]) == 2
         assert error in capfd.readouterr().err
