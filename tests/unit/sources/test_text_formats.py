@@ -155,7 +155,9 @@ def test_csv_is_read_as_python_reads_it(
     csv.writer(text, delimiter=delimiter, lineterminator=line_end, quoting=quoting).writerows([("a", "b"), *rows])
     data = text.getvalue().encode()
     read_as = {"format": "csv", "delimiter": delimiter}
-    read = read_bytes(data, read_as)
+    first = read_bytes(data, read_as)
+    # As a task does, read again with the types of the last block: those of earlier blocks may be narrower.
+    read = read_bytes(data, read_as, columns=Columns(first.schema, frozenset(), {}))
     assert not read.bad
     # New columns of mixed kinds are JSON text until the kinds are counted.
     assert [(as_text(read, "a", row), as_text(read, "b", row)) for row in read.rows] == rows
