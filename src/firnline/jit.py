@@ -13,7 +13,8 @@ from __future__ import annotations
 import hashlib
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,30 @@ def _sources(file: Path) -> set[Path]:
             if imported.exists():
                 left.append(imported)
     return found
+
+
+_compile_now = False
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Compile what is called in this block, even if that takes long."""
+    global _compile_now
+    before, _compile_now = _compile_now, True
+    try:
+        yield
+    finally:
+        _compile_now = before
+
+
+def is_compiled(function: Any) -> bool:
+    """Return whether an `entry` may be called: it is compiled already, or must be now."""
+    if function.overloads or _compile_now:
+        return True
+    code = function._cache
+    if getattr(code._impl.locator, "is_private", False):
+        return True  # waiting for another process to compile it would be in vain
+    return any(Path(code.cache_path).glob(f"{code._impl.filename_base}.*.nbc"))
 
 
 def cache_folder(function: Any) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from numba.core import config
+from numba.core import config as numba_config
 
 from firnline import installed, jit
 
@@ -28,7 +28,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / f"{name}.py").write_text(text)
     monkeypatch.setattr(installed, "PACKAGE", folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(config, "CACHE_DIR", "")
+    monkeypatch.setattr(numba_config, "CACHE_DIR", "")
     return folder
 
 
@@ -93,12 +93,12 @@ def test_code_is_compiled_again_when_what_it_consists_of_changes(package: Path, 
 
 def test_another_processor_has_other_code(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = locate(package).get_disambiguator()
-    monkeypatch.setattr(config, "CPU_NAME", "generic")
+    monkeypatch.setattr(numba_config, "CPU_NAME", "generic")
     assert locate(package).get_disambiguator() != before
 
 
 def test_a_folder_that_the_user_names_for_numba_wins(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "CACHE_DIR", "/somewhere")
+    monkeypatch.setattr(numba_config, "CACHE_DIR", "/somewhere")
     assert locate(package) is None
 
 
@@ -110,7 +110,7 @@ def test_functions_of_other_packages_are_left_to_numba(package: Path, tmp_path: 
 def test_the_kernel_uses_this_cache() -> None:
     from firnline.ndjson import kernel
 
-    if not vars(config)["CACHE_DIR"]:
+    if not getattr(numba_config, "CACHE_DIR", ""):
         assert isinstance(kernel.scan._cache._impl.locator, jit._Locator)
         assert {path.name for path in jit._sources(Path(kernel.__file__))} == {
             "jit.py", "kernel.py", "numbers.py", "text.py"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-COLD_SECONDS = 3.0  # loading the decoder takes less; compiling it takes much longer
+COLD_SECONDS = 3.0  # loading what is compiled takes less; compiling it takes much longer
 COLD_MESSAGE = "preparing the decoder, once per installation (up to a minute)"
+COMPILING_MESSAGE = "compiling the decoder in the background, once per installation; reading more slowly meanwhile"
 
 # One rule for all commands: a command's own arguments come first, then the spec, which may also be an option. A
 # command on tables takes a table in the same place.
@@ -218,6 +220,11 @@ def warm_decoder(sources: Iterable[SourceOptions], say: Callable[[str], None]) -
         warm_up(sources)
     finally:
         timer.cancel()
+    if "firnline.ndjson" in sys.modules:  # otherwise no source reads JSON
+        from firnline.ndjson.compiling import is_under_way
+
+        if is_under_way():
+            say(COMPILING_MESSAGE)
 
 
 @dataclass(slots=True)

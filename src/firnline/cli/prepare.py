@@ -56,11 +56,13 @@ def prepare(*, common: Common = Common()) -> int:
 
 
 def _compile_decoder() -> str:
+    from firnline import jit
     from firnline.ndjson import decode
     from firnline.sources.files.formats import open_format
 
-    for name in ("ndjson", "json", "csv"):
-        open_format({"format": name}).warm_up()
+    with jit.compiling():
+        for name in ("ndjson", "json", "csv"):
+            open_format({"format": name}).warm_up()
     return decode.cache_folder()
 
 

@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from firnline import jit
-from firnline.ndjson import exact
+from firnline.ndjson import exact, plain
 from firnline.ndjson import kernel as k
+from firnline.ndjson.compiling import compile_beside, is_ready
 from firnline.ndjson.exact import BadRecordError, MisfitError, Object, dump, fit
 from firnline.ndjson.infer import KindCounter, Learner, is_empty, kind_of, wider_kind
 from firnline.ndjson.layout import Array, Layout
@@ -228,6 +229,9 @@ class Decoder:
 
     def _scan(self, data: Array, odd: Array, control: Array) -> int:
         layout = self._layout
+        if not is_ready():
+            compile_beside()
+            return plain.scan(data, odd, control)
         while True:
             status = int(
                 k.scan(
@@ -433,8 +437,9 @@ def _interleave(
 def warm_up() -> None:
     """Compile the kernel, or load it from numba's cache; later calls are cheap."""
     decoder, counter = Decoder(pa.schema([]), ()), KindCounter(pa.schema([]), (), ())
-    for block in open_blocks(io.BytesIO(b'{"a":"b"}\n'), path="", compression=None):
-        counter.add(decoder.decode(block).batch)
+    with jit.compiling():
+        for block in open_blocks(io.BytesIO(b'{"a":"b"}\n'), path="", compression=None):
+            counter.add(decoder.decode(block).batch)
 
 
 def cache_folder() -> str:

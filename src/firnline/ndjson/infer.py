@@ -17,7 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from firnline.jit import is_compiled
 from firnline.ndjson import kernel as k
+from firnline.ndjson import plain
 from firnline.ndjson.exact import MisfitError, Number, Object, exact_float, fit, is_timestamp
 from firnline.ndjson.tree import Kinds, Node, depth_of, inner_path
 from firnline.schema import RESCUED_COLUMN, is_column_name_ok, is_json, json_field
@@ -357,6 +359,8 @@ def _count_timestamps(texts: pa.Array, quotes: int = 0) -> int:
     texts = texts.drop_null()
     if not len(texts):
         return 0
+    if not is_compiled(k.count_timestamps):
+        return plain.count_timestamps(texts, quotes)
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
     bytes_ = np.frombuffer(data or b"", np.uint8)

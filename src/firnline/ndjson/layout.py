@@ -163,7 +163,8 @@ class Layout:
 
     def finish(self) -> list[pa.Array]:
         """Return one array per top-level column; each is a copy of exactly its size."""
-        k.finish(self.table, self.valid, self.words, self.offsets)
+        if self.table[0, k.LENGTH]:  # no row has nothing to fill
+            k.finish(self.table, self.valid, self.words, self.offsets)
         count = len(self.nodes[0].children)
         return [self._array(index) for index in range(1, count + 1)]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from firnline.jit import entry
+from firnline.jit import entry, is_compiled
 from firnline.ndjson.streams import (
     BrokenFileError,
     ByteStream,
@@ -354,7 +354,26 @@ def _measure(data: bytes | memoryview, start: int, max_records: int, max_line: i
     """
     if len(data) == start:
         return start, 0, 0, _TO_END
+    if not is_compiled(_measure_compiled):
+        return _measure_plainly(bytes(data), start, max_records, max_line)
     array = np.frombuffer(data, np.uint8)
     array.flags.writeable = False  # so that all kinds of buffers share one compiled function
     end, records, lines, why = _measure_compiled(array, start, array.size, max_records, max_line)
     return int(end), int(records), int(lines), int(why)
+
+
+def _measure_plainly(data: bytes, start: int, max_records: int, max_line: int) -> tuple[int, int, int, int]:
+    """Do what `_measure_compiled` does, for as long as that is not there."""
+    records, lines, position = 0, 0, start
+    while position < len(data):
+        end = data.find(b"\n", position)
+        end = len(data) if end < 0 else end
+        if data[position:end].strip(b" \t\r"):
+            if records == max_records:
+                return position, records, lines, _AT_LIMIT
+            if end - position > max_line:
+                return position, records, lines, _AT_LONG_LINE
+            records += 1
+        lines += 1
+        position = end + 1
+    return min(position, len(data)), records, lines, _TO_END

@@ -13,9 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from firnline.ndjson import Decoded, DecodeOptions, Decoder, open_blocks
-from firnline.ndjson import kernel as k
-from firnline.ndjson.text import ODD
+from firnline.ndjson import Decoded, DecodeOptions, Decoder, decode, open_blocks
 from firnline.schema import RESCUED_COLUMN, is_json, schema_from_spec
 
 PLAIN = settings(deadline=None, derandomize=True, max_examples=250, suppress_health_check=list(HealthCheck))
@@ -175,31 +173,14 @@ def test_a_given_schema_loses_nothing_and_frozen_types_stay(
         assert all(decoder.schema.field(field.name).equals(field, check_metadata=True) for field in schema)
 
 
-def _all_odd(data: Any, *rest: Any) -> int:
-    """Stand in for the compiled walk: every record is odd."""
-    odd, control = rest[-2], rest[-1]
-    position = int(control[k.POSITION])
-    while position < data.size:
-        end = position + bytes(data[position:]).index(b"\n")
-        if bytes(data[position:end]).strip(b" \t\r"):
-            if control[k.ODD_COUNT] >= len(odd):
-                break
-            odd[control[k.ODD_COUNT]] = (position, end, 0, control[k.RECORD], control[k.LINE])
-            control[k.ODD_COUNT] += 1
-            control[k.RECORD] += 1
-        control[k.LINE] += 1
-        position = end + 1
-    control[k.POSITION] = position
-    return 0 if position >= data.size else ODD
-
-
 @given(texts(_records), _schemas, st.booleans())
 @PLAIN
 def test_the_compiled_walk_and_the_exact_path_agree(text: bytes, schema: pa.Schema, frozen: bool) -> None:
     names = schema.names if frozen else ()
     fast, quick = _decode(text, schema, names)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(k, "scan", _all_odd)
+        patch.setattr(decode, "is_ready", lambda: False)
+        patch.setattr(decode, "compile_beside", lambda: None)
         exact, slow = _decode(text, schema, names)
     assert fast.schema.equals(exact.schema, check_metadata=True)
     for a, b in zip(quick, slow, strict=True):
