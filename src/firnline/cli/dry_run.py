@@ -12,7 +12,8 @@ from firnline.cli.table import Column
 
 EPILOGUE = """\
 Lists the sources, reads the tables, the checkpoint store, the tiers, the lease
-and a sample of the first files, and shows what a run would do. An error that
+and a sample of the waiting files (up to 50 of the first epoch and 50 later
+ones, spread evenly, 32 MiB each), and shows what a run would do. An error that
 would end a run at its start ends the dry run, too. Writes nothing, and starts
 no JVM unless there are SQL operators, whose columns only Spark knows. The first
 use may take up to a minute to compile the decoder, once per installation.
@@ -27,13 +28,15 @@ Output (JSON fields):
   copies [{path (store, local, remote), place, epoch, writable (null if unknown
   before the first write), problem}], lease (as `firnline status` shows it),
   resume {path, epoch, generation, last_committed_file},
-  schema [{name, type, origin, odd_share}] of the deciding table: origin is
-  table, declared, or new; odd_share is the share of sampled values that do not
-  fit an inferred type and would be rescued;
+  schema [{name, type, origin, widened_from, odd_share}] of the deciding table:
+  origin is table, declared, or new; widened_from is the table's type if the run
+  would widen it; odd_share is the share of sampled values that do not fit the
+  type and would be rescued;
   schemas [{name (of a source, an operator or a port), columns [{name, type}]}],
   graph {nodes [{name, kind, type, shards, idle_after_secs}], edges [{from,
-  port, to, to_kind}], drawing}, sample {files, records, bad, rescued}, java,
-  warnings
+  port, to, to_kind}], drawing}, sample {files, records, size_bytes, of_files,
+  of_bytes, complete (every waiting record was read), first_epoch_complete, bad,
+  rescued}, java, warnings
 
 Environment:
   FIRNLINE__A__B          overrides the key a.b of the spec
@@ -122,12 +125,9 @@ def _show(out: Output, facts: dict[str, Any]) -> None:
         out.table(COPY_COLUMNS, facts["copies"])
     if facts["schema"]:
         out.line()
-        out.table(SCHEMA_COLUMNS, [{**column, "odd": _share(column["odd_share"])} for column in facts["schema"]])
-        bad = f", {count_text(sample['bad'], 'bad one')}" if sample["bad"] else ""
-        bad += f", {sample['rescued']:,} with rescued values" if sample["rescued"] else ""
-        out.line(f"(from {count_text(sample['records'], 'record')} of {count_text(sample['files'], 'file')}{bad})")
-        if sample["files"] < first["files"]:
-            out.line("(the run inspects every value of its first epoch, and may infer other types)")
+        out.table(SCHEMA_COLUMNS, [{**c, "origin": _origin(c), "odd": _share(c["odd_share"])} for c in facts["schema"]])
+        for line in _sample_lines(sample):
+            out.sentence(line)
     operators = [node for node in facts["graph"]["nodes"] if node["kind"] == "operator"]
     if operators:
         schemas = {schema["name"]: schema["columns"] for schema in facts["schemas"]}
@@ -154,6 +154,24 @@ def _upsert(sink: dict[str, Any]) -> str:
     deletes = " and ".join(f"{name} = {' or '.join(values)}" for name, values in sink["delete_when"].items())
     words = f"{sink['name']} keeps one row per {', '.join(sink['key'])}: {newest} counts"
     return words + (f"; {deletes} deletes it" if deletes else "")
+
+
+def _origin(column: dict[str, Any]) -> str:
+    return f"{column['origin']}, was {column['widened_from']}" if column["widened_from"] else str(column["origin"])
+
+
+def _sample_lines(sample: dict[str, Any]) -> list[str]:
+    """Return what was sampled of how much, and what it found."""
+    bad = f", {count_text(sample['bad'], 'bad one')}" if sample["bad"] else ""
+    bad += f", {sample['rescued']:,} with rescued values" if sample["rescued"] else ""
+    lines = [
+        f"sampled {sample['files']:,} of {count_text(sample['of_files'], 'file')}, "
+        f"{size_text(sample['size_bytes'])} of {size_text(sample['of_bytes'])}",
+        f"found {count_text(sample['records'], 'record')}{bad}",
+    ]
+    if not sample["first_epoch_complete"]:
+        lines.append("the run reads all of its first epoch, and may infer other types")
+    return lines
 
 
 def _share(share: float) -> str:

@@ -5,20 +5,29 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from firnline.errors import ConfigError, SchemaError, SinkError
-from firnline.graph import find_source, sink_input, topological
+from firnline.errors import BadRecordsError, ConfigError, SchemaError, SinkError
+from firnline.graph import find_source, operator_ports, sink_input, topological
 from firnline.jobs.dataflow import dataflow_of
-from firnline.jobs.read_job import PortContext, columns_of, staged_schema
+from firnline.jobs.read_job import (
+    PortContext,
+    Widening,
+    check_bad_ratio,
+    check_fields,
+    columns_of,
+    decide_widening,
+    staged_schema,
+    widen_columns,
+)
 from firnline.jobs.spark import SparkEngine
-from firnline.ndjson import Choice, choose, shown_path
 from firnline.operators.base import MAIN
 from firnline.options import OperatorOptions, PipelineOptions, SinkOptions, SourceOptions
+from firnline.rescued import UNKNOWN_FIELDS, Rescued, add_rescued
 from firnline.run.open_pipeline import OpenPipeline
-from firnline.schema import RESCUED_COLUMN, type_to_text
+from firnline.schema import RESCUED_COLUMN, type_to_text, widen, wider_columns
 from firnline.sinks.base import Head, Sink
 from firnline.sources.base import Sample, Source, SourcePlan, port_name
 from firnline.sources.columns import Columns, agree, columns_from_json, declared
@@ -32,16 +41,29 @@ class SampleTotals:
     records: int = 0
     bad: int = 0
     rescued: int = 0  # records with a value or a field that goes to `_rescued_data`
+    size_bytes: int = 0
+    complete: bool = True  # whether every waiting record was read
+    first_epoch_complete: bool = True  # whether every record of the first epoch was read
     warnings: list[str] = field(default_factory=list)
 
-    def to_json(self) -> dict[str, int]:
-        return {"files": self.files, "records": self.records, "bad": self.bad, "rescued": self.rescued}
+    def to_json(self) -> dict[str, int | bool]:
+        return {
+            "files": self.files,
+            "records": self.records,
+            "size_bytes": self.size_bytes,
+            "complete": self.complete,
+            "first_epoch_complete": self.first_epoch_complete,
+            "bad": self.bad,
+            "rescued": self.rescued,
+        }
 
     def add(self, sample: Sample) -> None:
         self.files += sample.files
         self.records += sample.records
-        self.bad += sample.bad
+        self.bad += sum(sample.bad.values())
         self.rescued += sample.rescued
+        self.size_bytes += sample.size_bytes
+        self.complete = self.complete and sample.complete
         self.warnings += sample.warnings
 
 
@@ -51,55 +73,140 @@ class Sampled:
 
     columns: Columns
     schema: pa.Schema
-    choices: dict[str, Choice] = field(default_factory=dict)  # by path
+    widened: dict[str, str] = field(default_factory=dict)  # columns that the run would widen: their present types
+    odd: Counter[str] = field(default_factory=Counter)  # by column: sampled values that would be rescued
+    values: Counter[str] = field(default_factory=Counter)  # by column: sampled values that fit
 
 
 def sample_source(
-    source: Source, ports: Sequence[PortContext], plan: SourcePlan, totals: SampleTotals
+    source: Source, ports: Sequence[PortContext], plan: SourcePlan, later: SourcePlan | None, totals: SampleTotals
 ) -> dict[str, Sampled]:
-    """Decode the beginning of what a plan takes first, and merge its columns with those that are known, by port.
+    """Decode a sample of the first epoch, and one of the files after it; return the columns by port.
 
-    As in a run, the sample is read again until the types of new columns are chosen. Empty: the source gives no sample.
+    The types of new columns follow from the first epoch, as in a run; the sample of the later files tells which of
+    their values would be rescued. Empty: the source gives no sample.
 
     Raises:
-        SchemaError: a record does not fit, and the spec says that this stops the epoch.
+        SchemaError, BadRecordsError: a record does not fit, and the spec says that this stops the epoch.
     """
+    first = _sample_epoch(source, ports, plan, totals, "")
+    totals.first_epoch_complete = totals.first_epoch_complete and totals.complete
+    if not first or later is None:
+        return first
+    following = [replace(one, base=first[name].schema) for one in ports if (name := _name(source, one)) in first]
+    rest = _sample_epoch(source, following, later, totals, " of later epochs")
+    for name, sampled in rest.items():
+        first[name].odd.update(sampled.odd)
+        first[name].values.update(sampled.values)
+        for column in sampled.schema:
+            if column.name not in first[name].schema.names:
+                totals.warnings.append(f"later files add the column {column.name} ({type_words(column)})")
+    return first
+
+
+def _name(source: Source, context: PortContext) -> str:
+    return port_name(source.name, context.port)
+
+
+def _sample_epoch(
+    source: Source, ports: Sequence[PortContext], plan: SourcePlan, totals: SampleTotals, which: str
+) -> dict[str, Sampled]:
+    """Decode a sample of one slice. As in a run, it is read again until the types of its columns are chosen."""
     columns = {one.port: columns_of(one, plan.constants) for one in ports}
-    choices: dict[str, dict[str, Choice]] = {one.port: {} for one in ports}  # by port and path
+    widened: dict[str, dict[str, str]] = {one.port: {} for one in ports}
+    kept: dict[str, dict[str, str]] = {one.port: {} for one in ports}
     while True:
         sample = source.sample(plan, columns)
         if sample is None:
             return {}
+        if sample.records > min(split.max_records for split in plan.splits):
+            sample = replace(sample, complete=False)  # the epoch ends before the end of its files
         is_retyped = False
         for port, read in ((port, read) for port, read in sample.columns.items() if port in columns):
             columns[port], again = agree(columns[port], [read])
             is_retyped = is_retyped or bool(again)
-            counts: dict[str, Counter[str]] = {
-                path: Counter(count) for path, count in read.kinds.items() if path not in choices[port]
-            }
-            chosen = {path: choose(path, count) for path, count in counts.items()}
-            kinds = columns[port].kinds
-            choices[port] |= {path: choice for path, choice in chosen.items() if choice.kind == kinds.get(path)}
+        if is_retyped:
+            continue
+        for context in ports:
+            port, old = context.port, columns[context.port]
+            widening = _widening(context, old, sample, {*widened[port], *kept[port]}, totals)
+            kept[port] |= widening.kept
+            if widening.types:
+                widened[port] |= {name: type_words(old.decoded.field(name)) for name in widening.types}
+                columns[port] = widen_columns(context, old, widening.types)
+                is_retyped = True
         if not is_retyped:
             break
     totals.add(sample)
-    for of_port in choices.values():
-        totals.warnings += [_odd_warning(path, choice) for path, choice in of_port.items() if choice.odd]
-    return {
-        port_name(source.name, one.port): Sampled(
-            columns[one.port], staged_schema(one, columns[one.port]), choices[one.port]
-        )
-        for one in ports
-        if one.port in sample.columns
-    }
+    _check_bad_ratio(sample, ports[0].source.max_bad_ratio, totals)
+    found: dict[str, Sampled] = {}
+    for context in ports:
+        port = context.port
+        if port in sample.columns:
+            if sample.records > sum(sample.bad.values()):
+                partitions = {name for target in context.output.targets for name in target["partition_by"]}
+                check_fields(source.location, staged_schema(context, columns[port]), partitions)
+            sampled = _sampled(context, sample, columns[port], widened[port])
+            totals.warnings += _type_warnings(sampled, sample, port, kept[port], which)
+            found[_name(source, context)] = sampled
+    return found
 
 
-def _odd_warning(path: str, choice: Choice) -> str:
-    share = 100 * choice.odd / choice.values
-    return (
-        f"{shown_path(path)}: of {choice.values:,} sampled values, {choice.odd:,} ({share:.2g} %) would not fit "
-        f"{choice.kind} and would go to {RESCUED_COLUMN}; to choose another type, declare it under schema.fields"
+def _sampled(context: PortContext, sample: Sample, columns: Columns, widened: dict[str, str]) -> Sampled:
+    rescued = add_rescued(one for one in sample.rescued_values if one.source == context.port)
+    return Sampled(
+        columns,
+        staged_schema(context, columns),
+        widened,
+        Counter({one.column: one.values for one in rescued}),
+        Counter(sample.values.get(context.port, {})),
     )
+
+
+def _type_warnings(sampled: Sampled, sample: Sample, port: str, kept: Mapping[str, str], which: str) -> list[str]:
+    """Return a warning for every column with values that would be rescued, and for every one that would be widened."""
+    columns = sampled.columns
+    rescued = add_rescued(one for one in sample.rescued_values if one.source == port)
+    warnings = [_rescued_warning(one, sample, kept, columns.frozen, which) for one in rescued if one.values]
+    for name, old in sampled.widened.items():
+        new = type_words(columns.decoded.field(name))
+        warnings.append(f"column {name}{which}: {old} would become {new}, and the run would rewrite the table's files")
+    return warnings
+
+
+def _widening(
+    context: PortContext, columns: Columns, sample: Sample, known: set[str], totals: SampleTotals
+) -> Widening:
+    """Decide like a run which columns get wider types. A sample that is not complete only warns of a failure."""
+    rescued = add_rescued(one for one in sample.rescued_values if one.source == context.port)
+    try:
+        return decide_widening(context, columns, rescued, sample.records - sum(sample.bad.values()), known)
+    except SchemaError as error:
+        if sample.complete:
+            raise
+        totals.warnings.append(f"on_widen is fail, and a run may stop: {error.message}")
+        return Widening(kept={one.column: "on_widen is fail" for one in rescued})
+
+
+def _check_bad_ratio(sample: Sample, limit: float, totals: SampleTotals) -> None:
+    try:
+        check_bad_ratio(Counter(sample.bad), sample.records, limit, sample.first_bad)
+    except BadRecordsError as error:
+        if sample.complete:
+            raise
+        totals.warnings.append(f"a run may stop: of the sample, {error.message}")
+
+
+def _rescued_warning(one: Rescued, sample: Sample, kept: Mapping[str, str], frozen: frozenset[str], which: str) -> str:
+    values = one.values + sample.values.get(one.source, {}).get(one.column, 0)
+    share = f" of {values:,} sampled values ({100 * one.values / values:.2g} %)" if one.column != UNKNOWN_FIELDS else ""
+    what = "unknown fields" if one.column == UNKNOWN_FIELDS else one.column
+    expected = f" would not fit {one.expected} and" if one.expected else ""
+    first = f"; first: {one.file} line {one.line}: {one.first}" if one.file and one.line is not None else ""
+    reason = f"; the type stays: {kept[one.column]}" if one.column in kept else ""
+    if one.column != UNKNOWN_FIELDS and frozen.isdisjoint({one.column, one.column.split(".")[0]}):
+        reason = "; to choose another type, declare it under schema.fields"
+    return f"{what}{which}: {one.values:,}{share}{expected} would go to {RESCUED_COLUMN}{first}{reason}"
 
 
 ANY_TIME = "2000-01-01T00:00:00+00:00"  # columns do not depend on the epoch's time
@@ -117,12 +224,13 @@ def wanted_ports(options: PipelineOptions) -> dict[str, tuple[SourceOptions, str
 
 
 def known_columns(pipeline: OpenPipeline, head: Head, port: str) -> pa.Schema | None:
-    """The columns that a port of a source is known to have: the checkpoint's, or those of a table that takes its
-    rows."""
-    stored = columns_from_json(head.checkpoint.columns) if head.checkpoint else {}
-    if port in stored:
-        return stored[port]
-    return next((table for sink in sinks_of(pipeline, port) if (table := _find_table(sink)) is not None), None)
+    """Return the known columns of a port, as a run would find them: those of a table that takes its rows, else the
+    checkpoint's; the other way round if an operator reads it."""
+    stored = columns_from_json(head.checkpoint.columns).get(port) if head.checkpoint else None
+    if stored is not None and port in operator_ports(pipeline.options):
+        return stored
+    tables = (table for sink in sinks_of(pipeline, port) if (table := _find_table(sink)) is not None)
+    return next(tables, stored)
 
 
 def source_schemas(pipeline: OpenPipeline, head: Head, sampled: Mapping[str, Sampled]) -> dict[str, pa.Schema]:
@@ -198,13 +306,19 @@ def _find_table(sink: Sink) -> pa.Schema | None:
 
 
 def check_tables(pipeline: OpenPipeline, schemas: Mapping[str, pa.Schema]) -> None:
-    """Raise SchemaError when a table cannot take the rows that would be written to it."""
+    """Raise SchemaError when a table cannot take the rows that would be written to it, or the declared columns."""
+    port = find_source(pipeline.options, sink_input(pipeline.options, pipeline.options.deciding))
+    if port is not None and pipeline.deciding.find_schema() is not None:
+        pipeline.deciding.check_columns(declared(*port))
     for options in pipeline.options.sinks:
         sink, rows = pipeline.sink(options.name), schemas.get(sink_input(pipeline.options, options))
-        if rows is not None:
-            _check_upsert(options, rows)
-            if _find_table(sink) is not None:
-                sink.check_columns(rows)
+        if rows is None:
+            continue
+        _check_upsert(options, rows)
+        table = _find_table(sink)
+        if table is not None:
+            wider = {name: table.field(name).type for name in wider_columns(table, rows)}
+            sink.check_columns(widen(rows, wider))  # the run widens these columns of the table
 
 
 def _check_upsert(options: SinkOptions, rows: pa.Schema) -> None:
@@ -223,7 +337,7 @@ def _check_upsert(options: SinkOptions, rows: pa.Schema) -> None:
 
 def schema_rows(
     pipeline: OpenPipeline, sampled: Mapping[str, Sampled], schemas: Mapping[str, pa.Schema]
-) -> list[dict[str, str | float]]:
+) -> list[dict[str, str | float | None]]:
     """The columns of the deciding table, where each comes from, and what share of sampled values does not fit."""
     deciding = pipeline.options.deciding
     port = sink_input(pipeline.options, deciding)
@@ -236,16 +350,59 @@ def schema_rows(
     source = find_source(pipeline.options, port)
     spec = set(declared(*source).names) if source is not None else set()
     folders = set(sampled[port].columns.constants) if port in sampled else set()
-    choices = sampled[port].choices if port in sampled else {}
-    facts: list[dict[str, str | float]] = []
+    found = sampled.get(port)
+    facts: list[dict[str, str | float | None]] = []
     for column in schema:
-        choice = choices.get(column.name)
-        odd = choice.odd / choice.values if choice else 0.0
+        odd = _odd_share(found, column.name) if found else 0.0
         origin = "table" if column.name in existing else "declared" if column.name in spec else "new"
         if origin == "new" and column.name in folders:
             origin = "new, from a folder name"
-        facts.append({"name": column.name, "type": type_words(column), "origin": origin, "odd_share": odd})
+        facts.append(
+            {
+                "name": column.name,
+                "type": type_words(column),
+                "origin": origin,
+                "odd_share": odd,
+                "widened_from": found.widened.get(column.name) if found else None,
+            }
+        )
     return facts
+
+
+def _odd_share(sampled: Sampled, name: str) -> float:
+    """Return the share of a column's sampled values that would be rescued, those of its nested fields included."""
+    odd = sum(count for path, count in sampled.odd.items() if path == name or path.startswith(f"{name}."))
+    return odd / (odd + sampled.values[name]) if odd else 0.0
+
+
+def declared_warnings(pipeline: OpenPipeline, head: Head) -> list[str]:
+    """Return a warning for each declared column to which the table, or the checkpoint, gives another type."""
+    warnings = []
+    for name, (source, port) in wanted_ports(pipeline.options).items():
+        known = known_columns(pipeline, head, name)
+        for column in declared(source, port):
+            index = known.get_field_index(column.name) if known is not None else -1
+            if known is None or index < 0 or known.field(index).type == column.type:
+                continue
+            warnings.append(
+                f"column {column.name} is declared as {type_words(column)}, but the table has "
+                f"{type_words(known.field(index))}: a run keeps the type of the table, and rescues what does not fit"
+            )
+    return warnings
+
+
+def partition_warnings(pipeline: OpenPipeline, sampled: Mapping[str, Sampled]) -> list[str]:
+    """Return a warning for each partition column that no sampled record has."""
+    warnings = []
+    for port, found in sampled.items():
+        for sink in sinks_of(pipeline, port):
+            for name in sink.stage_target()["partition_by"]:
+                if name not in found.columns.constants and not found.values[name]:
+                    warnings.append(
+                        f"no sampled record has {name}, by which {sink.name} is partitioned: all rows would go to one "
+                        "partition"
+                    )
+    return warnings
 
 
 def type_words(field: pa.Field) -> str:

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from firnline.cli.dry_run_columns import (
     Sampled,
     SampleTotals,
     check_tables,
+    declared_warnings,
     known_columns,
     operator_schemas,
+    partition_warnings,
     sample_source,
     schema_rows,
     sinks_of,
@@ -29,16 +32,19 @@ from firnline.errors import ConfigError, LedgerHoleError, SinkError
 from firnline.graph import Graph, Node, graph_of, sink_input, stateful, topological
 from firnline.history.status import load_lease
 from firnline.jobs.engine import Output
-from firnline.jobs.read_job import PortContext
+from firnline.jobs.read_job import PortContext, refuse_widening
 from firnline.jobs.spark import SparkEngine, find_java
 from firnline.options import PipelineOptions, SinkOptions
 from firnline.process import has_exited
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head
-from firnline.sources.base import Source, SourcePlan
+from firnline.sources.base import Limits, Source, SourcePlan, Split
 from firnline.sources.known import KnownFiles
 from firnline.storage import is_remote
 from firnline.types import Json
+
+MAX_LISTED = 100_000  # files to choose a sample from
+NO_LIMIT = 1 << 62
 
 
 @dataclass(slots=True)
@@ -71,8 +77,10 @@ def preview(pipeline: OpenPipeline, width: int | None = None) -> dict[str, Any]:
     parallelism = SparkEngine(pipeline.options.name, pipeline.options.spark).parallelism
     limits = replace(pipeline.limits(parallelism), any_age=True)
     plan = pipeline.sources.plan(findings.positions, limits)
-    sampled, sample = _sample(findings, plan.plans if plan is not None else {})
-    findings.warnings += sample.warnings
+    everything = pipeline.sources.plan(findings.positions, _without_end(limits)) if plan is not None else None
+    sampled, sample = _sample(findings, plan.plans if plan else {}, everything.plans if everything else {})
+    findings.warnings += [*sample.warnings, *declared_warnings(pipeline, findings.head)]
+    findings.warnings += partition_warnings(pipeline, sampled)
     schemas = _schemas(findings, sampled)
     java = find_java()
     if java is None:
@@ -86,8 +94,8 @@ def preview(pipeline: OpenPipeline, width: int | None = None) -> dict[str, Any]:
         "source": {k: v for k, v in only.items() if k in _SOURCE_FIELDS} if only else None,
         "sources": sources,
         "first_epoch": {"files": plan.files if plan else 0, "size_bytes": plan.size_bytes if plan else 0},
-        "epochs_about": _epochs(pipeline, sources, sample.records, plan.size_bytes if plan else 0),
-        "sinks": [_sink(pipeline, options, options.name in away) for options in pipeline.options.ordered_sinks],
+        "epochs_about": _epochs(pipeline, sources, sample),
+        "sinks": [_sink(findings, options, options.name in away) for options in pipeline.options.ordered_sinks],
         "copies": copies,
         "lease": lease,
         "resume": {
@@ -102,7 +110,7 @@ def preview(pipeline: OpenPipeline, width: int | None = None) -> dict[str, Any]:
             for port, schema in schemas.items()
         ],
         "graph": {**graph_json(pipeline.options, shards), "drawing": draw_graph(pipeline.options, shards, width)},
-        "sample": sample.to_json(),
+        "sample": {**sample.to_json(), **_waiting(sources)},
         "java": java,
         "warnings": [*findings.warnings, *head.repairs],
     }
@@ -156,6 +164,14 @@ def _source(findings: _Findings, source: Source) -> dict[str, Any]:
     }
 
 
+def _waiting(sources: list[dict[str, Any]]) -> dict[str, int]:
+    """Return how much a sample was taken from."""
+    return {
+        "of_files": sum(int(source["files_outstanding"] + source["late_files"]) for source in sources),
+        "of_bytes": sum(int(source["bytes_outstanding"]) for source in sources),
+    }
+
+
 def _late(findings: _Findings, source: Source) -> int:
     if findings.known is None:
         return 0
@@ -166,16 +182,13 @@ def _late(findings: _Findings, source: Source) -> int:
     return reconciled.rest + (reconciled.late_count if source.late_files != "ignore" else 0)
 
 
-def _epochs(pipeline: OpenPipeline, sources: list[dict[str, Any]], sampled: int, planned_bytes: int) -> int:
-    """Estimate the number of epochs; several sources share the limits of one.
-
-    The records of the sample count for the bytes of the first epoch. A sample that ends early makes the estimate lower.
-    """
+def _epochs(pipeline: OpenPipeline, sources: list[dict[str, Any]], sample: SampleTotals) -> int:
+    """Estimate the number of epochs; several sources share the limits of one. The sample tells records per byte."""
     batch = pipeline.options.batch
     files, size = max(1, batch.max_files // len(sources)), max(1, batch.max_bytes // len(sources))
     by_files = [math.ceil(int(source["files_outstanding"] + source["late_files"]) / files) for source in sources]
     outstanding = sum(int(source["bytes_outstanding"]) for source in sources)
-    records = sampled * max(1.0, outstanding / planned_bytes) if planned_bytes else sampled
+    records = sample.records * max(1.0, outstanding / sample.size_bytes) if sample.size_bytes else sample.records
     by_files.append(math.ceil(records / batch.max_events))
     return max([*by_files, *(math.ceil(int(source["bytes_outstanding"]) / size) for source in sources)])
 
@@ -183,19 +196,44 @@ def _epochs(pipeline: OpenPipeline, sources: list[dict[str, Any]], sampled: int,
 # -- columns ------------------------------------------------------------------------------------------
 
 
-def _sample(findings: _Findings, plans: Mapping[str, SourcePlan]) -> tuple[dict[str, Sampled], SampleTotals]:
-    """Return the columns of the first files of every source, by port, merged with the known ones."""
+def _without_end(limits: Limits) -> Limits:
+    """Return limits for a plan of everything that waits, up to `MAX_LISTED` files."""
+    return replace(limits, max_files=MAX_LISTED, max_bytes=NO_LIMIT, max_events=NO_LIMIT, max_output_files=NO_LIMIT)
+
+
+def _later(first: SourcePlan, everything: SourcePlan | None) -> SourcePlan | None:
+    """Return the part of a plan of everything that comes after the first epoch."""
+    taken = {str(item["path"]) for split in first.splits for item in split.inputs}
+    splits = everything.splits if everything is not None else []
+    inputs = [item for split in splits for item in split.inputs if str(item["path"]) not in taken]
+    if everything is None or not inputs:
+        return None
+    return replace(everything, splits=[Split(inputs, NO_LIMIT, NO_LIMIT, NO_LIMIT)], files=len(inputs))
+
+
+def _sample(
+    findings: _Findings, plans: Mapping[str, SourcePlan], everything: Mapping[str, SourcePlan]
+) -> tuple[dict[str, Sampled], SampleTotals]:
+    """Return the columns of a sample of every source, by port, merged with the known ones."""
     pipeline, totals = findings.pipeline, SampleTotals()
     ports: dict[str, list[PortContext]] = {}
     for name, (source, port) in wanted_ports(pipeline.options).items():
         output = Output(tuple(sink.stage_target() for sink in sinks_of(pipeline, name)))
         base = known_columns(pipeline, findings.head, name)
-        ports.setdefault(source.name, []).append(PortContext(source, port, output, base))
+        has_operators = any(name in operator.inputs for operator in pipeline.options.operators)
+        refuse = partial(
+            refuse_widening,
+            sinks=sinks_of(pipeline, name),
+            deciding=pipeline.deciding.name,
+            has_operators=has_operators,
+        )
+        ports.setdefault(source.name, []).append(PortContext(source, port, output, base, refuse))
     sampled: dict[str, Sampled] = {}
     for name, of_source in ports.items():
         plan = plans.get(name)
         if plan is not None and plan.splits:
-            sampled |= sample_source(pipeline.sources[name], of_source, plan, totals)
+            later = _later(plan, everything.get(name))
+            sampled |= sample_source(pipeline.sources[name], of_source, plan, later, totals)
     return sampled, totals
 
 
@@ -279,13 +317,21 @@ def _check_sinks(findings: _Findings) -> set[str]:
     return away
 
 
-def _sink(pipeline: OpenPipeline, options: SinkOptions, is_away: bool) -> dict[str, Any]:
+def _sink(findings: _Findings, options: SinkOptions, is_away: bool) -> dict[str, Any]:
+    pipeline = findings.pipeline
     sink = pipeline.sink(options.name)
     head = sink.load() if not is_away else Head(exists=False, version=-1)
     root = sink.uri
     writable = _writable(root)
     if writable is False and not is_away:
         raise SinkError(f"{root} cannot be written", hint="Allow this user to write there.", table=root)
+    others = _other_things(root) if not head.exists and not is_away else []
+    if others:
+        more = f" and {len(others) - 1:,} more" if others[1:] else ""
+        findings.warnings.append(
+            f"{root} is no Delta table, and not empty: a run would create the table beside {others[0]}{more}, and a "
+            "vacuum of the table may delete them; choose an empty folder"
+        )
     return {
         "name": sink.name,
         "table": root,
@@ -300,6 +346,13 @@ def _sink(pipeline: OpenPipeline, options: SinkOptions, is_away: bool) -> dict[s
         "required": sink.required,
         "writable": writable,
     }
+
+
+def _other_things(root: str) -> list[str]:
+    """Return the names of files and folders in a local folder that are not Firnline's."""
+    if is_remote(root) or not Path(root).is_dir():
+        return []
+    return sorted(entry.name for entry in Path(root).iterdir() if not entry.name.startswith(("_firnline", "_delta")))
 
 
 def _writable(root: str) -> bool | None:

@@ -22,7 +22,15 @@ from firnline.jobs.dataflow import Dataflow, keyed_edge, sql_edge
 from firnline.jobs.engine import Engine, Output, SqlJob, SqlTable, SqlTask
 from firnline.jobs.fold_job import Folded, FoldReport, FoldTask, add_up
 from firnline.jobs.heartbeat import React, Watch, WorkerLosses, run_watched
-from firnline.jobs.read_job import PortContext, Produced, ReadContext, exchanged, known_columns, read_sources
+from firnline.jobs.read_job import (
+    PortContext,
+    Produced,
+    ReadContext,
+    exchanged,
+    known_columns,
+    read_sources,
+    refuse_widening,
+)
 from firnline.jobs.watermarks import Watermark, Watermarks
 from firnline.names import (
     commit_exchange_folder,
@@ -256,24 +264,8 @@ class _Running:
         return PortContext(source, port, self._output(name), before, refuse, after, tuple(dict.fromkeys(keys)))
 
     def _refuse_widening(self, port: str, types: Mapping[str, pa.DataType]) -> dict[str, str]:
-        """Return which columns of a port cannot get a wider type, with the reasons.
-
-        The deciding sink must take the port: it alone holds every row that another sink may still wait for.
-        """
-        sinks = self._sinks_of(port)
-        if self.job.replay or self.jobs.flow.edges_of(port, self.job.ranges):
-            return dict.fromkeys(types, "an operator reads it")
-        if self.jobs.sinks[0].name not in [sink.name for sink in sinks]:
-            return dict.fromkeys(types, f"the deciding sink {self.jobs.sinks[0].name!r} does not take the rows")
-        refused: dict[str, str] = {}
-        for sink in sinks:
-            try:
-                refused |= sink.refuse_widening(types)
-            except FirnlineError as error:
-                if sink.required:
-                    raise
-                refused |= dict.fromkeys(types, f"sink {sink.name!r} does not answer: {error.message}")
-        return refused
+        has_operators = bool(self.jobs.flow.edges_of(port, self.job.ranges))
+        return refuse_widening(types, self._sinks_of(port), self.jobs.sinks[0].name, has_operators)
 
     def _output(self, port: str) -> Output:
         """Return the destinations of a port's rows."""

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import pyarrow as pa
 
-from firnline.errors import BadRecordsError, EngineError, SchemaError
+from firnline.errors import BadRecordsError, EngineError, FirnlineError, SchemaError
 from firnline.exchange import Exchanged
 from firnline.jobs.engine import Engine, Output
 from firnline.jobs.heartbeat import Watch, run_watched
 from firnline.options import SourceOptions
 from firnline.rescued import Rescued, add_rescued
 from firnline.schema import RESCUED_COLUMN, merge, schema_from_json, schema_to_json, type_to_text, widen
+from firnline.sinks.base import Sink
 from firnline.sources.base import ReadColumns, SourcePlan, Split, SplitEnd, port_name
 from firnline.sources.columns import (
     IS_DECLARED,
@@ -134,12 +135,99 @@ def staged_schema(context: PortContext, columns: Columns) -> pa.Schema:
     return pa.schema(fields)
 
 
+def check_fields(origin: str, fields: Iterable[pa.Field], partitions: Collection[str]) -> None:
+    """Check that a Delta table can hold the columns of some rows.
+
+    Raises:
+        SchemaError: two names differ only in case, or a partition column is nested.
+    """
+    seen: dict[str, str] = {}
+    for column in fields:
+        other = seen.setdefault(column.name.lower(), column.name)
+        if other != column.name:
+            raise SchemaError(
+                f"{origin}: columns {other!r} and {column.name!r} differ in case alone",
+                hint="Spell partition_by, declared fields and folder names as the records do.",
+            )
+        if column.name in partitions and pa.types.is_nested(column.type):
+            raise SchemaError(
+                f"{origin}: partition_by names {column.name!r}, which holds {type_to_text(column)}",
+                hint="Choose a column of single values for partition_by.",
+            )
+
+
 def _is_supported(field: pa.Field) -> bool:
     try:
         schema_to_json(pa.schema([field]))
     except ValueError:
         return False
     return True
+
+
+# -- wider types --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Widening:
+    """The known columns of a port whose numbers need a wider type: those that get one, and those that keep theirs."""
+
+    types: dict[str, pa.DataType] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)  # with the reason; their values are rescued
+
+
+def decide_widening(
+    context: PortContext, columns: Columns, rescued: Sequence[Rescued], rows: int, known: Collection[str] = ()
+) -> Widening:
+    """Decide by the rescued values of an epoch which columns get a wider type, apart from the `known` decisions.
+
+    Raises:
+        SchemaError: `on_widen` is `fail`.
+    """
+    policy, names = context.source.schema_of(context.port).on_widen, declared(context.source, context.port).names
+    wanted = {name: kind for name, kind in find_wider(columns, names, rescued, rows).items() if name not in known}
+    kept = {name: why for name, why in find_kept(columns, names, rescued, rows).items() if name not in known}
+    if policy == "rescue":
+        return Widening()
+    undeclared = {*wanted, *(name for name, reason in kept.items() if reason != IS_DECLARED)}
+    if policy == "fail" and undeclared:
+        first = next(one for one in rescued if one.column in undeclared)
+        raise SchemaError(
+            f"{first.file} line {first.line}: {first.first} does not fit column {first.column} ({first.expected})",
+            hint="Set schema.on_widen to rewrite or rescue, or correct the input.",
+        )
+    refused = context.refuse_widening(wanted) if wanted else {}
+    return Widening({name: kind for name, kind in wanted.items() if name not in refused}, {**kept, **refused})
+
+
+def widen_columns(context: PortContext, columns: Columns, types: Mapping[str, pa.DataType]) -> Columns:
+    """Return the columns of a port with wider types."""
+    decoded = widen(columns.decoded, types)
+    if context.base is not None and RESCUED_COLUMN not in context.base.names:
+        # Added for the values that now fit; added again if others are rescued.
+        decoded = pa.schema([column for column in decoded if column.name != RESCUED_COLUMN])
+    return replace(columns, decoded=decoded)
+
+
+def refuse_widening(
+    types: Mapping[str, pa.DataType], sinks: Sequence[Sink], deciding: str, has_operators: bool
+) -> dict[str, str]:
+    """Return which columns cannot get a wider type in the sinks that take them, with the reasons.
+
+    The deciding sink must take the rows: it alone holds every row that another sink may still wait for.
+    """
+    if has_operators:
+        return dict.fromkeys(types, "an operator reads it")
+    if deciding not in [sink.name for sink in sinks]:
+        return dict.fromkeys(types, f"the deciding sink {deciding!r} does not take the rows")
+    refused: dict[str, str] = {}
+    for sink in sinks:
+        try:
+            refused |= sink.refuse_widening(types)
+        except FirnlineError as error:
+            if sink.required:
+                raise
+            refused |= dict.fromkeys(types, f"sink {sink.name!r} does not answer: {error.message}")
+    return refused
 
 
 # -- what driver and workers exchange -----------------------------------------------------------------
@@ -425,39 +513,20 @@ class _SourceRead:
         Raises:
             SchemaError: `on_widen` is `fail`.
         """
-        context, columns = self.context.ports[port], self.columns[port]
-        reports = self.reports.values()
+        if self.context.replay:
+            return
+        context, columns, reports = self.context.ports[port], self.columns[port], self.reports.values()
         rescued = add_rescued(one for report in reports for one in report.rescued if one.source == port)
         rows = sum(report.rows[port] for report in reports)
-        names = declared(context.source, port).names
-        wanted = find_wider(columns, names, rescued, rows)
-        refused = find_kept(columns, names, rescued, rows)
-        new = {name for name in (*wanted, *refused) if (port, name) not in self.asked}
-        policy = context.source.schema_of(port).on_widen
-        if not new or policy == "rescue" or self.context.replay:
-            return
-        wanted = {name: kind for name, kind in wanted.items() if name in new}
-        undeclared = {name for name in new if refused.get(name) != IS_DECLARED}
-        if policy == "fail" and undeclared:
-            first = next(one for one in rescued if one.column in undeclared)
-            raise SchemaError(
-                f"{first.file} line {first.line}: {first.first} does not fit column {first.column} ({first.expected})",
-                hint="Set schema.on_widen to rewrite or rescue, or correct the input.",
-            )
-        self.asked |= {(port, name) for name in new}
-        if wanted:
-            refused |= context.refuse_widening(wanted)
+        known = {name for asked, name in self.asked if asked == port}
+        widening = decide_widening(context, columns, rescued, rows, known)
+        self.asked |= {(port, name) for name in (*widening.types, *widening.kept)}
         facts = {"source": port_name(self.context.options.name, port), "epoch": self.context.epoch}
         expected = {one.column: one.expected for one in rescued}
-        for name in sorted(new & refused.keys()):
-            logger.warning("column %s stays %s: %s", name, expected[name], refused[name], extra=facts)
-        types = {name: kind for name, kind in wanted.items() if name not in refused}
-        if types:
-            decoded = widen(columns.decoded, types)
-            if context.base is not None and RESCUED_COLUMN not in context.base.names:
-                # Added for the values that now fit; added again if others are rescued.
-                decoded = pa.schema([column for column in decoded if column.name != RESCUED_COLUMN])
-            self.columns[port] = replace(columns, decoded=decoded)
+        for name, reason in sorted(widening.kept.items()):
+            logger.warning("column %s stays %s: %s", name, expected[name], reason, extra=facts)
+        if widening.types:
+            self.columns[port] = widen_columns(context, columns, widening.types)
             self.unread = set(self.reports)
 
 
@@ -493,7 +562,7 @@ def read_sources(
         added = _add_up(read.context, read.columns, of_read)
         if not read.plan.notes.get("replay"):  # of records that were bad before, most may still be
             first = [one for report in of_read for one in report.first_bad]
-            _check_bad_ratio(added, read.context.options.max_bad_ratio, first)
+            check_bad_ratio(added.bad, added.records, read.context.options.max_bad_ratio, first)
         produced.add(added)
         reports_in_order += of_read
     return produced, reports_in_order
@@ -562,13 +631,13 @@ def exchanged(reports: Sequence[ReadReport], contexts: Mapping[str, ReadContext]
     return {name: Exchanged.collect(({"exchanged": report.exchanged} for report in reports), name) for name in names}
 
 
-def _check_bad_ratio(produced: Produced, limit: float, first: Sequence[str]) -> None:
+def check_bad_ratio(bad_records: Counter[str], records: int, limit: float, first: Sequence[str]) -> None:
     """Refuse a slice of mostly bad records: the format is probably wrong."""
-    bad = produced.bad.total()
-    if produced.records >= JUDGED_RECORDS and bad > limit * produced.records:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in produced.bad.most_common())
+    bad = bad_records.total()
+    if records >= JUDGED_RECORDS and bad > limit * records:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in bad_records.most_common())
         raise BadRecordsError(
-            f"{bad:,} of {produced.records:,} records are bad ({reasons}), more than max_bad_ratio ({limit:g}) allows;"
+            f"{bad:,} of {records:,} records are bad ({reasons}), more than max_bad_ratio ({limit:g}) allows;"
             f" the first: {'; '.join(first[:FIRST_BAD])}",
             hint="See them with `firnline quarantine --pending`. If the files have another format, set `format` of the"
             " source (csv, json, parquet); if so many bad records are expected, raise max_bad_ratio.",

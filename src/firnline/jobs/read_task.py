@@ -22,10 +22,10 @@ import pyarrow.parquet as pq
 from firnline.errors import SchemaError
 from firnline.exchange import ExchangeWriter
 from firnline.faults import fault_point
-from firnline.jobs.read_job import FIRST_BAD, ReadReport, ReadTask
+from firnline.jobs.read_job import FIRST_BAD, ReadReport, ReadTask, check_fields
 from firnline.names import quarantine_name
 from firnline.rescued import Rescued, add_rescued, shorten
-from firnline.schema import RESCUED_COLUMN, schema_from_json
+from firnline.schema import RESCUED_COLUMN, json_field, schema_from_json
 from firnline.sinks.base import Stager
 from firnline.sinks.registry import open_stager
 from firnline.sources.base import BadRecord, Budget, RestartError, Rows, SplitEnd, SplitReader
@@ -201,6 +201,7 @@ class _PortWriter:
         if rows.batch.num_rows == 0:
             return
         self._check_types(rows.batch.schema)
+        self._check_new_partitions(rows.batch.schema)
         batch = self._complete(rows)
         if rows.rescued:
             self.rescued = add_rescued([*self.rescued, *rows.rescued])
@@ -230,6 +231,15 @@ class _PortWriter:
             at = pc.index(pc.is_null(batch.column(index)), True).as_py() if index >= 0 else 0
             self.keyless[name] = f"{rows.origin}, record {rows.record_numbers[at].as_py()}"
 
+    def _check_new_partitions(self, schema: pa.Schema) -> None:
+        """Start again with JSON text for a nested partition column whose type the values of all tasks still decide."""
+        partitions = {name for target in self._targets for name in target["partition_by"]}
+        undecided = partitions - self._columns.frozen - self._columns.kinds.keys()
+        nested = {f.name for f in schema if f.name in undecided and pa.types.is_nested(f.type)}
+        if nested:
+            self.schema = pa.schema([json_field(f.name, f.nullable) if f.name in nested else f for f in schema])
+            raise RestartError
+
     def _complete(self, rows: Rows) -> pa.RecordBatch:
         """Add the columns that do not come from the record: constants, missing partitions, lineage."""
         batch, count = rows.batch, rows.batch.num_rows
@@ -248,8 +258,7 @@ class _PortWriter:
             if name not in {f.name for f in fields}:
                 columns.append(pa.nulls(count, pa.string()))
                 fields.append(pa.field(name, pa.string()))
-        _check_spelling(rows.origin, fields)
-        _check_partitions(rows.origin, fields, partitions)
+        check_fields(rows.origin, fields, partitions)
         if misfits or any(all(f.name in t["partition_by"] for f in fields) for t in self._targets):
             # Also for rows of partition columns alone: a Parquet file without a column has no rows.
             _rescue(columns, fields, misfits, count)
@@ -272,24 +281,6 @@ class _PortWriter:
             if self._columns.evolution == "fail":
                 raise SchemaError(f"{rows.origin}: the folder's {name}={text} is no {kind}") from error
             return pa.nulls(1, kind)
-
-
-def _check_spelling(path: str, fields: list[pa.Field]) -> None:
-    """Refuse columns whose names differ only in case, which Delta cannot hold."""
-    seen: dict[str, str] = {}
-    for name in (f.name for f in fields):
-        other = seen.setdefault(name.lower(), name)
-        if other != name:
-            raise SchemaError(
-                f"{path}: columns {other!r} and {name!r} differ in case alone",
-                hint="Spell partition_by, declared fields and folder names as the records do.",
-            )
-
-
-def _check_partitions(path: str, fields: list[pa.Field], partitions: list[str]) -> None:
-    for field_ in fields:
-        if field_.name in partitions and pa.types.is_nested(field_.type):
-            raise SchemaError(f"{path}: partition_by names {field_.name!r}, which holds {field_.type}")
 
 
 def _rescue(columns: list[Any], fields: list[pa.Field], misfits: Mapping[str, str | None], rows: int) -> None:

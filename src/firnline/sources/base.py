@@ -129,14 +129,19 @@ class SplitEnd:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The result of reading the first records of a slice, for `dry-run`."""
+    """The result of reading some records of a slice, for `dry-run`."""
 
     columns: Mapping[str, ReadColumns]  # by port; a port without rows may be left out
     files: int  # inputs that were sampled
     records: int
-    bad: int
+    bad: Mapping[str, int]  # bad records, by reason
     rescued: int  # records with a value or field for `_rescued_data`
     warnings: tuple[str, ...] = ()
+    size_bytes: int = 0  # that were read, as stored
+    complete: bool = False  # whether every record of the slice was read
+    values: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # by port and column: values that fit
+    rescued_values: tuple[Rescued, ...] = ()  # by column; `source` is the port
+    first_bad: tuple[str, ...] = ()  # the first bad records: input, line and reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,12 +510,13 @@ class Source(ABC):
         return {}
 
     def sample(self, plan: SourcePlan, columns: Mapping[str, Columns]) -> Sample | None:
-        """Decode the start of a slice in the driver, like a reader; None if only a run finds the columns.
+        """Decode records of a slice in the driver, like a reader; None if only a run finds the columns.
 
-        `columns` has the columns of each wanted port, as for a reader.
+        `columns` has the columns of each wanted port, as for a reader. The sample is bounded in bytes, and spread over
+        the inputs of the slice.
 
         Raises:
-            SchemaError: a record does not fit, and the settings make this an error.
+            SchemaError, BadRecordsError: a record does not fit, and the settings make this an error.
         """
         return None
 

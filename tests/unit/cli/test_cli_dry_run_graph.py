@@ -59,7 +59,9 @@ def test_every_source_is_told(shop: Path, run_json: Any) -> None:
     ]
     assert found["first_epoch"]["files"] == 4
     assert found["epochs_about"] == 3
-    assert found["sample"] == {"files": 4, "records": 4, "bad": 0, "rescued": 0}
+    sample = found["sample"]
+    assert (sample["files"], sample["of_files"], sample["records"], sample["complete"]) == (9, 9, 9, True)
+    assert (sample["bad"], sample["rescued"], sample["size_bytes"]) == (0, 0, sample["of_bytes"])
     assert found["warnings"] == []
 
 

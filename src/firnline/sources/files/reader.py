@@ -1,15 +1,14 @@
 """Reads a range of files in a worker: files of any format to Arrow batches, in bounded memory.
 
 The rows of a file are handed on only when the file is known to be whole, or when it is too large to hold. A large file
-that then turns out broken makes the task begin again without it. To find the columns of a slice, the driver reads a
-sample of its first files.
+that then turns out broken makes the task begin again without it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -17,15 +16,12 @@ import pyarrow as pa
 from firnline.errors import BadRecordsError, SchemaError, SourceError
 from firnline.ndjson import BrokenFileError, Decoded, MismatchError, UnexpectedFieldError
 from firnline.ndjson.infer import Counts, add_counts
-from firnline.schema import RESCUED_COLUMN
 from firnline.sources.base import (
     MAIN_PORT,
     Budget,
     ReadColumns,
     RestartError,
     Rows,
-    Sample,
-    SourcePlan,
     Split,
     SplitEnd,
     SplitReader,
@@ -44,8 +40,6 @@ from firnline.types import Json
 HOLD_BYTES = 48 * 1024 * 1024  # decoded rows of one file that wait until the file is known to be whole
 READ_TRIES = 4
 READ_BACKOFF_SECS = 0.1
-SAMPLE_FILES = 3
-SAMPLE_RECORDS = 10_000  # of each file
 
 
 class _FileFailedError(Exception):
@@ -295,61 +289,3 @@ class _OpenFile:
 
     def close(self) -> None:
         self._file.close()
-
-
-# -- samples ------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Tally:
-    files: int = 0
-    records: int = 0
-    bad: int = 0
-    rescued: int = 0
-    warnings: list[str] = field(default_factory=list)
-
-
-def sample_files(settings: FileReaderSettings, plan: SourcePlan, columns: Columns) -> Sample:
-    """Decode the start of the first files of a plan.
-
-    Raises:
-        SchemaError: a record does not fit, and the spec makes this an error.
-    """
-    decoders = _Decoders(columns.decoded, columns)
-    tally = _Tally()
-    for item in [item for split in plan.splits for item in split.inputs][:SAMPLE_FILES]:
-        _sample_file(settings, item, decoders, tally)
-    read = ReadColumns(decoders.schema, decoders.kinds())
-    return Sample({MAIN_PORT: read}, tally.files, tally.records, tally.bad, tally.rescued, tuple(tally.warnings))
-
-
-def _sample_file(settings: FileReaderSettings, item: dict[str, Json], decoders: _Decoders, tally: _Tally) -> None:
-    storage, path = open_storage(settings.root, settings.storage_options), str(item["path"])
-    file = StoredFile(storage, path.removeprefix(settings.root).lstrip("/"), path, int(item["size_bytes"]))
-    file_format = open_format(item.get("read_as"))
-    decoder = decoders.of(file_format)
-    place = Place(max_records=SAMPLE_RECORDS, max_record_bytes=settings.max_record_bytes)
-    try:
-        for piece in file_format.open(file, place):
-            decoded = decoder.decode(piece)
-            decoders.schema = decoder.schema
-            decoder.count(decoded.batch)
-            tally.records += piece.records
-            tally.bad += len(decoded.bad)
-            if RESCUED_COLUMN in decoded.batch.schema.names:
-                rescued = decoded.batch.column(RESCUED_COLUMN)
-                tally.rescued += len(rescued) - rescued.null_count
-            if decoded.bad and settings.on_bad_record == "fail":
-                first = decoded.bad[0]
-                tally.warnings.append(f"{path}, line {first.line}: {first.reason}; on_bad_record is fail")
-    except (UnexpectedFieldError, MismatchError) as error:
-        raise SchemaError(f"{path}: {error}", file=path) from error
-    except BrokenFileError as error:
-        tally.warnings.append(f"{path} cannot be read: {error.reason}")
-        return
-    except OSError as error:
-        tally.warnings.append(f"{path} cannot be read: {error}")
-        return
-    finally:
-        file.close()
-    tally.files += 1

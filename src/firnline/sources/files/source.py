@@ -172,7 +172,7 @@ class FileSource(Source):
         )
 
     def sample(self, plan: SourcePlan, columns: Mapping[str, Columns]) -> Sample:
-        from firnline.sources.files.reader import sample_files  # loads the decoder
+        from firnline.sources.files.sample import sample_files  # loads the decoder
 
         return sample_files(self._reader_settings(), plan, columns[MAIN_PORT])
 
