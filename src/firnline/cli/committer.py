@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
+from firnline.cli import logs
 from firnline.cli.common import Common, Duration, Flag, Metrics, MoreTables, Tables, named_tables
-from firnline.cli.output import count_text
+from firnline.cli.output import count_text, say
 from firnline.cli.text import safe
 from firnline.clock import monotonic
 
@@ -151,5 +152,8 @@ def _observer(serve: Metrics) -> Iterator[CommitterObserver]:
 
 
 def _say(text: str) -> None:
+    if logs.is_json():
+        say(text)
+        return
     sys.stderr.write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {safe(text)}\n")
     sys.stderr.flush()

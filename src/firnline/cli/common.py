@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
+from firnline.cli.logs import VARIABLE, LogFormat
 from firnline.cli.output import Output, brief, say
 from firnline.config.units import parse_seconds, parse_size, seconds_text, size_text
 from firnline.errors import ConfigError, DamagedError, StoreUnsafeError, no_such_folder
@@ -96,6 +97,10 @@ class Common:
 
     json: Annotated[bool, Flag, Parameter(help="Write the result as JSON.")] = False
     debug: Annotated[bool, Flag, Parameter(help="Show tracebacks and more log lines.")] = False
+    log_format: Annotated[
+        LogFormat,
+        Parameter(help="Log lines on stderr: text, or json (one object a line).", env_var=VARIABLE),
+    ] = "text"
 
     @property
     def out(self) -> Output:

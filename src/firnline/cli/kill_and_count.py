@@ -55,8 +55,9 @@ class LogWatch:
 
 
 def plain_environ() -> dict[str, str]:
-    """Return the environment without variables that would break a further run: faults, and a port in use."""
-    left_out = ("FIRNLINE_FAULT", "FIRNLINE_METRICS_PORT")
+    """Return the environment without variables that would break a further run: faults, a port in use, and a log whose
+    last words could not be shown."""
+    left_out = ("FIRNLINE_FAULT", "FIRNLINE_METRICS_PORT", "FIRNLINE_LOG_FORMAT")
     return {key: value for key, value in os.environ.items() if not key.startswith(left_out)}
 
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from firnline.cli.output import size_text
+from firnline.cli import logs
+from firnline.cli.output import say, size_text
 from firnline.cli.text import safe
 from firnline.clock import monotonic
 
@@ -96,7 +97,7 @@ class LongTask:
     def __init__(self) -> None:
         self._stop = threading.Event()
         self._shown_at = 0.0
-        self._live = sys.stderr.isatty()
+        self._live = sys.stderr.isatty() and not logs.is_json()
 
     def progress(self, what: str, finished: int, total: int) -> None:
         """Show how much of the total is finished, not too often."""
@@ -105,7 +106,10 @@ class LongTask:
             return
         self._shown_at = now
         text = f"{what}: {finished:,} of {total:,}" if total else f"{what}: {finished:,}"
-        sys.stderr.write(f"\r\x1b[2K{safe(text)}" if self._live else f"{safe(text)}\n")
+        if not self._live:
+            say(text)
+            return
+        sys.stderr.write(f"\r\x1b[2K{safe(text)}")
         sys.stderr.flush()
 
     def stopping(self) -> bool:
@@ -124,7 +128,7 @@ class LongTask:
 
 
 def _say_stopping() -> None:
-    sys.stderr.write("stopping after this step\n")
+    say("stopping after this step")
 
 
 @contextlib.contextmanager

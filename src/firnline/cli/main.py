@@ -14,6 +14,7 @@ from cyclopts import App, CycloptsError
 from cyclopts.exceptions import UnusedCliTokensError
 
 from firnline import __version__
+from firnline.cli import logs
 from firnline.cli.common import find_spec_argument, name_spec
 from firnline.cli.output import FactsHandler, print_failure
 from firnline.errors import CommitUnknownError, FencedError, FirnlineError, SinkError, find_denied
@@ -55,7 +56,7 @@ app = App(
     name="firnline",
     help="Exactly-once, checkpointed pipelines into Delta Lake. Kill it anywhere, run it again: every record lands "
     "once."
-    "\n\nResults go to stdout, logs to stderr; every command takes --json, --debug and --help.",
+    "\n\nResults go to stdout, logs to stderr; every command takes --json, --log-format, --debug and --help.",
     version=__version__,
     help_format="plaintext",
     result_action="return_value",
@@ -91,6 +92,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run_command(tokens: list[str]) -> int:
     """Run one command and return its exit code; failures are printed on stderr."""
     tokens = [*(ALIASES.get(token, token) for token in tokens[:1]), *tokens[1:]]
+    with logs.using_format(logs.find_format(tokens, os.environ)):
+        return _dispatch(tokens)
+
+
+def _dispatch(tokens: list[str]) -> int:
     debug = "--debug" in tokens
     # Warnings where no command has set logging up: the facts belong to the message.
     before, logging.lastResort = logging.lastResort, FactsHandler(logging.WARNING)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import IO, Any
 
+from firnline.cli import logs
 from firnline.cli.table import Column, lay_out
 from firnline.cli.text import safe, shorten, shown, text_width
 from firnline.errors import FirnlineError
@@ -21,7 +22,6 @@ from firnline.errors import FirnlineError
 MAX_FACT = 300  # characters of one fact of a log record
 MAX_REASON = 200  # characters of the reason why a file is set aside
 NAMES_SHOWN = 3  # files that are named; the command that lists all of them follows
-_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 # What storage libraries put after their message: the same error again, as nested structures over many lines.
 _FRAME = re.compile(r"\s+at [\w$.<>/]+\(.*\)\s*$|\s+\.\.\. \d+ more\s*$|JVM stacktrace:")
 _PYTHON_TRACE = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+")
@@ -157,8 +157,8 @@ def brief(text: str) -> str:
 
 def log_text(record: logging.LogRecord) -> str:
     """A log record as one line: level if it matters, message, then the facts."""
-    facts = {k: v for k, v in record.__dict__.items() if k not in _STANDARD}
-    text = "  ".join([record.getMessage(), *(f"{k}={shorten(brief(str(v)), MAX_FACT)}" for k, v in facts.items())])
+    facts = logs.facts_of(record).items()
+    text = "  ".join([record.getMessage(), *(f"{k}={shorten(brief(str(v)), MAX_FACT)}" for k, v in facts)])
     return f"{record.levelname.lower()}: {text}" if record.levelno >= logging.WARNING else text
 
 
@@ -167,28 +167,41 @@ class FactsHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            say(log_text(record))
+            if logs.is_json():
+                sys.stderr.write(logs.record_line(record) + "\n")
+                sys.stderr.flush()
+            else:
+                say(log_text(record))
         except Exception:  # a log line must never end a command
             self.handleError(record)
 
 
 def say(text: str) -> None:
     """Write a line about progress to stderr."""
-    sys.stderr.write(safe(text) + "\n")
+    sys.stderr.write((logs.json_line("info", text) if logs.is_json() else safe(text)) + "\n")
     sys.stderr.flush()
 
 
 def print_failure(error: BaseException, *, debug: bool, stream: IO[str] | None = None) -> None:
-    """Print a failure in two lines, `Error: ...` and `Try: ...`; with `--debug` the traceback comes first."""
+    """Print a failure in two lines, `Error: ...` and `Try: ...`; with `--debug` the traceback comes first.
+
+    As JSON it is one line, with code, exit code, hint and, with `--debug`, the traceback among its fields.
+    """
     stream = stream or sys.stderr
-    if debug:
-        traceback.print_exception(error, file=stream)
-        if isinstance(error, FirnlineError) and "traceback" in error.fields:  # of a worker, in another process
-            stream.write(str(error.fields["traceback"]))
+    trace = "".join(traceback.format_exception(error)) if debug else ""
+    code, exit_code = "internal", 1
     if isinstance(error, FirnlineError):
-        message, hint = error.message, error.hint
+        message, hint, code, exit_code = error.message, error.hint, error.code, error.exit_code
+        if debug and "traceback" in error.fields:  # of a worker, in another process
+            trace += str(error.fields["traceback"])
     else:
         message, hint = f"{type(error).__name__}: {error}", _blame(error)
+    if logs.is_json():
+        fields = {"code": code, "exit_code": exit_code, "hint": hint, **({"traceback": trace} if trace else {})}
+        stream.write(logs.json_line("error", cut_trace(brief(message)), fields) + "\n")
+        stream.flush()
+        return
+    stream.write(trace)
     first, *more = [safe(line) for line in cut_trace(brief(message)).splitlines()] or [""]
     others = "".join(f"\n       {line}" for line in more)  # a spec may have several problems
     stream.write(f"{_red('Error:', stream)} {first}{others}\n{_bold('Try:', stream)} {safe(hint)}\n")

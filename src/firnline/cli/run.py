@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from firnline.run.runner import Runner, RunResult
 
 EPILOGUE = """\
-Progress goes to stderr: a live display on a terminal, dated lines otherwise.
+Progress goes to stderr: a live display on a terminal, dated lines otherwise;
+with --log-format json one object a line {time, level, message, fields}.
 The first SIGINT or SIGTERM stops the run cleanly after the epochs in flight, a
 second one at once (exit code 130); both are safe, as is kill -9. The next run
 resumes after the newest epoch in the table.
@@ -192,7 +193,7 @@ def _run(
 ) -> tuple[RunResult, RunTotals, bool]:  # fmt: skip
     from firnline.cli.common import warm_decoder
     from firnline.cli.long_task import StopFlag, stop_on_signals
-    from firnline.cli.run_report import RunReporter, RunTotals, logging_to, open_display, spark_start
+    from firnline.cli.run_report import RunTotals, logging_to, open_display, open_reporter, spark_start
     from firnline.jobs.spark import SparkEngine
     from firnline.run.observer import Observers
     from firnline.run.open_pipeline import open_pipeline
@@ -203,7 +204,7 @@ def _run(
         display = stack.enter_context(open_display(totals))
         stack.enter_context(logging_to(display, debug=debug))
         watchers = stack.enter_context(_watchers(options, metrics, display.say))
-        reporter = RunReporter(display.say, attempts=options.restart.attempts)
+        reporter = open_reporter(display, attempts=options.restart.attempts)
         engine = SparkEngine(
             options.name,
             options.spark,

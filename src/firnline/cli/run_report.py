@@ -7,11 +7,12 @@ import logging
 import os
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
+from firnline.cli import logs
 from firnline.cli.output import count_text, log_text, size_text, time_text
 from firnline.cli.text import safe
 from firnline.errors import FirnlineError, LedgerHoleError
@@ -324,6 +325,47 @@ class RunReporter(Observer):
         self._say(f"retrying in {time_text(seconds)} (failure {failures} of at most {self._attempts})")
 
 
+class FieldsReporter(RunReporter):
+    """Logs the events of a run that programs look for with their numbers as fields; the others as texts."""
+
+    def __init__(self, log: Callable[[str, str, Mapping[str, Any]], None], *, attempts: int) -> None:
+        super().__init__(lambda text: log("info", text, {}), attempts=attempts)
+        self._log = log
+
+    def started(self, run: str, held: Head) -> None:
+        facts = {"run": run, "epoch": held.epoch, "generation": held.generation, "path": held.path or "fresh"}
+        self._log("info", "resuming" if held.checkpoint else "starting fresh", facts)
+        for repair in held.repairs:
+            self._log("warning", "repaired", {"reason": repair})
+
+    def claimed(self, generation: int) -> None:
+        self._log("info", "claimed", {"generation": generation})
+
+    def committed(self, facts: EpochFacts) -> None:
+        fields = {
+            "epoch": facts.epoch,
+            "sink": facts.sink,
+            "version": facts.version,
+            "files": facts.files,
+            "records": facts.records,
+            "rows": facts.rows,
+            "bytes_read": facts.bytes_read,
+            "quarantined": facts.bad,
+            "late_files": facts.late_files,
+            "set_aside": facts.set_aside,
+            "duration_ms": took_ms(facts.durations_ms),
+        }
+        self._log("info", "epoch staged" if facts.is_staged else "epoch committed", fields)
+
+    def trouble(self, error: FirnlineError, failures: int) -> None:
+        if error.retryable:
+            fields = {"code": error.code, "reason": error.message, "failures": failures}
+            self._log("warning", "step failed", fields)
+
+    def resting(self, seconds: float, failures: int) -> None:
+        self._log("info", "retrying", {"seconds": round(seconds, 3), "failures": failures, "attempts": self._attempts})
+
+
 class Display(Protocol):
     """A display for lines about a run."""
 
@@ -339,14 +381,23 @@ class Display(Protocol):
 
 @contextlib.contextmanager
 def open_display(totals: RunTotals) -> Iterator[Display]:
-    """Open a live display if stderr is a terminal, dated lines otherwise."""
+    """Open a live display if stderr is a terminal, dated lines otherwise; JSON if the log format is."""
     # A stream of its own: while Spark starts, file descriptor 2 is redirected to hide the JVM's greeting.
     with os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1, encoding="utf-8", errors="replace") as stream:
-        if stream.isatty() and os.environ.get("TERM") != "dumb":
+        if logs.is_json():
+            yield JsonLines(stream)
+        elif stream.isatty() and os.environ.get("TERM") != "dumb":
             with LiveDisplay(totals, stream) as live:
                 yield live
         else:
             yield Lines(stream)
+
+
+def open_reporter(display: Display, *, attempts: int) -> RunReporter:
+    """Return the observer that writes about the events of a run in the way of the display."""
+    if isinstance(display, JsonLines):
+        return FieldsReporter(display.log, attempts=attempts)
+    return RunReporter(display.say, attempts=attempts)
 
 
 class Lines:
@@ -364,6 +415,33 @@ class Lines:
 
     def restore(self) -> None:
         os.write(self._stream.fileno(), f"{_now()} stopped at once; running again is safe\n".encode())
+
+
+class JsonLines:
+    """One JSON object a line, for programs that collect logs."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def say(self, text: str) -> None:
+        self.log("info", text, {})
+
+    def log(self, level: str, message: str, fields: Mapping[str, Any]) -> None:
+        """Write a line with fields."""
+        self.write(logs.json_line(level, message, fields))
+
+    def write(self, line: str) -> None:
+        """Write a line that is JSON already."""
+        self._stream.write(line + "\n")
+
+    def stopping(self) -> None:
+        self._write_now("stopping after the epochs in flight; a second signal stops at once")
+
+    def restore(self) -> None:
+        self._write_now("stopped at once; running again is safe")
+
+    def _write_now(self, text: str) -> None:
+        os.write(self._stream.fileno(), f"{logs.json_line('info', text)}\n".encode())
 
 
 def _now() -> str:
@@ -442,6 +520,9 @@ class _DisplayHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
+            if isinstance(self._display, JsonLines):
+                self._display.write(logs.record_line(record))
+                return
             self._display.say(log_text(record))
             if record.exc_info and record.levelno >= logging.ERROR:
                 self._display.say(logging.Formatter().formatException(record.exc_info))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,9 +10,8 @@ from cyclopts import App, Parameter
 from firnline.cli.common import Common, Flag, Spec, load_pipeline
 from firnline.cli.consent import Consent
 from firnline.cli.control import RunningPipeline
-from firnline.cli.output import count_text, size_text
+from firnline.cli.output import count_text, say, size_text
 from firnline.cli.table import Column
-from firnline.cli.text import safe
 from firnline.errors import ControlError
 
 if TYPE_CHECKING:
@@ -123,7 +121,7 @@ def create(
 
     _ask_for_checkpoint(pipeline, spec)
     options = dict(pipeline.options.home.storage_options)
-    progress = CopyProgress(lambda text: print(safe(text), file=sys.stderr))
+    progress = CopyProgress(say)
     with long_task() as task:
         try:
             savepoint, location = create_savepoint(
@@ -136,7 +134,7 @@ def create(
                 stopping=task.stopping,
             )
         except KeyboardInterrupt:
-            print("stopped; `firnline savepoint list` shows what is left to dispose of", file=sys.stderr)
+            say("stopped; `firnline savepoint list` shows what is left to dispose of")
             raise
     files = [file for sink in savepoint.sinks.values() for file in sink.files]
     facts = {
