@@ -17,6 +17,7 @@ from firnline.history.quarantine import load_quarantine
 from firnline.history.status import load_files, load_status
 from firnline.options import PipelineOptions, TriggerOptions
 from firnline.run.open_pipeline import open_pipeline
+from firnline.sources.files import reader
 from firnline.sources.files.growth import TAIL_BYTES
 from tests.support.counters import CounterInput, counter_options, read_counts
 from tests.support.pipelines import LocalRun, MakeOptions, file_source, run_once, run_until_epoch
@@ -47,6 +48,64 @@ def rows(options: PipelineOptions) -> dict[str, dict[str, Any]]:
 
 def whole(lines: list[bytes]) -> bytes:
     return b"".join(line + b"\n" for line in lines)
+
+
+# -- growth while something else happens ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [{"max_events": 1}, {"max_files": 1}], ids=["events", "files"])
+def test_a_grown_file_whose_rest_waits_for_its_turn_may_grow_again(
+    sample: SampleInput, make_options: MakeOptions, limit: dict[str, int]
+) -> None:
+    options = make_options(on_growth="read_rest")
+    paths = [sample.add("a.json", 1), sample.add("b.json", 1)]
+    done(options)
+    for path in paths:
+        append(path, whole(sample.lines(2)))
+    run_until_epoch(make_options(on_growth="read_rest", **limit), 2)  # one epoch: a rest waits
+    append(paths[1], whole(sample.lines(1)))
+    done(options)
+    assert load_status(open_pipeline(options)).files_set_aside == 0
+    assert ids(options) == sample.ids
+
+
+def test_a_file_that_grows_between_plan_and_read_is_read_to_its_end(
+    sample: SampleInput, make_options: MakeOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = make_options(on_growth="read_rest")
+    path = sample.add("a.json", 1)
+    sample.add("z.json", 1)
+    done(options)
+    append(path, whole(sample.lines(1)))
+    late, open_once = [whole(sample.lines(1))], reader._OpenFile._open_once
+
+    def open_after_an_append(self: Any) -> Any:
+        if self._key == "a.json" and late:
+            append(path, late.pop())
+        return open_once(self)
+
+    monkeypatch.setattr(reader._OpenFile, "_open_once", open_after_an_append)
+    done(options)
+    assert not late
+    assert load_status(open_pipeline(options)).files_set_aside == 0
+    assert ids(options) == sample.ids
+
+
+def test_a_grown_file_that_is_read_again_on_request_is_not_continued(
+    sample: SampleInput, make_options: MakeOptions
+) -> None:
+    options = make_options(on_growth="read_rest")
+    before = sample.lines(2)
+    path = sample.path("a.json")
+    path.write_bytes(whole(before))
+    make_old(path)
+    done(options)
+    append(path, whole(sample.lines(2)))
+    pipeline = open_pipeline(options)
+    pipeline.requests.ask_reread(str(path), options.sources[0].name, ids=pipeline.ids)
+    done(options)
+    sample.expect(before)  # the records of the first reading come again; the appended ones come once
+    assert ids(options) == sample.ids
 
 
 # -- reporting ----------------------------------------------------------------------------------------

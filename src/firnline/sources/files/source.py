@@ -37,7 +37,16 @@ from firnline.sources.base import (
     processed_record,
 )
 from firnline.sources.files import planning
-from firnline.sources.files.growth import Change, FileEnd, GrownFiles, Growth, ReadFile, find_growth
+from firnline.sources.files.growth import (
+    Change,
+    FileEnd,
+    GrownFiles,
+    Growth,
+    ReadFile,
+    describe_tail,
+    find_growth,
+    read_tail,
+)
 from firnline.sources.files.listing import Scope, list_files
 from firnline.sources.files.messages import FileReaderSettings
 from firnline.sources.files.options import FileSourceOptions
@@ -200,7 +209,9 @@ class FileSource(Source):
         moved, self._unsaved = self._unsaved, False
         taken = {f.name for f in chosen.files}
         self._late = {name: stat for name, stat in late.items() if name not in taken}
-        self._grown = {name: read for name, read in self._grown.items() if name not in reopened}
+        # What was known of a file holds no longer once anything else reads it, such as a request to read it again.
+        named = {*reopened, *taken, *chosen.base.files, *chosen.base.set_aside}
+        self._grown = {name: read for name, read in self._grown.items() if name not in named}
         for path in chosen.changed:
             logger.warning("file set aside", extra={"file": path, "reason": "changed while it was half read"})
         now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -366,8 +377,9 @@ class FileSource(Source):
             if growth.change is Change.GROWN:
                 logger.info("file grew; the rest is read", extra={"file": path, "from_bytes": growth.offset})
                 files[path] = Progress(
-                    read.records, offset=growth.offset, line=line, size_bytes=stat.size_bytes, etag=stat.etag
-                )
+                    read.records, offset=growth.offset, line=line, size_bytes=stat.size_bytes, etag=stat.etag,
+                    tail=self._tail_before(path, growth.offset),
+                )  # fmt: skip
                 reopened.add(path)
             elif growth.change is Change.CONTINUED:
                 reason = f"grew in the middle of line {line}, which had been read as a record"
@@ -383,6 +395,15 @@ class FileSource(Source):
             return Growth(Change.REPLACED)
         except OSError as error:
             raise SourceError(f"cannot read {stat.name}: {error}", path=stat.name) from error
+
+    def _tail_before(self, path: str, offset: int) -> str:
+        """Return the proof of the bytes before an offset, so that the file may grow again before it is read."""
+        try:
+            return describe_tail(read_tail(self._storage, self._key(path), offset))
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            raise SourceError(f"cannot read {path}: {error}", path=path) from error
 
     def _key(self, path: str) -> str:
         return path.removeprefix(self.location).lstrip("/")
