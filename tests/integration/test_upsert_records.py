@@ -14,7 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 from firnline.errors import SchemaError
 from firnline.history.edits.rollback import Rollback
 from firnline.history.quarantine import load_quarantine
-from firnline.options import PipelineOptions
+from firnline.options import FieldOptions, PipelineOptions, SchemaOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.options import DeltaSinkOptions
 from tests.support.pipelines import pipeline_options, run_once
@@ -177,24 +177,25 @@ def test_a_sink_behind_the_deciding_one_takes_the_same_records(people: People) -
 # -- against a model ----------------------------------------------------------------------------------
 
 
-def expected(options: PipelineOptions) -> dict[int, dict[str, Any]]:
+def expected(options: PipelineOptions, key: tuple[str, ...] = ("id",)) -> dict[Any, dict[str, Any]]:
     """The rows by key: epoch after epoch, from the record ranges in the ledger."""
     pipeline = open_pipeline(options)
-    rows: dict[int, dict[str, Any]] = {}
+    rows: dict[Any, dict[str, Any]] = {}
     for entry in reversed(list(pipeline.entries(pipeline.load().entry))):
-        newest: dict[int, dict[str, Any]] = {}
+        newest: dict[Any, dict[str, Any]] = {}
         inputs = sorted(entry.inputs.get("files", []), key=lambda one: str(one["path"]).encode())
         for item in inputs:
             lines = Path(str(item["path"])).read_text().splitlines()[int(item["from"]) : int(item["to"])]
             for row in map(json.loads, lines):
-                if row["id"] not in newest or rank(row) >= rank(newest[row["id"]]):
-                    newest[row["id"]] = row
-        for key, row in newest.items():
-            if key in rows and rank(row) < rank(rows[key]):
+                of_row = tuple(row[name] for name in key)
+                if of_row not in newest or rank(row) >= rank(newest[of_row]):
+                    newest[of_row] = row
+        for of_row, row in newest.items():
+            if of_row in rows and rank(row) < rank(rows[of_row]):
                 continue
-            rows[key] = row
+            rows[of_row] = row
             if row["op"] == "D":
-                del rows[key]
+                del rows[of_row]
     return rows
 
 
@@ -231,3 +232,60 @@ def test_random_files_give_the_rows_of_a_model(people: People, seed: int) -> Non
         columns = ("id", "at", "p", "op", "v")
         rows_wanted = sorted((tuple(row[name] for name in columns) for row in wanted), key=repr)
         assert people.read(*columns, partition_by=("p",)) == rows_wanted
+
+
+KEYS: dict[str, list[Any]] = {  # by type: values, of which none equals another
+    "timestamp": [
+        "2026-01-01T00:00:00Z",
+        "2026-01-01T00:00:00.5Z",
+        "2026-01-01T00:00:00.000001Z",
+        "1969-12-31T23:59:59Z",
+    ],
+    "date": ["2026-01-01", "1969-12-31", "0001-01-01"],
+    "decimal(38,10)": ["1.5", "-0.01", "0.0000000001", "12345678901234567890.5"],
+    "float64": [0.1, -1.5, 1e20, 1e-7, 100000.0, 0.0],
+    "float32": [0.5, -1.5, 1e30],
+    "int32": [-1, 0, 7],
+    "bool": [True, False],
+    "string": ["a b/%2F=\u00fc", "a", "A", "1", "2026-01-01 00:00:00"],
+    "binary": ["YQ==", "YWI="],
+}
+
+
+@pytest.mark.parametrize("key", [("k",), ("id", "k")])
+@pytest.mark.parametrize("kind", list(KEYS))
+def test_random_keys_of_a_type_that_is_a_partition_give_the_rows_of_a_model(
+    people: People, kind: str, key: tuple[str, ...]
+) -> None:
+    rng = random.Random(kind)
+    settings: dict[str, Any] = {
+        "key": key,
+        "sequence_by": "at",
+        "delete_when": {"op": ("D",)},
+        "partition_by": ("k",),
+        "schema": SchemaOptions((FieldOptions("k", kind),)),
+    }
+    made = 0
+    for _ in range(3):
+        rows = [
+            {
+                "id": rng.randint(0, 3),
+                "k": rng.choice(KEYS[kind]),
+                "at": rng.choice([None, *range(4)]),
+                "op": rng.choice("UUUUD"),
+                "v": (made := made + 1),
+            }
+            for _ in range(12)
+        ]
+        people.run(*rows, **settings)
+        wanted = expected(people.options(**settings), key).values()
+        assert people.read("id", "at", "v") == sorted(((r["id"], r["at"], r["v"]) for r in wanted), key=repr)
+
+
+def test_both_zeros_are_one_key_of_a_partition(people: People) -> None:
+    settings: dict[str, Any] = {"key": ("k",), "partition_by": ("k",)}
+    people.run({"k": -0.0, "v": "a"}, {"k": 0.5, "v": "b"}, **settings)
+    people.run({"k": 0.0, "v": "c"}, **settings)
+    assert people.read("v") == [("b",), ("c",)]
+    people.run({"k": -0.0, "v": "d"}, **settings)
+    assert people.read("v") == [("b",), ("d",)]

@@ -170,15 +170,20 @@ def _read(storage: Storage, file: dict[str, Json]) -> pa.Table:
 
 
 def comparable(column: pa.ChunkedArray | pa.Array, is_partition: bool) -> pa.Array:
-    """Return a key column in comparable form: partition values as in the log, both zeros as one."""
+    """Return a key column in comparable form: partition values as text, both zeros as one."""
     plain = _one_array(column) if isinstance(column, pa.ChunkedArray) else column
     if pa.types.is_large_string(plain.type) or pa.types.is_string_view(plain.type):
         plain = plain.cast(pa.string())
     elif pa.types.is_large_binary(plain.type) or pa.types.is_binary_view(plain.type):
         plain = plain.cast(pa.binary())
-    if is_partition:
-        return partition_text(plain)
-    return pc.add(plain, pa.scalar(0, plain.type)) if pa.types.is_floating(plain.type) else plain
+    if pa.types.is_floating(plain.type):
+        plain = pc.add(plain, pa.scalar(0, plain.type))
+    return partition_text(plain) if is_partition else plain
+
+
+def comparable_partition(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return partition values of files, spelled by `partition_text`, in the comparable form of a key column."""
+    return comparable(texts.cast(kind), True) if pa.types.is_floating(kind) else texts
 
 
 def _one_array(column: pa.ChunkedArray) -> pa.Array:

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 
 from firnline.sinks.delta.stage import partition_text
 from firnline.sinks.delta.stats import TEXT_BOUND
-from firnline.sinks.delta.upsert.changes import Mask
+from firnline.sinks.delta.upsert.changes import Mask, comparable
 
 _MILLISECOND_US = 1000
 _HIGHEST = 0x10FFFF
@@ -50,7 +50,7 @@ class KeyRanges:
         actions = pa.table(delta.get_add_actions())
         mask = np.ones(actions.num_rows, np.bool_)
         for name in self._partition_by:
-            mask &= self._in_partition(partition_text(_child(actions, "partition", name)), name)
+            mask &= self._in_partition(comparable(_child(actions, "partition", name), True), name)
         records = actions.column("num_records").combine_chunks()
         for name in self._columns:
             parts = [_find_child(actions, part, name) for part in ("min", "max", "null_count")]

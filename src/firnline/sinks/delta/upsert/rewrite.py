@@ -33,6 +33,7 @@ from firnline.sinks.delta.upsert.changes import (
     KeyIndex,
     Mask,
     comparable,
+    comparable_partition,
     conform,
     find_older,
     load_changes,
@@ -307,7 +308,8 @@ class _Rewriter:
 
     def _key_column(self, batch: pa.RecordBatch, name: str, values: Mapping[str, str | None]) -> pa.Array:
         if name in self._partition_by:
-            return pa.repeat(pa.scalar(values[name], pa.string()), batch.num_rows)
+            value = comparable_partition(pa.array([values[name]], pa.string()), self._schema.field(name).type)
+            return pa.repeat(value[0], batch.num_rows)
         return comparable(batch.column(name), False)
 
     def _batches(
@@ -318,9 +320,11 @@ class _Rewriter:
             for batch in parquet.iter_batches(BATCH_ROWS, row_groups=list(groups), columns=columns):
                 yield conform(batch, schema)
             return
-        for start in range(0, rows, BATCH_ROWS):  # a file from before all of these columns
+        for start in range(
+            0, rows, BATCH_ROWS
+        ):  # a file from before all of these columns, or a key of partitions alone
             count = min(BATCH_ROWS, rows - start)
-            yield pa.RecordBatch.from_arrays([pa.nulls(count, f.type) for f in schema] or [], schema=schema)
+            yield _nulls(schema, count)
 
     def _find_placed(self, changes: Indices, file: FileToRewrite, older: Indices) -> Mask:
         """Return for each matched row whether the new version replaces it in place; at most once per change."""
@@ -393,6 +397,12 @@ class _Rewriter:
             "file_size_bytes": 2 * self._task.file_size_bytes,  # a full file whose rows change stays one file
         }
         return ParquetStager(target, self._task.attempt, self._storage)
+
+
+def _nulls(schema: pa.Schema, rows: int) -> pa.RecordBatch:
+    """Return rows of nulls. Their number counts even without a column."""
+    kind = pa.struct(list(schema))
+    return pa.RecordBatch.from_struct_array(pa.repeat(pa.scalar(dict.fromkeys(schema.names), kind), rows))
 
 
 class _Shared:
