@@ -91,6 +91,25 @@ def test_a_file_that_grows_between_plan_and_read_is_read_to_its_end(
     assert ids(options) == sample.ids
 
 
+def test_a_file_of_blank_lines_that_is_replaced_while_its_rest_waits_is_read_from_its_beginning(
+    sample: SampleInput, make_options: MakeOptions
+) -> None:
+    options = make_options(on_growth="read_rest")
+    path, blank = sample.add("a.json", 1), sample.path("b.json")
+    append(blank, b"\n" * 14)
+    sample.add("z.json", 1)
+    done(options)
+    append(path, whole(sample.lines(1)))
+    append(blank, whole(lines := sample.lines(1)))
+    run_until_epoch(make_options(on_growth="read_rest", max_files=1), 2)
+    blank.write_bytes(whole(sample.lines(3)))
+    make_old(blank)
+    sample.forget(lines)
+    done(options)
+    assert ids(options) == sample.ids
+    assert quarantined(options.sinks[0].location, options.name) == Counter()
+
+
 def test_a_grown_file_that_is_read_again_on_request_is_not_continued(
     sample: SampleInput, make_options: MakeOptions
 ) -> None:

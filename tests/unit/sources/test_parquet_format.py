@@ -153,6 +153,21 @@ def test_a_column_without_values_and_names_that_no_table_has() -> None:
     assert found.rescued == [("(unknown fields)", 3)]
 
 
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.date32(), [-719_163, 2_932_897, 0]),
+        (pa.timestamp("us", "UTC"), [-(2**62), 2**62, 0]),
+        (pa.timestamp("ms"), [-62_135_596_800_001, 253_402_300_800_000, 0]),
+    ],
+)
+def test_times_outside_the_years_1_to_9999_are_rescued(kind: pa.DataType, values: list[int]) -> None:
+    got = read(pa.table({"t": pa.array(values, kind), "n": [1, 2, 3]}))
+    assert [row["t"] is None for row in got.rows] == [True, True, False]
+    assert [row["_rescued_data"] is None for row in got.rows] == [False, False, True]
+    assert got.rescued == [("t", 2)]
+
+
 def test_nanoseconds_are_rescued_not_rounded() -> None:
     at = pa.array([1_000, 1_001, None], pa.timestamp("ns"))
     found = read(pa.table({"id": [1, 2, 3], "at": at}))

@@ -100,11 +100,13 @@ def _set_changed_aside(
     begun, changed = [], []
     for file in in_progress:
         progress = files.get(file.name)
-        same = progress is None or not progress.etag or progress.etag == file.etag
-        if same or (progress is not None and progress.records == 0):
+        if progress is None or not progress.etag or progress.etag == file.etag:
             begun.append(file)
             continue
-        assert progress is not None
+        if progress.records == 0:  # nothing but blank lines was read: the new version begins at its first byte
+            files[file.name] = replace(progress, offset=0, line=0, tail="")
+            begun.append(file)
+            continue
         del files[file.name]
         aside[file.name] = _aside(progress, "changed while it was half read")
         changed.append(file.name)

@@ -4,8 +4,8 @@
 - float64, float32: numbers that are exact, decimals that the shortest text of the float spells.
 - decimal: integers and decimals that need no rounding, floats whose shortest text needs none.
 - string: strings; numbers, booleans, times and dates as text.
-- timestamp: time stamps in whole microseconds (without a zone they are in UTC), dates as midnight UTC.
-- date: dates, time stamps at midnight UTC.
+- timestamp: time stamps in whole microseconds (without a zone they are in UTC), dates as midnight UTC; years 1 to 9999.
+- date: dates, time stamps at midnight UTC; years 1 to 9999.
 - json: any value as JSON text.
 - list, map, struct: the same, if all inner values fit. Fields of a struct are fitted one by one.
 """
@@ -30,6 +30,8 @@ from firnline.sources.files.formats.arrow_json import (
 )
 
 MICROS = pa.timestamp("us", "UTC")
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31, in days since 1970
+_DAY_MICROS = 86_400_000_000
 Mask = np.ndarray[Any, Any]
 
 _NARROW = (pa.int8(), pa.int16(), pa.uint8(), pa.uint16())
@@ -139,9 +141,9 @@ def fit(values: pa.Array, column: pa.Field, path: str) -> Fitted:
         return _fit_struct(values, kind, path)
     if pa.types.is_nested(kind) or pa.types.is_nested(values.type):
         return _fit_lists(values, kind)
-    if values.type == kind:
-        return Fitted(values)
-    fitted, misfit = _fit_scalars(values, kind)
+    fitted, misfit = (values, None) if values.type == kind else _fit_scalars(values, kind)
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        fitted, misfit = _within_years(fitted, misfit)
     return Fitted(fitted, misfit)
 
 
@@ -296,6 +298,17 @@ def _fit_scalars(values: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask | 
         made = values.cast(kind, safe=False)
         return _keep_same(values, made, lambda back: back.cast(old, safe=False))
     return _none(values, kind)
+
+
+def _within_years(values: pa.Array, misfit: Mask | None) -> tuple[pa.Array, Mask | None]:
+    """Leave out values outside the years 1 to 9999, which the statistics of a table and most readers cannot hold."""
+    is_date = pa.types.is_date(values.type)
+    unit = 1 if is_date else _DAY_MICROS
+    numbers = values.cast(pa.int32() if is_date else pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    bad: Mask = (numbers < _FIRST_DAY * unit) | (numbers >= (_LAST_DAY + 1) * unit)
+    if not bad.any():
+        return values, misfit
+    return _null_where(values, bad), bad if misfit is None else bad | misfit
 
 
 def _nulls(values: pa.Array) -> Mask:
