@@ -11,12 +11,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from firnline.errors import SchemaError
+from firnline.errors import SchemaError, SinkError
 from firnline.history.edits.rollback import Rollback
 from firnline.history.quarantine import load_quarantine
 from firnline.options import FieldOptions, PipelineOptions, SchemaOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sinks.delta.upsert.sink import UpsertSink
+from firnline.types import Receipt
 from tests.support.pipelines import pipeline_options, run_once
 from tests.support.upserts import read_by_duckdb
 
@@ -172,6 +174,57 @@ def test_a_sink_behind_the_deciding_one_takes_the_same_records(people: People) -
     assert run_once(pipeline_options(str(people.folder), "", sinks=sinks)).exit_code == 0
     assert len(read_by_duckdb(people.table, ["id"])) == 3
     assert sorted(read_by_duckdb(other, ["id", "at"])) == [(1, 2), (2, 1)]
+
+
+# -- another key in the spec --------------------------------------------------------------------------
+
+
+def follower(people: People, key: tuple[str, ...], *, required: bool = False) -> PipelineOptions:
+    sinks = (
+        DeltaSinkOptions("all", people.table),
+        DeltaSinkOptions("newest", str(people.root / "copy"), write="upsert", key=key, required=required),
+    )
+    return pipeline_options(str(people.folder), "", sinks=sinks)
+
+
+def refuse_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Receipt:
+        raise SinkError("down")
+
+    monkeypatch.setattr(UpsertSink, "commit", fail)
+
+
+def test_another_key_is_refused_and_the_old_one_loses_nothing(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
+    people.add({"id": 1, "k": "x"})
+    assert run_once(follower(people, ("id",))).exit_code == 0
+    people.add({"id": 2}, {"id": 3}, {"id": 4})
+    with monkeypatch.context() as down:
+        refuse_commits(down)
+        run_once(follower(people, ("id",)))
+    run_once(follower(people, ("k",)))
+    assert sorted(read_by_duckdb(str(people.root / "copy"), ["id"])) == [(1,)]
+    error = run_once(follower(people, ("k",), required=True)).result.error
+    assert isinstance(error, SchemaError)
+    assert "were upserted by the key ['id'], and the spec upserts with ['k']" in str(error)
+    assert run_once(follower(people, ("id",))).exit_code == 0
+    assert sorted(read_by_duckdb(str(people.root / "copy"), ["id"])) == [(1,), (2,), (3,), (4,)]
+
+
+def test_an_epoch_is_applied_with_the_key_that_it_was_made_with(
+    people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    people.add({"id": 1, "k": "x"}, {"id": 2}, {"id": 3}, {"id": 2, "k": "y"})
+    with monkeypatch.context() as down:
+        refuse_commits(down)
+        run_once(follower(people, ("id",)))
+    run_once(follower(people, ("k",)))
+    assert sorted(read_by_duckdb(str(people.root / "copy"), ["id", "k"])) == [(1, "x"), (2, "y"), (3, None)]
+
+
+def test_the_order_of_the_key_columns_does_not_matter(people: People) -> None:
+    people.run({"id": 1, "k": "x", "v": 1}, key=("id", "k"))
+    people.run({"id": 1, "k": "x", "v": 2}, key=("k", "id"))
+    assert people.read("v") == [(2,)]
 
 
 # -- against a model ----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 A commit of Firnline carries, beside its Add actions:
 - Txn `firnline:<pipeline>` = epoch, `firnline-gen:<pipeline>` = generation, `firnline-entry:<pipeline>` = the
   first 63 bits of the ledger entry's checksum; all without lastUpdated, so they never expire;
+- Txn `firnline-key:<pipeline>` = a number for the columns of the key, if rows are upserted;
 - Txn `blizzard:<base64 JSON>` on tables that Firnline created: the interchange format;
 - in commitInfo, the key `firnline`: the checkpoint, and name and checksum of the ledger entry.
 """

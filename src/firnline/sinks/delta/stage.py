@@ -300,6 +300,7 @@ def partition_folder(name: str, value: str | None) -> str:
 
 
 CHANGES = "changes"  # the kind of a staged file that holds change rows
+KEY = "key"  # of such a file: the columns that identify a row when it was staged
 
 
 class ChangeStager(ParquetStager):
@@ -312,8 +313,10 @@ class ChangeStager(ParquetStager):
     def __init__(self, target: dict[str, Json], attempt: str, storage: Storage | None = None) -> None:
         super().__init__({**target, "partition_by": []}, attempt, storage)
         self._home = changes_folder(str(target["pipeline"]))
+        self._key = list(target["key"])
 
     def close(self) -> list[dict[str, Json]]:
         for file in super().close():
             file["kind"] = CHANGES
+            file[KEY] = self._key
         return self._staged

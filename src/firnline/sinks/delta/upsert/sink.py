@@ -16,13 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake.transaction import RemoveAction
 
+from firnline.checkpoint.codec import canonical, checksum, short_number
 from firnline.errors import ConfigError, SchemaError
 from firnline.schema import widen, wider_columns
 from firnline.sinks.base import Capabilities, EpochCommit, RunTasks, SinkContext
 from firnline.sinks.delta.contents import as_in_table, bundles, find_removable, missing_fields, special_features
 from firnline.sinks.delta.options import DeltaSinkOptions
-from firnline.sinks.delta.sink import DeltaSink
-from firnline.sinks.delta.stage import CHANGES
+from firnline.sinks.delta.sink import CONFLICT_TRIES, DeltaSink
+from firnline.sinks.delta.stage import CHANGES, KEY
 from firnline.sinks.delta.table import Table
 from firnline.sinks.delta.upsert.changes import (
     SEQUENCE_BY,
@@ -215,6 +216,11 @@ def _removable(file: ActiveFile) -> str:
     return key
 
 
+def _key_number(key: Sequence[str]) -> int:
+    """Return a number that stands for a key in the log; the order of its columns does not matter."""
+    return short_number(checksum(canonical(sorted(key))))
+
+
 _CHANGE_FACTS = ("path", "crc32", SEQUENCE_BY)
 
 # Features under which rows lie elsewhere than in the columns of the data files.
@@ -252,9 +258,11 @@ class UpsertSink(DeltaSink):
         if not changed:  # nothing changed, or the epoch was made when the spec still said append
             return super()._append(commit, onto, run_tasks)
         self._check_rewritable()
+        key = self._key_of(changed)
+        self._check_table_key(key, f"epoch {commit.checkpoint.epoch} was made")
         types = wider_columns(self._table.schema(), table_columns(commit.schema))
         exchange = self._open_work(commit, changed).prepare(self._table, run_tasks or run_in_threads, types)
-        told = replace(commit, facts={**commit.facts, **exchange.facts})
+        told = replace(commit, facts={**commit.facts, **exchange.facts, KEY: list(key)})
         txns, expiring = self._transactions(commit, onto)
         info = self._commit_info(told, onto)
         if not types:
@@ -263,12 +271,48 @@ class UpsertSink(DeltaSink):
             )
         return self._replace_all(commit, types, exchange.added, exchange.touched, info, onto, run_tasks)
 
+    def _key_of(self, changed: Sequence[dict[str, Json]]) -> tuple[str, ...]:
+        """Return the key that an epoch was made with: its files name it, those of older versions do not."""
+        return tuple(changed[0].get(KEY) or self._options.key)
+
+    def _transactions(self, commit: EpochCommit, onto: int) -> tuple[dict[str, int], dict[str, int]]:
+        txns, expiring = super()._transactions(commit, onto)
+        changed = [file for file in commit.files if file.get("kind") == CHANGES]
+        if changed:
+            txns[self._id("-key")] = _key_number(self._key_of(changed))
+        return txns, expiring
+
+    def _check_table_key(self, key: Sequence[str], whose: str) -> None:
+        """Refuse another key than the one that the rows of the table were written by.
+
+        Raises:
+            SchemaError: it names both keys.
+        """
+        held = self._table.txn(self._id("-key"))
+        if held is None or held == _key_number(key):
+            return
+        names = self._find_table_key(held)
+        raise SchemaError(
+            f"the rows of {self._table.uri} were upserted by {f'the key {names}' if names else 'another key'}, "
+            f"{whose} with {list(key)}: rows of one key would no longer be found",
+            hint=f"Set the key of sink {self.name!r} back, or name another table.",
+        )
+
+    def _find_table_key(self, number: int) -> list[str] | None:
+        """Return the key of the table's rows from a recent commit; None if the log no longer has one."""
+        for commit in self._log.backwards(self._table.version, CONFLICT_TRIES):
+            found = (commit.find_info(self._pipeline) or {}).get(KEY)
+            if found and _key_number(found) == number:
+                return [str(name) for name in found]
+        return None
+
     def _open_work(self, commit: EpochCommit, changed: list[dict[str, Json]]) -> UpsertWork:
         """Return the earlier work on this attempt: an attempt with a conflict, or whose answer was lost."""
         attempt = commit.checkpoint.attempt
         if self._work is not None and self._work.attempt == attempt:
             return self._work
-        self._check_columns(self._table.schema(), changed[0].get(SEQUENCE_BY))
+        key = self._key_of(changed)
+        self._check_columns(key, self._table.schema(), changed[0].get(SEQUENCE_BY))
         partition_by = self._table.partition_columns()
         task = RewriteTask(
             type=self._options.type,
@@ -276,12 +320,12 @@ class UpsertSink(DeltaSink):
             table=self.storage.root,
             storage_options=self._options.storage_options,
             partition_by=tuple(partition_by),
-            key=tuple(self._options.key),
+            key=key,
             file_size_bytes=self._options.file_size,
             changes=tuple({name: file[name] for name in _CHANGE_FACTS if name in file} for file in changed),
             schema=self._table.schema(),
         )
-        changes = load_changes(self.storage, changed, self._options.key, partition_by)
+        changes = load_changes(self.storage, changed, key, partition_by)
         columns = self._table.schema()
         lacking = missing_fields(columns, as_in_table(changes.rows.schema, columns))
         if lacking:
@@ -289,9 +333,9 @@ class UpsertSink(DeltaSink):
         self._work = UpsertWork(attempt, self.storage, changes, task)
         return self._work
 
-    def _check_columns(self, columns: pa.Schema, sequence_by: str | None) -> None:
+    def _check_columns(self, key: Sequence[str], columns: pa.Schema, sequence_by: str | None) -> None:
         """Refuse columns without the key, or without the one that orders rows."""
-        check_key(self._options.key, columns)
+        check_key(key, columns)
         if sequence_by is not None:
             check_sequence(sequence_by, columns)
 
@@ -313,7 +357,10 @@ class UpsertSink(DeltaSink):
     def _create(self, commit: EpochCommit) -> None:
         columns = table_columns(commit.schema)
         if len(columns):  # else its rows are still to come
-            self._check_columns(columns, self._options.sequence_by)
+            changed = [file for file in commit.files if file.get("kind") == CHANGES]
+            key = self._key_of(changed) if changed else self._options.key
+            order = changed[0].get(SEQUENCE_BY) if changed else self._options.sequence_by
+            self._check_columns(key, columns, order)
         super()._create(replace(commit, schema=columns))
 
     def _evolve(self, wanted: pa.Schema, onto: int, epoch: int) -> bool:
@@ -322,6 +369,7 @@ class UpsertSink(DeltaSink):
     def _check_joinable(self) -> None:
         super()._check_joinable()
         self._check_rewritable()
+        self._check_table_key(self._options.key, "and the spec upserts")
         columns = self._table.schema()
         if not set(columns.names) <= set(self._placeholder().names):  # else its rows are still to come
             check_key(self._options.key, columns)
