@@ -110,6 +110,28 @@ def test_a_file_of_blank_lines_that_is_replaced_while_its_rest_waits_is_read_fro
     assert quarantined(options.sinks[0].location, options.name) == Counter()
 
 
+@pytest.mark.parametrize("folder", ["new", "a-new"], ids=["after", "before"])
+def test_a_file_that_grows_after_its_folder_moved_is_read_once(
+    tmp_path: Path, make_options: MakeOptions, folder: str
+) -> None:
+    old = SampleInput(tmp_path / "old")
+    old.add("a.json", 1)
+    old.add("z.json", 1)
+    first = make_options(path=str(old.folder), on_growth="read_rest")
+    done(first)
+    moved = old.folder.rename(tmp_path / folder)
+    options = make_options(path=str(moved), on_growth="read_rest")
+    append(moved / "a.json", whole(old.lines(1)))
+    run = run_once(options, moved=(str(old.folder), str(moved)))
+    assert run.exit_code == 0, run.result
+    for _ in range(2):
+        done(options)
+        assert ids(options) == old.ids
+    append(moved / "a.json", whole(old.lines(1)))
+    done(options)
+    assert ids(options) == old.ids
+
+
 def test_a_grown_file_that_is_read_again_on_request_is_not_continued(
     sample: SampleInput, make_options: MakeOptions
 ) -> None:

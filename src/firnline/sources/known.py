@@ -10,6 +10,7 @@ from typing import IO
 
 IN_MEMORY = 50_000  # files that are sorted in memory; more are written to a temporary file
 _PAGE = 500  # files that are read back at once
+_OLDER = 1 << 40  # added to the numbers of files below: they are older than all others
 
 _Row = tuple[bytes, int, str, str]  # name, number in the order of adding, etag, end
 
@@ -76,11 +77,19 @@ class KnownFiles:
         return _first_of_each(heapq.merge(*(_read(segment) for segment in self._segments), self._rows))
 
     def renamed(self, rename: Callable[[str], str]) -> KnownFiles:
-        """Return the same files under other names."""
+        """Return the same files under other names. Of two names that become one, the newer file counts."""
         renamed = KnownFiles()
-        for path, etag, end in self.with_ends():
-            renamed.add(rename(path), etag, end)
+        for name, number, etag, end in self._numbered():
+            renamed._put(rename(name.decode()), number, etag, end)
+            renamed._added += 1
         return renamed
+
+    def _numbered(self) -> Iterator[_Row]:
+        """Yield all rows, also of the files below, with numbers that order the rows of one name: the newest first."""
+        yield from heapq.merge(*(_read(segment) for segment in self._segments), self._rows)
+        if self._below is not None:
+            for name, number, etag, end in self._below._numbered():
+                yield name, number + _OLDER, etag, end
 
     def close(self) -> None:
         """Close and thereby delete the temporary files."""

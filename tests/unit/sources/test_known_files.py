@@ -40,6 +40,24 @@ def test_each_file_is_told_once_in_byte_order_as_it_was_read_last(files: list[tu
     known.close()
 
 
+@given(FILES, FILES, FILES, st.integers(1, 12))
+def test_of_two_names_that_become_one_the_newer_file_counts(
+    newest: list[tuple[str, str]], middle: list[tuple[str, str]], below: list[tuple[str, str]], held: int
+) -> None:
+    expected: dict[str, str] = {}
+    for path, etag in [*newest, *middle, *below]:
+        expected.setdefault(path.upper(), etag)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "IN_MEMORY", held)
+        patch.setattr(module, "_PAGE", 3)
+        known = KnownFiles(middle, below=KnownFiles(below))
+        for path, etag in reversed(newest):
+            known.add_newer(path, etag)
+        moved = known.renamed(str.upper)
+        assert dict(moved) == expected
+        assert len(list(moved)) == len(expected)
+
+
 @given(st.lists(NAMES, max_size=12, unique=True), st.lists(NAMES, max_size=12, unique=True))
 def test_late_is_what_is_listed_and_not_known(listed: list[str], read: list[str]) -> None:
     class Listing(LocalStorage):

@@ -176,6 +176,17 @@ def as_text(read: Any, name: str, row: dict[str, Any]) -> str:
     return found if isinstance(found, str) else json.dumps(found)
 
 
+@pytest.mark.parametrize("after", [0, 8000])
+def test_a_long_csv_record_is_judged_by_its_own_length(after: int) -> None:
+    """However much is read behind it: where reading starts decides that, and a replay starts elsewhere."""
+    size, limit = 3 * scanning.BLOCK_BYTES // 8, scanning.BLOCK_BYTES // 2
+    data = b"id,v\n1,%s\n" % (b"x" * size) + b"2,yyyyyyyyy\n" * (after * 100)
+    read = read_bytes(data, CSV, Place(max_record_bytes=limit))
+    assert not read.bad
+    assert len(read.rows) == 1 + after * 100
+    assert read_bytes(data, CSV, Place(max_record_bytes=size // 2)).bad[0][2] == "too-long"
+
+
 def test_csv_fields_become_the_kinds_that_json_has() -> None:
     data = b"i,f,b,t,z,n\n1,1.50,true,x,007,\n-2,2e3,false,y,042,\n"
     read = read_bytes(data, CSV)

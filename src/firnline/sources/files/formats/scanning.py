@@ -189,10 +189,10 @@ class ScanReader(ABC, Iterator[Block]):
             end, size, records, why = self._run(max_records)
             if records:
                 return self._block(end, size, records, first_line)
-            if why == LONG or len(self._data) - self._at > self._place.max_record_bytes:
-                return self._oversized_block(first_line)
-            if why == FULL:
+            if why == FULL:  # says nothing of the record's length: more records may be buffered behind it
                 self._out = np.empty(2 * self._out.size, np.uint8)
+            elif why == LONG or len(self._data) - self._at > self._place.max_record_bytes:
+                return self._oversized_block(first_line)
             elif not self._read_more(max(self._block_bytes, len(self._data) - self._at)):
                 self._ended = True
 
