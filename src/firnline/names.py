@@ -147,6 +147,11 @@ def quarantine_name(epoch: int, attempt: str, unique: str) -> str:
     return f"{epoch:020d}-{attempt}-{unique}.parquet"
 
 
+def quarantine_epoch(name: str) -> int:
+    """The epoch of a file of quarantined records."""
+    return int(name.partition("-")[0])
+
+
 def parked_name(attempt: str, unique: str) -> str:
     """The file name of rows that wait in the outbox for the stager of their sink."""
     return f"parked-{attempt}-{unique}.arrow"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from firnline.cli import quarantine as cli
 from firnline.errors import BadRecordsError, ConfigError
 from firnline.history.edits.rollback import Rollback
 from firnline.history.quarantine import load_pending, load_quarantine, load_quarantine_files
@@ -50,6 +51,10 @@ class Inbox:
     def bad(self) -> list[tuple[str, int, str]]:
         found = [(Path(row["file"]).name, row["record"], row["reason"]) for row in load_quarantine(self.open())]
         return sorted(found)
+
+    def records(self) -> list[dict[str, Any]]:
+        pipeline = self.open()
+        return [record for _, record in pipeline.ledger_files(pipeline.load().entry)]
 
     def epoch(self) -> int:
         return self.open().load().epoch
@@ -183,13 +188,66 @@ def test_too_many_bad_records_are_named_and_stay_readable(inbox: Inbox) -> None:
     assert load_pending(inbox.open()) == []
 
 
+def test_a_replay_whose_epoch_was_rolled_back_reads_nothing(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
+    """The file itself is read again, so its quarantined record must not come from the undone quarantine, too."""
+    inbox.put("a.json", '{"id": 1, "v": "x"}')
+    inbox.run(**BY_V)
+    epoch = inbox.epoch()
+    inbox.put("b.json", '{"id": 2}', '{"id": 3, "v": "y"}')
+    inbox.run(**BY_V)
+    assert inbox.ask_replay() == 1
+    Rollback(inbox.open(), epoch).perform("test")
+    with caplog.at_level(logging.WARNING, "firnline"):
+        inbox.run()
+    assert inbox.rows("id") == [(1,), (2,), (3,)]
+    assert "records not read again: they are no longer quarantined" in caplog.messages
+    assert (inbox.bad(), inbox.open().requests.load()) == ([], [])
+    refused = [record for record in inbox.records() if record["status"] == "refused"]
+    assert [record["reason"] for record in refused] == ["no longer quarantined"]
+
+
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_two_users_who_confirm_the_same_plan_replay_its_records_once(inbox: Inbox, side_by_side: bool) -> None:
+    strict(inbox)
+    chosen = [cli._choose(inbox.open(), cli._Filter(None, None, None), discard=False) for _ in range(2)]
+    cli._ask(inbox.open(), chosen[0], discard=False)
+    if not side_by_side:
+        inbox.run()
+    cli._ask(inbox.open(), chosen[1], discard=False)
+    inbox.run()
+    assert inbox.rows("id") == [(1,), (2,), (3,), (4,)]
+    assert inbox.bad() == [("a.json", 2, "not-json")]
+    assert inbox.open().requests.load() == []
+
+
+def test_a_replay_of_dropped_records_reads_nothing(inbox: Inbox) -> None:
+    strict(inbox)
+    chosen = cli._choose(inbox.open(), cli._Filter(None, None, None), discard=False)
+    inbox.ask_replay(discard=True)
+    inbox.run()
+    cli._ask(inbox.open(), chosen, discard=False)
+    inbox.run()
+    assert inbox.rows("id") == [(1,), (3,)]
+    assert inbox.bad() == []
+
+
+def test_a_replay_of_records_whose_file_was_read_again_reads_nothing(inbox: Inbox) -> None:
+    strict(inbox)
+    chosen = cli._choose(inbox.open(), cli._Filter(None, "a.json", None), discard=False)
+    ask_reread(inbox, "a.json")
+    inbox.run()
+    cli._ask(inbox.open(), chosen, discard=False)
+    inbox.run()
+    assert inbox.rows("id") == [(1,), (1,), (2,), (3,)]
+
+
 # -- files --------------------------------------------------------------------------------------------
 
 
 def ask_reread(inbox: Inbox, path: str) -> None:
     pipeline = inbox.open()
     plan = plan_reread(pipeline, path)
-    pipeline.requests.ask_reread(plan.path, plan.source, ids=pipeline.ids)
+    pipeline.requests.ask_reread(plan.path, plan.source, reading=plan.reading, ids=pipeline.ids)
 
 
 def row_of(inbox: Inbox, path: str) -> dict[str, Any]:
@@ -283,3 +341,55 @@ def test_a_rollback_undoes_a_reread(inbox: Inbox) -> None:
     assert inbox.rows("id") == [(1,)]
     inbox.run()
     assert inbox.rows("id") == [(1,)]
+
+
+@pytest.mark.parametrize("max_events", [1, 100])
+def test_a_reread_whose_reading_was_rolled_back_reads_the_file_once(inbox: Inbox, max_events: int) -> None:
+    """Also while the epoch that reads it is in flight, and the request is not deleted yet."""
+    inbox.put("a.json", '{"id": 1}')
+    inbox.run()
+    inbox.put("b.json", '{"id": 2}', '{"id": 3}')
+    inbox.run()
+    ask_reread(inbox, "b.json")
+    Rollback(inbox.open(), 1).perform("test")
+    inbox.run(max_events=max_events)
+    inbox.run()
+    assert inbox.rows("id") == [(1,), (2,), (3,)]
+    assert inbox.open().requests.load() == []
+    refused = [record for record in inbox.records() if record["status"] == "refused"]
+    assert [record["path"] for record in refused] == [str(inbox.folder / "b.json")]
+
+
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_two_users_who_confirm_the_same_reread_get_one(inbox: Inbox, side_by_side: bool) -> None:
+    path = inbox.put("a.json", '{"id": 1}')
+    inbox.run()
+    plans = [plan_reread(inbox.open(), path) for _ in range(2)]
+    for plan in plans:
+        pipeline = inbox.open()
+        pipeline.requests.ask_reread(plan.path, plan.source, reading=plan.reading, ids=pipeline.ids)
+        if not side_by_side:
+            inbox.run()
+    inbox.run()
+    assert inbox.rows("id") == [(1,), (1,)]
+    ask_reread(inbox, path)
+    inbox.run()
+    assert inbox.rows("id") == [(1,), (1,), (1,)]
+
+
+def test_a_refused_request_follows_from_the_ledger(inbox: Inbox) -> None:
+    path = inbox.put("a.json", '{"id": 1}')
+    inbox.run()
+    pipeline = inbox.open()
+    pipeline.requests.ask_reread(path, "files", reading="1-another", ids=pipeline.ids)
+    (request,) = pipeline.requests.load()
+    before = pipeline.load()
+    assert before.checkpoint is not None
+    inbox.run()
+    assert inbox.rows("id") == [(1,)]
+    after = inbox.open().load()
+    assert after.checkpoint is not None
+    source, entry = inbox.open().sources["files"], next(iter(inbox.open().entries(after.entry)))
+    rebuilt = source.replay(before.checkpoint.positions["files"], entry.inputs["files"])
+    assert rebuilt == after.checkpoint.positions["files"]
+    assert source.answered(rebuilt) == {request.id}

@@ -38,7 +38,7 @@ def edit_name(kind: str) -> str:
 
 def read_paths(records: Iterable[Mapping[str, Json]]) -> set[str]:
     """Return the names of inputs that an epoch read or tried to read, from its input records."""
-    return {str(record["path"]) for record in records if record.get("status") not in ("pending", "dropped")}
+    return {str(record["path"]) for record in records if record.get("status") not in ("pending", "dropped", "refused")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,7 +174,7 @@ def _reread(pipeline: OpenPipeline, path: str, *, consent: Consent, common: Comm
         run, newest = pipeline.ids.new(), pipeline.load().epoch
         details = {"path": plan.path, "source": plan.source, "records": plan.records}
         with on_record(pipeline, "files-reread", run, from_epoch=newest, to_epoch=None, **details):
-            pipeline.requests.ask_reread(plan.path, plan.source, ids=pipeline.ids)
+            pipeline.requests.ask_reread(plan.path, plan.source, reading=plan.reading, ids=pipeline.ids)
     if common.json:
         common.out.json({**facts, "done": True})
     else:

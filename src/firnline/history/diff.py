@@ -189,7 +189,7 @@ def _add_fold(found: Between, fold: Fold, after: int) -> None:
 
 
 def _was_read(record: dict[str, Json]) -> bool:
-    return record.get("status") != "pending"
+    return record.get("status") not in ("pending", "refused")
 
 
 def _read(record: dict[str, Json], epoch: int) -> dict[str, Json]:

@@ -10,9 +10,9 @@ from posixpath import dirname
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.names import quarantine_folder
 from firnline.run.open_pipeline import OpenPipeline
+from firnline.run.read_again import DealtWith, HistoryPart, as_ranges
 from firnline.types import Json
 
 
@@ -30,7 +30,7 @@ class QuarantineFile:
         wanted = [row for number, row in self.rows if number in chosen]
         return {
             "name": self.name,
-            "rows": _as_ranges(rows),
+            "rows": as_ranges(rows),
             "records": len(wanted),
             "size_bytes": sum(len(row["raw"]) for row in wanted),
             "folders": sorted({dirname(str(row["file"])) for row in wanted}),
@@ -48,21 +48,15 @@ def load_quarantine_files(pipeline: OpenPipeline) -> Iterator[QuarantineFile]:
     Left out are records that a later epoch has read again, or that were discarded: the ledger names them. So a rollback
     of that epoch brings them back. Of a file that was read again, only the records of the last reading count.
     """
-    done: dict[str, list[list[int]]] = {}  # file of the quarantine -> ranges of rows
-    reread: dict[str, int] = {}  # input -> the epoch that began to read it again
+    dealt = DealtWith()
     for link in pipeline.ledger.chain(pipeline.load().entry):
-        for epoch, record in _records(link):
-            if record["status"] == "replayed":
-                done.setdefault(str(record["quarantine"]), []).extend(record["rows"])
-            elif record.get("reread") and not int(record["from"]) and int(record["to"]):
-                reread[str(record["path"])] = max(epoch, reread.get(str(record["path"]), 0))
+        dealt.add(HistoryPart.of(link))
         for file in link.quarantine:
             name = str(file["name"])
             kept = [
                 (number, row)
                 for number, row in enumerate(_read(pipeline, name))
-                if int(row["epoch"]) >= reread.get(str(row["file"]), 0)
-                and not any(first <= number <= last for first, last in done.get(name, ()))
+                if not dealt.has(name, number, str(row["file"]))
             ]
             if kept:
                 yield QuarantineFile(name, str(file.get("source") or _find_source(pipeline, kept[0][1])), kept)
@@ -88,12 +82,6 @@ def load_pending(pipeline: OpenPipeline) -> list[dict[str, Json]]:
     return [found[key] for key in sorted(found)]
 
 
-def _records(link: LedgerEntry | Fold) -> Iterator[tuple[int, Mapping[str, Json]]]:
-    for records in link.inputs.values():
-        for record in records:
-            yield int(record["epoch"]) if isinstance(link, Fold) else link.epoch, record
-
-
 def _read(pipeline: OpenPipeline, name: str) -> list[dict[str, Json]]:
     data = pipeline.storage.get(f"{quarantine_folder(pipeline.options.name)}/{name}")
     rows: list[dict[str, Json]] = pq.ParquetFile(pa.BufferReader(data)).read().to_pylist()
@@ -104,14 +92,3 @@ def _find_source(pipeline: OpenPipeline, row: Mapping[str, Json]) -> str:
     """Return the source of a record whose file of the quarantine does not name it."""
     found = [source.name for source in pipeline.sources if str(row["file"]).startswith(f"{source.location}/")]
     return found[0] if found else pipeline.sources.names[0]
-
-
-def _as_ranges(rows: list[int]) -> list[list[int]]:
-    """Return ascending row numbers as ranges, both ends included."""
-    ranges: list[list[int]] = []
-    for row in rows:
-        if ranges and ranges[-1][1] == row - 1:
-            ranges[-1][1] = row
-        else:
-            ranges.append([row, row])
-    return ranges

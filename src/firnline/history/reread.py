@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from firnline.errors import ConfigError
 from firnline.graph import find_source, sink_input, upstream
 from firnline.history.status import load_files_by_source
-from firnline.run.open_pipeline import OpenPipeline
+from firnline.run.open_pipeline import OpenPipeline, is_read
+from firnline.run.read_again import reading_id
 from firnline.storage import is_remote, normalise
 from firnline.types import Json
 
@@ -24,6 +25,7 @@ class RereadPlan:
     epochs: tuple[tuple[int, int], ...]  # epoch, and the records of the file that it read
     effect: str  # doubled or overwritten
     operators: tuple[str, ...]  # those that take the records again
+    reading: str  # the newest one of the file
 
     @property
     def records(self) -> int:
@@ -66,12 +68,14 @@ def plan_reread(pipeline: OpenPipeline, path: str) -> RereadPlan:
     options = pipeline.options
     mine = [sink for sink in options.sinks if _reads(pipeline, sink_input(options, sink), source)]
     overwritten = mine and all(sink.write == "upsert" for sink in mine)
+    epochs, reading = _find_readings(pipeline, source, str(row["path"]))
     return RereadPlan(
         path=str(row["path"]),
         source=source,
         changed=row["status"] != "committed",
         size_bytes=row["size_bytes"],
-        epochs=_count_records(pipeline, source, str(row["path"])),
+        epochs=epochs,
+        reading=reading,
         effect="overwritten" if overwritten else "doubled",
         operators=tuple(o.name for o in options.operators if _reads(pipeline, o.name, source)),
     )
@@ -85,13 +89,15 @@ def _reads(pipeline: OpenPipeline, name: str, source: str) -> bool:
     return any(node.name == source for node in upstream(pipeline.options, name))
 
 
-def _count_records(pipeline: OpenPipeline, source: str, path: str) -> tuple[tuple[int, int], ...]:
-    head = pipeline.load()
+def _find_readings(pipeline: OpenPipeline, source: str, path: str) -> tuple[tuple[tuple[int, int], ...], str]:
+    """Return the epochs that read a file with their records, and the name of the newest reading."""
+    head, newest = pipeline.load(), ""
     position = head.checkpoint.positions[source] if head.checkpoint else None
     counts: Counter[int] = Counter()
     for name, record in pipeline.ledger_files(head.entry):
-        if name != source or record["status"] not in ("committed", "in_progress", "set_aside"):
+        if name != source or not is_read(record):
             continue
         if pipeline.sources[source].current_name(position, str(record["path"])) == path:
-            counts[int(record.get("epoch", 0))] += int(record["to"]) - int(record["from"])
-    return tuple(sorted((epoch, count) for epoch, count in counts.items() if count))
+            newest = newest or reading_id(record)
+            counts[int(record["epoch"])] += int(record["to"]) - int(record["from"])
+    return tuple(sorted((epoch, count) for epoch, count in counts.items() if count)), newest

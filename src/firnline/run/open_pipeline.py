@@ -16,7 +16,7 @@ from firnline.run.requests import Requests
 from firnline.sinks.base import Head, Sink, SinkContext
 from firnline.sinks.guard import ANSWER_SECONDS, WORK_SECONDS, GuardedSink
 from firnline.sinks.registry import open_sinks
-from firnline.sources.base import Limits, port_name
+from firnline.sources.base import NOT_READ, Limits, port_name
 from firnline.sources.group import Sources
 from firnline.sources.guard import GuardedSource
 from firnline.sources.known import KnownFiles
@@ -114,9 +114,10 @@ class OpenPipeline:
 def is_read(record: Mapping[str, Json]) -> bool:
     """Return whether an input record counts in a search for late input.
 
-    The position names input that is pending; quarantined records that were read again are no input of their own.
+    The position names input that is pending; quarantined records that were read again are no input of their own, nor is
+    a request that was refused.
     """
-    return record.get("status") not in ("pending", "replayed")
+    return record.get("status") not in NOT_READ
 
 
 def open_pipeline(

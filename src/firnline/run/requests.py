@@ -31,6 +31,7 @@ class FileRequest:
     kind: str = "retry"
     source: str = ""  # of a reread and a replay
     files: tuple[dict[str, Json], ...] = ()
+    reading: str = ""  # of a reread: the newest reading of the file when it was requested; empty: not known
     discard: bool = False
 
     @property
@@ -54,9 +55,10 @@ class Requests:
         """Request to drop a file that was set aside."""
         self._put({"kind": "drop", "path": path, "changed": False}, ids)
 
-    def ask_reread(self, path: str, source: str, *, ids: Ids) -> None:
-        """Request another read of a finished file."""
-        self._put({"kind": "reread", "path": path, "changed": False, "source": source}, ids)
+    def ask_reread(self, path: str, source: str, *, reading: str = "", ids: Ids) -> None:
+        """Request another read of a finished file. It applies while `reading` is the newest one of the file."""
+        body = {"kind": "reread", "path": path, "changed": False, "source": source}
+        self._put({**body, **({"reading": reading} if reading else {})}, ids)
 
     def ask_replay(self, source: str, files: Sequence[dict[str, Json]], *, discard: bool, ids: Ids) -> None:
         """Request another read of quarantined records, or that they count as dealt with."""
@@ -86,6 +88,7 @@ class Requests:
                     kind=str(body["kind"]),
                     source=str(body.get("source", "")),
                     files=tuple(body.get("files", ())),
+                    reading=str(body.get("reading", "")),
                     discard=bool(body.get("discard", False)),
                 )
             )

@@ -13,7 +13,7 @@ and records, and each sink has its own. Steps exchange values through `Progress`
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -36,6 +36,7 @@ from firnline.run.observer import EpochFacts
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.operator_state import OperatorStates
 from firnline.run.progress import Base, EpochInFlight, Progress
+from firnline.run.read_again import Judged, ReadAgain, is_up_to_date
 from firnline.run.requests import FileRequest
 from firnline.run.status import RunLog
 from firnline.run.upkeep import Upkeep
@@ -95,6 +96,7 @@ class Steps:
         self._checkpoints = context.checkpoints
         self._upkeep = upkeep
         self._backpressure = backpressure
+        self._read_again = ReadAgain(context.pipeline, context.progress)
         self._learn_columns = learn_columns
         self._restaged: Restaged = {}
         self._on_lost = on_lost
@@ -115,10 +117,7 @@ class Steps:
         if not self._backpressure.wait():
             return m.NothingToPlan(), None
         requests = self._open_requests()
-        for request in requests:
-            self._pass_on(request)
-        limits = self._pipeline.limits(self._jobs.engine.parallelism, self._files_per_task)
-        plan = self._pipeline.sources.plan(before.positions, limits)
+        plan = self._plan_sources(before.positions, self._pass_on(requests, base))
         if plan is None and self._states is not None and self._states.needs_empty_epoch(before):
             plan = EpochPlan({})
         if plan is None:
@@ -145,17 +144,51 @@ class Steps:
             self.finish_requests(done)
         return [request for request in requests if request not in done]
 
-    def _pass_on(self, request: FileRequest) -> None:
-        """Tell the sources about a request; the call is repeated until the request is answered."""
+    def _plan_sources(self, positions: Positions, judged: Mapping[str, Judged]) -> EpochPlan | None:
+        """Return the slices of all sources; never one that answers a request in another way than judged now.
+
+        A source that answers late has planned by an earlier judgement.
+        """
         sources = self._pipeline.sources
-        if request.kind == "drop":
-            sources.drop(request.path)
-        elif request.kind == "retry":
-            sources.retry(request.path, changed=request.changed)
-        elif request.source in sources.names and request.kind == "reread":
-            sources[request.source].reread(request.id, request.path)
-        elif request.source in sources.names and request.kind == "replay":
+        limits = self._pipeline.limits(self._jobs.engine.parallelism, self._files_per_task)
+        while True:
+            plan = sources.plan(positions, limits)
+            late = plan.asked_before & set(plan.plans) if plan is not None else ()
+            if plan is None or all(is_up_to_date(plan.plans[name], judged) for name in late):
+                return plan
+            sources.discard(plan)
+
+    def _pass_on(self, requests: list[FileRequest], base: str) -> dict[str, Judged]:
+        """Tell the sources about requests; the calls are repeated until the requests are answered.
+
+        Returns those to read again as they apply to this base, by their names.
+        """
+        sources, positions = self._pipeline.sources, self._progress.bases[base].positions
+        again: list[FileRequest] = []
+        for request in requests:
+            if request.kind == "drop":
+                sources.drop(request.path)
+            elif request.kind == "retry":
+                sources.retry(request.path, changed=request.changed)
+            elif request.source in sources.names and request.kind in ("reread", "replay"):
+                again.append(request)
+        again = [one for one in again if one.id not in sources[one.source].answered(positions[one.source])]
+        try:
+            found = self._read_again.judge(again, base)
+        except LedgerHoleError as error:
+            sources.forget_requests(request.id for request in again)
+            logger.warning("requests to read again wait: %s", error.message, extra={"requests": len(again)})
+            return {}
+        for one in found:
+            request = one.request
+            if request.kind == "reread":
+                sources[request.source].reread(request.id, request.path, refused=one.refused)
+                continue
             sources[request.source].replay_quarantined(request.id, request.files, discard=request.discard)
+            if one.gone:
+                facts = {"request": request.id, "records": one.gone}
+                logger.warning("records not read again: they are no longer quarantined", extra=facts)
+        return {one.request.id: one for one in found}
 
     def _is_answered(self, request: FileRequest, positions: Positions, plan: EpochPlan) -> bool:
         """Return whether the source of a request has answered it in this plan, even by refusing it."""

@@ -19,7 +19,8 @@ ever: checkpoints, savepoints and ledgers hold it.
 An input is what a source reads one after the other and knows by a name (a file, a partition). An input record is what
 the ledger says of an input in one epoch: a JSON object with `path` (its name), `from` and `to` (the records of it that
 were read: those after the first `from`, up to the first `to`), `status` (`committed`, `in_progress`, `pending`,
-`set_aside`, `dropped`, `replayed`), and what else the source wants to find there, such as `etag` and `size_bytes`.
+`set_aside`, `dropped`, `replayed`, `refused`), and what else the source wants to find there, such as `etag` and
+`size_bytes`.
 
 A port is an output of a source, with columns of its own. Sinks and operators read the main port as `NAME` and any other
 as `NAME.port`. All ports of a source share its position: one slice has the rows of all of them. What a run decides for
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from firnline.sources.known import KnownFiles
     from firnline.storage import FileStat
 
+NOT_READ = ("pending", "replayed", "refused")  # statuses of records that tell of no reading of the input itself
 MAIN_PORT = ""  # the output that a source's own name stands for
 
 
@@ -217,7 +219,7 @@ class InputTracker:
     def add(self, record: dict[str, Json]) -> InputStatus | None:
         """Return the status of a record's input; None if a newer record has given it, or nothing was read."""
         path = str(record["path"])
-        if record["status"] == "pending" or path in self._known:
+        if record["status"] in NOT_READ or path in self._known:
             return None
         self._known.add(path)
         return InputStatus(record, str(record["status"]))
@@ -458,11 +460,12 @@ class Source(ABC):
     def drop(self, path: str) -> None:  # noqa: B027
         """Request to drop an input that was set aside. Otherwise like `retry`."""
 
-    def reread(self, request: str, path: str) -> None:  # noqa: B027
+    def reread(self, request: str, path: str, *, refused: str = "") -> None:  # noqa: B027
         """Request to read an input from its beginning that was read to its end.
 
         `request` is used once: the position of the epoch that answers it names it, so that a call repeated after that
-        commit changes nothing. Otherwise like `retry`.
+        commit changes nothing. With `refused`, a reason, the next plan reads nothing for it and only names it as
+        answered. The call before a plan is the one that counts. Otherwise like `retry`.
         """
 
     def replay_quarantined(self, request: str, files: Sequence[Mapping[str, Json]], *, discard: bool) -> None:  # noqa: B027
@@ -470,7 +473,8 @@ class Source(ABC):
 
         `files` are files of the quarantine: `name`, `rows` (ranges of row numbers), `records`, `size_bytes` and
         `folders`, those of the inputs that the records came from. With `discard` the records are not read: they only
-        count as dealt with.
+        count as dealt with. A file without rows is no longer in quarantine: its records are not read. No row is in two
+        requests, and a plan takes requests in the order of their names.
         """
 
     def answered(self, position: Json) -> frozenset[str]:

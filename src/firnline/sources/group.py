@@ -205,7 +205,7 @@ class Sources:
             elif (answer := asked.answer.result()) is not None:
                 plans[name] = answer
         if failures:
-            self._forgotten |= set(self.give_back(EpochPlan(plans)))  # what the others took up is not read now
+            self.discard(EpochPlan(plans))  # what the others took up is not read now
             raise failures[0]
         if not plans:
             return None
@@ -280,6 +280,10 @@ class Sources:
         Until then a full listing cannot identify late files: those in the answer are in no epoch.
         """
         return name in self._asked
+
+    def discard(self, plan: EpochPlan) -> None:
+        """Give back a plan that no epoch will use."""
+        self._forgotten |= set(self.give_back(plan))
 
     def take_forgotten(self) -> set[str]:
         """Return the sources whose late files must be found again, because the plan that used them was dropped."""

@@ -231,7 +231,7 @@ def replay(base: FileState, records: Sequence[dict[str, Json]]) -> FileState:
         path, status = str(record["path"]), record["status"]
         if "request" in record:
             answered.append(str(record["request"]))
-        if status == "replayed":
+        if status in ("replayed", "refused"):
             continue
         end = FileEnd.from_json(record.get("end") or {})
         progress = DONE if status in ("committed", "dropped") else Progress(
@@ -286,6 +286,22 @@ def replayed_input(request: str, file: Mapping[str, Json], now: str, *, discard:
         "line": 0,
         "request": request,
         **({"discarded": True} if discard else {}),
+    }
+
+
+def refused_record(request: str, path: str, reason: str, now: str) -> dict[str, Json]:
+    """Return the ledger's record of a request that is answered without reading anything."""
+    return {
+        "path": path,
+        "size_bytes": 0,
+        "etag": "",
+        "create_time": None,
+        "discovery_time": now,
+        "from": 0,
+        "to": 0,
+        "status": "refused",
+        "reason": reason,
+        "request": request,
     }
 
 

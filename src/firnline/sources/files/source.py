@@ -24,6 +24,7 @@ from firnline.errors import (
 )
 from firnline.sources.base import (
     MAIN_PORT,
+    NOT_READ,
     Backlog,
     InputStatus,
     InputTracker,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOKED_UP = 200  # more files than that are cheaper to list
+NOT_QUARANTINED = "no longer quarantined"
 MAX_LATE = 100_000  # late files that one comparison keeps; the next one finds the others
 
 
@@ -94,7 +96,7 @@ class FileSource(Source):
         self._grown: dict[str, ReadFile] = {}  # with `read_rest`: files that grew after they were read
         self._retries: dict[str, bool] = {}  # requested by one thread, planned by another, forgotten by a third
         self._drops: set[str] = set()  # the same
-        self._rereads: dict[str, str] = {}  # the same; request -> path
+        self._rereads: dict[str, tuple[str, str]] = {}  # the same; request -> path, and why it is refused
         self._replays: dict[
             str, tuple[tuple[Mapping[str, Json], ...], bool]
         ] = {}  # the same; request -> files, discard
@@ -196,7 +198,7 @@ class FileSource(Source):
             return replayed
         state, dropped = self._apply_drops(FileState.from_json(position))
         state = self._apply_retries(state)
-        state, rereads = self._apply_rereads(state)
+        state, rereads, refused = self._apply_rereads(state)
         ages = _Ages(self._options.min_age_secs if not limits.any_age else 0.0, self._clock, self._young)
         state = self._revive(state, ages)
         state, reopened = self._reopen(state, ages)
@@ -218,6 +220,7 @@ class FileSource(Source):
         splits = planning.deal(chosen, limits, now, self._options.read_as, hold=self.on_growth == "read_rest")
         records = [*dropped, *(planning.waiting_record(file, now) for file in chosen.waiting)]
         records += planning.name_requests(splits, chosen.base, rereads, now)
+        records += [planning.refused_record(*one, now) for one in refused]
         return SourcePlan(
             source=self.name,
             base=chosen.base.to_json(),
@@ -244,14 +247,18 @@ class FileSource(Source):
             return None
         now = datetime.now(UTC).isoformat(timespec="seconds")
         inputs: list[dict[str, Json]] = []
+        refused: list[dict[str, Json]] = []
         taken: list[str] = []
         for request, (files, discard) in sorted(replays.items()):
-            wanted = [planning.replayed_input(request, file, now, discard=discard) for file in files]
+            wanted = [planning.replayed_input(request, file, now, discard=discard) for file in files if file["rows"]]
             if taken and sum(int(item["size_bytes"]) for item in [*inputs, *wanted]) > limits.max_bytes:
                 break
             inputs += wanted
+            gone = [str(file["name"]) for file in files if not file["rows"]]
+            refused += [planning.refused_record(request, name, NOT_QUARANTINED, now) for name in gone]
             taken.append(request)
         read = [item for item in inputs if not item.get("discarded")]
+        discarded = [planning.replayed_record(item) for item in inputs if item.get("discarded")]
         splits = planning.deal_again(read, limits.parallelism)
         return SourcePlan(
             source=self.name,
@@ -260,7 +267,7 @@ class FileSource(Source):
             files=len(read),
             size_bytes=sum(int(item["size_bytes"]) for item in read),
             constants=planning.folder_columns(splits, self.location),
-            notes={"replay": True, "records": [planning.replayed_record(i) for i in inputs if i.get("discarded")]},
+            notes={"replay": True, "records": [*discarded, *refused]},
         )
 
     def _answer(self, state: FileState, requests: Iterable[str]) -> FileState:
@@ -273,7 +280,7 @@ class FileSource(Source):
         return frozenset(FileState.from_json(position).answered)
 
     def has_answered(self, plan: SourcePlan, request: str) -> bool:
-        return not plan.notes.get("replay") or request in FileState.from_json(plan.base).answered
+        return request in FileState.from_json(plan.base).answered
 
     def _listed(self, state: FileState, limits: Limits) -> Iterator[FileStat]:
         """Yield new files after the mark, collected for at most `max_ms`."""
@@ -598,35 +605,42 @@ class FileSource(Source):
         with self._retries_lock:
             self._drops.add(path)
 
-    def reread(self, request: str, path: str) -> None:
+    def reread(self, request: str, path: str, *, refused: str = "") -> None:
         with self._retries_lock:
-            self._rereads[request] = path
+            self._rereads[request] = (path, refused)
 
     def replay_quarantined(self, request: str, files: Sequence[Mapping[str, Json]], *, discard: bool) -> None:
         with self._retries_lock:
             self._replays[request] = (tuple(files), discard)
 
-    def _apply_rereads(self, state: FileState) -> tuple[FileState, dict[str, str]]:
-        """Return the state with finished files that are to be read again, and their requests by path."""
+    def _apply_rereads(self, state: FileState) -> tuple[FileState, dict[str, str], list[tuple[str, str, str]]]:
+        """Return the state with finished files that are to be read again, their requests by path, and refused requests
+        with path and reason.
+
+        The state names refused requests as answered, too: otherwise a later plan, which finds the file finished, would
+        read it again.
+        """
         with self._retries_lock:
-            wanted = {request: path for request, path in self._rereads.items() if request not in state.answered}
-        files, taken = dict(state.files), {}
-        for request, path in sorted(wanted.items()):
-            if path in files or path in state.set_aside or state.is_after_mark(path):
-                logger.warning("reread refused: the file is not read to its end", extra={"file": path})
-                continue
+            wanted = {request: one for request, one in self._rereads.items() if request not in state.answered}
+        files, taken, refused = dict(state.files), dict[str, str](), list[tuple[str, str, str]]()
+        for request, (path, reason) in sorted(wanted.items()):
+            if not reason and (path in files or path in state.set_aside or state.is_after_mark(path)):
+                reason = "the file is not read to its end"
             try:
-                now = self._storage.stat(self._key(path))
+                now = self._storage.stat(self._key(path)) if not reason else None
             except FileNotFoundError:
-                logger.warning("reread refused: the file is gone", extra={"file": path})
-                continue
+                now, reason = None, "the file is gone"
             except OSError as error:
                 raise SourceError(f"cannot look at {path}: {error}", path=path) from error
+            if now is None:
+                logger.warning("reread refused: %s", reason, extra={"file": path})
+                refused.append((request, path, reason))
+                continue
             files[path] = Progress(size_bytes=now.size_bytes, etag=now.etag, reread=True)
             taken[path] = request
-        if not taken:
-            return state, {}
-        return self._answer(replace(state, files=files), taken.values()), taken
+        if not wanted:
+            return state, {}, []
+        return self._answer(replace(state, files=files), sorted(wanted)), taken, refused
 
     def _apply_drops(self, state: FileState) -> tuple[FileState, list[dict[str, Json]]]:
         """Return the state without the dropped files, and their ledger records."""
@@ -759,7 +773,7 @@ class _Tracker(InputTracker):
 
     def add(self, record: dict[str, Json]) -> InputStatus | None:
         path = self._state.current_name(str(record["path"]))
-        if path in self._seen or record["status"] in ("pending", "replayed"):
+        if path in self._seen or record["status"] in NOT_READ:
             return None
         self._seen.add(path)
         status, reason = self._status_of(path), self._reason_of(path)
