@@ -39,22 +39,26 @@ def check(root: str, where: str) -> None:
     assert pipeline.requests.load() == [], where
 
 
+def prepare_in(root: Path) -> str:
+    """A record without a key and a file that was read are requested again; one more file waits."""
+    (root / "in").mkdir(parents=True)
+    (root / "in" / "a.json").write_text('{"id": 1, "v": 1}\n')
+    (root / "in" / "b.json").write_text('{"id": 2, "v": 2}\n{"id": 3}\nbroken\n')
+    assert run_once(options_of(str(root), write="upsert", key=("v",))).exit_code == 0
+    pipeline = open_pipeline(options_of(str(root)))
+    files = [file.describe([number for number, _ in file.rows]) for file in load_quarantine_files(pipeline)]
+    pipeline.requests.ask_replay("files", files, discard=False, ids=pipeline.ids)
+    plan = plan_reread(pipeline, "a.json")
+    pipeline.requests.ask_reread(plan.path, plan.source, reading=plan.reading, ids=pipeline.ids)
+    (root / "in" / "c.json").write_text('{"id": 9, "v": 9}\n')
+    return str(root)
+
+
 def test_killed_at_every_point(tmp_path: Path) -> None:
     numbers = itertools.count()
 
     def prepare() -> str:
-        root = tmp_path / str(next(numbers))
-        (root / "in").mkdir(parents=True)
-        (root / "in" / "a.json").write_text('{"id": 1, "v": 1}\n')
-        (root / "in" / "b.json").write_text('{"id": 2, "v": 2}\n{"id": 3}\nbroken\n')
-        assert run_once(options_of(str(root), write="upsert", key=("v",))).exit_code == 0
-        pipeline = open_pipeline(options_of(str(root)))
-        files = [file.describe([number for number, _ in file.rows]) for file in load_quarantine_files(pipeline)]
-        pipeline.requests.ask_replay("files", files, discard=False, ids=pipeline.ids)
-        plan = plan_reread(pipeline, "a.json")
-        pipeline.requests.ask_reread(plan.path, plan.source, ids=pipeline.ids)
-        (root / "in" / "c.json").write_text('{"id": 9, "v": 9}\n')
-        return str(root)
+        return prepare_in(tmp_path / str(next(numbers)))
 
     reached = kill_at_every_point(prepare, work, check, most=MOST_KILLS, helpers=False)
     assert reached["epoch.commit.after"] >= 2

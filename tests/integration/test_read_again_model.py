@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -190,7 +191,7 @@ def test_every_record_is_in_the_table_as_often_as_the_model_says(tmp_path: Path,
     model.add_file()
     model.add_file()
     model.run(crash=False)
-    actions = {
+    actions: dict[str, Callable[[], None]] = {
         "file": model.add_file,
         "replay": model.ask_replay,
         "reread": model.ask_reread,
