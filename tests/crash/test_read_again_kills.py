@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from tests.support.kills import kill_at_every_point
 from tests.support.pipelines import pipeline_options, run_once
+from tests.support.processes import Launcher
 
 pytestmark = pytest.mark.crash
 
@@ -63,3 +65,16 @@ def test_killed_at_every_point(tmp_path: Path) -> None:
     reached = kill_at_every_point(prepare, work, check, most=MOST_KILLS, helpers=False)
     assert reached["epoch.commit.after"] >= 2
     assert reached["storage.delete.after"] >= 2
+
+
+@pytest.mark.parametrize("point", ["epoch.stage.after:1"])
+def test_a_run_that_planned_the_requests_is_fenced_by_one_that_answers_them(
+    launcher: Launcher, tmp_path: Path, point: str
+) -> None:
+    root = prepare_in(tmp_path / "pipeline")
+    zombie = launcher.start(options_of(root), f"{point}:stop")
+    zombie.wait_until_stopped()
+    work(root)
+    zombie.signal(signal.SIGCONT)
+    assert zombie.wait().exit_code == 5
+    check(root, point)

@@ -71,6 +71,7 @@ CALLS: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
     "entry_epoch": [((names.fold_name(LAST),), None), ((LAST.name,), 7), (("README",), None)],
     "data_name": [((A, U), f"{A}-{U}.parquet")],
     "quarantine_name": [((7, A, U), f"{EPOCH}-{A}-{U}.parquet")],
+    "quarantine_epoch": [((f"{EPOCH}-{A}-{U}.parquet",), 7)],
     "parked_name": [((A, U), f"parked-{A}-{U}.arrow")],
     "exchange_name": [((U,), f"{U}.arrow")],
     "run_name": [((datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), A), f"20260102T030405-{A}.json")],
