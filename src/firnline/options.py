@@ -63,6 +63,14 @@ class Home:
 
 
 @dataclass(frozen=True, slots=True)
+class StrictColumn:
+    """A column of records in which a value that does not fit makes the record bad; elsewhere the value is rescued."""
+
+    type: str | None = None  # its type, as in the spec; None: that of any other column, which may get wider
+    words: tuple[str, ...] | None = None  # the only values
+
+
+@dataclass(frozen=True, slots=True)
 class SinkOptions:
     """Options that every kind of sink has."""
 
@@ -83,6 +91,11 @@ class SinkOptions:
     def home(self) -> Home | None:
         """The pipeline's home if this sink decides; None: a sink of this kind has no room for one."""
         return None
+
+    @property
+    def strict_columns(self) -> Mapping[str, StrictColumn]:
+        """The columns of records on which the sink relies apart from `key`."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -174,6 +175,91 @@ def test_a_sink_behind_the_deciding_one_takes_the_same_records(people: People) -
     assert run_once(pipeline_options(str(people.folder), "", sinks=sinks)).exit_code == 0
     assert len(read_by_duckdb(people.table, ["id"])) == 3
     assert sorted(read_by_duckdb(other, ["id", "at"])) == [(1, 2), (2, 1)]
+
+
+# -- records that do not fit --------------------------------------------------------------------------
+
+
+def quarantined(people: People, **settings: Any) -> list[tuple[str, int, int, bytes]]:
+    rows = load_quarantine(open_pipeline(people.options(**settings)))
+    return sorted((row["reason"], row["line"], row["record"], row["raw"]) for row in rows)
+
+
+def test_a_record_with_an_unknown_operation_is_quarantined(people: People) -> None:
+    people.run({"id": 1, "v": "a"})
+    path = people.folder / "b.json"
+    path.write_text('{"id":2,"_op":"c"}\r\n\n{"id":3,"v":"b"}\n{"id":4,"_op":"D"}\n{"id":5,"_op":"insert"}\n')
+    people.run()
+    assert people.read("id") == [(1,), (3,), (5,)]
+    assert quarantined(people) == [
+        ("does-not-fit", 1, 0, b'{"id":2,"_op":"c"}'),
+        ("does-not-fit", 4, 2, b'{"id":4,"_op":"D"}'),
+    ]
+    people.run({"id": 1, "_op": 7}, {"id": 3, "_op": "delete"}, {"id": 6, "_op": {"a": 1}})
+    assert people.read("id") == [(1,), (5,)]
+    assert len(quarantined(people)) == 4
+
+
+@pytest.mark.parametrize("value", ["c", 1.5, {"a": 1}, [1], 2**70])
+def test_a_record_with_a_sequence_that_is_no_number_is_quarantined(people: People, value: Any) -> None:
+    people.run({"id": 2, "_sequence": value, "v": "b"}, {"id": 1, "_sequence": 1, "v": "a"}, {"id": 3, "v": "c"})
+    assert people.read("id", "v") == [(1, "a"), (3, "c")]
+    assert [bad[:3] for bad in quarantined(people)] == [("does-not-fit", 1, 0)]
+    people.run({"id": 1, "_sequence": value, "v": "b"})
+    assert people.read("id", "v") == [(1, "a"), (3, "c")]
+    assert len(quarantined(people)) == 2
+
+
+def test_only_bad_records_come_first(people: People) -> None:
+    people.run({"id": 2, "_sequence": "c", "v": "b"})
+    people.run({"id": 2, "_op": "c", "v": "b"})
+    people.run({"id": 1, "v": "a"})
+    assert people.read("id", "v") == [(1, "a")]
+
+
+def test_delete_when_may_name_the_operation(people: People) -> None:
+    settings: dict[str, Any] = {"delete_when": {"_op": ("D",)}}
+    people.run({"id": 1, "_op": "I"}, {"id": 2, "_op": "I"}, **settings)
+    people.run({"id": 1, "_op": "D"}, {"id": 2, "_op": "U"}, {"id": 3, "_op": "I"}, **settings)
+    assert people.read("id") == [(2,), (3,)]
+
+
+def test_a_record_whose_order_does_not_fit_is_quarantined(people: People) -> None:
+    people.run({"id": 1, "at": "2026-01-01T00:00:00Z", "v": "old"}, sequence_by="at")
+    people.run(
+        {"id": 1, "at": "2026-01-02T00:00:00.123456789Z", "v": "new"},
+        {"id": 2, "at": None, "v": "no time"},
+        {"id": 3, "at": "soon", "v": "no time stamp"},
+        {"id": 4, "at": "2026-01-02T00:00:00Z", "v": "d"},
+        sequence_by="at",
+    )
+    assert people.read("id", "v") == [(1, "old"), (2, "no time"), (4, "d")]
+    assert [bad[:3] for bad in quarantined(people)] == [("does-not-fit", 1, 0), ("does-not-fit", 3, 2)]
+
+
+def test_rows_of_parquet_that_do_not_fit_are_quarantined(people: People) -> None:
+    settings: dict[str, Any] = {"sequence_by": "at", "format": "parquet"}
+    first = {"id": [1], "at": [1], "_op": ["insert"], "_sequence": [1]}
+    pq.write_table(pa.table(first), people.folder / "a.parquet")
+    people.run(**settings)
+    later = {"id": [2, 3, 4, 5], "at": ["x", None, None, None], "_op": ["update", "c", None, "insert"]}
+    pq.write_table(pa.table(later), people.folder / "b.parquet")
+    people.run(**settings)
+    assert people.read("id") == [(1,), (4,), (5,)]
+    assert [bad[:3] for bad in quarantined(people)] == [("does-not-fit", 1, 0), ("does-not-fit", 2, 1)]
+
+
+def test_records_of_csv_that_do_not_fit_are_quarantined(people: People) -> None:
+    settings: dict[str, Any] = {"sequence_by": "at", "format": "csv"}
+    (people.folder / "a.csv").write_text("id,at,_op\n1,1,insert\n")
+    people.run(**settings)
+    (people.folder / "b.csv").write_text("id,at,_op\n2,x,update\n3,2,c\n4,,\n5,3,insert\n")
+    people.run(**settings)
+    assert people.read("id") == [(1,), (4,), (5,)]
+    assert [(bad[0], bad[3]) for bad in quarantined(people)] == [
+        ("does-not-fit", b"2,x,update"),
+        ("does-not-fit", b"3,2,c"),
+    ]
 
 
 # -- another key in the spec --------------------------------------------------------------------------

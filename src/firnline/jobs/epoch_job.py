@@ -258,10 +258,15 @@ class _Running:
     def _port_context(self, source: SourceOptions, port: str) -> PortContext:
         name = port_name(source.name, port)
         refuse = partial(self._refuse_widening, name)
-        upserts = [sink for sink in self.jobs.options.sinks if sink.write == "upsert"]
-        keys = [column for s in upserts if sink_input(self.jobs.options, s) == name for column in s.key]
+        upserts = [
+            sink
+            for sink in self.jobs.options.sinks
+            if sink.write == "upsert" and sink_input(self.jobs.options, sink) == name
+        ]
+        keys = tuple(dict.fromkeys(column for sink in upserts for column in sink.key))
+        strict = {column: how for sink in upserts for column, how in sink.strict_columns.items()}
         before, after = self.job.columns.get(name), self.job.columns_after.get(name)
-        return PortContext(source, port, self._output(name), before, refuse, after, tuple(dict.fromkeys(keys)))
+        return PortContext(source, port, self._output(name), before, refuse, after, keys, strict)
 
     def _refuse_widening(self, port: str, types: Mapping[str, pa.DataType]) -> dict[str, str]:
         has_operators = bool(self.jobs.flow.edges_of(port, self.job.ranges))

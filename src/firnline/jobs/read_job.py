@@ -17,7 +17,7 @@ from firnline.errors import BadRecordsError, EngineError, FirnlineError, SchemaE
 from firnline.exchange import Exchanged
 from firnline.jobs.engine import Engine, Output
 from firnline.jobs.heartbeat import Watch, run_watched
-from firnline.options import SourceOptions
+from firnline.options import SourceOptions, StrictColumn
 from firnline.rescued import Rescued, add_rescued
 from firnline.schema import RESCUED_COLUMN, merge, schema_from_json, schema_to_json, type_to_text, widen
 from firnline.sinks.base import Sink
@@ -65,6 +65,7 @@ class PortContext:
     refuse_widening: RefuseWidening = refuse_every_widening  # which of these columns may not get a wider type, and why
     after: pa.Schema | None = None  # in a replay: the columns after the epoch, whose types are not inferred again
     keys: tuple[str, ...] = ()  # columns that identify a row of an upserted sink: a record without one is bad
+    strict: Mapping[str, StrictColumn] = field(default_factory=dict)  # other columns on which an upserted sink relies
 
     @property
     def is_inferring(self) -> bool:
@@ -97,9 +98,13 @@ def columns_of(context: PortContext, constants: Collection[str]) -> Columns:
         frozen=frozenset(decoded.names),
         constants=types,
         reserved=frozenset({*types, *foreign}),
-        kinds=new_kinds(context.base, context.after) if context.after is not None else {},
+        kinds={
+            **{name: one.type for name, one in context.strict.items() if one.type},
+            **(new_kinds(context.base, context.after) if context.after is not None else {}),
+        },
         evolution=context.evolution,
         infer_timestamps=context.source.schema_of(context.port).infer_timestamps,
+        strict={name: one.words for name, one in context.strict.items() if one.type},
     )
 
 
@@ -483,6 +488,7 @@ class _SourceRead:
         if not self.unread:
             for port in self.columns:
                 self._demand_keys(port)
+                self._demand_fit(port)
 
     def _demand_keys(self, port: str) -> None:
         """Read splits again that have rows without a key, so that their readers report these records as bad.
@@ -506,6 +512,29 @@ class _SourceRead:
                 self.columns[port] = replace(columns, decoded=columns.decoded.set(index, demanded))
                 self.unread.add(number)
         self.demanded |= {(port, name) for report in self.reports.values() for name in report.keyless.get(port, {})}
+
+    def _demand_fit(self, port: str) -> None:
+        """Read splits again in which a value does not fit a strict column, so that their readers report these records.
+
+        Only after types are settled: a number may need a wider type.
+
+        Raises:
+            SchemaError: the reader does not report such records.
+        """
+        before = dict(self.columns[port].strict)
+        for number, report in self.reports.items():
+            for one in report.rescued:
+                if one.source != port or one.column not in self.context.ports[port].strict:
+                    continue
+                if one.column in before:
+                    raise SchemaError(
+                        f"{one.file} line {one.line}: {one.first} does not fit column {one.column} ({one.expected})",
+                        hint="A sink orders or changes rows by this column: correct the input.",
+                        column=one.column,
+                    )
+                strict = {**self.columns[port].strict, one.column: self.context.ports[port].strict[one.column].words}
+                self.columns[port] = replace(self.columns[port], strict=strict)
+                self.unread.add(number)
 
     def _widen(self, port: str) -> None:
         """Give columns of a port wider types if its numbers need them; then every split is read again.

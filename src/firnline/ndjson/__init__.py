@@ -7,6 +7,7 @@ from firnline.ndjson.decode import (
     Decoder,
     MismatchError,
     UnexpectedFieldError,
+    find_fitting,
     warm_up,
 )
 from firnline.ndjson.infer import Choice, KindCounter, add_counts, apply_kinds, choose, json_paths, kinds_of
@@ -35,6 +36,7 @@ __all__ = [
     "apply_kinds",
     "choose",
     "compression_of",
+    "find_fitting",
     "json_paths",
     "kinds_of",
     "open_blocks",

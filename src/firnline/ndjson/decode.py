@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from firnline import jit
 from firnline.ndjson import exact, plain
@@ -30,7 +31,14 @@ from firnline.schema import RESCUED_COLUMN, type_to_text
 
 # `wrong-field-count` and `stray-quote` are reasons of CSV records.
 BadReason = Literal[
-    "not-json", "not-an-object", "invalid-utf8", "too-long", "missing-required", "wrong-field-count", "stray-quote"
+    "not-json",
+    "not-an-object",
+    "invalid-utf8",
+    "too-long",
+    "missing-required",
+    "does-not-fit",
+    "wrong-field-count",
+    "stray-quote",
 ]
 
 _FIRST_ODD = 200  # odd records to collect before the schema is widened and the block is read again
@@ -49,6 +57,8 @@ class DecodeOptions:
         infer_timestamps: new columns of time stamps become timestamp columns; otherwise they are strings.
         max_fields: the most fields, nested ones included, that `add` may create; further ones are rescued, so that
             records with generated keys cannot exhaust the memory.
+        strict: columns in which a value that does not fit makes the record bad, as does a value that is none of the
+            words, if there are any.
     """
 
     evolution: Literal["add", "rescue", "fail"] = "add"
@@ -57,6 +67,7 @@ class DecodeOptions:
     kinds: Kinds = field(default_factory=dict)
     infer_timestamps: bool = True
     max_fields: int = 1_000
+    strict: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
 
 
 class _FieldError(Exception):
@@ -172,6 +183,11 @@ class Decoder:
         numbers = numbering.records
         if bad:
             numbers = numbers[~np.isin(numbers, [item.record for item in bad])]
+        fits = find_fitting(batch, self.options.strict)
+        if fits is not None:
+            refused = set(numbers[~fits].tolist())
+            bad = sorted([*bad, *_find_records(block.data, numbering, refused)], key=lambda item: item.record)
+            batch, numbers = batch.filter(pa.array(fits)), numbers[fits]
         return Decoded(batch, pa.array(numbers), bad, add_rescued(rescued))
 
     def _rescued_by_kernel(self, columns: list[pa.Array]) -> list[Rescued]:
@@ -293,6 +309,11 @@ class Decoder:
                 if isinstance(item.parsed, BadRecordError):
                     raise item.parsed
                 row = self._struct(item.parsed, self._root, rescued, found, "", item.record)
+                unfit = [path for path, _, _ in found]
+                if self.options.evolution == "add":  # then an unknown field is one that could not become a column
+                    unfit += [name for name, _ in rescued]
+                if any(name in self.options.strict for name in unfit):
+                    raise BadRecordError("does-not-fit")
             except BadRecordError as exc:
                 reason: Any = str(exc)
                 bad.append(BadRecord(item.record, item.line, item.raw, reason))
@@ -349,6 +370,37 @@ class Decoder:
             if child.required and row.get(child.field.name) is None:
                 raise BadRecordError("missing-required")
         return row
+
+
+def find_fitting(
+    batch: pa.RecordBatch, strict: Mapping[str, tuple[str, ...] | None]
+) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
+    """Return for each row whether its values are among the words of strict columns; None: all are."""
+    fits = None
+    for name, words in strict.items():
+        index = batch.schema.get_field_index(name)
+        if words is None or index < 0 or pa.types.is_nested(batch.schema.field(index).type):
+            continue
+        text = batch.column(index).cast(pa.string())
+        known = pc.or_(pc.is_null(text), pc.is_in(text, pa.array(words, pa.string())))
+        here = known.to_numpy(zero_copy_only=False)
+        fits = here if fits is None else fits & here
+    return None if fits is None or fits.all() else fits
+
+
+def _find_records(data: bytes | memoryview, numbering: _Numbering, wanted: Collection[int]) -> list[BadRecord]:
+    """Return records of a block by their numbers, as records that do not fit."""
+    found: list[BadRecord] = []
+    index = 0
+    for number, line in enumerate(bytes(data).split(b"\n")):
+        if not line.strip(b" \t\r"):
+            continue
+        record = int(numbering.records[index])
+        index += 1
+        if record in wanted:
+            raw = numbering.origins.raw(number) if numbering.origins is not None else line.removesuffix(b"\r")
+            found.append(BadRecord(record, numbering.line(number), raw, "does-not-fit"))
+    return found
 
 
 def _first_rescued(path: str, node: Node | None, value: Any, line: int) -> Rescued:

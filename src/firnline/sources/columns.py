@@ -33,6 +33,8 @@ class Columns:
     kinds: dict[str, str] = field(default_factory=dict)  # by path: types of new fields, chosen by all values
     evolution: Literal["add", "rescue", "fail"] = "add"  # what an unknown field becomes
     infer_timestamps: bool = True  # new columns of time stamps become timestamp columns
+    # A value that does not fit such a column, or is none of its words (None: any), makes the record bad.
+    strict: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -43,6 +45,7 @@ class Columns:
             "kinds": self.kinds,
             "evolution": self.evolution,
             "infer_timestamps": self.infer_timestamps,
+            "strict": {name: list(words) if words is not None else None for name, words in self.strict.items()},
         }
 
     @classmethod
@@ -55,6 +58,7 @@ class Columns:
             kinds=dict(value["kinds"]),
             evolution=value["evolution"],
             infer_timestamps=bool(value["infer_timestamps"]),
+            strict={n: tuple(words) if words is not None else None for n, words in value.get("strict", {}).items()},
         )
 
 

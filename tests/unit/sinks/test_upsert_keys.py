@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 import firnline.operators.base as operators
 from firnline.errors import DamagedError, SchemaError, SinkError
 from firnline.sinks.delta import kind as delta
+from firnline.sinks.delta import options as delta_options
 from firnline.sinks.delta.stage import ChangeStager, ParquetStager
 from firnline.sinks.delta.upsert import changes as upsert_changes
 from firnline.sinks.delta.upsert.changes import Changes, KeyIndex, comparable, load_changes
@@ -74,7 +75,7 @@ def load(folder: Path, *batches: pa.RecordBatch, key: Sequence[str] = ("id",)) -
 
 
 def test_the_words_of_a_changelog_are_those_of_the_operators() -> None:
-    mine = (upsert_changes.OP, upsert_changes.SEQUENCE, upsert_changes.BEFORE)
+    mine = (delta_options.OP, delta_options.SEQUENCE, upsert_changes.BEFORE)
     assert mine == (operators.OP, operators.SEQUENCE, operators.BEFORE)
 
 

@@ -6,8 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from firnline.options import Home, SinkOptions
+from firnline.options import Home, SinkOptions, StrictColumn
 
+OP = "_op"
+SEQUENCE = "_sequence"
+OPERATIONS = ("insert", "update", "delete")
 DEFAULT_FILE_BYTES = 128 * 1024 * 1024
 
 
@@ -35,6 +38,14 @@ class DeltaSinkOptions(SinkOptions):
     @property
     def home(self) -> Home:
         return Home(self.table, self.storage_options)
+
+    @property
+    def strict_columns(self) -> Mapping[str, StrictColumn]:
+        if self.write != "upsert":
+            return {}
+        words = None if OP in self.delete_when else OPERATIONS  # else the spec says which words delete
+        order = {self.sequence_by: StrictColumn()} if self.sequence_by else {}
+        return {**order, OP: StrictColumn("string", words), SEQUENCE: StrictColumn("int64")}
 
 
 def delta_tables(sinks: Iterable[SinkOptions]) -> tuple[DeltaSinkOptions, ...]:

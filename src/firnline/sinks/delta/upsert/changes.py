@@ -14,15 +14,13 @@ import pyarrow.parquet as pq
 from isal import isal_zlib
 
 from firnline.errors import DamagedError, SchemaError, SinkError
+from firnline.sinks.delta.options import OP, OPERATIONS, SEQUENCE
 from firnline.sinks.delta.stage import partition_text
 from firnline.storage import Storage
 from firnline.types import Json
 
-OP = "_op"
-SEQUENCE = "_sequence"
 BEFORE = "_before"
 SEQUENCE_BY = "sequence_by"  # of a staged file of records: the column that orders rows; null: their order in the files
-OPERATIONS = ("insert", "update", "delete")
 
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]

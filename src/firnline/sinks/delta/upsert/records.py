@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from firnline.sinks.delta.options import OP, OPERATIONS
 from firnline.sinks.delta.stage import ChangeStager
-from firnline.sinks.delta.upsert.changes import OP, SEQUENCE_BY
+from firnline.sinks.delta.upsert.changes import SEQUENCE_BY
 from firnline.storage import Storage
 from firnline.types import Json
 
@@ -30,7 +31,10 @@ class RecordStager(ChangeStager):
 
     def write(self, batch: pa.RecordBatch) -> None:
         index = batch.schema.get_field_index(OP)
-        given = pc.fill_null(batch.column(index).cast(pa.string()), "update") if index >= 0 else pa.scalar("update")
+        given: pa.Array | pa.Scalar = pa.scalar("update")
+        if index >= 0:  # other words are those that `delete_when` may name
+            words = batch.column(index).cast(pa.string())
+            given = pc.if_else(pc.is_in(words, pa.array(OPERATIONS)), words, given)
         operation = pc.if_else(find_deletes(batch, self._delete_when), pa.scalar("delete"), given)
         field = pa.field(OP, pa.string())
         super().write(

@@ -35,6 +35,7 @@ class LineDecoder(RecordDecoder[Block]):
             reserved=columns.reserved,
             kinds=columns.kinds,
             infer_timestamps=columns.infer_timestamps,
+            strict=columns.strict,
         )
         self._kinds = KindCounter(schema, columns.frozen, columns.reserved, columns.infer_timestamps)
         super().__init__(schema, columns)

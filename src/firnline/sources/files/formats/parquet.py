@@ -11,7 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from firnline.ndjson import BadRecord, BrokenFileError, Decoded, MismatchError, UnexpectedFieldError, apply_kinds
+from firnline.ndjson import (
+    BadRecord,
+    BrokenFileError,
+    Decoded,
+    MismatchError,
+    UnexpectedFieldError,
+    apply_kinds,
+    find_fitting,
+)
 from firnline.rescued import UNKNOWN_FIELDS, Rescued, add_rescued, shorten
 from firnline.schema import RESCUED_COLUMN, is_column_name_ok, merge, type_to_text
 from firnline.sources.files.formats.arrow_fit import (
@@ -266,6 +274,13 @@ class ParquetDecoder(RecordDecoder[ParquetPiece]):
     ) -> Decoded:
         rows = piece.records
         keep = np.ones(rows, np.bool_) if whole.missing is None else ~whole.missing
+        lacks = ~keep
+        for one in whole.found:
+            if one.path in self._columns.strict:
+                keep &= ~one.mask
+        held = [name for name in self._columns.strict if name in arrays]
+        fits = find_fitting(pa.RecordBatch.from_pydict({n: arrays[n] for n in held}), self._columns.strict)
+        keep = keep if fits is None else keep & fits
         has_rescued = bool(parts) and any((one.mask & keep).any() for one in whole.found)
         if has_rescued and RESCUED_COLUMN not in target.names:
             target = self._schema = target.append(pa.field(RESCUED_COLUMN, pa.string()))
@@ -278,16 +293,22 @@ class ParquetDecoder(RecordDecoder[ParquetPiece]):
         numbers = pa.array(np.arange(piece.first_record, piece.first_record + rows, dtype=np.int64))
         bad: list[BadRecord] = []
         if not keep.all():
-            bad = _bad_records(piece, ~keep)
+            bad = _bad_records(piece, ~keep, lacks)
             batch, numbers = batch.filter(pa.array(keep)), numbers.filter(pa.array(keep))
         return Decoded(batch, numbers, bad, _counts(whole.found, keep, piece.first_record))
 
 
-def _bad_records(piece: ParquetPiece, bad: Mask) -> list[BadRecord]:
+def _bad_records(piece: ParquetPiece, bad: Mask, lacks: Mask) -> list[BadRecord]:
+    """Return bad rows; those that lack a required value are named so, the others do not fit."""
     rows = np.flatnonzero(bad)
     texts = json_texts(piece.batch.take(pa.array(rows)).to_struct_array()).to_pylist()
     return [
-        BadRecord(piece.first_record + int(row), piece.first_record + int(row) + 1, text.encode(), "missing-required")
+        BadRecord(
+            piece.first_record + int(row),
+            piece.first_record + int(row) + 1,
+            text.encode(),
+            "missing-required" if lacks[row] else "does-not-fit",
+        )
         for row, text in zip(rows, texts, strict=True)
     ]
 
