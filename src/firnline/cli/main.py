@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -83,10 +84,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         _give_up_stdout()
-    if any(thread.name.startswith("firnline ") for thread in threading.enumerate()):
-        sys.stderr.flush()
-        os._exit(code)  # a thread that hangs in a storage call must not be torn down while it runs
-    sys.exit(code)
+    is_stuck = any(thread.name.startswith("firnline ") for thread in threading.enumerate())
+    if not is_stuck:
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    # Without tearing the interpreter down: a thread may hang in a storage call, and threads of native libraries that
+    # are still ending would abort the process.
+    os._exit(code)
 
 
 def run_command(tokens: list[str]) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import importlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -296,3 +298,25 @@ def test_init_writes_a_spec_that_is_valid_and_never_overwrites(
 
 def test_schema_is_json_schema(run_json: Any) -> None:
     assert run_json("schema")["$schema"].startswith("https://json-schema.org/")
+
+
+ENDS_BADLY = """
+import atexit, os, sys
+
+class AbortsAtTheEnd:  # as a native library whose threads still run when the interpreter ends
+    def __del__(self, abort=os.abort):
+        abort()
+
+last = AbortsAtTheEnd()
+atexit.register(lambda: print("exit functions ran"))
+sys.argv = ["firnline", *sys.argv[1:]]
+from firnline.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize(("words", "code"), [(["--version"], 0), (["nosuchverb"], 2)])
+def test_a_command_ends_without_tearing_down_native_libraries(words: list[str], code: int) -> None:
+    ended = subprocess.run([sys.executable, "-c", ENDS_BADLY, *words], capture_output=True, text=True, check=False)
+    assert ended.returncode == code, ended.stderr
+    assert ended.stdout.endswith("exit functions ran\n")
