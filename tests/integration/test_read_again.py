@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from deltalake import DeltaTable
 
 from firnline.cli import quarantine as cli
+from firnline.cli.common import Common
 from firnline.errors import BadRecordsError, ConfigError
 from firnline.history.edits.rollback import Rollback
 from firnline.history.quarantine import load_pending, load_quarantine, load_quarantine_files
@@ -18,6 +20,7 @@ from firnline.history.reread import plan_reread
 from firnline.history.status import load_files
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
+from firnline.sources.files import reader
 from tests.support.pipelines import known_files, pipeline_options, run_once
 
 
@@ -393,3 +396,56 @@ def test_a_refused_request_follows_from_the_ledger(inbox: Inbox) -> None:
     rebuilt = source.replay(before.checkpoint.positions["files"], entry.inputs["files"])
     assert rebuilt == after.checkpoint.positions["files"]
     assert source.answered(rebuilt) == {request.id}
+
+
+def test_a_line_break_inside_a_string_stays_bad(inbox: Inbox) -> None:
+    (inbox.folder / "a.json").write_bytes(b'[{"id": 1,\n"v": "x\ny"}, {"id": 2,\n\n"v": "z"}]')
+    inbox.run(format="json")
+    assert [row[0] for row in inbox.rows("id")] == [2]
+    assert inbox.ask_replay(format="json") == 1
+    inbox.run(format="json")
+    assert [row[0] for row in inbox.rows("id")] == [2]
+    assert inbox.bad() == [("a.json", 0, "not-json")]
+
+
+def test_a_reread_that_was_set_aside_and_retried_lists_its_bad_records_once(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = inbox.put("a.json", '{"id": 1}', "bad")
+    inbox.put("z.json", '{"id": 9}')
+    inbox.run(file_attempts=1)
+    inbox.put("m.json", '{"id": 5}')
+    ask_reread(inbox, "a.json")
+    open_once = reader._OpenFile._open_once
+
+    def gone(self: Any) -> Any:
+        if self._key == "a.json":
+            raise FileNotFoundError(2, "gone")
+        return open_once(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reader._OpenFile, "_open_once", gone)
+        inbox.run(file_attempts=1)
+    pipeline = inbox.open()
+    pipeline.requests.ask_retry(path, changed=False, ids=pipeline.ids)
+    inbox.run(file_attempts=1)
+    assert [row[0] for row in inbox.rows("id")] == [1, 1, 5, 9]
+    assert inbox.bad() == [("a.json", 1, "not-json")]
+
+
+def test_the_command_that_an_export_names_drops_what_was_exported_and_nothing_else(
+    inbox: Inbox, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inbox.put("a.json", '{"id": 1}', "bad one", "bad two")
+    inbox.run()
+    wanted = cli._Filter("not-json", None, None)
+    assert cli._export(inbox.open(), wanted, str(inbox.folder.parent / "bad"), Common()) == 0
+    assert (inbox.folder.parent / "bad").read_bytes() == b"bad one\nbad two\n"
+    advice = capsys.readouterr().out.splitlines()[-1]
+    assert advice == f"firnline quarantine --drop --reason not-json --until-epoch {inbox.epoch()}"
+    inbox.put("b.json", '{"id": 2}', "bad three")
+    inbox.run()
+    chosen = cli._choose(inbox.open(), replace(wanted, until_epoch=inbox.epoch() - 1), discard=True)
+    cli._ask(inbox.open(), chosen, discard=True)
+    inbox.run()
+    assert inbox.bad() == [("b.json", 1, "not-json")]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated
 
@@ -78,6 +79,7 @@ def quarantine(
     reason: Annotated[str | None, Parameter(help="Only records with this reason. [default: all]")] = None,
     file: Annotated[str | None, Parameter(help="Only records of this file or pattern. [default: all]")] = None,
     epoch: Annotated[int | None, Parameter(help="Only records of this epoch. [default: all]")] = None,
+    until_epoch: Annotated[int | None, Parameter(help="Only records of epochs up to this one. [default: all]")] = None,
     limit: Annotated[int, Parameter(help="Maximum number to show; 0 shows all.", validator=Number(gte=0))] = 20,
     pending: Annotated[bool, Flag, Parameter(help="Show records of an epoch that is not committed.")] = False,
     replay: Annotated[bool, Flag, Parameter(help="Decode the records again, in an epoch of their own.")] = False,
@@ -101,7 +103,7 @@ def quarantine(
     pipeline = load_pipeline(spec)
     from firnline.history.quarantine import load_pending, load_quarantine
 
-    wanted = _Filter(reason, file, epoch)
+    wanted = _Filter(reason, file, epoch, until_epoch)
     if replay or drop:
         return _request(pipeline, wanted, discard=drop, consent=consent, common=common)
     if export is not None:
@@ -117,10 +119,19 @@ class _Filter:
     reason: str | None
     file: str | None
     epoch: int | None
+    until_epoch: int | None = None
+
+    @property
+    def options(self) -> str:
+        """The options that choose these records, up to the given epoch, to be typed again."""
+        given = {"--reason": self.reason, "--file": self.file, "--epoch": self.epoch, "--until-epoch": self.until_epoch}
+        return "".join(f" {name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)
 
     def takes(self, row: Mapping[str, Json]) -> bool:
         """Return whether a record is one of them."""
         if self.epoch is not None and row["epoch"] != self.epoch:
+            return False
+        if self.until_epoch is not None and row["epoch"] > self.until_epoch:
             return False
         if self.file is not None:
             path = str(row["file"])
@@ -160,6 +171,10 @@ def _show(pipeline: OpenPipeline, found: Iterable[dict[str, Json]], wanted: _Fil
 def _export(pipeline: OpenPipeline, wanted: _Filter, path: str, common: Common) -> int:
     from firnline.history.quarantine import load_quarantine
 
+    # Only what is quarantined now is exported: later records must not be dropped with it.
+    newest = pipeline.load().epoch
+    until = newest if wanted.until_epoch is None else min(newest, wanted.until_epoch)
+    wanted = replace(wanted, until_epoch=until)
     count = 0
     try:
         with open(path, "xb") as out:
@@ -174,7 +189,8 @@ def _export(pipeline: OpenPipeline, wanted: _Filter, path: str, common: Common) 
         common.out.json({"pipeline": pipeline.options.name, "path": path, "records": count})
     else:
         common.out.line(f"{count_text(count, 'record')} written to {path}")
-        common.out.line("correct them, put the file into the source's folder, then: firnline quarantine --drop --yes")
+        common.out.line("correct them, put the file into the source's folder, then type:")
+        common.out.line(f"firnline quarantine --drop{wanted.options}")
     return 0
 
 

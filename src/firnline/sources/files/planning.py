@@ -123,6 +123,7 @@ def _aside(progress: Progress, reason: str) -> SetAside:
         progress.etag,
         read_as=progress.read_as,
         tail=progress.tail,
+        reread=progress.reread,
     )
 
 
@@ -242,7 +243,7 @@ def replay(base: FileState, records: Sequence[dict[str, Json]]) -> FileState:
         )  # fmt: skip
         if status == "set_aside":
             files.pop(path, None)
-            aside[path] = _aside(progress, str(record["reason"]))
+            aside[path] = _aside(replace(progress, reread=bool(record.get("reread"))), str(record["reason"]))
         else:
             aside.pop(path, None)
             files[path] = replace(progress, reread=bool(record.get("reread")) and not progress.finished)

@@ -80,6 +80,7 @@ class SetAside:
     epoch: int = 0
     read_as: dict[str, Json] = field(default_factory=dict)
     tail: str = ""
+    reread: bool = False  # it was finished before, and was to be read again
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -92,6 +93,7 @@ class SetAside:
             "epoch": self.epoch,
             **({"read_as": self.read_as} if self.read_as else {}),
             **({"tail": self.tail} if self.tail else {}),
+            **({"reread": True} if self.reread else {}),
         }
 
 

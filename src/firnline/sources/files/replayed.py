@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,8 @@ from firnline.ndjson import Block, Decoded, open_blocks
 from firnline.storage import open_storage
 from firnline.types import Json
 
-_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
+_STRING_OR_BREAK = re.compile(rb'"(?:\\.|[^"\\])*"?|[\r\n]', re.DOTALL)
+_FORBIDDEN = bytes.maketrans(b"\r\n", b"\x0b\x0b")  # a line break inside a string stays what it is: not JSON
 _BLANK = b"\0"  # stands for a record of blanks, which a reader of lines would pass over
 
 
@@ -29,7 +31,7 @@ class QuarantinedRecords:
 
     def blocks(self, max_record_bytes: int) -> Iterator[Block]:
         """Yield the records as lines of a file that has nothing else."""
-        texts = (raw.translate(_ONE_LINE) for raw in self.raws)
+        texts = (_one_line(raw) for raw in self.raws)
         data = b"\n".join(text if text.strip() else _BLANK for text in texts)
         most = max(max_record_bytes, max(map(len, self.raws)) + 1)
         return iter(open_blocks(io.BytesIO(data), path=self.file, compression=None, max_record_bytes=most))
@@ -42,6 +44,13 @@ class QuarantinedRecords:
             for b in decoded.bad
         ]
         return replace(decoded, record_numbers=pa.array(numbers), bad=bad)
+
+
+def _one_line(raw: bytes) -> bytes:
+    """Return a record as one line: line breaks between its values become blanks."""
+    if b"\n" not in raw and b"\r" not in raw:
+        return raw
+    return _STRING_OR_BREAK.sub(lambda m: b" " if m[0] in b"\r\n" else m[0].translate(_FORBIDDEN), raw)
 
 
 def load_quarantined(item: Mapping[str, Json]) -> list[QuarantinedRecords]:

@@ -351,7 +351,7 @@ class FileSource(Source):
             if now.etag == item.etag or item.records or not ages.is_ripe(now):
                 continue
             logger.info("file that was set aside has changed; it is tried again", extra={"file": path})
-            files[path] = Progress(size_bytes=now.size_bytes, etag=now.etag)
+            files[path] = Progress(size_bytes=now.size_bytes, etag=now.etag, reread=item.reread)
             del aside[path]
         return replace(state, files=files, set_aside=aside)
 
@@ -691,6 +691,7 @@ class FileSource(Source):
                 etag=now.etag,
                 read_as=dict(item.read_as if same else self._options.read_as),
                 tail=item.tail if same else "",
+                reread=item.reread,
             )
             del aside[path]
         return replace(state, files=files, set_aside=aside)
