@@ -304,9 +304,9 @@ def _last_line(options: PipelineOptions, totals: RunTotals, *, asked: bool) -> s
         return _delivered_text(options, totals)
     if not totals.epochs:
         return f"nothing to do; the table is at epoch {totals.epoch}"
-    facts = [
-        f"done after epoch {totals.epoch}: {count_text(totals.rows, 'row')} from {count_text(totals.files, 'file')}"
-    ]
+    where = f" in {totals.rows_in}" if totals.rows_in else ""
+    files = count_text(totals.files, "file")
+    facts = [f"done after epoch {totals.epoch}: {count_text(totals.rows, 'row')}{where} from {files}"]
     if totals.quarantined:
         facts.append(f"{totals.quarantined.total():,} quarantined")
     if totals.rescued:

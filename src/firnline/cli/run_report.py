@@ -43,7 +43,8 @@ class RunTotals(Observer):
     epochs: int = 0
     files: int = 0
     records: int = 0
-    rows: int = 0
+    rows: int = 0  # in the deciding sink
+    rows_in: str = ""  # its name, if there are several sinks
     bytes_read: int = 0
     state_bytes: int | None = None  # of operators' state; None without operators
     late_files: int = 0
@@ -121,6 +122,7 @@ class RunTotals(Observer):
         self.files += max(0, facts.files - facts.files_again)
         self.records += facts.records
         self.rows += facts.rows
+        self.rows_in = facts.sink if facts.sink_rows else ""
         self.bytes_read += facts.bytes_read
         self.late_files += facts.late_files
         self.set_aside = facts.set_aside
@@ -213,6 +215,17 @@ def _state_bytes(facts: EpochFacts) -> int:
     return sum(int(did.get("state_bytes", 0)) for did in facts.operators.values())
 
 
+def _rows_text(facts: EpochFacts) -> str:
+    """Return the rows of an epoch; with several sinks those of each that got some."""
+    rows = {sink: count for sink, count in facts.sink_rows.items() if count}
+    if not rows or set(rows) == {facts.sink}:
+        return count_text(facts.rows, "row") + (f" in {facts.sink}" if rows else "")
+    first, *rest = rows.items()
+    return ", ".join(
+        [f"{count_text(first[1], 'row')} in {first[0]}", *(f"{count:,} in {sink}" for sink, count in rest)]
+    )
+
+
 class RunReporter(Observer):
     """Writes one line about each event that a person should know."""
 
@@ -251,7 +264,7 @@ class RunReporter(Observer):
     def committed(self, facts: EpochFacts) -> None:
         texts = [
             f"epoch {facts.epoch} {'staged' if facts.is_staged else 'committed'}",
-            count_text(facts.rows, "row"),
+            _rows_text(facts),
             count_text(facts.files, "file"),
             *([] if facts.is_staged else [f"version {facts.version}"]),
             time_text(took_ms(facts.durations_ms) / 1000),

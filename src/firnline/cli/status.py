@@ -343,9 +343,10 @@ def _set_aside_text(report: PipelineStatus) -> str:
 
 
 def _rows_text(report: PipelineStatus) -> str:
-    if report.rows_since is None or report.rows_since <= 1:
-        return f"{report.rows:,}"
-    return f"{report.rows:,} since epoch {report.rows_since:,}"
+    """Return the rows of the deciding sink, which is named if there are others."""
+    since = f" since epoch {report.rows_since:,}" if (report.rows_since or 0) > 1 else ""
+    where = f" in {report.sinks[0]['name']}" if len(report.sinks) > 1 else ""
+    return f"{report.rows:,}{where}{since}"
 
 
 def _show(out: Output, report: PipelineStatus) -> None:

@@ -36,6 +36,7 @@ class EpochFacts:
     state_files: int  # entries in the source's position
     set_aside: int
     lag_seconds: float = 0.0  # from the arrival of its oldest file to the commit
+    sink_rows: dict[str, int] = field(default_factory=dict)  # by sink, if there are several: rows staged for it
     durations_ms: dict[str, int] = field(default_factory=dict)  # plan, run, stage, commit; checkpoint, of state
     sources: dict[str, int] = field(default_factory=dict)  # records by source
     align_ms: int = 0  # from the first source's slice to the boundary

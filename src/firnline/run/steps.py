@@ -501,12 +501,20 @@ class Steps:
             state_files=sum(position.named for position in positions),
             set_aside=sum(len(position.set_aside) for position in positions),
             lag_seconds=self._lag(plan),
+            sink_rows=self._rows_by_sink(inflight.entry),
             durations_ms=dict(inflight.durations_ms),
             sources=dict(produced.read),
             align_ms=plan.align_ms,
             is_staged=self._pipeline.deciding.settled_epoch() is not None,
             operators=inflight.operators,
         )
+
+    def _rows_by_sink(self, entry: LedgerEntry) -> dict[str, int]:
+        """Return the rows that an epoch staged for each of several sinks; empty with one sink."""
+        names = [sink.name for sink in self._pipeline.sinks]
+        if len(names) < 2:
+            return {}
+        return {name: sum(int(file.get("rows", 0)) for file in entry.staged.get(name, [])) for name in names}
 
     def _lag(self, plan: EpochPlan) -> float:
         """Return the seconds since the oldest input of a plan arrived; 0 if the inputs have no time."""

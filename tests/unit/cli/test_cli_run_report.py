@@ -31,6 +31,16 @@ class FakeTime:
         return self.now
 
 
+def test_with_several_sinks_the_rows_of_each_are_named() -> None:
+    said: list[str] = []
+    run = RunReporter(said.append, attempts=5)
+    run.committed(facts(1, rows=3, sink="a", sink_rows={"a": 3, "b": 8}))
+    run.committed(facts(2, rows=0, sink="a", sink_rows={"a": 0, "b": 10}))
+    run.committed(facts(3, rows=1, sink="a", sink_rows={"a": 1, "b": 0}))
+    run.committed(facts(4, rows=0, sink="a", sink_rows={"a": 0, "b": 0}))
+    assert [line.split("  ")[1] for line in said] == ["3 rows in a, 8 in b", "10 rows in b", "1 row in a", "0 rows"]
+
+
 def test_a_run_in_words() -> None:
     said: list[str] = []
     run = Observers(RunReporter(said.append, attempts=5))
