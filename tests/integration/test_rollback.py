@@ -282,7 +282,9 @@ def test_refused_below_the_floor(sample: SampleInput, make_options: MakeOptions)
     roll_back(options, floor)
 
 
-@pytest.mark.parametrize(("to", "words"), [(9, "is at epoch 3"), (3, "already"), (0, "older than the ledger")])
+@pytest.mark.parametrize(
+    ("to", "words"), [(9, "is at epoch 3"), (3, "already"), (0, "it is the state before the first epoch")]
+)
 def test_refused_where_there_is_nothing(sample: SampleInput, make_options: MakeOptions, to: int, words: str) -> None:
     options = make_options(max_files=1)
     make_epochs(sample, options, 3)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,10 +21,12 @@ from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.errors import SourceError
 from firnline.names import quarantine_epoch, quarantine_folder
 from firnline.run.open_pipeline import OpenPipeline, is_read
-from firnline.run.progress import EpochInFlight, Progress
 from firnline.run.requests import FileRequest
 from firnline.sources.base import SourcePlan
 from firnline.types import EntryRef, Json
+
+if TYPE_CHECKING:  # the commands that use this module import no job
+    from firnline.run.progress import EpochInFlight, Progress
 
 READ_SINCE = "the file was read again since, or that reading was rolled back"
 

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -176,15 +177,24 @@ def as_text(read: Any, name: str, row: dict[str, Any]) -> str:
     return found if isinstance(found, str) else json.dumps(found)
 
 
-@pytest.mark.parametrize("after", [0, 8000])
+@pytest.mark.parametrize("after", [0, 3])
 def test_a_long_csv_record_is_judged_by_its_own_length(after: int) -> None:
     """However much is read behind it: where reading starts decides that, and a replay starts elsewhere."""
     size, limit = 3 * scanning.BLOCK_BYTES // 8, scanning.BLOCK_BYTES // 2
-    data = b"id,v\n1,%s\n" % (b"x" * size) + b"2,yyyyyyyyy\n" * (after * 100)
+    data = b"id,v\n1,%s\n" % (b"x" * size) + b"2,%s\n" % (b"y" * (limit // 2)) * after
     read = read_bytes(data, CSV, Place(max_record_bytes=limit))
     assert not read.bad
-    assert len(read.rows) == 1 + after * 100
+    assert len(read.rows) == 1 + after
     assert read_bytes(data, CSV, Place(max_record_bytes=size // 2)).bad[0][2] == "too-long"
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+def test_csv_with_another_delimiter_is_named(delimiter: str) -> None:
+    data = "\n".join(delimiter.join(row) for row in [("id", "name"), ("1", "a, b"), ("2", "c")]).encode()
+    with pytest.raises(BrokenFileError, match=re.escape(f"set csv: {{delimiter: {json.dumps(delimiter)}}}")):
+        read_bytes(data, CSV)
+    assert len(read_bytes(data, {**CSV, "delimiter": delimiter}).rows) == 2
+    assert read_bytes(b"note\na;b\nc\n", CSV).rows == [{"note": "a;b"}, {"note": "c"}]
 
 
 def test_csv_fields_become_the_kinds_that_json_has() -> None:

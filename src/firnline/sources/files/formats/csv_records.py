@@ -14,7 +14,7 @@ from firnline.ndjson import Block, BrokenFileError, compression_of
 from firnline.sources.files.formats.base import Place, RecordReader, StoredFile
 from firnline.sources.files.formats.csv_scan import BOOLEAN, INFERRED, NUMBER, scan_csv, skip_csv
 from firnline.sources.files.formats.lines import TextFormat
-from firnline.sources.files.formats.recognise import check_head
+from firnline.sources.files.formats.recognise import check_delimiter, check_head
 from firnline.sources.files.formats.scan_codes import CUT_LINE, LINE
 from firnline.sources.files.formats.scanning import Array, ScanReader
 from firnline.sources.files.options import CsvOptions
@@ -49,8 +49,11 @@ class CsvFormat(TextFormat):
     def open(self, file: StoredFile, place: Place) -> RecordReader[Block]:
         if not place.offset:
             reader = _CsvReader(file, place, self._options, self._declared)
-            check_head(reader.head(), file.path, "csv")
+            head = reader.head()
+            check_head(head, file.path, "csv")
             reader.read_names()
+            if self._options.header and len(reader.names) == 1 and not place.record:
+                check_delimiter(head, file.path, self._options.delimiter)
         else:
             first = _CsvReader(file, Place(max_record_bytes=place.max_record_bytes), self._options, self._declared)
             first.read_names()

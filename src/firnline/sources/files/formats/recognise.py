@@ -39,11 +39,28 @@ def check_head(head: bytes, path: str, expected: str) -> None:
     raise BrokenFileError(path, f"{_WORDS[name]}, and the source reads {expected}: set format: {name}{more}")
 
 
+def check_delimiter(head: bytes, path: str, delimiter: str) -> None:
+    """Look at the first lines of a CSV file of one column.
+
+    Raises:
+        BrokenFileError: another delimiter plainly gives more columns; the reason names the key to set.
+    """
+    lines = [line for line in _decode(head).splitlines() if line.strip()]
+    for other in _DELIMITERS:
+        if other != delimiter and _is_csv(lines, other):
+            key = f"csv: {{delimiter: {json.dumps(other)}}}"
+            raise BrokenFileError(path, f"has one column, and several with another delimiter: set {key}")
+
+
+def _decode(head: bytes) -> str:
+    return head.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace").lstrip()
+
+
 def recognise(head: bytes) -> tuple[str, str] | None:
     """Return the format that the first bytes of a file plainly have, and other keys to set; None if in doubt."""
     if head.startswith(PARQUET_MAGIC):
         return "parquet", ""
-    text = head.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace").lstrip()
+    text = _decode(head)
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         return None
