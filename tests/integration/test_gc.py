@@ -123,7 +123,7 @@ def test_a_grace_period_below_zero_is_refused(table: Path) -> None:
 
 def test_a_folder_that_is_no_table_is_refused(tmp_path: Path) -> None:
     path = orphan(tmp_path, OWN)
-    with pytest.raises(SinkError):
+    with pytest.raises(ConfigError, match="is no Delta table"):
         gc(str(tmp_path))
     assert path.exists()
 
