@@ -70,6 +70,7 @@ def run_json(folder: Path, *tokens: str) -> tuple[int, Any]:
     return code, json.loads(command.out or "null")
 
 
+@pytest.mark.timeout(900)  # three starts of Spark, on a machine that may be busy
 def test_signals_stop_a_run_cleanly_or_at_once_and_nothing_is_lost(tmp_path: Path, sample: SampleInput) -> None:
     for number in range(30):
         sample.add(f"f{number:02d}.json.gz", 50)

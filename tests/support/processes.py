@@ -230,7 +230,7 @@ class _Lines(logging.Formatter):
         return f"{record.relativeCreated:9.0f} {record.threadName} {super().format(record)} {facts or ''}"
 
 
-def wait_until(condition: Callable[[], bool], child: Child | None = None, seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], child: Child | None = None, seconds: float = 240) -> None:
     """Wait until a condition holds; a test that waits in vain fails with the end of the child's log."""
     deadline = monotonic() + seconds
     while not condition():
