@@ -119,6 +119,7 @@ class EpochJobs:
         self.home = home
         self._losses = losses
         self.parked = ParkedSinks()  # the optional sinks whose stagers failed
+        self._partitions: set[tuple[str, str]] = set()  # sinks and partition columns about which the run knows enough
 
     def run(self, job: EpochJob) -> EpochResult:
         """Run an epoch.
@@ -135,13 +136,25 @@ class EpochJobs:
             if job.replay:
                 return running.run()
             with self._losses.watching(job.epoch, job.is_wanted, job.on_worker_lost or self._replace_worker):
-                return running.run()
+                result = running.run()
+            self._check_partitions(job.epoch, result.produced)
+            return result
         except StagingError as error:
             if error.fields.get("optional"):
                 self.parked.add(str(error.fields["sink"]))
             raise
         finally:
             self._sweep(folder)
+
+    def _check_partitions(self, epoch: int, produced: Produced) -> None:
+        """Warn, once per run, of a partition column that no record has."""
+        for (sink, name), has_value in produced.partitions.items():
+            if not has_value and (sink, name) not in self._partitions:
+                logger.warning(
+                    "no record has %s, by which %s is partitioned: all rows go to one partition; correct partition_by",
+                    name, sink, extra={"epoch": epoch},
+                )  # fmt: skip
+            self._partitions.add((sink, name))
 
     def target_of(self, sink: Sink) -> dict[str, Json]:
         """Describe to tasks where to stage the rows for a sink; they are parked if its stager or the sink fails."""

@@ -325,6 +325,7 @@ class ReadReport:
     rescued: list[Rescued] = field(default_factory=list)  # by port and column
     keyless: dict[str, dict[str, str]] = field(default_factory=dict)  # port -> key column -> the first row without it
     first_bad: list[str] = field(default_factory=list)  # for people: file, line, reason and the first bytes
+    filled: dict[str, list[str]] = field(default_factory=dict)  # port -> partition columns that have a value
 
     def to_json(self) -> dict[str, Json]:
         """Return plain JSON for the driver."""
@@ -348,6 +349,7 @@ class ReadReport:
             "rescued": [one.to_json() for one in self.rescued],
             "keyless": self.keyless,
             "first_bad": self.first_bad,
+            "filled": self.filled,
         }
 
     @classmethod
@@ -372,6 +374,7 @@ class ReadReport:
             rescued=[Rescued.from_json(one) for one in value.get("rescued", ())],
             keyless=dict(value.get("keyless", {})),
             first_bad=list(value.get("first_bad", ())),
+            filled=dict(value.get("filled", {})),
         )
 
 
@@ -408,6 +411,7 @@ class Produced:
     columns: dict[str, pa.Schema] = field(default_factory=dict)  # by port (`shop`, `shop.orders`): all columns
     read: dict[str, int] = field(default_factory=dict)  # by source: records
     rescued: list[Rescued] = field(default_factory=list)  # by port and column
+    partitions: dict[tuple[str, str], bool] = field(default_factory=dict)  # sink and column: whether a row has a value
 
     def add(self, other: Produced) -> None:
         """Add the output of another source."""
@@ -421,6 +425,7 @@ class Produced:
         self.columns |= other.columns
         self.read |= other.read
         self.rescued = add_rescued([*self.rescued, *other.rescued])
+        self.partitions |= other.partitions
         self.stage(other.staged, other.schemas)
 
     def stage(self, staged: dict[str, list[dict[str, Json]]], schemas: dict[str, pa.Schema]) -> None:
@@ -628,6 +633,9 @@ def _add_up(context: ReadContext, columns: Mapping[str, Columns], reports: Seque
         for target in one.output.targets:
             out.staged.setdefault(target["sink"], [])
             out.schemas[target["sink"]] = schema
+            if any(report.rows[port] for report in reports):
+                filled = {name for report in reports for name in report.filled.get(port, ())}
+                out.partitions |= {(str(target["sink"]), name): name in filled for name in target["partition_by"]}
     _check_counts(context, out, reports)
     return out
 

@@ -106,6 +106,7 @@ class _Attempt:
             rescued=[replace(one, source=name) for name, port in ports.items() for one in port.rescued],
             first_bad=self._first_bad,
             keyless={name: port.keyless for name, port in ports.items() if port.keyless},
+            filled={name: sorted(port.filled) for name, port in ports.items() if port.filled},
             quarantine=self._close_quarantine(),
             records=self._budget.records,
             bad=self._bad,
@@ -162,10 +163,12 @@ class _PortWriter:
         self.rescues = False  # rows have `_rescued_data` though the reader did not add it for a record
         self.rescued: list[Rescued] = []  # by column
         self.keyless: dict[str, str] = {}  # key column -> the first row without a value there
+        self.filled: set[str] = set()  # partition columns that have a value in some row
         self._keys = task.ports[port].keys
         self._task = task
         self._columns = task.ports[port].columns
         self._targets = task.ports[port].output.targets
+        self._partitions = tuple(dict.fromkeys(name for target in self._targets for name in target["partition_by"]))
         self.stagers = {str(target["sink"]): open_stager(target, task.attempt) for target in self._targets}
         self.exchanges = [ExchangeWriter(edge, task.exchange) for edge in task.ports[port].output.edges]
         self._written: pa.Schema | None = None
@@ -206,6 +209,7 @@ class _PortWriter:
         if rows.rescued:
             self.rescued = add_rescued([*self.rescued, *rows.rescued])
         self._note_keyless(rows, batch)
+        self._note_filled(batch)
         self.rows += batch.num_rows
         for stager in self.stagers.values():
             stager.write(batch)
@@ -231,10 +235,15 @@ class _PortWriter:
             at = pc.index(pc.is_null(batch.column(index)), True).as_py() if index >= 0 else 0
             self.keyless[name] = f"{rows.origin}, record {rows.record_numbers[at].as_py()}"
 
+    def _note_filled(self, batch: pa.RecordBatch) -> None:
+        """Note which partition columns have a value."""
+        for name in self._partitions:
+            if name not in self.filled and batch.column(name).null_count < batch.num_rows:
+                self.filled.add(name)
+
     def _check_new_partitions(self, schema: pa.Schema) -> None:
         """Start again with JSON text for a nested partition column whose type the values of all tasks still decide."""
-        partitions = {name for target in self._targets for name in target["partition_by"]}
-        undecided = partitions - self._columns.frozen - self._columns.kinds.keys()
+        undecided = set(self._partitions) - self._columns.frozen - self._columns.kinds.keys()
         nested = {f.name for f in schema if f.name in undecided and pa.types.is_nested(f.type)}
         if nested:
             self.schema = pa.schema([json_field(f.name, f.nullable) if f.name in nested else f for f in schema])
@@ -253,12 +262,11 @@ class _PortWriter:
                 self.rescued = add_rescued([*self.rescued, one])
             columns.append(pa.repeat(value[0], count))
             fields.append(pa.field(name, value.type))
-        partitions = [n for t in self._targets for n in t["partition_by"]]
-        for name in dict.fromkeys(partitions):
+        for name in self._partitions:
             if name not in {f.name for f in fields}:
                 columns.append(pa.nulls(count, pa.string()))
                 fields.append(pa.field(name, pa.string()))
-        check_fields(rows.origin, fields, partitions)
+        check_fields(rows.origin, fields, self._partitions)
         if misfits or any(all(f.name in t["partition_by"] for f in fields) for t in self._targets):
             # Also for rows of partition columns alone: a Parquet file without a column has no rows.
             _rescue(columns, fields, misfits, count)

@@ -50,6 +50,7 @@ REPORT = ReadReport(
     dropped=2,
     bytes_read=40,
     raw_bytes=41,
+    filled={"": ["day"]},
     rescued=[Rescued("id", 2, "int64", '"x"', "/in/a.json", 3), Rescued("tags", 1)],
 )
 
