@@ -67,14 +67,41 @@ def test_killed_at_every_point(tmp_path: Path) -> None:
     assert reached["storage.delete.after"] >= 2
 
 
-@pytest.mark.parametrize("point", ["epoch.stage.after:1"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "epoch.plan.after:2",
+        "epoch.run.after:1",
+        "epoch.stage.after:1",
+        "epoch.commit.before:1",
+        "delta.commit.before:1",
+        "delta.commit.before:2",
+        "delta.commit.after:1",
+        "storage.delete.before:1",
+    ],
+)
 def test_a_run_that_planned_the_requests_is_fenced_by_one_that_answers_them(
     launcher: Launcher, tmp_path: Path, point: str
 ) -> None:
     root = prepare_in(tmp_path / "pipeline")
-    zombie = launcher.start(options_of(root), f"{point}:stop")
-    zombie.wait_until_stopped()
-    work(root)
-    zombie.signal(signal.SIGCONT)
-    assert zombie.wait().exit_code == 5
+    assert resume_after_another_run(launcher, root, point) == 5
     check(root, point)
+
+
+@pytest.mark.parametrize("point", ["epoch.plan.after:1", "delta.claim.before:1"])
+def test_a_run_that_planned_the_requests_before_its_claim_drops_that_plan(
+    launcher: Launcher, tmp_path: Path, point: str
+) -> None:
+    """It claims last, so it goes on, on a history in which the requests are answered."""
+    root = prepare_in(tmp_path / "pipeline")
+    assert resume_after_another_run(launcher, root, point) == 0
+    check(root, point)
+
+
+def resume_after_another_run(launcher: Launcher, root: str, point: str) -> int:
+    """Stop a run at a point, let another one do all the work, wake the first; returns its exit code."""
+    stopped = launcher.start(options_of(root), f"{point}:stop")
+    stopped.wait_until_stopped()
+    work(root)
+    stopped.signal(signal.SIGCONT)
+    return stopped.wait().exit_code
