@@ -522,7 +522,7 @@ def test_rows_that_were_staged_to_be_appended_still_are(driver: UpsertDriver, ta
     """A spec that said append and now says upsert, with an epoch of rows still to come."""
     from firnline.sinks.delta.stage import ParquetStager
 
-    stager = ParquetStager({**driver.sink.stage_target(), "write": "append"}, "ab" * 8)
+    stager = ParquetStager(driver.sink.stage_target(), "ab" * 8)
     stager.write(pa.RecordBatch.from_pylist([{"id": 50, "v": "row"}], schema=SCHEMA))
     driver.commit(driver.stage_files(stager.close(), SCHEMA, "ab" * 8))
     assert (50, "row") in rows_of(table)

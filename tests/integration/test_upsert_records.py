@@ -17,9 +17,11 @@ from firnline.history.edits.rollback import Rollback
 from firnline.history.quarantine import load_quarantine
 from firnline.options import FieldOptions, PipelineOptions, SchemaOptions
 from firnline.run.open_pipeline import open_pipeline
+from firnline.sinks.base import Stager
+from firnline.sinks.delta import kind
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.delta.upsert.sink import UpsertSink
-from firnline.types import Receipt
+from firnline.types import Json, Receipt
 from tests.support.pipelines import pipeline_options, run_once
 from tests.support.upserts import read_by_duckdb
 
@@ -265,12 +267,24 @@ def test_records_of_csv_that_do_not_fit_are_quarantined(people: People) -> None:
 # -- another key in the spec --------------------------------------------------------------------------
 
 
-def follower(people: People, key: tuple[str, ...], *, required: bool = False) -> PipelineOptions:
+def follower(people: People, key: tuple[str, ...], *, required: bool = False, **settings: Any) -> PipelineOptions:
+    upsert: dict[str, Any] = {"write": "upsert", "key": key, "required": required, **settings}
     sinks = (
         DeltaSinkOptions("all", people.table),
-        DeltaSinkOptions("newest", str(people.root / "copy"), write="upsert", key=key, required=required),
+        DeltaSinkOptions("newest", str(people.root / "copy"), **upsert),
     )
     return pipeline_options(str(people.folder), "", sinks=sinks)
+
+
+def refuse_to_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = kind.open_stager
+
+    def open_stager(target: dict[str, Json], attempt: str) -> Stager:
+        if target["sink"] == "newest":
+            raise OSError("no room")
+        return real(target, attempt)
+
+    monkeypatch.setattr(kind, "open_stager", open_stager)
 
 
 def refuse_commits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,6 +319,44 @@ def test_an_epoch_is_applied_with_the_key_that_it_was_made_with(
         run_once(follower(people, ("id",)))
     run_once(follower(people, ("k",)))
     assert sorted(read_by_duckdb(str(people.root / "copy"), ["id", "k"])) == [(1, "x"), (2, "y"), (3, None)]
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        {"key": ("k",)},
+        {"key": ("id",), "sequence_by": "v"},
+        {"key": ("id",), "sequence_by": "at", "delete_when": {"op": ("I",)}},
+        {"key": ("id",)},
+    ],
+    ids=["key", "order", "deletes", "neither"],
+)
+def test_parked_rows_are_staged_with_the_settings_that_their_epoch_was_made_with(
+    people: People, monkeypatch: pytest.MonkeyPatch, later: dict[str, Any]
+) -> None:
+    made_with: dict[str, Any] = {"sequence_by": "at", "delete_when": {"op": ("D",)}}
+    people.add(
+        {"id": 1, "k": "x", "at": 2, "v": 1, "op": "I"},
+        {"id": 1, "k": "y", "at": 1, "v": 2, "op": "I"},
+        {"id": 2, "k": "z", "at": 1, "v": 1, "op": "I"},
+        {"id": 2, "k": "z", "at": 2, "v": 1, "op": "D"},
+        {"id": 3, "k": "z", "at": 1, "v": 1, "op": "I"},
+    )
+    with monkeypatch.context() as broken:
+        refuse_to_stage(broken)
+        assert run_once(follower(people, ("id",), **made_with)).exit_code == 0
+    assert list(Path(people.table).rglob("parked-*"))
+    run_once(follower(people, **later))
+    assert sorted(read_by_duckdb(str(people.root / "copy"), ["id", "k"])) == [(1, "x"), (3, "z")]
+
+
+def test_parked_rows_of_an_epoch_that_appended_are_appended(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
+    people.add({"id": 1, "k": "x"}, {"id": 1, "k": "y"})
+    with monkeypatch.context() as broken:
+        refuse_to_stage(broken)
+        assert run_once(follower(people, (), write="append")).exit_code == 0
+    run_once(follower(people, ("id",)))
+    assert sorted(read_by_duckdb(str(people.root / "copy"), ["id", "k"])) == [(1, "x"), (1, "y")]
 
 
 def test_the_order_of_the_key_columns_does_not_matter(people: People) -> None:
@@ -392,24 +444,24 @@ KEYS: dict[str, list[Any]] = {  # by type: values, of which none equals another
 
 
 @pytest.mark.parametrize("key", [("k",), ("id", "k")])
-@pytest.mark.parametrize("kind", list(KEYS))
+@pytest.mark.parametrize("type_name", list(KEYS))
 def test_random_keys_of_a_type_that_is_a_partition_give_the_rows_of_a_model(
-    people: People, kind: str, key: tuple[str, ...]
+    people: People, type_name: str, key: tuple[str, ...]
 ) -> None:
-    rng = random.Random(kind)
+    rng = random.Random(type_name)
     settings: dict[str, Any] = {
         "key": key,
         "sequence_by": "at",
         "delete_when": {"op": ("D",)},
         "partition_by": ("k",),
-        "schema": SchemaOptions((FieldOptions("k", kind),)),
+        "schema": SchemaOptions((FieldOptions("k", type_name),)),
     }
     made = 0
     for _ in range(3):
         rows = [
             {
                 "id": rng.randint(0, 3),
-                "k": rng.choice(KEYS[kind]),
+                "k": rng.choice(KEYS[type_name]),
                 "at": rng.choice([None, *range(4)]),
                 "op": rng.choice("UUUUD"),
                 "v": (made := made + 1),

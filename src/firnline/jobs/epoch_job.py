@@ -43,7 +43,7 @@ from firnline.operators.base import MAIN, Operator
 from firnline.operators.loading import build_operator, own_code
 from firnline.options import OperatorOptions, PipelineOptions, SourceOptions
 from firnline.sinks.base import Sink
-from firnline.sinks.parking import ParkedSinks, parked_target
+from firnline.sinks.parking import SHAPE, ParkedSinks, parked_target
 from firnline.sources.base import port_name
 from firnline.sources.group import EpochPlan, Sources
 from firnline.state.home import StateHome
@@ -119,6 +119,7 @@ class EpochJobs:
         self.home = home
         self._losses = losses
         self.parked = ParkedSinks()  # the optional sinks whose stagers failed
+        self._shapes: dict[str, Json] = {}  # of the targets, by sink
         self._partitions: set[tuple[str, str]] = set()  # sinks and partition columns about which the run knows enough
 
     def run(self, job: EpochJob) -> EpochResult:
@@ -160,7 +161,9 @@ class EpochJobs:
         """Describe to tasks where to stage the rows for a sink; they are parked if its stager or the sink fails."""
         if sink.name not in self.parked:
             try:
-                return sink.stage_target()
+                target = sink.stage_target()
+                self._shapes[sink.name] = target.get(SHAPE)
+                return target
             except FirnlineError as error:
                 if sink.required:
                     raise
@@ -168,7 +171,8 @@ class EpochJobs:
                 self.parked.add(sink.name)
         options = next(one for one in self.options.sinks if one.name == sink.name)
         partition_by = getattr(options, "partition_by", ())
-        return parked_target(sink.name, partition_by, self.folder(outbox_folder(self.options.name)))
+        outbox = self.folder(outbox_folder(self.options.name))
+        return parked_target(sink.name, partition_by, outbox, self._shapes.get(sink.name))
 
     def _replace_worker(self, _: WorkerLostError) -> dict[str, Json]:
         """Rerun the epoch on the remaining workers, for a pipeline without state."""

@@ -368,6 +368,10 @@ class Sink(ABC):
         The kind's `open_stager` gets it. Every target has these keys: `type`, the kind; `sink`, the name of the sink;
         `partition_by`, the columns that select the partition of a row, often none. The run adds `optional` if the sink
         is optional.
+
+        `shape` may have the settings of the spec that decide what the rows become, such as a key. If a stager fails,
+        the ledger keeps it with the parked rows, and a later stager gets that `shape`, whatever the spec says by then.
+        It must hold no secrets.
         """
 
     def columns_of(self, rows: pa.Schema) -> pa.Schema:

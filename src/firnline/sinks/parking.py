@@ -23,6 +23,7 @@ from firnline.sinks.registry import PARKED, open_stager
 from firnline.storage import Storage, open_storage
 from firnline.types import Json
 
+SHAPE = "shape"  # of a target, and of a parked file in the ledger: see `Sink.stage_target`
 FILE_BYTES = 64 * 1024 * 1024  # Arrow bytes in one file; the driver reads a file at a time
 MOST_DELIVERIES = 1024
 
@@ -35,6 +36,7 @@ class ParkingStager(Stager):
         self._storage = open_storage(outbox["root"], outbox["storage_options"])
         self._folder = f"{outbox['folder']}/{attempt}"
         self._attempt = attempt
+        self._shape = target[SHAPE]
         self._batches: list[pa.RecordBatch] = []
         self._size_bytes = 0
         self._files: list[dict[str, Json]] = []
@@ -89,14 +91,18 @@ class ParkingStager(Stager):
                 "crc32": isal_zlib.crc32(data),
                 KEY: f"{self._folder}/{name}",
                 PARKED: True,
+                SHAPE: self._shape,
             }
         )
         self._batches, self._size_bytes = [], 0
 
 
-def parked_target(sink: str, partition_by: Sequence[str], outbox: dict[str, Json]) -> dict[str, Json]:
-    """Describe to tasks where to park the rows for a sink. `outbox` has root, storage options and folder."""
-    return {"type": PARKED, "sink": sink, "partition_by": list(partition_by), "outbox": outbox}
+def parked_target(
+    sink: str, partition_by: Sequence[str], outbox: dict[str, Json], shape: dict[str, Json] | None
+) -> dict[str, Json]:
+    """Describe to tasks where to park the rows for a sink. `outbox` has root, storage options and folder; `shape` is
+    that of the sink's own target, None if it is not known."""
+    return {"type": PARKED, "sink": sink, "partition_by": list(partition_by), "outbox": outbox, SHAPE: shape}
 
 
 def is_parked(files: Sequence[dict[str, Json]]) -> bool:
@@ -105,7 +111,7 @@ def is_parked(files: Sequence[dict[str, Json]]) -> bool:
 
 
 def restage(sink: Sink, outbox: Storage, files: Sequence[dict[str, Json]], attempt: str) -> list[dict[str, Json]]:
-    """Hand parked rows to the sink's stager, and return what it staged.
+    """Hand parked rows to the sink's stager, with the settings that their epoch was made with; return what it staged.
 
     After a crash it is called again, and stages other files: nothing names the first ones.
 
@@ -113,7 +119,8 @@ def restage(sink: Sink, outbox: Storage, files: Sequence[dict[str, Json]], attem
         SinkError: the stager fails again.
         DamagedError: a parked file is missing, or differs from what was written.
     """
-    stager = open_stager(sink.stage_target(), attempt)
+    target, shape = sink.stage_target(), files[0].get(SHAPE)
+    stager = open_stager({**target, SHAPE: shape} if shape is not None else target, attempt)
     try:
         for file in files:
             for batch in _read(outbox, file):

@@ -90,7 +90,7 @@ def test_the_spec_says_which_delta_sink_it_is(tmp_path: Path, settings: dict[str
 def test_an_upsert_without_a_key_takes_that_of_its_input(tmp_path: Path) -> None:
     opened = options(tmp_path, write="upsert")
     [sink] = registry.open_sinks([(opened, context(tmp_path, input_key=("user", "window_start")))])
-    assert sink.stage_target()["key"] == ["user", "window_start"]
+    assert sink.stage_target()["shape"]["key"] == ["user", "window_start"]
     with pytest.raises(ConfigError, match="has no key"):
         registry.open_sinks([(opened, context(tmp_path))])
 

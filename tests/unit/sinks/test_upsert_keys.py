@@ -45,7 +45,7 @@ SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 DAY = datetime(2026, 3, 1, tzinfo=UTC)
 
 
-def target(folder: Path, **settings: Json) -> dict[str, Json]:
+def target(folder: Path, write: str = "upsert", **settings: Json) -> dict[str, Json]:
     plain = {
         "type": "delta",
         "sink": "out",
@@ -55,7 +55,7 @@ def target(folder: Path, **settings: Json) -> dict[str, Json]:
         "file_size_bytes": 8 * 1024 * 1024,
         "pipeline": "demo",
     }
-    return {**plain, "write": "upsert", "key": ["id"], **settings}
+    return {**plain, "shape": {"write": write, "key": ["id"]}, **settings}
 
 
 def staged(folder: Path, *batches: pa.RecordBatch) -> list[dict[str, Json]]:

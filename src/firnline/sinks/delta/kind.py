@@ -44,11 +44,11 @@ def open_sink(options: DeltaSinkOptions, context: SinkContext) -> Sink:
 
 def open_stager(target: dict[str, Json], attempt: str) -> Stager:
     """Open the stager for a target of `DeltaSink.stage_target`."""
-    if "records" in target:
+    if "records" in target["shape"]:
         from firnline.sinks.delta.upsert.records import RecordStager
 
         return RecordStager(target, attempt)
-    if target["write"] == "upsert":
+    if target["shape"]["write"] == "upsert":
         from firnline.sinks.delta.stage import ChangeStager
 
         return ChangeStager(target, attempt)

@@ -587,9 +587,8 @@ class DeltaSink(Sink):
             "storage_options": dict(self._options.storage_options),
             "partition_by": list(self._options.partition_by),
             "file_size_bytes": self._options.file_size,
-            "write": self._options.write,
-            "key": list(self._options.key),
             "pipeline": self._pipeline,
+            "shape": {"write": self._options.write, "key": list(self._options.key)},
             **({"outbox": dict(outbox)} if outbox is not None else {}),
         }
 

@@ -313,7 +313,7 @@ class ChangeStager(ParquetStager):
     def __init__(self, target: dict[str, Json], attempt: str, storage: Storage | None = None) -> None:
         super().__init__({**target, "partition_by": []}, attempt, storage)
         self._home = changes_folder(str(target["pipeline"]))
-        self._key = list(target["key"])
+        self._key = list(target["shape"]["key"])
 
     def close(self) -> list[dict[str, Json]]:
         for file in super().close():

@@ -26,8 +26,9 @@ class RecordStager(ChangeStager):
 
     def __init__(self, target: dict[str, Json], attempt: str, storage: Storage | None = None) -> None:
         super().__init__(target, attempt, storage)
-        self._sequence_by: str | None = target["records"]["sequence_by"]
-        self._delete_when: Mapping[str, Sequence[str]] = target["records"]["delete_when"]
+        records = target["shape"]["records"]
+        self._sequence_by: str | None = records["sequence_by"]
+        self._delete_when: Mapping[str, Sequence[str]] = records["delete_when"]
 
     def write(self, batch: pa.RecordBatch) -> None:
         index = batch.schema.get_field_index(OP)

@@ -343,7 +343,7 @@ class UpsertSink(DeltaSink):
         target = super().stage_target()
         if self._context.input_is_source:
             delete_when = {name: list(values) for name, values in self._options.delete_when.items()}
-            target["records"] = {"sequence_by": self._options.sequence_by, "delete_when": delete_when}
+            target["shape"]["records"] = {"sequence_by": self._options.sequence_by, "delete_when": delete_when}
         return target
 
     def refuse_widening(self, types: Mapping[str, pa.DataType]) -> dict[str, str]:
