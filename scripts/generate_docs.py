@@ -180,7 +180,7 @@ def metrics_page() -> str:
         "## Health\n\n`/healthz` answers 200 while the pipeline works, and 503 with the reason in JSON when it has failed, is "
         "failing in a row, or is stuck: there is work, and nothing has moved for 15 minutes. `/readyz` answers 200 once "
         "the sinks have been read, and 503 before that, while failing, and after the run has ended. A store or tier that cannot be written changes neither answer: `copies_failing` in their JSON names "
-        "it with the reason.\n\n## Who may read\n\nBy default only this machine: the address is 127.0.0.1, and a request under a name other than "
+        "it with the reason. Nor does a source whose folder is gone: `sources_unreachable` names it.\n\n## Who may read\n\nBy default only this machine: the address is 127.0.0.1, and a request under a name other than "
         "`localhost` or a loopback address gets no metrics and no reasons. `--metrics-host` (`FIRNLINE_METRICS_HOST`) takes any "
         "other address, e.g. `0.0.0.0` in a container, and then needs `--metrics-token-file` (`FIRNLINE_METRICS_TOKEN_FILE`). "
         "Firnline reads the token at the start; if the file is missing, it makes one with a random token, readable by its owner alone (mode 0600). "

@@ -57,6 +57,7 @@ class RunTotals(Observer):
     rescued: list[Rescued] = field(default_factory=list)  # by source and column
     deliveries: Counter[str] = field(default_factory=Counter)  # epochs by further sink
     waiting: Backlog | None = None
+    unreachable: list[str] = field(default_factory=list)  # why sources cannot be read at present
     doing: str = "reading the table"
     spark_since: float | None = None  # when Spark began to start; None once it has started
     _began: float = 0.0
@@ -144,7 +145,10 @@ class RunTotals(Observer):
         self.waiting = backlog
 
     def idle(self) -> None:
-        self.doing = "waits for new files"
+        self.doing = "waits: " + self.unreachable[0] if self.unreachable else "waits for new files"
+
+    def sources(self, unreachable: Mapping[str, str | None]) -> None:
+        self.unreachable = [reason for reason in unreachable.values() if reason]
 
     def resting(self, seconds: float, failures: int) -> None:
         self.restarts += 1
@@ -236,6 +240,7 @@ class RunReporter(Observer):
         self._idle = False
         self._set_aside = 0
         self._failing: set[str] = set()  # copies whose failure was reported
+        self._unreachable = False  # whether a source cannot be read, which the log says
 
     def held_up(self, full: tuple[int, int] | None) -> None:
         if full is None:
@@ -301,6 +306,9 @@ class RunReporter(Observer):
         what = f"{count_text(files, 'file')} changed a moment ago and may be half written (min_age_secs)"
         self._say(f"{what}; waiting {time_text(max(seconds, 0.1))}")
 
+    def sources(self, unreachable: Mapping[str, str | None]) -> None:
+        self._unreachable = any(unreachable.values())
+
     def ledger_hole(self, error: LedgerHoleError | None) -> None:
         if error is None:
             self._say("the ledger is whole again; late files are ingested")
@@ -308,7 +316,7 @@ class RunReporter(Observer):
             self._say(f"late files are not ingested: {error.message}. {error.hint}")
 
     def idle(self) -> None:
-        if not self._idle:
+        if not self._idle and not self._unreachable:
             self._idle = True
             self._say("all read; waiting for new files")
 

@@ -101,6 +101,9 @@ class Observer:
     def too_young(self, files: int, seconds: float) -> None:
         """Nothing else is left to read, and the run waits until these files are old enough to be whole."""
 
+    def sources(self, unreachable: Mapping[str, str | None]) -> None:
+        """A source cannot be reached, or can be again; by source, why it cannot."""
+
     def ledger_hole(self, error: LedgerHoleError | None) -> None:
         """A hole in the ledger hides which files are late; None: the hole is closed."""
 

@@ -157,6 +157,7 @@ class Runner:
         self._backlog = BacklogMeter()
         self._error: FirnlineError | None = None
         self._sinks_failing: dict[str, str] = {}  # why the last attempt to join or commit failed
+        self._unreachable: dict[str, str | None] = {}  # by source, why its input cannot be seen
 
     def _initial(self) -> EpochState:
         batch = self._pipeline.options.batch
@@ -495,6 +496,7 @@ class Runner:
             if not self._wait_for(young, began):
                 break
             event, plan = self._steps.plan(epoch, base)
+        self._report_sources()
         if plan is not None:
             self._engine.start()  # while the run claims the pipeline
             if self._states is not None and self._states.give_back(self._progress.bases[base]):
@@ -506,6 +508,19 @@ class Runner:
         else:
             self._inbox.put(_Note(self._backlog_emptied))
         return event
+
+    def _report_sources(self) -> None:
+        """Report, from the source lane, sources that cannot be reached now, and those that can be again."""
+        before, now = self._unreachable, self._pipeline.sources.unreachable()
+        if now == before:
+            return
+        for name, reason in now.items():
+            if reason and reason != before.get(name):
+                logger.warning("%s; waiting for it", reason, extra={"source": name})
+            elif not reason and before.get(name):
+                logger.warning("the source can be read again", extra={"source": name})
+        self._unreachable = now
+        self._inbox.put(_Note(lambda: self._observer.sources(now)))
 
     @property
     def _awaits_all_input(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -72,6 +72,7 @@ class Health(Observer):
         self._paused = False
         self._ledger_hole: str | None = None
         self._copies: dict[str, str] = {}
+        self._unreachable: dict[str, str] = {}
 
     # -- the answers ----------------------------------------------------------------------------------
 
@@ -119,6 +120,7 @@ class Health(Observer):
             "paused": self._paused,
             "ledger_hole": self._ledger_hole,
             "copies_failing": dict(self._copies),
+            "sources_unreachable": dict(self._unreachable),
         }
         return Verdict(not reasons, reasons, facts)
 
@@ -176,6 +178,11 @@ class Health(Observer):
         """Report the hole without failing: the run still reads files that are not late."""
         with self._lock:
             self._ledger_hole = error.message if error else None
+
+    def sources(self, unreachable: Mapping[str, str | None]) -> None:
+        """Report sources that cannot be reached; the run stays healthy, because a restart would not help."""
+        with self._lock:
+            self._unreachable = {name: reason for name, reason in unreachable.items() if reason}
 
     def copies(self, lags: Sequence[Replication]) -> None:
         """Report copies that cannot be written; the run stays healthy, because the table has everything."""

@@ -75,6 +75,7 @@ class PipelineMetrics(Observer, Collector):
         self._state_bytes: dict[str, int] = {}  # by operator
         self._replication: Replication | None = None
         self._copies: tuple[Replication, ...] = ()
+        self._sources_up: dict[str, bool] = {}
         self._committed_at = monotonic()
         self._staged: dict[int, tuple[float, float]] = {}  # epochs that wait for a committer: their lag, and since when
 
@@ -159,6 +160,10 @@ class PipelineMetrics(Observer, Collector):
             self._gauges["backlog_files"] = backlog.files_outstanding
             self._gauges["backlog_bytes"] = backlog.bytes_outstanding
 
+    def sources(self, unreachable: Mapping[str, str | None]) -> None:
+        with self._lock:
+            self._sources_up = {name: reason is None for name, reason in unreachable.items()}
+
     def ledger_hole(self, error: LedgerHoleError | None) -> None:
         with self._lock:
             self._gauges["ledger_hole"] = int(error is not None)
@@ -199,6 +204,7 @@ class PipelineMetrics(Observer, Collector):
                 *self._all_gauges(),
                 self._state_gauge(),
                 *self._copy_gauges(),
+                self._source_gauge(),
             ]
             families += [*self._histograms(), self._build_info()]
         yield from families
@@ -292,6 +298,13 @@ class PipelineMetrics(Observer, Collector):
             up.add_metric([self._pipeline, lag.tier], 0 if lag.reason else 1)
             behind.add_metric([self._pipeline, lag.tier], lag.epochs_behind)
         yield from (up, behind)
+
+    def _source_gauge(self) -> Metric:
+        text = "1 if the source can be read, 0 if its folder is gone."
+        family = GaugeMetricFamily("firnline_source_up", text, labels=["pipeline", "source"])
+        for name, is_up in self._sources_up.items():
+            family.add_metric([self._pipeline, name], int(is_up))
+        return family
 
     def _histograms(self) -> Iterator[Metric]:
         for name, text, durations in (

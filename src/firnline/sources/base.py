@@ -446,6 +446,13 @@ class Source(ABC):
         """
         return None
 
+    def unreachable(self) -> str | None:
+        """Return why the last plan could not see any input, if the source waits for it instead of failing.
+
+        A run warns when the reason appears and when it is gone, and continues with its other sources.
+        """
+        return None
+
     def give_back(self, plan: SourcePlan) -> bool:
         """Give back a lost epoch in flight. Returns True if `reconcile` must find late input again."""
         return False

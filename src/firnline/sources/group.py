@@ -274,6 +274,10 @@ class Sources:
             return None
         return TooYoung(sum(y.files for y in found), min(y.seconds for y in found), max(y.all_seconds for y in found))
 
+    def unreachable(self) -> dict[str, str | None]:
+        """Return for every source why its last plan could not see any input; None: it could."""
+        return {source.name: source.unreachable() for source in self}
+
     def is_asked(self, name: str) -> bool:
         """Return whether a source is planning a slice that no plan has used yet; it may have answered.
 

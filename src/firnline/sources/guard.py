@@ -71,6 +71,7 @@ class GuardedSource(Source):
     reconcile = forward(Source.reconcile)
     known_end = forward(Source.known_end)
     too_young = forward(Source.too_young)
+    unreachable = forward(Source.unreachable)
     give_back = forward(Source.give_back)
     retry = forward(Source.retry)
     drop = forward(Source.drop)

@@ -29,7 +29,7 @@ NAMES = {
     "firnline_restarts_total", "firnline_epoch",
     "firnline_build_info", "firnline_state_bytes", "firnline_state_keys_changed_total", "firnline_late_rows_total",
     "firnline_source_records_total", "firnline_worker_loss_total", "firnline_batch_staged_total",
-    "firnline_staged_epoch", "firnline_rescued_values_total",
+    "firnline_staged_epoch", "firnline_rescued_values_total", "firnline_source_up",
 }  # fmt: skip
 LABELS = {"pipeline", "reason", "path", "version", "le", "operator", "source", "column"}
 PARTS = ("_bucket", "_count", "_sum")
@@ -52,6 +52,7 @@ def busy() -> PipelineMetrics:
     metrics.committed(facts())
     metrics.committed(facts(epoch=8, bad={}, durations_ms={"run": 400_000}))
     metrics.backlog(Backlog(4, 9000))
+    metrics.sources({"flights": None})
     metrics.trouble(SinkError("x"), 1)
     metrics.trouble(SourceError("y"), 2)
     metrics.resting(1.0, 2)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from firnline.storage import FileStat, Storage
+from firnline.storage import FileStat, Storage, is_remote
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +66,11 @@ def _translate(glob: str) -> str:
             out.append(re.escape(glob[at]))
             at += 1
     return "".join(out)
+
+
+def is_gone(root: str) -> bool:
+    """Return whether the folder of a source does not exist; an object store has no folders to miss."""
+    return not is_remote(root) and not os.path.isdir(root)
 
 
 def list_files(storage: Storage, scope: Scope, after: str | None = None) -> Iterator[FileStat]:

@@ -31,6 +31,7 @@ from firnline.sources.files.formats import open_format
 from firnline.sources.files.formats.base import Format, Piece, Place, RecordDecoder, RecordReader, StoredFile
 from firnline.sources.files.formats.lines import NdjsonFormat
 from firnline.sources.files.growth import Change, ReadFile, find_growth
+from firnline.sources.files.listing import is_gone
 from firnline.sources.files.messages import FileOutcome, FileReaderSettings
 from firnline.sources.files.planning import folder_values
 from firnline.sources.files.replayed import load_quarantined
@@ -198,6 +199,7 @@ class _OpenFile:
 
     def __init__(self, storage: Storage, settings: FileReaderSettings, item: dict[str, Json], max_records: int) -> None:
         self._storage = storage
+        self._root = settings.root
         self._item = item
         self._place = Place(
             record=int(item["from"]),
@@ -227,6 +229,8 @@ class _OpenFile:
         except BrokenFileError as error:
             raise _FileFailedError(error.reason) from error
         except FileNotFoundError as error:
+            if is_gone(self._root):  # no fault of the file, which must not be set aside for it
+                raise SourceError(f"the folder {self._root} is gone", path=self._root) from error
             raise _FileFailedError("missing") from error
         except PermissionError as error:
             raise _FileFailedError("permission denied") from error

@@ -48,7 +48,7 @@ from firnline.sources.files.growth import (
     find_growth,
     read_tail,
 )
-from firnline.sources.files.listing import Scope, list_files
+from firnline.sources.files.listing import Scope, is_gone, list_files
 from firnline.sources.files.messages import FileReaderSettings
 from firnline.sources.files.options import FileSourceOptions
 from firnline.sources.files.position import FileState, Progress, SetAside
@@ -105,6 +105,7 @@ class FileSource(Source):
         self._revived: frozenset[str] = frozenset()  # set aside, and changed since
         self._clock = clock or SystemClock()
         self._young: dict[str, tuple[str, float]] = {}  # name -> etag, and since when it is known, by our clock
+        self._is_gone = False  # whether the last plan found no folder
 
     @property
     def location(self) -> str:
@@ -118,7 +119,7 @@ class FileSource(Source):
             raise AccessError(path=self.location)
 
     def _check_folder(self) -> None:
-        if not os.path.isdir(self.location):
+        if is_gone(self.location):
             raise no_such_folder(self.location, "Correct `path` of the source, or create the folder.")
 
     def restrict(self, names: Iterable[str]) -> None:
@@ -131,8 +132,7 @@ class FileSource(Source):
     # -- positions ------------------------------------------------------------------------------------
 
     def start(self, position: Json | None) -> Json:
-        if not is_remote(self.location):
-            self._check_folder()
+        self._check_folder()
         if position is None:
             return FileState(self.location, mark=self._start_name, start_after=self._start_name).to_json()
         state = FileState.from_json(position)
@@ -196,6 +196,11 @@ class FileSource(Source):
         replayed = self._plan_replay(FileState.from_json(position), limits)
         if replayed is not None:
             return replayed
+        self._is_gone = is_gone(self.location)
+        if self._is_gone:
+            if self._once:
+                raise SourceError(f"{self.unreachable()}, though it was there when the run started", path=self.location)
+            return None  # files in progress wait, too: they are no broken files
         state, dropped = self._apply_drops(FileState.from_json(position))
         state = self._apply_retries(state)
         state, rereads, refused = self._apply_rereads(state)
@@ -441,6 +446,9 @@ class FileSource(Source):
         now = self._clock.monotonic()
         left = [max(0.0, since + self._options.min_age_secs - now) for _, since in young.values()]
         return TooYoung(len(young), min(left), max(left))
+
+    def unreachable(self) -> str | None:
+        return f"the folder {self.location} is gone" if self._is_gone else None
 
     def backlog(self, position: Json) -> Backlog:
         state = FileState.from_json(position)
