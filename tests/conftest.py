@@ -13,10 +13,12 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from firnline.options import PipelineOptions
+    from tests.support.kafka import KafkaServer
     from tests.support.keyed import KeyedInput
     from tests.support.pipelines import MakeOptions
     from tests.support.postgres import PostgresServer
     from tests.support.processes import Launcher
+    from tests.support.redis import RedisServer
     from tests.support.samples import SampleInput
 
 # The machine is shared and noisy: how long one example takes says nothing.
@@ -118,3 +120,30 @@ def postgres_server(started_postgres: PostgresServer) -> PostgresServer:
 def postgres(postgres_server: PostgresServer) -> str:
     """The DSN of a PostgreSQL server that holds nothing of Firnline's."""
     return postgres_server.dsn
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
+    """A Kafka broker that all workers share: a test makes topics of its own, and neither stops nor kills the broker."""
+    from tests.support.kafka import shared_kafka
+
+    root = tmp_path_factory.getbasetemp()
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        root = root.parent
+    with shared_kafka(root / "kafka") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def started_redis() -> Iterator[RedisServer]:
+    from tests.support.redis import running_redis
+
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_server(started_redis: RedisServer) -> RedisServer:
+    """A Redis server that runs, writes every command to its log before it answers, and holds nothing."""
+    started_redis.clear()
+    return started_redis

@@ -6,6 +6,7 @@ delta-rs nor obstore, whose threads would not survive a fork.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import multiprocessing
@@ -240,6 +241,13 @@ def wait_until(condition: Callable[[], bool], child: Child | None = None, second
 
 def free_port() -> int:
     """A TCP port of 127.0.0.1 that nobody uses."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """TCP ports of 127.0.0.1 that nobody uses, all different."""
+    with contextlib.ExitStack() as probes:
+        sockets = [probes.enter_context(socket.socket()) for _ in range(count)]
+        for probe in sockets:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in sockets]
