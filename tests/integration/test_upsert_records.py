@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from firnline.errors import SchemaError, SinkError
 from firnline.history.edits.rollback import Rollback
-from firnline.history.quarantine import load_quarantine
+from firnline.history.quarantine import load_quarantine, load_quarantine_files
 from firnline.options import FieldOptions, PipelineOptions, SchemaOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.base import Stager
@@ -262,6 +263,80 @@ def test_records_of_csv_that_do_not_fit_are_quarantined(people: People) -> None:
         ("does-not-fit", b"2,x,update"),
         ("does-not-fit", b"3,2,c"),
     ]
+
+
+# -- columns in folder names --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file_format", ["ndjson", "csv", "parquet"])
+def test_records_of_a_file_outside_the_folders_of_the_key_are_quarantined(people: People, file_format: str) -> None:
+    settings: dict[str, Any] = {"key": ("day", "id"), "format": file_format, "max_bad_ratio": 1.0}
+
+    def add(name: str, *rows: dict[str, Any]) -> None:
+        path = people.folder / name
+        path.parent.mkdir(exist_ok=True)
+        table = pa.Table.from_pylist(list(rows))
+        if file_format == "ndjson":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        elif file_format == "csv":
+            csv.write_csv(table, path)
+        else:
+            pq.write_table(table, path)
+
+    add("day=1/a", {"id": 1, "v": "a"}, {"id": 2, "v": "b"})
+    add("outside", {"id": 1, "v": "no day"}, {"id": 3, "v": "no day"})
+    add("z=1/other", {"id": 1, "v": "no day"})
+    people.run(**settings)
+    assert people.read("id", "v") == [(1, "a"), (2, "b")]
+    assert [bad[:3] for bad in quarantined(people)] == [
+        ("missing-required", line, record) for line, record in lines_of(file_format)
+    ]
+    add("day=2/b", {"id": 1, "v": "c"})
+    add("zz", {"id": 1, "day": "1", "v": "no folder"})
+    people.run(**settings)
+    assert people.read("id", "v") == [(1, "a"), (1, "c"), (2, "b")]
+    assert len(quarantined(people)) == 4
+    add("zzz", {"id": 9, "v": "alone"})
+    people.run(**settings)
+    assert people.read("id", "v") == [(1, "a"), (1, "c"), (2, "b")]
+    assert len(quarantined(people)) == 5
+
+
+def lines_of(file_format: str) -> list[tuple[int, int]]:
+    """Line and number of three records: two of one file, then one of another."""
+    first = 2 if file_format == "csv" else 1
+    return sorted([(first, 0), (first + 1, 1), (first, 0)])
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [({"key": ("day", "id")}, "missing-required"), ({"key": ("id",), "sequence_by": "day"}, "does-not-fit")],
+)
+def test_records_whose_folder_does_not_fit_are_quarantined(
+    people: People, settings: dict[str, Any], reason: str
+) -> None:
+    settings = {**settings, "schema": SchemaOptions((FieldOptions("day", "date"),)), "max_bad_ratio": 1.0}
+    for name, number in (("day=2026-01-01", 1), ("day=soon", 2), ("day=2026-01-02", 3)):
+        (people.folder / name).mkdir()
+        people.add({"id": number}, name=f"{name}/a.json")
+    people.run(**settings)
+    assert people.read("id") == [(1,), (3,)]
+    assert [bad[0] for bad in quarantined(people)] == [reason]
+
+
+def test_quarantined_records_of_a_file_outside_the_folders_stay_quarantined(people: People) -> None:
+    settings: dict[str, Any] = {"key": ("day", "id"), "max_bad_ratio": 1.0}
+    (people.folder / "day=1").mkdir()
+    people.add({"id": 1}, {"v": "no id"}, name="day=1/a.json")
+    people.add({"id": 2}, {"v": "no id"}, name="outside.json")
+    people.run(**settings)
+    assert len(quarantined(people)) == 3
+    pipeline = open_pipeline(people.options(**settings))
+    files = [file.describe([number for number, _ in file.rows]) for file in load_quarantine_files(pipeline)]
+    pipeline.requests.ask_replay("files", files, discard=False, ids=pipeline.ids)
+    people.run(**settings)
+    assert people.read("id") == [(1,)]
+    assert len(quarantined(people)) == 3
 
 
 # -- another key in the spec --------------------------------------------------------------------------

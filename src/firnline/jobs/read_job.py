@@ -506,6 +506,10 @@ class _SourceRead:
         for number, report in self.reports.items():
             for name, row in report.keyless.get(port, {}).items():
                 columns = self.columns[port]
+                if name in columns.constants and name not in columns.needed:
+                    self.columns[port] = replace(columns, needed=columns.needed | {name})
+                    self.unread.add(number)
+                    continue
                 index = columns.decoded.get_field_index(name)
                 if index < 0 or ((port, name) in self.demanded and not columns.decoded.field(index).nullable):
                     raise SchemaError(

@@ -25,11 +25,11 @@ from firnline.faults import fault_point
 from firnline.jobs.read_job import FIRST_BAD, ReadReport, ReadTask, check_fields
 from firnline.names import quarantine_name
 from firnline.rescued import Rescued, add_rescued, shorten
-from firnline.schema import RESCUED_COLUMN, json_field, schema_from_json
+from firnline.schema import RESCUED_COLUMN, json_field
 from firnline.sinks.base import Stager
 from firnline.sinks.registry import open_stager
 from firnline.sources.base import BadRecord, Budget, RestartError, Rows, SplitEnd, SplitReader
-from firnline.sources.columns import LINEAGE, LINEAGE_TYPES, retyped
+from firnline.sources.columns import LINEAGE, LINEAGE_TYPES, constant_value, retyped
 from firnline.sources.guard import guarding
 from firnline.sources.registry import open_reader
 from firnline.storage import open_storage
@@ -255,9 +255,12 @@ class _PortWriter:
         columns, fields = list(batch.columns), list(batch.schema)
         misfits: dict[str, str | None] = {}
         for name, kind in self._columns.constants.items():
-            value = self._constant(rows, name, _arrow_type(kind))
-            if value[0].as_py() is None and rows.constants.get(name) is not None:
-                misfits[name] = text = rows.constants[name]
+            text = rows.constants.get(name)
+            value = constant_value(text, kind)
+            if value[0].as_py() is None and text is not None:
+                if self._columns.evolution == "fail":
+                    raise SchemaError(f"{rows.origin}: the folder's {name}={text} is no {kind}")
+                misfits[name] = text
                 one = Rescued(name, count, kind, shorten(json.dumps(text, ensure_ascii=False)), rows.origin)
                 self.rescued = add_rescued([*self.rescued, one])
             columns.append(pa.repeat(value[0], count))
@@ -280,16 +283,6 @@ class _PortWriter:
             fields += [pa.field(name, kind) for name, kind in zip(LINEAGE, LINEAGE_TYPES, strict=True)]
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
-    def _constant(self, rows: Rows, name: str, kind: pa.DataType) -> pa.Array:
-        """Return the value of a constant column; null if it does not fit, so that it is rescued."""
-        text = rows.constants.get(name)
-        try:
-            return pa.array([text], pa.string()).cast(kind)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            if self._columns.evolution == "fail":
-                raise SchemaError(f"{rows.origin}: the folder's {name}={text} is no {kind}") from error
-            return pa.nulls(1, kind)
-
 
 def _rescue(columns: list[Any], fields: list[pa.Field], misfits: Mapping[str, str | None], rows: int) -> None:
     """Add values that do not fit their constant column to `_rescued_data`, which is created if needed."""
@@ -303,10 +296,6 @@ def _rescue(columns: list[Any], fields: list[pa.Field], misfits: Mapping[str, st
         rescued = columns[index]
         merged = pc.binary_join_element_wise(text[:-1], pc.utf8_slice_codeunits(rescued, 1), ",")
         columns[index] = pc.if_else(pc.is_null(rescued), text, merged)
-
-
-def _arrow_type(kind: str) -> pa.DataType:
-    return schema_from_json([{"name": "x", "type": kind, "nullable": True}]).field(0).type
 
 
 class _QuarantineWriter:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from firnline.ndjson import add_counts, apply_kinds, choose, json_paths, kinds_of
+from firnline.ndjson.decode import BadReason
 from firnline.ndjson.infer import FEW_FRACTIONS, Counts
 from firnline.ndjson.tree import outer_paths
 from firnline.options import SourceOptions
@@ -35,6 +36,7 @@ class Columns:
     infer_timestamps: bool = True  # new columns of time stamps become timestamp columns
     # A value that does not fit such a column, or is none of its words (None: any), makes the record bad.
     strict: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
+    needed: frozenset[str] = frozenset()  # constants: the records of an input without a value there are bad
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -46,6 +48,7 @@ class Columns:
             "evolution": self.evolution,
             "infer_timestamps": self.infer_timestamps,
             "strict": {name: list(words) if words is not None else None for name, words in self.strict.items()},
+            "needed": sorted(self.needed),
         }
 
     @classmethod
@@ -59,7 +62,28 @@ class Columns:
             evolution=value["evolution"],
             infer_timestamps=bool(value["infer_timestamps"]),
             strict={n: tuple(words) if words is not None else None for n, words in value.get("strict", {}).items()},
+            needed=frozenset(value.get("needed", ())),
         )
+
+    def find_refusal(self, constants: Mapping[str, str | None]) -> BadReason | None:
+        """Return why all records of an input are bad: a constant lacks a value, or has one that does not fit."""
+        for name, kind in self.constants.items():
+            text = constants.get(name)
+            is_null = constant_value(text, kind)[0].as_py() is None
+            if is_null and text is not None and name in self.strict:
+                return "does-not-fit"
+            if is_null and name in self.needed:
+                return "missing-required"
+        return None
+
+
+def constant_value(text: str | None, kind: str) -> pa.Array:
+    """Return the value of a constant column as an array of one; null if the text does not fit the type."""
+    wanted = schema_from_json([{"name": "x", "type": kind, "nullable": True}]).field(0).type
+    try:
+        return pa.array([text], pa.string()).cast(wanted)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return pa.nulls(1, wanted)
 
 
 def declared(options: SourceOptions, port: str = MAIN_PORT) -> pa.Schema:

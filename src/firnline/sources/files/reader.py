@@ -7,6 +7,7 @@ that then turns out broken makes the task begin again without it.
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ import pyarrow as pa
 
 from firnline.errors import BadRecordsError, SchemaError, SourceError
 from firnline.ndjson import BrokenFileError, Decoded, MismatchError, UnexpectedFieldError
+from firnline.ndjson.decode import BadReason
 from firnline.ndjson.infer import Counts, add_counts
 from firnline.sources.base import (
     MAIN_PORT,
@@ -74,6 +76,32 @@ class _Decoders:
         return {path: dict(counted) for path, counted in counts.items()}
 
 
+class _RefusingDecoder(RecordDecoder[Any]):
+    """Reports every record as bad, with its bytes and one reason. Learns no columns."""
+
+    def __init__(self, file_format: Format[Any], schema: pa.Schema, reason: BadReason) -> None:
+        self._reason = reason
+        nowhere = pa.schema([pa.field(f"\0{uuid.uuid4().hex}", pa.string(), nullable=False)])  # no record has it
+        self._inner = file_format.decoder_class(
+            nowhere, Columns(nowhere, frozenset(nowhere.names), {}, evolution="rescue")
+        )
+        self._schema = schema
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._schema
+
+    def reset(self, schema: pa.Schema) -> None:
+        self._schema = schema
+
+    def decode(self, piece: Piece) -> Decoded:
+        decoded = self._inner.decode(piece)
+        lacking = "missing-required"
+        return replace(
+            decoded, bad=[replace(b, reason=self._reason) if b.reason == lacking else b for b in decoded.bad]
+        )
+
+
 class FileReader(SplitReader):
     """Reads the files of one split, one after the other."""
 
@@ -112,7 +140,7 @@ class FileReader(SplitReader):
         if "to" in item:  # as an earlier reading of it ended
             most = min(most, int(item["to"]) - int(item["from"]))
         file = _OpenFile(self._storage, self._settings, item, most)
-        decoder = self._decoders.of(file.format)
+        decoder = self._open_decoder(file.format, str(item["path"]))
         try:
             for piece in file.pieces():
                 decoded = self._decode(item, decoder, piece, file)
@@ -149,8 +177,8 @@ class FileReader(SplitReader):
         except (OSError, pa.ArrowException, KeyError) as error:
             self._failed[str(item["path"])] = f"cannot be read: {error}"
             return
-        decoder = self._decoders.of(NdjsonFormat())
         for records in kept:
+            decoder = self._open_decoder(NdjsonFormat(), records.file)
             for block in records.blocks(self._settings.max_record_bytes):
                 try:
                     decoded = records.number(decoder.decode(block))
@@ -162,6 +190,13 @@ class FileReader(SplitReader):
                 budget.bytes_read += len(block.data)
                 yield self._rows({"path": records.file}, decoder, [decoded])
         self._outcomes.append(FileOutcome(str(item["path"]), to=int(item["to"]), finished=True))
+
+    def _open_decoder(self, file_format: Format[Any], path: str) -> RecordDecoder[Any]:
+        """Return the decoder of a file's records, which are all bad if its folders lack a value that is needed."""
+        reason = self._columns.find_refusal(folder_values(path, self._settings.root))
+        if reason is not None:
+            return _RefusingDecoder(file_format, self._decoders.schema, reason)
+        return self._decoders.of(file_format)
 
     def _decode(self, item: dict[str, Json], decoder: RecordDecoder[Any], piece: Piece, file: _OpenFile) -> Decoded:
         try:
