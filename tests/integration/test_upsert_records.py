@@ -265,6 +265,44 @@ def test_records_of_csv_that_do_not_fit_are_quarantined(people: People) -> None:
     ]
 
 
+# -- deletes by a value of any type -------------------------------------------------------------------
+
+NEVER = "9999-12-31T00:00:00Z"
+VALUES: dict[str, tuple[str, Any, Any, tuple[str, ...]]] = {  # type, value of a delete, another, how the spec spells it
+    "timestamp": ("", NEVER, "2026-01-01T00:00:00Z", (NEVER, "9999-12-31", "9999-12-31 02:00:00+02:00")),
+    "date": ("date", "2026-01-01", "2026-01-02", ("2026-01-01",)),
+    "number": ("", 1.0, 1.5, ("1", "1.0")),
+    "int32": ("int32", 1, 2, ("1",)),
+    "float32": ("float32", 0.1, 0.2, ("0.1",)),
+    "decimal": ("decimal(10,4)", 1.5, 2, ("1.5", "1.50")),
+    "boolean": ("", True, False, ("true",)),
+    "binary": ("binary", "/w==", "YQ==", ("/w==",)),
+    "json": ("json", "D", 1, ("D",)),
+    "json number": ("json", 1, "D", ("1",)),
+    "text of a number": ("string", 1, "D", ("1",)),
+}
+
+
+@pytest.mark.parametrize("case", list(VALUES))
+def test_a_delete_is_recognised_by_value_whatever_the_type_of_the_column(people: People, case: str) -> None:
+    kind, gone, stays, spellings = VALUES[case]
+    declared = {"schema": SchemaOptions((FieldOptions("d", kind),))} if kind else {}
+    for spelled in spellings:
+        settings: dict[str, Any] = {"delete_when": {"d": ("other", spelled)}, **declared}
+        people.run({"id": 1, "d": stays}, {"id": 2, "d": stays}, {"id": 3, "d": None}, {"id": 4, "d": gone}, **settings)
+        assert people.read("id") == [(1,), (2,), (3,)], spelled
+        people.run({"id": 2, "d": gone}, {"id": 4, "d": stays}, **settings)
+        assert people.read("id") == [(1,), (3,), (4,)], spelled
+
+
+def test_a_value_that_does_not_fit_the_column_of_deletes_is_quarantined(people: People) -> None:
+    settings: dict[str, Any] = {"delete_when": {"d": ("gone", NEVER)}}
+    people.run({"id": 1, "d": "2026-01-01T00:00:00Z"}, {"id": 2, "d": "2026-01-01T00:00:00Z"}, **settings)
+    people.run({"id": 1, "d": "gone"}, {"id": 2, "d": NEVER}, {"id": 3}, **settings)
+    assert people.read("id") == [(1,), (3,)]
+    assert [(bad[0], json.loads(bad[3])["id"]) for bad in quarantined(people)] == [("does-not-fit", 1)]
+
+
 # -- columns in folder names --------------------------------------------------------------------------
 
 

@@ -25,18 +25,19 @@ import gc
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from decimal import Decimal, InvalidOperation
 from json.encoder import encode_basestring
 from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
 
 from firnline.ndjson import kernel as k
 from firnline.ndjson.numbers import FIRST_SECOND, LAST_SECOND
-from firnline.ndjson.tree import Node
+from firnline.ndjson.tree import Node, build_tree
 
 MAX_DEPTH = 512
 
@@ -414,3 +415,20 @@ def fit(value: Any, node: Node) -> Any:
         MisfitError: the value does not fit.
     """
     return _FITTERS[node.kind](value, node)
+
+
+def values_of(column: pa.Field, texts: Iterable[str]) -> pa.Array:
+    """Return the values of a column that texts stand for, each read as a JSON string, number or boolean, if it fits."""
+    try:
+        [node] = build_tree(pa.schema([column]), pa.schema([column]), (column.name,), (), {}).children
+    except ValueError:  # a type that no record can have
+        return pa.array([], column.type)
+    values: list[Any] = []
+    for text in texts:
+        forms: list[Any] = [text]
+        forms += [Number(text)] if _NUMBER.fullmatch(text) else []
+        forms += [text == "true"] if text in ("true", "false") else []
+        for form in forms:
+            with suppress(MisfitError):
+                values.append(fit(form, node))
+    return pa.array(values, column.type)

@@ -44,8 +44,12 @@ class DeltaSinkOptions(SinkOptions):
         if self.write != "upsert":
             return {}
         words = None if OP in self.delete_when else OPERATIONS  # else the spec says which words delete
-        order = {self.sequence_by: StrictColumn()} if self.sequence_by else {}
-        return {**order, OP: StrictColumn("string", words), SEQUENCE: StrictColumn("int64")}
+        names = [*([self.sequence_by] if self.sequence_by else []), *self.delete_when]
+        return {
+            **{name: StrictColumn() for name in names},
+            OP: StrictColumn("string", words),
+            SEQUENCE: StrictColumn("int64"),
+        }
 
 
 def delta_tables(sinks: Iterable[SinkOptions]) -> tuple[DeltaSinkOptions, ...]:
