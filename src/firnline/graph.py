@@ -90,8 +90,14 @@ def operator_ports(options: PipelineOptions) -> set[str]:
 
 def follower_ports(options: PipelineOptions) -> set[str]:
     """Return the ports of sources that go straight to sinks, but not to the deciding one."""
-    deciding, *others = (sink_input(options, sink) for sink in options.ordered_sinks)
-    return {port for port in others if port != deciding and find_source(options, port) is not None}
+    deciding = decided_input(options)
+    ports = {sink_input(options, sink) for sink in options.sinks} - {deciding}
+    return {port for port in ports if find_source(options, port) is not None}
+
+
+def decided_input(options: PipelineOptions) -> str:
+    """Return the input of the deciding sink; empty for a journal, which takes no rows."""
+    return "" if options.journal is not None else sink_input(options, options.deciding)
 
 
 def sink_input(options: PipelineOptions, sink: SinkOptions) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from firnline.errors import ConfigError
 
@@ -93,9 +93,46 @@ class SinkOptions:
         return None
 
     @property
+    def can_decide(self) -> bool:
+        """Whether a sink of this kind can decide."""
+        return self.home is not None
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether another process commits what this sink stages."""
+        return False
+
+    @property
     def strict_columns(self) -> Mapping[str, StrictColumn]:
         """The columns of records on which the sink relies apart from `key`."""
         return {}
+
+
+class MayDecide(Protocol):
+    """The facts about a sink, in a spec or in options, that say whether it decides."""
+
+    @property
+    def required(self) -> bool: ...
+    @property
+    def can_decide(self) -> bool: ...
+    @property
+    def is_staged(self) -> bool: ...
+
+
+AnySink = TypeVar("AnySink", bound=MayDecide)
+
+
+def find_deciding(sinks: Sequence[AnySink]) -> AnySink | None:
+    """Return the sink of a pipeline that decides; None: the pipeline's journal does.
+
+    The first required sink that can decide and commits directly. Without one, a pipeline all of whose sinks can decide
+    takes the first required one, which is staged.
+    """
+    required = [sink for sink in sinks if sink.required and sink.can_decide]
+    direct = next((sink for sink in required if not sink.is_staged), None)
+    if direct is not None or not required:
+        return direct
+    return required[0] if all(sink.can_decide for sink in sinks) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +264,7 @@ class StagingOptions:
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """One pipeline: sources, operators, sinks. The first required sink decides."""
+    """One pipeline: sources, operators, sinks. The journal decides if there is one, else a sink (`find_deciding`)."""
 
     name: str
     sources: tuple[SourceOptions, ...]
@@ -240,21 +277,22 @@ class PipelineOptions:
     staging: StagingOptions = StagingOptions()
     spark: Mapping[str, str] = field(default_factory=dict)
     operator_paths: tuple[str, ...] = ()  # folders from which a user's own operators are loaded
+    journal: SinkOptions | None = None  # decides if it is given; takes no rows, and is not one of `sinks`
 
     @property
     def deciding(self) -> SinkOptions:
         """The sink that commits first and so fixes an epoch's boundaries."""
-        return next((s for s in self.sinks if s.required), self.sinks[0])
+        return self.journal or find_deciding(self.sinks) or next((s for s in self.sinks if s.required), self.sinks[0])
 
     @property
     def ordered_sinks(self) -> tuple[SinkOptions, ...]:
-        """The sinks, the deciding one first."""
+        """The sinks, the deciding one first; the journal is the first of them if it decides."""
         deciding = self.deciding
         return (deciding, *(sink for sink in self.sinks if sink is not deciding))
 
     @property
     def home(self) -> Home:
-        """Where the pipeline keeps its ledger, outbox, operator state and requests: with the deciding sink.
+        """Where the pipeline keeps its ledger, outbox, operator state and requests: with the deciding sink or journal.
 
         Raises:
             ConfigError: the deciding sink has no room for them.
@@ -277,4 +315,5 @@ class PipelineOptions:
             "sources": {s.name: s.location for s in self.sources},
             "operators": [o.name for o in self.operators],
             "sinks": [s.location for s in self.sinks],
+            **({"journal": self.journal.location} if self.journal is not None else {}),
         }

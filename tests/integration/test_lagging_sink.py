@@ -109,7 +109,7 @@ def test_a_required_sink_that_cannot_be_told_what_it_lacks_is_named_with_the_way
 ) -> None:
     sinks = (
         DeltaSinkOptions("main", str(tmp_path / "main"), mode="staged"),
-        DeltaSinkOptions("copy", str(tmp_path / "copy")),
+        DeltaSinkOptions("copy", str(tmp_path / "copy"), mode="staged"),
     )
     options = make_options(max_files=1, sinks=sinks)
     for number in (1, 2):
@@ -118,6 +118,7 @@ def test_a_required_sink_that_cannot_be_told_what_it_lacks_is_named_with_the_way
         commit_table(tmp_path / "main")
         if number == 1:
             run_to_end(options)
+            commit_table(tmp_path / "copy")
     entry_of(options, 2).unlink()
     run = run_once(options)
     assert (run.exit_code, run.error_code) == (1, "ledger-hole")

@@ -11,12 +11,12 @@ from typing import Any, TypeAlias
 
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import FirnlineError
-from firnline.options import BatchOptions, CheckpointOptions, PipelineOptions, RestartOptions, StateOptions
+from firnline.options import BatchOptions, CheckpointOptions, Home, PipelineOptions, RestartOptions, StateOptions
 from firnline.run.observer import Comparison, EpochFacts, Observer
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.run.runner import Runner, RunResult
 from firnline.sinks.base import Head
-from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sinks.delta.options import DeltaSinkOptions, journal_in
 from firnline.sources.files.options import FileSourceOptions
 from firnline.sources.known import KnownFiles
 from firnline.stores.replicator import Replication
@@ -32,8 +32,12 @@ _QUICK = {"backoff_secs": 0.01, "max_backoff_secs": 0.05, "attempts": 3, "poll_i
 
 
 def pipeline_options(path: str, table: str, name: str = "demo", **settings: Any) -> PipelineOptions:
-    """Options with short waits; every setting goes to the part that has a field of that name."""
+    """Options with short waits; every setting goes to the part that has a field of that name.
+
+    With `home`, the pipeline decides in a journal there.
+    """
     settings = {**_QUICK, **settings}
+    home = settings.pop("home", "")
     sinks = settings.pop("sinks", None)
     taken: set[str] = set()
 
@@ -55,6 +59,7 @@ def pipeline_options(path: str, table: str, name: str = "demo", **settings: Any)
         restart=fill(RestartOptions),
         checkpoint=fill(CheckpointOptions),
         spark=settings.get("spark", {}),
+        journal=journal_in(Home(str(home))) if home else None,
     )
     unknown = set(settings) - taken - {"spark"}
     if unknown:

@@ -123,7 +123,7 @@ class RunTotals(Observer):
         self.files += max(0, facts.files - facts.files_again)
         self.records += facts.records
         self.rows += facts.rows
-        self.rows_in = facts.sink if facts.sink_rows else ""
+        self.rows_in = facts.rows_in if facts.sink_rows else ""
         self.bytes_read += facts.bytes_read
         self.late_files += facts.late_files
         self.set_aside = facts.set_aside
@@ -222,8 +222,8 @@ def _state_bytes(facts: EpochFacts) -> int:
 def _rows_text(facts: EpochFacts) -> str:
     """Return the rows of an epoch; with several sinks those of each that got some."""
     rows = {sink: count for sink, count in facts.sink_rows.items() if count}
-    if not rows or set(rows) == {facts.sink}:
-        return count_text(facts.rows, "row") + (f" in {facts.sink}" if rows else "")
+    if not rows or set(rows) == {facts.rows_in}:
+        return count_text(facts.rows, "row") + (f" in {facts.rows_in}" if rows else "")
     first, *rest = rows.items()
     return ", ".join(
         [f"{count_text(first[1], 'row')} in {first[0]}", *(f"{count:,} in {sink}" for sink, count in rest)]

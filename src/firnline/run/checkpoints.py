@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 
+from firnline.checkpoint.codec import canonical, checksum
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import LedgerHoleError
 from firnline.graph import follower_ports, operator_ports
@@ -72,7 +73,12 @@ class CheckpointMaker:
         before: Checkpoint | None,
     ) -> Checkpoint:
         """Return the checkpoint after an epoch. The floor only rises, and never above the head of a copy or sink."""
+        known = {
+            port: schema_to_json(own_columns(after.columns[port])) for port in self._ports if port in after.columns
+        }
         columns = fingerprint(after.table) if after.table is not None else ""
+        if self._pipeline.options.journal is not None:
+            columns = checksum(canonical(known))[:16]
         version, floor = (before.schema_version, before.floor) if before else (0, 0)
         if before is None or columns != before.schema_fingerprint:
             version += 1
@@ -95,9 +101,7 @@ class CheckpointMaker:
             positions=after.positions,
             state=after.snapshots,
             watermarks=after.watermarks.to_json(),
-            columns={
-                port: schema_to_json(own_columns(after.columns[port])) for port in self._ports if port in after.columns
-            },
+            columns=known,
             schema_fingerprint=columns,
             schema_version=version,
             floor=max(floor, oldest),

@@ -24,6 +24,7 @@ from firnline.errors import (
     SinkDivergedError,
     SinkError,
 )
+from firnline.names import JOURNAL
 from firnline.run.commits import bring_staged, entry_commit, new_sink_error
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import schema_from_json, schema_to_json
@@ -84,7 +85,7 @@ def find_effect(sink: Sink, entry: LedgerEntry, holds: int) -> Effect:
         case "rescale" | "import" | "repair":
             return KeepRows()
     to = int(entry.edit["to_epoch"])
-    if holds <= to or sink.name in entry.edit.get("left", []):
+    if holds <= to or sink.name in entry.edit.get("left", []) or sink.name == JOURNAL:
         return KeepRows()
     return RestoreVersion(sink.version_of(to))
 

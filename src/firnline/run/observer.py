@@ -17,7 +17,7 @@ from firnline.types import Json
 
 @dataclass(frozen=True, slots=True)
 class EpochFacts:
-    """One epoch, committed to one sink."""
+    """One epoch, committed to the deciding sink."""
 
     epoch: int
     attempt: str
@@ -25,7 +25,7 @@ class EpochFacts:
     version: int
     files: int  # inputs that were read or tried; those that the epoch did not reach do not count
     records: int  # read, including bad records
-    rows: int
+    rows: int  # in the sink `rows_in`
     bad: dict[str, int]  # reason -> records
     bytes_read: int
     raw_bytes: int
@@ -43,6 +43,7 @@ class EpochFacts:
     operators: dict[str, dict[str, Json]] = field(default_factory=dict)  # what each stateful operator did
     rescued: tuple[Rescued, ...] = ()  # values in `_rescued_data`, by source and column
     files_again: int = 0  # of `files`: inputs that an earlier epoch of this run began or tried, too
+    rows_in: str = ""  # the deciding sink; if the journal decides, the first sink of the spec
     is_staged: bool = False  # in a two-stage table: the committer has not committed it yet
 
 

@@ -47,8 +47,13 @@ class OpenPipeline:
         return self.sinks[0]
 
     @property
+    def counted(self) -> str:
+        """The name of the sink whose rows a run counts: the deciding one, or the first one if the journal decides."""
+        return (self.options.sinks[0] if self.options.journal is not None else self.options.deciding).name
+
+    @property
     def state_home(self) -> StateHome:
-        """The location of operator state: the local tier if there is one, else beside the deciding table's ledger."""
+        """The location of operator state: the local tier if there is one, else beside the ledger."""
         checkpoint, name = self.options.checkpoint, self.options.name
         remote = None
         if checkpoint.remote is not None:
@@ -161,6 +166,9 @@ def _open_sinks(
         "folder": outbox_folder(options.name),
     }
     keys = {operator.name: output_key(operator) for operator in options.operators}
+    inputs = [
+        (sink, sink_input(options, sink) if sink is not options.journal else "") for sink in options.ordered_sinks
+    ]
     opened = open_sinks(
         [
             (
@@ -173,11 +181,11 @@ def _open_sinks(
                     decides=sink is deciding,
                     copies=recorder.tiers if sink is deciding else Tiers(),
                     outbox=None if sink is deciding or sink.required else outbox,
-                    input_key=keys.get(sink_input(options, sink), ()),
-                    input_is_source=find_source(options, sink_input(options, sink)) is not None,
+                    input_key=keys.get(read, ()),
+                    input_is_source=find_source(options, read) is not None,
                 ),
             )
-            for sink in options.ordered_sinks
+            for sink, read in inputs
         ]
     )
     kinds = [sink.type for sink in options.ordered_sinks]

@@ -20,7 +20,7 @@ from firnline.errors import (
     SinkError,
     StoreAheadError,
 )
-from firnline.graph import find_source, operator_ports, sink_input
+from firnline.graph import decided_input, find_source, operator_ports, sink_input
 from firnline.run.joining import ahead_of, check_new_sinks, join_sink, prove_on_chain
 from firnline.run.progress import Base
 from firnline.run.restore_state import check_operators, known_watermarks
@@ -201,7 +201,7 @@ class Opening:
             self._checkpoints.note_committed(sink.load_committed())
         if held.exists:
             options = self._pipeline.options
-            port = find_source(options, sink_input(options, options.deciding))
+            port = find_source(options, decided_input(options))
             if port is not None:
                 sink.check_columns(declared(*port))
         return m.Claimed(held.epoch, held.attempt, held.committed)
@@ -267,7 +267,7 @@ class Opening:
         recorded = columns_from_json(base.checkpoint.columns if base.checkpoint else {})
         base.columns = {port: recorded[port] for port in operator_ports(options) if port in recorded}
         for sink, one in zip((None, *self._others), options.ordered_sinks, strict=True):
-            port = sink_input(options, one)
+            port = "" if one is options.journal else sink_input(options, one)
             if find_source(options, port) is not None and port not in base.columns:
                 columns = base.table if sink is None else _find_schema(sink)
                 if columns is None:

@@ -160,12 +160,13 @@ class Runner:
         self._unreachable: dict[str, str | None] = {}  # by source, why its input cannot be seen
 
     def _initial(self) -> EpochState:
-        batch = self._pipeline.options.batch
+        options = self._pipeline.options
+        batch = options.batch
         settings = Settings(
             policy=Policy(batch.commit_policy),
-            quorum=batch.quorum,
+            quorum=batch.quorum + (options.journal is not None),  # a journal is none of the sinks that the spec counts
             max_inflight=batch.max_inflight,
-            restart_attempts=self._pipeline.options.restart.attempts,
+            restart_attempts=options.restart.attempts,
             once=self._once,
         )
         return initial(settings, [(s.name, s.required) for s in self._pipeline.sinks])
@@ -739,11 +740,11 @@ class Runner:
             self._on("stage", m.Record(event.epoch), lambda: self._steps.finish_requests(inflight.requests))
         self._totals.epochs += 1
         self._totals.records += inflight.produced.records
-        self._totals.rows += receipt.rows
         if self._upkeep.late_files.learn(inflight.epoch, inflight.plan):
             unordered = self._upkeep.late_files.unordered
             self._aside("stage", lambda: self._log.note(now=True, unordered_names=unordered))
         facts = self._steps.facts(inflight, receipt)
+        self._totals.rows += facts.rows
         self._totals.files += facts.files - facts.files_again
         totals = asdict(self._totals)
         self._aside("stage", lambda: self._log.note(epoch=facts.epoch, **totals))

@@ -29,6 +29,7 @@ from firnline.jobs.dataflow import dataflow_of
 from firnline.jobs.engine import Engine
 from firnline.jobs.epoch_job import EpochJob, EpochJobs
 from firnline.jobs.heartbeat import WorkerLosses
+from firnline.names import JOURNAL
 from firnline.run.backpressure import Backpressure
 from firnline.run.checkpoints import CheckpointMaker
 from firnline.run.commits import Restaged, bring_staged, entry_commit, settled_epoch
@@ -481,6 +482,7 @@ class Steps:
             if record.get("status") in ("committed", "dropped")
         }
         self._unfinished = (self._unfinished | read) - finished
+        staged = inflight.entry.staged.get(self._pipeline.counted, [])
         return EpochFacts(
             epoch=inflight.epoch,
             attempt=inflight.attempt,
@@ -489,19 +491,20 @@ class Steps:
             files=len(read),
             files_again=again,
             records=produced.records,
-            rows=receipt.rows,
+            rows=sum(int(file.get("rows", 0)) for file in staged),
             bad=dict(produced.bad),
             rescued=tuple(produced.rescued),
             bytes_read=produced.bytes_read,
             raw_bytes=produced.raw_bytes,
-            staged_files=len(inflight.entry.staged.get(receipt.sink, [])),
-            staged_bytes=receipt.size_bytes,
+            staged_files=len(staged),
+            staged_bytes=sum(int(file.get("size_bytes", 0)) for file in staged),
             late_files=plan.late_files,
             checkpoint_bytes=len(canonical(checkpoint.to_json())),
             state_files=sum(position.named for position in positions),
             set_aside=sum(len(position.set_aside) for position in positions),
             lag_seconds=self._lag(plan),
             sink_rows=self._rows_by_sink(inflight.entry),
+            rows_in=self._pipeline.counted,
             durations_ms=dict(inflight.durations_ms),
             sources=dict(produced.read),
             align_ms=plan.align_ms,
@@ -511,7 +514,7 @@ class Steps:
 
     def _rows_by_sink(self, entry: LedgerEntry) -> dict[str, int]:
         """Return the rows that an epoch staged for each of several sinks; empty with one sink."""
-        names = [sink.name for sink in self._pipeline.sinks]
+        names = [sink.name for sink in self._pipeline.sinks if sink.name != JOURNAL]
         if len(names) < 2:
             return {}
         return {name: sum(int(file.get("rows", 0)) for file in entry.staged.get(name, [])) for name in names}

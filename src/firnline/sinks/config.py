@@ -42,8 +42,8 @@ class SinkConfig(Config, ABC):
     )
     required: Flag = Field(
         default=True,
-        description="Whether the checkpoint waits for this sink. Rows of an optional sink (false) wait in the deciding "
-        "table's outbox, so that its outage does not stop the pipeline.",
+        description="Whether the checkpoint waits for this sink. Rows of an optional sink (false) wait in the "
+        "pipeline's outbox, so that its outage does not stop the pipeline.",
     )
 
     @field_validator("key")
@@ -61,6 +61,11 @@ class SinkConfig(Config, ABC):
     def endpoint(self) -> Endpoint | None:
         """Where the sink writes; no other sink may write there. None: nothing to compare with other sinks."""
         return None
+
+    @property
+    def can_decide(self) -> bool:
+        """Whether a sink of this kind can decide: its options say where the pipeline's home is then."""
+        return self.options_class.home is not SinkOptions.home
 
     @property
     def is_staged(self) -> bool:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from firnline.config.fields import ReadSecret, micros, plain
 from firnline.config.secrets import MaskedText, SecretError, resolve_secret
-from firnline.errors import ConfigError
 from firnline.options import (
     BatchOptions,
     CheckpointOptions,
+    Home,
     LocalTierOptions,
     OperatorOptions,
     PipelineOptions,
@@ -20,13 +20,16 @@ from firnline.options import (
     StateOptions,
     StoreOptions,
     TriggerOptions,
+    find_deciding,
 )
-from firnline.spec.checks import sink_source
+from firnline.sinks.delta.options import journal_in
+from firnline.spec.checks import find_home_problems, sink_source
 from firnline.spec.loading import LoadedSpec, load_spec
 from firnline.spec.models import CheckpointConfig, StoreConfig, TriggerConfig
 from firnline.spec.operators import OperatorConfig, OwnOperatorConfig
 from firnline.spec.problems import KeyPath, Problem, origin_of, spec_error
 
+HOME_FOLDER = "data"  # beside the spec; the home of a pipeline is a folder of its name there
 STORE_FOLDER = os.path.join("data", "firnline_checkpoints")
 OPERATOR_FOLDER = "operators"
 OPERATOR_PATH = "FIRNLINE_OPERATOR_PATH"
@@ -52,6 +55,7 @@ def build_options(loaded: LoadedSpec, *, environ: Mapping[str, str]) -> Pipeline
         SpecError: a secret's variable is not set or its file cannot be read, or there is no folder of operators.
     """
     spec, secrets = loaded.spec, _Secrets(loaded, environ)
+    home = _home(loaded, secrets) if find_deciding(spec.sinks) is None else None
     options = PipelineOptions(
         name=spec.name,
         sources=tuple(s.build(name, secrets.reader("sources", name)) for name, s in spec.sources.items()),
@@ -64,18 +68,23 @@ def build_options(loaded: LoadedSpec, *, environ: Mapping[str, str]) -> Pipeline
         staging=StagingOptions(**spec.staging.model_dump()),
         spark=plain(spec.spark, secrets.reader("spark")),
         operator_paths=_operator_paths(secrets),
+        journal=journal_in(home) if home is not None else None,
     )
-    _check_home(options, secrets)
     secrets.raise_problems()
     return options
 
 
-def _check_home(options: PipelineOptions, secrets: _Secrets) -> None:
-    try:
-        options.home  # noqa: B018
-    except ConfigError as error:
-        at = ("sinks", options.sinks.index(options.deciding), "type")
-        secrets.report(at, error.message, error.hint)
+def _home(loaded: LoadedSpec, secrets: _Secrets) -> Home:
+    """Return the home of a pipeline that decides in its journal, and report why it cannot be there."""
+    spec = loaded.spec
+    if spec.home is not None:
+        home = Home(spec.home.path, spec.home.plain(secrets.reader("home"))["storage_options"])
+    else:
+        home = Home(os.path.join(loaded.folder, HOME_FOLDER, spec.name))
+    at: KeyPath = ("home",) if spec.home is not None else ()
+    for message in find_home_problems(spec, home.root):
+        secrets.report(at, message, "Set `home` to a folder or URI of its own.")
+    return home
 
 
 def _operator(operator: OperatorConfig) -> OperatorOptions:

@@ -17,6 +17,7 @@ from firnline.spec.operators import (
     StatefulOperatorConfig,
 )
 from firnline.spec.problems import KeyPath, Origin, Problem, origin_of
+from firnline.storage import is_remote
 
 _UNREAD_HINT = "Name it in `inputs` of an operator or `input` of a sink, or remove it."
 
@@ -75,6 +76,28 @@ def _locations(spec: PipelineSpec) -> Iterator[Mismatch]:
             if read is not None and is_inside(written.location, read.location):
                 verb = "is" if same_place(written.location, read.location) else "lies inside"
                 yield Mismatch(at, f'the {written.key} {verb} the {read.key} of source "{name}"')
+
+
+def find_home_problems(spec: PipelineSpec, home: str) -> Iterator[str]:
+    """Yield why a folder or URI cannot be the home of a pipeline that decides in its journal."""
+    for sink in spec.sinks:
+        written = sink.endpoint
+        if written is None:
+            continue
+        if same_place(home, written.location):
+            yield f'the home {home} is the {written.key} of sink "{sink.name}"'
+        elif is_inside(home, written.location):
+            yield f'the home {home} lies inside the {written.key} of sink "{sink.name}"'
+        elif is_inside(written.location, home):
+            yield f'the {written.key} of sink "{sink.name}" lies inside the home {home}'
+    for name, source in spec.sources.items():
+        read = source.endpoint
+        if read is not None and is_inside(home, read.location):
+            verb = "is" if same_place(home, read.location) else "lies inside"
+            yield f'the home {home} {verb} the {read.key} of source "{name}"'
+    master = str(spec.spark.get("spark.master", "local"))
+    if not master.startswith("local") and not is_remote(home):
+        yield f"the home {home} is on this machine alone, and with spark.master {master} every worker must reach it"
 
 
 def _operator_inputs(spec: PipelineSpec) -> Iterator[Mismatch]:

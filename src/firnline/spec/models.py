@@ -40,6 +40,8 @@ from firnline.config.fields import (
     fail,
 )
 from firnline.config.secrets import has_reference, is_sensitive
+from firnline.names import JOURNAL
+from firnline.options import find_deciding
 from firnline.sinks.config import SinkConfig
 from firnline.sinks.registry import config_models as sink_models
 from firnline.sources.config import SourceConfig
@@ -213,7 +215,10 @@ def _spark_value(key: str, value: Any) -> Any:
 
 
 _SOURCES = "The sources by name."
-_SINKS = "The sinks; the first required one decides each epoch."
+_SINKS = (
+    "The sinks; the first required Delta table with mode: direct decides each epoch, and without one the pipeline's "
+    "journal does."
+)
 SparkValue = Annotated[str | Secret, TEXT_IN_YAML]
 SparkKey = Annotated[str, AfterValidator(_spark_key)]
 
@@ -287,6 +292,22 @@ class StagingConfig(Config):
     )
 
 
+class HomeConfig(Config):
+    """Where a pipeline that decides in its journal keeps everything of its own."""
+
+    other_words: ClassVar[dict[str, str]] = {"uri": "path", "url": "path", "folder": "path"}
+
+    path: Location = Field(description="Folder or URI, created when missing; relative to this file.")
+    storage_options: dict[str, Secret] = Field(
+        default={}, description="Credentials and endpoints of the store; values may be ${env:NAME} or ${file:path}."
+    )
+
+
+def _path_alone(value: Any) -> Any:
+    """Return the mapping that a path alone stands for."""
+    return {"path": value} if isinstance(value, str) else value
+
+
 class PipelineSpec(Config):
     """One pipeline: sources, operators, sinks."""
 
@@ -296,6 +317,11 @@ class PipelineSpec(Config):
         default=(), description="Transformations between sources and sinks; if empty, sources go straight to sinks."
     )
     sinks: tuple[SinkConfig, ...] = Field(min_length=1, description=_SINKS)
+    home: Annotated[HomeConfig, BeforeValidator(_path_alone, json_schema_input_type=str | HomeConfig)] | None = Field(
+        default=None,
+        description="Folder or URI of the journal, ledger, outbox, state and run history, if no Delta table decides; "
+        "relative to this file, default: data/NAME beside it. A path, or a mapping.",
+    )
     state: StateConfig = Field(default=StateConfig(), description="How keyed state is distributed over tasks.")
     batch: BatchConfig = Field(default=BatchConfig(), description="The size of an epoch.")
     restart: RestartConfig = Field(default=RestartConfig(), description="Retries after a failure.")
@@ -312,17 +338,27 @@ class PipelineSpec(Config):
         for index, sink in enumerate(named):
             if any(sink.name == other.name for other in named[:index]):
                 raise fail(f'two sinks have the name "{sink.name}"', index, "name")
-        if not any(sink.required for sink in named):
-            hint = "Write `required: true` on the sink that decides, or leave `required` out there."
-            raise fail("at least one sink must be required", hint=hint)
-        deciding = next(sink for sink in named if sink.required)
+            if str(sink.name).lower() == JOURNAL:
+                raise fail(f'the name "{sink.name}" is reserved for the pipeline\'s journal', index, "name")
+        deciding = find_deciding(named)
         for index, sink in enumerate(named):
             try:
-                if sink is not deciding:
+                if deciding is not None and sink is not deciding:
                     sink.check_behind(deciding)
             except PydanticCustomError as error:
                 raise below(error, index) from None
         return named
+
+    @field_validator("home")
+    @classmethod
+    def _home_is_needed(cls, home: HomeConfig | None, info: ValidationInfo) -> HomeConfig | None:
+        deciding = find_deciding(info.data.get("sinks", ()))
+        if home is not None and deciding is not None:
+            raise fail(
+                f'not used: sink "{deciding.name}" decides, and its table holds what would be in the home',
+                hint="Remove `home`; or write `required: false` on that sink, and the journal in the home decides.",
+            )
+        return home
 
     @field_validator("batch")
     @classmethod

@@ -151,10 +151,6 @@ def test_a_spec_builds_the_options_of_new_kinds(tmp_path: Path) -> None:
          "headers)"),
         ("queue: out", "queue: out\n    batch: 0", "firnline.yml:12: sinks[1].batch: must be at least 1, not 0"),
         ("queue: out", "queue: in", 'firnline.yml:11: sinks[1].queue: the queue is the queue of source "s"'),
-        ("  - table: out\n", "",
-         "firnline.yml:9: sinks[0].type: sink 'queue-1' (queue) is the first required sink, so it would decide, but a "
-         "sink of this kind has no folder for the pipeline's ledger"),
-        ("table: out", "table: out\n    mode: staged", "firnline.yml:11: sinks[1]: cannot follow a staged sink"),
         ("${env:IN_PASSWORD}", "[hunter2]",
          "firnline.yml:6: sources.s.password: must be text, not what it holds (put it in quotes)"),
         ("${env:IN_PASSWORD}", "${env:NOWHERE}",

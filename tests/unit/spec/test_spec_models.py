@@ -63,6 +63,7 @@ DIFFERENT = {  # where the spec and the core hold the same thing in another shap
     ("PipelineOptions", "sinks"),
     ("PipelineOptions", "checkpoint"),
     ("PipelineOptions", "operator_paths"),  # folders, never a key
+    ("PipelineOptions", "journal"),  # where it lies, `home`
 }
 
 
@@ -112,7 +113,7 @@ def test_every_dataclass_of_options_has_a_model() -> None:
 @pytest.mark.parametrize("model", [pair[1] for pair in PAIRS])
 def test_every_key_has_a_description_and_is_an_option(model: type[BaseModel]) -> None:
     made = next(made for made, other in PAIRS if other is model)
-    known = {field.name for field in dataclasses.fields(made)} | {"type", "sources", "event_time", "keep_aborted"}
+    known = {field.name for field in dataclasses.fields(made)} | {"type", "sources", "event_time", "keep_aborted", "home"}
     for name, field in model.model_fields.items():
         assert field.description, name
         assert (field.alias or name) in known
@@ -234,7 +235,12 @@ def test_local_paths_start_at_the_folder(written: str, resolved: str) -> None:
          'spec: sinks[1].table: sink "delta-1" already writes to this table\n'
          'spec: sinks[1].table: the table is the path of source "s"'),
         ({"sinks": [{"table": "in/out"}]}, 'sinks[0].table: the table lies inside the path of source "s"'),
-        ({"sinks": [{"table": "a", "required": False}]}, "sinks: at least one sink must be required"),
+        ({"sinks": [{"name": "journal", "table": "a"}]},
+         'sinks[0].name: the name "journal" is reserved for the pipeline\'s journal'),
+        ({"home": "h", "sinks": [{"table": "a"}]},
+         'home: not used: sink "delta-1" decides, and its table holds what would be in the home'),
+        ({"home": {"path": "h", "folder": "x"}, "sinks": [{"table": "a", "required": False}]},
+         'home.folder: unknown key (did you mean "path"?)'),
         ({"sinks": [{"table": "a", "partition_by": ["m", "M"]}]},
          'sinks[0].partition_by[1]: column "M" is there twice'),
         ({"sinks": [{"table": "a", "type": "detla"}]},
@@ -253,7 +259,7 @@ def test_local_paths_start_at_the_folder(written: str, resolved: str) -> None:
         ({"restart": {"backoff_secs": 90}}, "restart.max_backoff_secs: must be at least backoff_secs (90), not 60"),
         ({"restart": {"backoff_secs": "soon"}},
          'restart.backoff_secs: must be a time like 250ms, 30s, 10m, 1h30m, 7d or 90 (seconds), not "soon"'),
-        ({"sinks": [{"table": "a", "mode": "staged"}, {"table": "b"}]},
+        ({"sinks": [{"table": "a", "mode": "staged"}, {"table": "b", "required": False}]},
          "sinks[1].mode: cannot be direct behind a staged sink; set mode: staged here, or list this sink first"),
         ({"checkpoint": {"rollback_window": "soon"}},
          'checkpoint.rollback_window: must be a number of epochs, or a time like 30m, 12h or 7d, not "soon"'),

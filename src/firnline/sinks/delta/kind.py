@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from firnline.sinks.delta.options import JournalOptions
 from firnline.types import Json
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ def open_sink(options: DeltaSinkOptions, context: SinkContext) -> Sink:
     Raises:
         ConfigError: an upsert has no key, neither in the spec nor from its input.
     """
+    if isinstance(options, JournalOptions):
+        from firnline.sinks.delta.journal import JournalSink
+
+        return JournalSink(options, context)
     if options.write == "upsert":
         from firnline.sinks.delta.upsert.sink import UpsertSink
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from firnline.names import JOURNAL
 from firnline.options import Home, SinkOptions, StrictColumn
 
 OP = "_op"
@@ -40,6 +41,10 @@ class DeltaSinkOptions(SinkOptions):
         return Home(self.table, self.storage_options)
 
     @property
+    def is_staged(self) -> bool:
+        return self.mode == "staged"
+
+    @property
     def strict_columns(self) -> Mapping[str, StrictColumn]:
         if self.write != "upsert":
             return {}
@@ -50,6 +55,16 @@ class DeltaSinkOptions(SinkOptions):
             OP: StrictColumn("string", words),
             SEQUENCE: StrictColumn("int64"),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class JournalOptions(DeltaSinkOptions):
+    """The journal of a pipeline: a Delta table without rows, whose folder is the pipeline's home."""
+
+
+def journal_in(home: Home) -> JournalOptions:
+    """Return the journal that lies in a home."""
+    return JournalOptions(JOURNAL, home.root, interop="none", storage_options=home.storage_options)
 
 
 def delta_tables(sinks: Iterable[SinkOptions]) -> tuple[DeltaSinkOptions, ...]:

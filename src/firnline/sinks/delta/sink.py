@@ -25,7 +25,7 @@ from firnline.errors import (
     SinkError,
     TableLostError,
 )
-from firnline.names import probe_key
+from firnline.names import JOURNAL, probe_key
 from firnline.schema import RESCUED_COLUMN, type_to_text, widen, wider_columns
 from firnline.sinks.base import (
     Capabilities,
@@ -176,10 +176,18 @@ class DeltaSink(Sink):
         raise DecidingSinkError(
             f"{self._table.uri} (sink {self.name!r}) would decide, but sink {sink!r}"
             f"{f' with the table id {table}' if table else ''} decided epoch {checkpoint.epoch} of {self._pipeline!r}",
-            hint=f"List the sink {sink!r} first, with required: true and the table that it had. To let another table "
-            "decide, start a pipeline of another name with tables of its own.",
+            hint=self._way_back(sink),
             epoch=checkpoint.epoch,
         )
+
+    def _way_back(self, sink: str) -> str:
+        """Return how to let the sink decide again that decided so far."""
+        back = f"List the sink {sink!r} first, with required: true and the table that it had."
+        if sink == JOURNAL:
+            back = f"Set required: false on sink {self.name!r}, so that the journal in the pipeline's home decides."
+        elif self.name == JOURNAL:
+            back = "Set `home` to the home that this pipeline had."
+        return f"{back} To let another table decide, start a pipeline of another name with tables of its own."
 
     def find_schema(self) -> pa.Schema | None:
         return self.find_committed_schema()
@@ -363,9 +371,12 @@ class DeltaSink(Sink):
     def _create(self, commit: EpochCommit) -> None:
         if commit.kind == "epoch" and (commit.previous is not None or not self._deferred):
             raise TableLostError(f"the table {self._table.uri} is gone", table=self._table.uri)
-        check_put_if_absent(self.storage, probe_key(self._pipeline, self._run))
-        txns = {self._id("-gen"): self._generation}
         columns = commit.schema if len(commit.schema) else self._placeholder()
+        self._create_table(columns, {self._id("-gen"): self._generation})
+
+    def _create_table(self, columns: pa.Schema, txns: Mapping[str, int]) -> None:
+        """Create the table, unless another run has created it meanwhile."""
+        check_put_if_absent(self.storage, probe_key(self._pipeline, self._run))
         try:
             self._table.create(columns, list(self._options.partition_by), self._info("create"), txns)
         except (CommitConflictError, CommitUnknownError) as error:
