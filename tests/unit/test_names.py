@@ -22,6 +22,7 @@ LAST = EntryRef(7, f"{EPOCH}-{A}.json", "ab" * 32)
 CONSTANTS = {
     "HOME": "_firnline",
     "PINS": "_firnline/pins",
+    "JOURNAL": "journal",
     "LEDGER": "ledger",
     "QUARANTINE": "quarantine",
     "STATE": "state",

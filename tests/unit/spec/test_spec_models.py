@@ -113,7 +113,13 @@ def test_every_dataclass_of_options_has_a_model() -> None:
 @pytest.mark.parametrize("model", [pair[1] for pair in PAIRS])
 def test_every_key_has_a_description_and_is_an_option(model: type[BaseModel]) -> None:
     made = next(made for made, other in PAIRS if other is model)
-    known = {field.name for field in dataclasses.fields(made)} | {"type", "sources", "event_time", "keep_aborted", "home"}
+    known = {field.name for field in dataclasses.fields(made)} | {
+        "type",
+        "sources",
+        "event_time",
+        "keep_aborted",
+        "home",
+    }
     for name, field in model.model_fields.items():
         assert field.description, name
         assert (field.alias or name) in known
