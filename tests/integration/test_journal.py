@@ -6,24 +6,25 @@ import json
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from deltalake import DeltaTable
 
 from firnline.errors import DecidingSinkError, StoreAheadError
-from firnline.options import PipelineOptions, SinkOptions
+from firnline.options import Home, PipelineOptions, SinkOptions
 from firnline.run.open_pipeline import open_pipeline
-from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sinks.delta.options import DeltaSinkOptions, journal_in
 from tests.support.pipelines import MakeOptions, checkpoint_of, make_epochs, run_once, run_to_end
 from tests.support.samples import SampleInput, table_ids
-from tests.support.shelf import ShelfOptions, register_shelf, shelved
+from tests.support.shelf import register_shelf, shelved
 
 
 @dataclass(frozen=True, slots=True)
-class FollowerOptions(ShelfOptions):
+class FollowerOptions(SinkOptions):
     """A shelf that cannot decide."""
 
-    home = SinkOptions.home
+    type: ClassVar[str] = "shelf"
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def test_a_required_sink_that_cannot_decide(
 ) -> None:
     register_shelf(monkeypatch)
     table = DeltaSinkOptions("lake", str(tmp_path / "lake"), required=False)
-    sinks = (FollowerOptions("shelf", ""), table)
+    sinks = (FollowerOptions("shelf"), table)
     options = make_options(max_files=1, home=tmp_path / "home", commit_policy="quorum", quorum=2, sinks=sinks)
     make_epochs(sample, options, 3)
     assert shelved() == table_ids(tmp_path / "lake") == sample.ids
@@ -88,7 +89,7 @@ def test_a_quorum_does_not_count_the_journal(
     register_shelf(monkeypatch)
     (tmp_path / "lake").touch()
     table = DeltaSinkOptions("lake", str(tmp_path / "lake"), required=False)
-    sinks = (FollowerOptions("shelf", "", required=False), table)
+    sinks = (FollowerOptions("shelf", required=False), table)
     two = make_options(max_files=1, home=tmp_path / "home", commit_policy="quorum", quorum=2, sinks=sinks)
     sample.add("a.json", 3)
     assert run_once(two).exit_code != 0
@@ -116,7 +117,6 @@ def test_another_sink_does_not_decide_after_the_journal(
         open_pipeline(decides).load()
     assert "sink 'journal'" in refused.value.message
     assert "required: false" in (refused.value.hint or "")
-    moved = replace(options, journal=replace(options.journal, table=str(tmp_path / "other")))
-    run = run_once(moved)
+    run = run_once(replace(options, journal=journal_in(Home(str(tmp_path / "other")))))
     assert isinstance(run.result.error, StoreAheadError)
     assert table_ids(tmp_path / "lake") == sample.ids == Counter(sample.ids)
