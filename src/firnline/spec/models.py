@@ -48,7 +48,7 @@ from firnline.sources.config import SourceConfig
 from firnline.sources.registry import config_models as source_models
 from firnline.spec.operators import AnyOperatorConfig
 from firnline.spec.problems import unknown_type
-from firnline.spec.spark_keys import find_refusal
+from firnline.spec.spark_keys import find_refusal, find_value_problem
 
 
 class StoreConfig(Config):
@@ -211,6 +211,9 @@ def _spark_value(key: str, value: Any) -> Any:
         raise fail("must be text: Spark settings are written flat, e.g. spark.master: local[2]", key)
     if isinstance(value, str) and (is_sensitive(key) or has_reference(value)):
         return SecretStr(value)
+    problem = find_value_problem(key, value) if isinstance(value, str) else None
+    if problem is not None:
+        raise fail(problem, key)
     return value
 
 

@@ -1,4 +1,4 @@
-"""Which Spark settings a spec may pass through, and why others are refused."""
+"""Which Spark settings a spec may pass through, why others are refused, and what the values must look like."""
 
 from __future__ import annotations
 
@@ -82,3 +82,62 @@ def find_refusal(key: str) -> str | None:
     if not key.startswith("spark."):
         return 'not a Spark setting (they start with "spark.")'
     return "not among the Spark settings that a spec may pass"
+
+
+# -- values -------------------------------------------------------------------------------------------
+
+_HOSTS = r"[^\s,:/]+:\d{1,5}(,[^\s,:/]+:\d{1,5})*"
+_COUNT = r"[1-9]\d{0,8}"
+_MASTER = (
+    "local",
+    rf"local\[({_COUNT}|\*)(\s*,\s*{_COUNT})?\]",
+    rf"local-cluster\[\s*{_COUNT}\s*,\s*{_COUNT}\s*,\s*{_COUNT}\s*\]",
+    rf"spark://{_HOSTS}",
+    "yarn",
+    r"k8s://\S+",
+)
+_FORMS = (  # keys, the form of their values, and the form in words
+    (r"spark\.master", "|".join(_MASTER), "local, local[4], local[*], spark://HOST:PORT, yarn or k8s://HOST:PORT"),
+    (
+        r"spark\.(cores\.max|default\.parallelism|driver\.cores|task\.(cpus|maxFailures)|sql\.shuffle\.partitions"
+        r"|executor\.(cores|instances))",
+        _COUNT,
+        "a whole number above 0",
+    ),
+    (
+        r"spark\.(ui|driver|driver\.blockManager|shuffle\.service)\.port",
+        r"\d{1,5}",
+        "the number of a port",
+    ),
+    (
+        r"spark\.(driver|executor)\.(memory|memoryOverhead)|spark\.driver\.maxResultSize|spark\.python\.worker\.memory"
+        r"|spark\.executor\.pyspark\.memory",
+        r"\d+\s*([kmgtp]b?|b)?",
+        "a size such as 512m or 4g",
+    ),
+    (
+        r"spark\.network\.timeout|spark\.executor\.heartbeatInterval|spark\.dynamicAllocation\.\w+Timeout",
+        r"\d+\s*(us|ms|s|m|min|h|d)?",
+        "a time such as 120s or 5min",
+    ),
+    (
+        r"spark\.(authenticate|speculation|shuffle\.compress|python\.worker\.reuse)|spark\.[\w.]+\.enabled",
+        "true|false",
+        "true or false",
+    ),
+    (r"spark\.scheduler\.mode", "fifo|fair", "FIFO or FAIR"),
+    (
+        r"spark\.log\.level",
+        "all|debug|error|fatal|info|off|trace|warn",
+        "ALL, DEBUG, ERROR, FATAL, INFO, OFF, TRACE or WARN",
+    ),
+)
+
+
+def find_value_problem(key: str, value: str) -> str | None:
+    """Return what the value of a Spark setting must be, or None when it is so, or only Spark can know."""
+    for keys, form, words in _FORMS:
+        if re.fullmatch(keys, key):
+            flags = 0 if key == "spark.master" else re.IGNORECASE
+            return None if re.fullmatch(form, value.strip(), flags) else f'must be {words}, not "{value}"'
+    return None

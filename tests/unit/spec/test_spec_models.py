@@ -28,7 +28,7 @@ from firnline.spec.models import (
     TriggerConfig,
 )
 from firnline.spec.operators import OwnOperatorConfig
-from firnline.spec.spark_keys import ALLOWED_KEYS, find_refusal
+from firnline.spec.spark_keys import ALLOWED_KEYS, find_refusal, find_value_problem
 
 MINIMAL: dict[str, Any] = {"name": "p", "sources": {"s": {"path": "in"}}, "sinks": [{"table": "out"}]}
 
@@ -337,6 +337,44 @@ def test_every_refused_spark_setting_is_named() -> None:
 )
 def test_common_spark_settings_pass(key: str) -> None:
     assert find_refusal(key) is None
+
+
+@pytest.mark.parametrize(
+    "master",
+    ["local", "local[4]", "local[*]", "local[*,3]", "local[2, 3]", "local-cluster[2,1,1024]", "spark://host:7077",
+     "spark://a:7077,b:7077", "yarn", "k8s://https://10.0.0.1:6443", "k8s://host"],
+)  # fmt: skip
+def test_every_form_of_master_passes(master: str) -> None:
+    assert find_value_problem("spark.master", master) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        *(("spark.master", wrong, "local, local[4], local[*], spark://HOST:PORT, yarn or k8s://HOST:PORT")
+          for wrong in ("locl[2]", "local[0]", "local[]", "local[two]", "local[2", "Local[2]", "spark:/host:7077",
+                        "spark://host", "yarn-client", "host:7077", "")),
+        ("spark.executor.cores", "two", "a whole number above 0"),
+        ("spark.sql.shuffle.partitions", "0", "a whole number above 0"),
+        ("spark.driver.memory", "4 gigs", "a size such as 512m or 4g"),
+        ("spark.network.timeout", "2 minutes", "a time such as 120s or 5min"),
+        ("spark.ui.enabled", "yes please", "true or false"),
+        ("spark.ui.port", "http", "the number of a port"),
+        ("spark.log.level", "loud", "ALL, DEBUG, ERROR, FATAL, INFO, OFF, TRACE or WARN"),
+    ],
+)  # fmt: skip
+def test_spark_values_are_checked_before_spark_starts(key: str, value: str, words: str) -> None:
+    assert message_of(minimal(spark={key: value})) == f'spec: spark["{key}"]: must be {words}, not "{value}"'
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("spark.driver.memory", "2G"), ("spark.executor.memory", "512"), ("spark.network.timeout", "120s"),
+     ("spark.ui.enabled", "TRUE"), ("spark.memory.fraction", "0.6"), ("spark.hadoop.fs.s3a.endpoint", "http://h:1"),
+     ("spark.dynamicAllocation.executorIdleTimeout", "60s"), ("spark.ui.port", "0")],
+)  # fmt: skip
+def test_right_spark_values_pass(key: str, value: str) -> None:
+    assert find_value_problem(key, value) is None
 
 
 def test_spark_connect_is_refused_by_name() -> None:
