@@ -16,6 +16,7 @@
     |  |- CommitConflictError      nothing was written; retry is safe
     |  |- CommitUnknownError       may or may not be written; ask, never guess        (exit 4)
     |  |- StagingError             the stager of a sink failed in a task
+    |  |- BadRowError              a row that the sink can never hold                 (exit 1)
     |  |- NotDurableError          an fsync failed: what was written may be lost      (exit 1)
     |  |- StoreUnsafeError         the storage has no put-if-absent                   (exit 1)
     |  |- TableLostError           a table that existed is missing                    (exit 1)
@@ -58,6 +59,7 @@ __all__ = [
     "AccessError",
     "AlreadyRunningError",
     "BadRecordsError",
+    "BadRowError",
     "CheckpointError",
     "CheckpointLostError",
     "CommitConflictError",
@@ -302,6 +304,15 @@ class StagingError(SinkError):
     """The stager of a sink failed in a task. For an optional sink the epoch is repeated without it."""
 
     code = "staging"
+
+
+class BadRowError(SinkError):
+    """A row that the sink can never hold, with `on_bad_row: stop`."""
+
+    code = "bad-row"
+    retryable = False
+    exit_code = 1
+    default_hint = "Correct the target, or set `on_bad_row: dead_letter` on the sink."
 
 
 class NotDurableError(SinkError):

@@ -55,6 +55,12 @@ def outbox_folder(pipeline: str) -> str:
     return f"{HOME}/{pipeline}/outbox"
 
 
+def dead_letters_folder(pipeline: str, sink: str = "") -> str:
+    """The folder of rows that a sink could not hold; of all sinks, if none is given."""
+    folder = f"{HOME}/{pipeline}/dead-letters"
+    return f"{folder}/{sink}" if sink else folder
+
+
 def exchange_folder(pipeline: str) -> str:
     """The folder of rows that one job of an epoch hands to the next."""
     return f"{HOME}/{pipeline}/exchange"
@@ -153,9 +159,28 @@ def quarantine_epoch(name: str) -> int:
     return int(name.partition("-")[0])
 
 
+def outbox_name(attempt: str, unique: str) -> str:
+    """The file name of rows that wait in the outbox for delivery."""
+    return f"{attempt}-{unique}.arrow"
+
+
 def parked_name(attempt: str, unique: str) -> str:
     """The file name of rows that wait in the outbox for the stager of their sink."""
     return f"parked-{attempt}-{unique}.arrow"
+
+
+_DEAD_LETTER = re.compile(r"([0-9]{20})-([0-9a-f]{16})-[0-9]{12}\.json")
+
+
+def dead_letter_name(epoch: int, attempt: str, first_row: int) -> str:
+    """The file name of dead letters of an epoch."""
+    return f"{epoch:020d}-{attempt}-{first_row:012d}.json"
+
+
+def dead_letter_attempt(key: str) -> tuple[int, str] | None:
+    """The epoch and attempt of a file of dead letters; None for any other file."""
+    match = _DEAD_LETTER.fullmatch(key.rsplit("/", 1)[-1])
+    return (int(match[1]), match[2]) if match else None
 
 
 def exchange_name(unique: str) -> str:

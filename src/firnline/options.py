@@ -88,6 +88,11 @@ class SinkOptions:
         return self.name
 
     @property
+    def fed_from_outbox(self) -> bool:
+        """Whether tasks stage its rows in the outbox, though it is required."""
+        return False
+
+    @property
     def home(self) -> Home | None:
         """The pipeline's home if this sink decides; None: a sink of this kind has no room for one."""
         return None
@@ -133,6 +138,33 @@ def find_deciding(sinks: Sequence[AnySink]) -> AnySink | None:
     if direct is not None or not required:
         return direct
     return required[0] if all(sink.can_decide for sink in sinks) else None
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerOptions(SinkOptions):
+    """Options that every kind of follower has."""
+
+    columns: tuple[str, ...] = field(default=(), kw_only=True)  # the only columns to deliver; none: all
+    exclude: tuple[str, ...] = field(default=(), kw_only=True)  # columns that are not delivered
+    mask: Mapping[str, Literal["hash", "redact", "null"]] = field(default_factory=dict, kw_only=True)  # by column
+    where: str = field(default="", kw_only=True)  # a condition: rows that do not fulfil it are not delivered
+    on_bad_row: Literal["stop", "dead_letter"] = field(default="stop", kw_only=True)
+    start: Literal["now", "beginning"] = field(default="now", kw_only=True)  # if added to a pipeline with history
+    copy_from: str = field(default="", kw_only=True)  # the sink whose rows a new sink gets first
+    renamed_from: str = field(default="", kw_only=True)  # the former name, under which the target knows the sink
+
+    @property
+    def target(self) -> str:
+        """The identity of the target, without credentials: a sink is its name plus this."""
+        return self.location
+
+    @property
+    def fed_from_outbox(self) -> bool:
+        return True
+
+    def own_shape(self) -> dict[str, Any]:
+        """The kind's settings that shape delivery, in plain JSON; every epoch keeps those it was made with."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +288,16 @@ class CheckpointOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class OutboxOptions:
+    """How much may wait in the outbox for sinks that lag, and how long delivered files stay."""
+
+    max_bytes: int = 10 * 1024 * MEBIBYTE  # of one sink
+    reserve: int = 2 * 1024 * MEBIBYTE  # free space that the outbox leaves on a local disk
+    keep: timedelta = timedelta(hours=1)
+    on_full: Literal["set_aside", "stop"] = "set_aside"
+
+
+@dataclass(frozen=True, slots=True)
 class StagingOptions:
     """The committer of two-stage tables."""
 
@@ -275,6 +317,7 @@ class PipelineOptions:
     restart: RestartOptions = RestartOptions()
     checkpoint: CheckpointOptions = CheckpointOptions()
     staging: StagingOptions = StagingOptions()
+    outbox: OutboxOptions = OutboxOptions()
     spark: Mapping[str, str] = field(default_factory=dict)
     operator_paths: tuple[str, ...] = ()  # folders from which a user's own operators are loaded
     journal: SinkOptions | None = None  # decides if it is given; takes no rows, and is not one of `sinks`

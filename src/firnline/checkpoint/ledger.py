@@ -67,6 +67,7 @@ class LedgerEntry:
     onto: EntryRef | None = None
     edit: dict[str, Json] = field(default_factory=dict)
     rescued: list[dict[str, Json]] = field(default_factory=list)  # values in `_rescued_data`, by source and column
+    shapes: dict[str, dict[str, Json]] = field(default_factory=dict)  # per sink: settings that shape its delivery
 
     @property
     def epoch(self) -> int:
@@ -111,6 +112,7 @@ class LedgerEntry:
                 **({"schemas": self.schemas} if self.schemas else {}),
                 **({"epoch_time": self.epoch_time} if self.epoch_time else {}),
                 **({"rescued": self.rescued} if self.rescued else {}),
+                **({"shapes": self.shapes} if self.shapes else {}),
                 **elsewhere,
             }
         )
@@ -143,6 +145,7 @@ class LedgerEntry:
                 schemas=dict(body.get("schemas", {})),
                 epoch_time=str(body.get("epoch_time", "")),
                 rescued=list(body.get("rescued", [])),
+                shapes=dict(body.get("shapes", {})),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"{what} lacks {error}", what=what) from error
@@ -314,6 +317,11 @@ class Ledger:
     def __init__(self, storage: Storage, pipeline: str) -> None:
         self._storage = storage
         self.folder = ledger_folder(pipeline)
+
+    @property
+    def storage(self) -> Storage:
+        """The storage of the pipeline's home."""
+        return self._storage
 
     def stage(self, entry: LedgerEntry) -> EntryRef:
         """Write an entry, durable on return. It has no effect until a commit names it."""

@@ -16,7 +16,8 @@ The order that `step` keeps, per epoch:
 4. When an epoch is lost, every later one that was planned on it is dropped and planned again, and a plan
    that was under way on it counts for nothing, not even for "nothing left".
 5. The commit policy says when an epoch is settled; only then is it recorded and the next one committed.
-6. Acknowledge last: epoch n-1 is acknowledged after epoch n is recorded, and only what every sink holds. What a source
+6. Acknowledge last: epoch n-1 is acknowledged after epoch n is recorded, and only what every sink holds that is fed
+   from staged files. A sink that is fed from the outbox holds back the outbox, never a source. What a source
    missed, or a run that died did not send, is sent again at the start and, with back-off, while the run is idle. That
    needs no claim: what is safe by the newest commit that a run has read stays safe.
 7. A unit that was put into a two-stage deciding table can still be set aside, discarded or turn out to be a fork.
@@ -26,7 +27,7 @@ The order that `step` keeps, per epoch:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -85,6 +86,7 @@ class SinkState:
     joined: bool = False  # our generation is registered there (the deciding sink: claimed)
     resting: bool = False  # a back-off timer of its own runs
     failures: int = 0  # in a row
+    from_outbox: bool = False  # its rows wait in the outbox: sources may forget what it lacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +141,10 @@ class EpochState:
         return (self.slots[-1].epoch, self.slots[-1].attempt) if self.slots else (self.decided, self.tip)
 
 
-def initial(settings: Settings, sinks: list[tuple[str, bool]]) -> EpochState:
+def initial(settings: Settings, sinks: list[tuple[str, bool]], from_outbox: Collection[str] = ()) -> EpochState:
     """The state of a run that has seen nothing. `sinks` are (name, required), the deciding one first."""
-    return EpochState(settings, tuple(SinkState(name, required) for name, required in sinks))
+    states = (SinkState(name, required, from_outbox=name in from_outbox) for name, required in sinks)
+    return EpochState(settings, tuple(states))
 
 
 __all__ = ["EpochState", "Phase", "Policy", "Settings", "SinkState", "Slot", "Stage", "initial", "step"]
@@ -420,8 +423,9 @@ def _settle(turn: _Turn) -> None:
 
 
 def _safe(state: EpochState) -> int:
-    """What sources may forget: not the newest epoch, which a recovery may need, and nothing that a sink lacks."""
-    return max(0, min(state.recorded - 1, *(s.epoch for s in state.sinks)))
+    """What sources may forget: not the newest epoch, which a recovery may need, and nothing that a sink lacks which is
+    fed from staged files."""
+    return max(0, min(state.recorded - 1, *(s.epoch for s in state.sinks if not s.from_outbox)))
 
 
 def _has_work(state: EpochState) -> bool:

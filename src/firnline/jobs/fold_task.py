@@ -31,7 +31,7 @@ from firnline.jobs.fold_job import FoldReport, FoldTask
 from firnline.operators.base import LATE, MAIN, Assigned, Batch, EpochContext, Indices, Operator, Result
 from firnline.operators.columns import align, late_rows, micros
 from firnline.operators.loading import build_operator
-from firnline.sinks.registry import open_stager
+from firnline.sinks.registry import open_stagers
 from firnline.state.columns import Layout, nulls
 from firnline.state.keys import Located, distinct, encode_keys, key_family, locate
 from firnline.state.lookup import by_slots, lookup
@@ -238,7 +238,7 @@ class _Shard:
             if name == LATE:
                 tables += gathered.late
             batches = [batch for table in tables for batch in table.to_batches()]
-            stagers = {t["sink"]: open_stager(t, self._task.attempt) for t in where.targets}
+            stagers = open_stagers(where.targets, self._task.attempt)
             exchanges = [ExchangeWriter(edge, self._task.exchange) for edge in where.edges]
             for batch in (align(b, schema) for b in batches if b.num_rows):
                 for stager in stagers.values():

@@ -27,7 +27,7 @@ from firnline.names import quarantine_name
 from firnline.rescued import Rescued, add_rescued, shorten
 from firnline.schema import RESCUED_COLUMN, json_field
 from firnline.sinks.base import Stager
-from firnline.sinks.registry import open_stager
+from firnline.sinks.registry import open_stagers
 from firnline.sources.base import BadRecord, Budget, RestartError, Rows, SplitEnd, SplitReader
 from firnline.sources.columns import LINEAGE, LINEAGE_TYPES, constant_value, retyped
 from firnline.sources.guard import guarding
@@ -169,7 +169,7 @@ class _PortWriter:
         self._columns = task.ports[port].columns
         self._targets = task.ports[port].output.targets
         self._partitions = tuple(dict.fromkeys(name for target in self._targets for name in target["partition_by"]))
-        self.stagers = {str(target["sink"]): open_stager(target, task.attempt) for target in self._targets}
+        self.stagers = open_stagers(self._targets, task.attempt)
         self.exchanges = [ExchangeWriter(edge, task.exchange) for edge in task.ports[port].output.edges]
         self._written: pa.Schema | None = None
         self._first_files: dict[str, int] = {}  # by sink: files of the first rows

@@ -128,7 +128,7 @@ def _writer_of(task: SqlTask, schema: pa.Schema) -> Any:
         from firnline.exchange import ExchangeWriter
         from firnline.jobs.heartbeat import pinging
         from firnline.operators.columns import align
-        from firnline.sinks.registry import open_stager
+        from firnline.sinks.registry import open_stagers
 
         freeze_imports()
         context = TaskContext.get()
@@ -139,7 +139,7 @@ def _writer_of(task: SqlTask, schema: pa.Schema) -> Any:
         exchanges = [ExchangeWriter(edge, task.exchange) for edge in task.output.edges]
         rows = 0
         try:
-            stagers |= {t["sink"]: open_stager(t, task.attempt) for t in task.output.targets}
+            stagers |= open_stagers(task.output.targets, task.attempt)
             with pinging(ping):
                 for batch in batches:
                     rows += batch.num_rows

@@ -44,7 +44,9 @@ def entry_commit(
     elif entry.staged and sink.name not in entry.staged:
         raise new_sink_error(sink.name)
     else:
-        files = without_outbox(entry.staged.get(sink.name, []) if staged is None else staged)
+        files = list(entry.staged.get(sink.name, []) if staged is None else staged)
+        if not sink.capabilities.fed_from_outbox:
+            files = without_outbox(files)
     before, source, interchange = entry.previous, pipeline.sources.only, None
     if before is not None and before.epoch == 0 and sink is not pipeline.deciding:
         before = None  # only the deciding sink holds a baseline
@@ -60,6 +62,7 @@ def entry_commit(
         source_state=interchange,
         facts=facts,
         kind=entry.kind if entry.is_history_edit else "epoch",
+        shape=entry.shapes.get(sink.name, {}),
     )
 
 

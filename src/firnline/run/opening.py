@@ -269,7 +269,8 @@ class Opening:
         for sink, one in zip((None, *self._others), options.ordered_sinks, strict=True):
             port = "" if one is options.journal else sink_input(options, one)
             if find_source(options, port) is not None and port not in base.columns:
-                columns = base.table if sink is None else _find_schema(sink)
+                known = sink is None or not sink.capabilities.fed_from_outbox  # a follower that lags knows less
+                columns = base.table if sink is None else _find_schema(sink) if known else None
                 if columns is None:
                     columns = recorded.get(port)
                 if columns is not None:

@@ -138,7 +138,7 @@ class Runner:
         context = make_context(self.run_id, pipeline, engine, losses, self._slowest_sink)
         self._progress, self._states = context.progress, context.states
         self._opening = Opening(context, accept_duplicates=accept_duplicates)
-        self._upkeep = Upkeep(pipeline, self._progress, self._slowest_sink, once=once)
+        self._upkeep = Upkeep(pipeline, self._progress, self._outbox_mark, once=once)
         self._steps = Steps(
             context,
             self._upkeep,
@@ -169,10 +169,15 @@ class Runner:
             restart_attempts=options.restart.attempts,
             once=self._once,
         )
-        return initial(settings, [(s.name, s.required) for s in self._pipeline.sinks])
+        followers = {s.name for s in self._pipeline.sinks if s.capabilities.fed_from_outbox}
+        return initial(settings, [(s.name, s.required) for s in self._pipeline.sinks], followers)
 
     def _slowest_sink(self) -> int:
-        """The epoch of the sink that lags most."""
+        """The epoch of the sink that lags most, of those that are fed from staged files."""
+        return min(sink.epoch for sink in self._state.sinks if not sink.from_outbox)
+
+    def _outbox_mark(self) -> int:
+        """The epoch of the sink that lags most: nothing above it may leave the outbox or the ledger."""
         return min(sink.epoch for sink in self._state.sinks)
 
     def stop(self) -> None:

@@ -306,6 +306,7 @@ class Steps:
             epoch_time=inflight.epoch_time if self._pipeline.options.operators else "",
             durations_ms=dict(inflight.durations_ms),
             rescued=[one.to_json() for one in produced.rescued],
+            shapes={sink.name: shape for sink in self._pipeline.sinks if (shape := sink.shape())},
         )
         inflight.ref = self._pipeline.ledger.stage(inflight.entry)
         self._checkpoints.add(checkpoint)
@@ -359,7 +360,7 @@ class Steps:
             self._jobs.parked.delivered(name)
             self._restaged.pop((name, entry.checkpoint.attempt), None)
             waiting = [*waiting, *(staged or [])]
-        if inflight is None and settled_epoch(sink) is None:
+        if inflight is None and settled_epoch(sink) is None and not sink.capabilities.fed_from_outbox:
             release(self._pipeline.storage, waiting)
         return self._committed(name, receipt)
 
@@ -406,8 +407,10 @@ class Steps:
             self._pipeline.recorder.note_durations(epoch, inflight.durations_ms)
             for one in inflight.produced.rescued:
                 logger.warning("rescued %s", one.text(), extra={"source": one.source, "epoch": epoch})
-            if inflight.entry is not None and self._states is not None:
-                self._states.decided(inflight.entry.checkpoint)
+            if inflight.entry is not None:
+                self._upkeep.outbox.note(inflight.entry)
+                if self._states is not None:
+                    self._states.decided(inflight.entry.checkpoint)
         return inflight, receipt
 
     # -- 5 record -------------------------------------------------------------------------------------
@@ -443,9 +446,10 @@ class Steps:
         if head.entry is not None and head.checkpoint is not None and action.passes(FOLD_EVERY):
             floor = self._checkpoints.committed_floor(head.checkpoint)
             try:
-                self._pipeline.ledger.fold(head.entry, floor)
-                self._pipeline.ledger.sweep(floor, head.entry)
                 self._upkeep.outbox.sweep()
+                below = self._upkeep.outbox.fold_below(floor)
+                self._pipeline.ledger.fold(head.entry, below)
+                self._pipeline.ledger.sweep(below, head.entry)
             except LedgerHoleError as error:
                 logger.error("ledger not folded", extra={"reason": error.message})
         fault_point("epoch.acknowledge.after")

@@ -52,6 +52,8 @@ class Capabilities:
     decides: bool = False  # whether its commit can fix an epoch: atomic with the checkpoint, conditional on the fence
     goes_back: GoesBack = GoesBack.NOT_AT_ALL
     upserts: bool = False  # whether it applies change rows by key (`write: upsert`)
+    fed_from_outbox: bool = False  # whether it is delivered from the outbox, see `sinks.follower`
+    has_columns: bool = True  # whether it knows its columns, so that `find_schema` returns them
 
 
 # Positions and a ledger entry's inputs, both per source -> positions after that epoch.
@@ -74,7 +76,8 @@ class SinkContext:
     replay: Replay  # rebuilds a damaged checkpoint from the one before
     decides: bool = False  # whether this sink is the deciding one
     copies: Tiers = field(default_factory=Tiers)  # copies of checkpoints outside the sink; for the deciding sink only
-    outbox: Mapping[str, Json] | None = None  # optional sinks: where tasks stage (root, storage_options, folder)
+    outbox: Mapping[str, Json] | None = None  # followers, optional sinks: where tasks stage (root, options, folder)
+    input_port: str = ""  # the source, operator or port that the sink reads, for ids of events
     input_key: tuple[str, ...] = ()  # the columns that identify a row of its input, where an operator names them
     input_is_source: bool = False  # whether its input is a source: rows are records, not changes of an operator
 
@@ -129,6 +132,7 @@ class EpochCommit:
     source_state: Json = None  # the interchange form of the one file source
     facts: dict[str, Json] = field(default_factory=dict)  # for people who read the log
     kind: str = "epoch"  # or one of the ledger's HISTORY_EDITS
+    shape: Mapping[str, Json] = field(default_factory=dict)  # what `Sink.shape` was when the epoch was made
 
     @property
     def rows(self) -> int:
@@ -373,6 +377,14 @@ class Sink(ABC):
         the ledger keeps it with the parked rows, and a later stager gets that `shape`, whatever the spec says by then.
         It must hold no secrets.
         """
+
+    def shape(self) -> dict[str, Json]:
+        """Return the settings that shape what is delivered, in plain JSON: the ledger entry of each epoch keeps them.
+
+        `EpochCommit.shape` passes them to `commit`: an epoch is delivered by the settings that it was made with, and
+        new ones hold from the next epoch on. Default: nothing but the staged files matters.
+        """
+        return {}
 
     def columns_of(self, rows: pa.Schema) -> pa.Schema:
         """Return the sink's columns for rows with these columns."""

@@ -8,7 +8,8 @@ from typing import ClassVar, Literal, Self, TypeAlias
 from pydantic import Field, field_validator, model_validator
 
 from firnline.config.fields import ColumnName, Config, Endpoint, Flag, Name, ReadSecret, differ, fail
-from firnline.options import SinkOptions
+from firnline.errors import ConfigError
+from firnline.options import FollowerOptions, SinkOptions
 
 OptionsClass: TypeAlias = type[SinkOptions]
 
@@ -81,3 +82,62 @@ class SinkConfig(Config, ABC):
         """Return the options of the sink; `input_name` is the input that it has or that it gets by default."""
         values = {key: value for key, value in self.plain(read_secret).items() if key != "type"}
         return self.options_class(**{**values, "input": input_name})
+
+
+class FollowerConfig(SinkConfig, ABC):
+    """A sink that is delivered from the outbox, after a Delta table or the journal has decided."""
+
+    options_class: ClassVar[type[FollowerOptions]]
+
+    columns: tuple[ColumnName, ...] = Field(default=(), description="The only columns to deliver; by default all.")
+    exclude: tuple[str, ...] = Field(default=(), description="Columns that are not delivered.")
+    mask: dict[str, Literal["hash", "redact", "null"]] = Field(
+        default={},
+        description="Columns whose values are masked: hash (SHA-256 of the text), redact (***) or null.",
+    )
+    where: str = Field(
+        default="", description="Deliver only rows that fulfil this condition, e.g. country = 'NO' AND amount > 10."
+    )
+    on_bad_row: Literal["stop", "dead_letter"] = Field(
+        default="stop",
+        description="A row that the target can never hold stops the sink, or is kept as a dead letter "
+        "(firnline dead-letters) while the others go on.",
+    )
+    start: Literal["now", "beginning"] = Field(
+        default="now",
+        description="Where the sink begins if it is added to a pipeline with history: with the next epoch, or with the "
+        "first, as far as the input can be read again.",
+    )
+    copy_from: Name | None = Field(
+        default=None, description="The sink whose rows this one gets first if it is added to a pipeline with history."
+    )
+    renamed_from: Name | None = Field(
+        default=None, description="The sink's former name, under which its target knows it."
+    )
+
+    @field_validator("where")
+    @classmethod
+    def _where_is_a_condition(cls, text: str) -> str:
+        if text:
+            from firnline.sql.condition import check_condition  # imports a parser
+
+            try:
+                check_condition(text)
+            except ConfigError as error:
+                raise fail(error.message, hint=error.hint) from None
+        return text
+
+    @model_validator(mode="after")
+    def _columns_fit(self) -> Self:
+        if self.columns and self.exclude:
+            raise fail("names columns to leave out, and columns already names those to deliver", "exclude")
+        lost = [name for name in self.key if name in self.exclude or (self.columns and name not in self.columns)]
+        if lost:
+            raise fail(f'the key column "{lost[0]}" is not delivered', "key")
+        return self
+
+    def build(self, input_name: str, read_secret: ReadSecret) -> SinkOptions:
+        """Return the options of the sink; keys without a value are empty text there."""
+        values = {key: value for key, value in self.plain(read_secret).items() if key != "type"}
+        empty = {key: values[key] or "" for key in ("copy_from", "renamed_from")}
+        return self.options_class(**{**values, **empty, "input": input_name})

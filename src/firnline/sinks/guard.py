@@ -34,6 +34,7 @@ MEANWHILE = (
     "is_full",
     "settled_epoch",
     "stage_target",
+    "shape",
     "columns_of",
     "refuse_widening",
 )  # called while another call runs
@@ -117,6 +118,7 @@ class GuardedSink(Sink):
     find_foreign = forward(Sink.find_foreign)
     claim = forward(Sink.claim)
     check_holder = forward(Sink.check_holder)
+    shape = forward(Sink.shape)
     columns_of = forward(Sink.columns_of)
     refuse_widening = forward(Sink.refuse_widening)
     fetch_staged = forward(Sink.fetch_staged)

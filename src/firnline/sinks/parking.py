@@ -9,92 +9,32 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import pyarrow as pa
-from isal import isal_zlib
-
-from firnline.errors import DamagedError
 from firnline.faults import fault_point
 from firnline.names import parked_name
-from firnline.sinks.base import Sink, Stager
-from firnline.sinks.outbox import KEY, read_checked
+from firnline.sinks.base import Sink
+from firnline.sinks.outbox_rows import OutboxStager, read_outbox
 from firnline.sinks.registry import PARKED, open_stager
-from firnline.storage import Storage, open_storage
+from firnline.storage import Storage
 from firnline.types import Json
 
 SHAPE = "shape"  # of a target, and of a parked file in the ledger: see `Sink.stage_target`
-FILE_BYTES = 64 * 1024 * 1024  # Arrow bytes in one file; the driver reads a file at a time
 MOST_DELIVERIES = 1024
 
 
-class ParkingStager(Stager):
-    """Writes the rows of one task for an optional sink into the outbox. `target` comes from `parked_target`."""
+class ParkingStager(OutboxStager):
+    """Parks the rows of one task for an optional sink. `target` comes from `parked_target`."""
 
     def __init__(self, target: dict[str, Json], attempt: str) -> None:
-        outbox = target["outbox"]
-        self._storage = open_storage(outbox["root"], outbox["storage_options"])
-        self._folder = f"{outbox['folder']}/{attempt}"
-        self._attempt = attempt
+        super().__init__(target, attempt)
         self._shape = target[SHAPE]
-        self._batches: list[pa.RecordBatch] = []
-        self._size_bytes = 0
-        self._files: list[dict[str, Json]] = []
 
-    @property
-    def files_done(self) -> int:
-        return len(self._files)
+    def _name(self) -> str:
+        return parked_name(self._attempt, uuid.uuid4().hex)
 
-    @property
-    def files(self) -> int:
-        return len(self._files) + bool(self._batches)
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        if not batch.num_rows:
-            return
-        if self._batches and not self._batches[0].schema.equals(batch.schema):
-            self._flush()
-        self._batches.append(batch)
-        self._size_bytes += batch.nbytes
-        if self._size_bytes >= FILE_BYTES:
-            self._flush()
-
-    def close(self) -> list[dict[str, Json]]:
-        self._flush()
-        return self._files
-
-    def discard(self) -> None:
-        for file in self._files:
-            self._storage.delete(str(file[KEY]))
-        self._batches, self._size_bytes, self._files = [], 0, []
-
-    def _flush(self) -> None:
-        """Write the gathered rows as one file; it is durable afterwards."""
-        if not self._batches:
-            return
-        held = pa.BufferOutputStream()
-        with pa.ipc.new_stream(
-            held, self._batches[0].schema, options=pa.ipc.IpcWriteOptions(compression="zstd")
-        ) as writer:
-            for batch in self._batches:
-                writer.write_batch(batch)
-        data = held.getvalue().to_pybytes()
-        name = parked_name(self._attempt, uuid.uuid4().hex)
-        fault_point("outbox.park.before")
-        self._storage.put(f"{self._folder}/{name}", data)
-        fault_point("outbox.park.after")
-        self._files.append(
-            {
-                "path": name,
-                "rows": sum(batch.num_rows for batch in self._batches),
-                "size_bytes": len(data),
-                "crc32": isal_zlib.crc32(data),
-                KEY: f"{self._folder}/{name}",
-                PARKED: True,
-                SHAPE: self._shape,
-            }
-        )
-        self._batches, self._size_bytes = [], 0
+    def _describe(self, name: str, data: bytes) -> dict[str, Json]:
+        return {**super()._describe(name, data), PARKED: True, SHAPE: self._shape}
 
 
 def parked_target(
@@ -122,9 +62,8 @@ def restage(sink: Sink, outbox: Storage, files: Sequence[dict[str, Json]], attem
     target, shape = sink.stage_target(), files[0].get(SHAPE)
     stager = open_stager({**target, SHAPE: shape} if shape is not None else target, attempt)
     try:
-        for file in files:
-            for batch in _read(outbox, file):
-                stager.write(batch)
+        for batch in read_outbox(outbox, files):
+            stager.write(batch)
         fault_point("outbox.restage.before")
         staged = stager.close()
         fault_point("outbox.restage.after")
@@ -132,18 +71,6 @@ def restage(sink: Sink, outbox: Storage, files: Sequence[dict[str, Json]], attem
         stager.discard()
         raise
     return staged
-
-
-def _read(outbox: Storage, file: dict[str, Json]) -> Iterator[pa.RecordBatch]:
-    try:
-        data = b"".join(read_checked(outbox, str(file[KEY]), file))
-    except FileNotFoundError as error:
-        raise DamagedError(
-            f"{file[KEY]} is no longer in the outbox of {outbox.root}",
-            hint="Bring the file back, or take the sink out of the spec.",
-        ) from error
-    with pa.ipc.open_stream(pa.BufferReader(data)) as reader:
-        yield from reader
 
 
 class ParkedSinks:

@@ -4,7 +4,8 @@ Kinds of installed packages are known, too (`firnline.kinds`).
 
 Such a module imports the others of its folder on demand, and has four functions:
 - `open_sink(options, context) -> Sink`, in the driver;
-- `open_stager(target, attempt) -> Stager`, in a worker; `target` comes from `Sink.stage_target`;
+- `open_stager(target, attempt) -> Stager`, in a worker; `target` comes from `Sink.stage_target`. A kind that is fed
+  from the outbox (`sinks.follower`) leaves it out;
 - `run_task(task) -> report`, in a worker: what `Sink.commit` handed to `run_tasks`. A task says `kind: commit` and
   `type`, the kind of the sink. A kind whose commits need no tasks leaves it out;
 - `config_model() -> type[SinkConfig]`, in the driver: the keys of the kind in a spec. A kind without it is for Python
@@ -13,7 +14,7 @@ Such a module imports the others of its folder on demand, and has four functions
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from firnline.errors import ConfigError, FirnlineError
@@ -70,12 +71,29 @@ def _open_sink(options: SinkOptions, context: SinkContext) -> Sink:
     return sink
 
 
+def open_stagers(targets: Iterable[dict[str, Json]], attempt: str) -> dict[str, Stager]:
+    """Open the stagers for the targets of one port, by sink. Sinks that are fed from the outbox share their files."""
+    from firnline.sinks.outbox_rows import OUTBOX, SharedStager
+
+    stagers: dict[str, Stager] = {}
+    shared: Stager | None = None
+    for target in targets:
+        is_shared = target["type"] == OUTBOX
+        stager = SharedStager(shared) if is_shared and shared is not None else open_stager(target, attempt)
+        shared = shared or stager if is_shared else shared
+        stagers[str(target["sink"])] = stager
+    return stagers
+
+
 def open_stager(target: dict[str, Json], attempt: str) -> Stager:
     """Open the stager for a sink's target, in a worker, behind its guard."""
     from firnline.sinks.guard import GuardedStager
+    from firnline.sinks.outbox_rows import OUTBOX, OutboxStager
     from firnline.sinks.parking import ParkingStager
 
     kind = str(target["type"])
+    if kind == OUTBOX:
+        return OutboxStager(target, attempt)
     if kind == PARKED:
         return ParkingStager(target, attempt)
     return GuardedStager(target, lambda: load_kind(KINDS, "sink", kind).open_stager(target, attempt))

@@ -40,6 +40,7 @@ from firnline.config.fields import (
     fail,
 )
 from firnline.config.secrets import has_reference, is_sensitive
+from firnline.config.units import size_text
 from firnline.names import JOURNAL
 from firnline.options import find_deciding
 from firnline.sinks.config import SinkConfig
@@ -311,6 +312,32 @@ def _path_alone(value: Any) -> Any:
     return {"path": value} if isinstance(value, str) else value
 
 
+GIBIBYTE = 1024**3
+
+
+class OutboxConfig(Config):
+    """The outbox: rows that wait for sinks which are not Delta tables, or are optional."""
+
+    max_bytes: Size = Field(
+        default=10 * GIBIBYTE,
+        json_schema_extra={"default": size_text(10 * GIBIBYTE)},
+        description="Most bytes that may wait for one sink.",
+    )
+    reserve: Size = Field(
+        default=2 * GIBIBYTE,
+        json_schema_extra={"default": size_text(2 * GIBIBYTE)},
+        description="Free space that the outbox leaves on a local disk.",
+    )
+    keep: Duration = Field(
+        default=timedelta(hours=1), description="How long delivered rows stay, in case that a sink goes back."
+    )
+    on_full: Literal["set_aside", "stop"] = Field(
+        default="set_aside",
+        description="When the outbox is full: set_aside gives the slowest sink up until `firnline sinks resync`; "
+        "stop ends the run.",
+    )
+
+
 class PipelineSpec(Config):
     """One pipeline: sources, operators, sinks."""
 
@@ -330,6 +357,7 @@ class PipelineSpec(Config):
     restart: RestartConfig = Field(default=RestartConfig(), description="Retries after a failure.")
     checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="Copies and retention of checkpoints.")
     staging: StagingConfig = Field(default=StagingConfig(), description="The committer of two-stage tables.")
+    outbox: OutboxConfig = Field(default=OutboxConfig(), description="Rows that wait for sinks.")
     spark: dict[SparkKey, SparkValue] = Field(
         default={}, description="Spark settings, e.g. spark.master; settings that load code are refused."
     )

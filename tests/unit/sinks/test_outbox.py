@@ -119,7 +119,7 @@ def test_a_run_that_was_left_behind_sweeps_nothing(
     run_to_end(options)
     before = waiting(tmp_path)
     with pytest.raises(FencedError):
-        OutboxSweep(pipeline, progress, slowest_sink=lambda: 0).sweep()
+        OutboxSweep(pipeline, progress, mark=lambda: 0).sweep()
     assert waiting(tmp_path) == before
 
 

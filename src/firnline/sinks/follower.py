@@ -1,0 +1,525 @@
+"""The base of followers: sinks that get every decided epoch from the outbox (Kafka, PostgreSQL, Redis, HTTP).
+
+A follower never decides. Its own transaction carries the checkpoint: its head says which epoch it holds, and of the
+next one how many rows. The head is read from the sink itself, so a lost answer or a crash is settled by reading it.
+
+A kind of follower implements three methods, all of them about the head:
+- `read_head` reads it;
+- `swap_head` replaces it if it is still the expected one;
+- `deliver` writes the rows of one epoch, and moves the head in the same transaction as the rows.
+
+Everything else (claim and fence, receipts, history edits, what is staged) follows from them.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pyarrow as pa
+
+from firnline.checkpoint.codec import seal, short_number, unseal
+from firnline.checkpoint.model import Checkpoint
+from firnline.errors import (
+    BadRowError,
+    CommitConflictError,
+    ConfigError,
+    DamagedError,
+    FencedError,
+    LedgerHoleError,
+    SinkDivergedError,
+)
+from firnline.faults import fault_point
+from firnline.operators.columns import align
+from firnline.options import FollowerOptions
+from firnline.schema import schema_from_json, schema_to_json
+from firnline.sinks.base import (
+    Capabilities,
+    Decided,
+    Effect,
+    EpochCommit,
+    Head,
+    KeepRows,
+    RunTasks,
+    Sink,
+    SinkContext,
+)
+from firnline.sinks.dead_letters import DeadLetter, DeadLetters
+from firnline.sinks.outbox import KEY, find_missing
+from firnline.sinks.outbox_rows import outbox_target, read_outbox
+from firnline.sinks.shaping import RowShape, ShapedRows
+from firnline.storage import Storage, open_storage
+from firnline.types import EntryRef, Json, Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerHead:
+    """What a follower holds of one pipeline, in its durable form: one record in the sink.
+
+    `epoch` is the newest complete one. `partial` is the entry of the next one if its first `row` rows are delivered.
+    """
+
+    pipeline: str
+    sink: str
+    generation: int
+    run: str  # the run that claimed this generation
+    epoch: int = 0
+    entry: EntryRef | None = None
+    checkpoint: Checkpoint | None = None
+    rows: int = 0  # of the newest complete epoch
+    size_bytes: int = 0
+    partial: EntryRef | None = None
+    row: int = 0
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the sealed form, with format number and checksum."""
+        return seal(
+            {
+                "pipeline": self.pipeline,
+                "sink": self.sink,
+                "generation": self.generation,
+                "run": self.run,
+                "epoch": self.epoch,
+                "entry": self.entry.to_json() if self.entry else None,
+                "checkpoint": self.checkpoint.to_json() if self.checkpoint else None,
+                "rows": self.rows,
+                "size_bytes": self.size_bytes,
+                "partial": {"entry": self.partial.to_json(), "row": self.row} if self.partial else None,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, value: Json, what: str) -> FollowerHead:
+        """Parse the sealed form.
+
+        Raises:
+            DamagedError: it is invalid.
+            NewerFormatError: a newer Firnline wrote it.
+        """
+        body = unseal(value, what)
+        try:
+            partial = body["partial"]
+            return cls(
+                pipeline=str(body["pipeline"]),
+                sink=str(body["sink"]),
+                generation=int(body["generation"]),
+                run=str(body["run"]),
+                epoch=int(body["epoch"]),
+                entry=EntryRef.from_json(body["entry"]) if body["entry"] else None,
+                checkpoint=Checkpoint.from_json(body["checkpoint"], what) if body["checkpoint"] else None,
+                rows=int(body["rows"]),
+                size_bytes=int(body["size_bytes"]),
+                partial=EntryRef.from_json(partial["entry"]) if partial else None,
+                row=int(partial["row"]) if partial else 0,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedError(f"{what} lacks {error}", what=what) from error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EpochRows:
+    """The rows of one epoch for one follower, read from the outbox in the order of the ledger entry.
+
+    Plain JSON describes it to a worker, so that tasks can deliver parts of an epoch.
+    """
+
+    pipeline: str
+    sink: str
+    epoch: int
+    attempt: str
+    port: str
+    outbox: Mapping[str, Json]  # root, storage options and folder
+    files: Sequence[dict[str, Json]]
+    schema: pa.Schema
+    shape: RowShape
+    dead: frozenset[int] = frozenset()  # row numbers of dead letters, which are not delivered
+
+    @property
+    def rows(self) -> int:
+        """The number of rows, with those that a filter leaves out."""
+        return sum(int(file["rows"]) for file in self.files)
+
+    def read(self, first: int = 0, most: int | None = None) -> Iterator[ShapedRows]:
+        """Yield the rows from number `first` on, shaped; in batches of at most `most` rows if that is given.
+
+        A batch may be empty after filtering: it still moves the row number.
+
+        Raises:
+            DamagedError: a file of the outbox is missing or damaged.
+        """
+        storage, number = open_storage(self.outbox["root"], self.outbox["storage_options"]), first
+        for batch in read_outbox(storage, self.files, skip=first):
+            fitted = align(batch, self.schema)
+            for start in range(0, fitted.num_rows, most or max(1, fitted.num_rows)):
+                part = fitted.slice(start, most) if most else fitted
+                yield self.shape.apply(part, number, self.dead)
+                number += part.num_rows
+
+    def event_ids(self, numbers: pa.Array) -> pa.Array:
+        """Return the ids of events: `<pipeline>/<epoch>/<port>/<index>`."""
+        return self.shape.event_ids(self.id_prefix, numbers)
+
+    @property
+    def id_prefix(self) -> str:
+        """The part of an event's id that all rows of this epoch share."""
+        return f"{self.pipeline}/{self.epoch}/{self.port}/"
+
+    def to_json(self) -> dict[str, Json]:
+        """Return plain JSON for the workers."""
+        return {
+            "pipeline": self.pipeline,
+            "sink": self.sink,
+            "epoch": self.epoch,
+            "attempt": self.attempt,
+            "port": self.port,
+            "outbox": dict(self.outbox),
+            "files": list(self.files),
+            "schema": schema_to_json(self.schema),
+            "shape": self.shape.to_json(),
+            "dead": sorted(self.dead),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Json]) -> EpochRows:
+        """Parse the output of `to_json`."""
+        return cls(
+            pipeline=str(value["pipeline"]),
+            sink=str(value["sink"]),
+            epoch=int(value["epoch"]),
+            attempt=str(value["attempt"]),
+            port=str(value["port"]),
+            outbox=value["outbox"],
+            files=value["files"],
+            schema=schema_from_json(value["schema"]),
+            shape=RowShape.from_json(value["shape"]),
+            dead=frozenset(int(number) for number in value["dead"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EpochDelivery:
+    """One epoch to deliver: its rows, and the heads that go with them."""
+
+    commit: EpochCommit
+    rows: EpochRows
+    head: FollowerHead  # before the delivery
+    run_tasks: RunTasks | None = None  # runs tasks on the engine
+    dead_letters: DeadLetters | None = None  # None: a bad row stops the sink
+
+    @property
+    def shape(self) -> Mapping[str, Json]:
+        """The kind's own settings, as they were when the epoch was made."""
+        own: Mapping[str, Json] = self.commit.shape.get("own", {})
+        return own
+
+    @property
+    def first_row(self) -> int:
+        """The number of the first row that is not delivered yet."""
+        return self.head.row
+
+    def partial_head(self, row: int) -> FollowerHead:
+        """Return the head once the first `row` rows are delivered, and the epoch is not complete."""
+        return replace(self.head, partial=self.commit.entry, row=row)
+
+    @property
+    def final_head(self) -> FollowerHead:
+        """The head once the epoch is complete."""
+        return head_after(self.head, self.commit)
+
+    def refuse(self, bad: Sequence[DeadLetter]) -> None:
+        """Take rows out of the delivery that the sink can never hold: they are durable as dead letters on return.
+
+        The caller then delivers the rest; a repeated delivery leaves the same rows out.
+
+        Raises:
+            BadRowError: the sink has `on_bad_row: stop`.
+        """
+        if self.dead_letters is None:
+            first = bad[0]
+            raise BadRowError(
+                f"sink {self.rows.sink!r} cannot hold row {self.rows.id_prefix}{first.row}: {first.reason}",
+                hint=f"Correct the target, or set `on_bad_row: dead_letter` on sink {self.rows.sink!r}; "
+                f"`firnline trace {self.rows.id_prefix}{first.row}` shows where the row comes from.",
+                sink=self.rows.sink,
+                epoch=self.rows.epoch,
+            )
+        self.dead_letters.put(bad)
+
+    def without(self, bad: Sequence[DeadLetter]) -> EpochDelivery:
+        """Return the delivery without these rows, which `refuse` has made durable."""
+        return replace(self, rows=replace(self.rows, dead=self.rows.dead | {one.row for one in bad}))
+
+
+def head_after(head: FollowerHead, commit: EpochCommit) -> FollowerHead:
+    """Return the head of a follower once it holds the epoch of a commit."""
+    return replace(
+        head,
+        epoch=commit.checkpoint.epoch,
+        entry=commit.entry,
+        checkpoint=commit.checkpoint,
+        rows=commit.rows,
+        size_bytes=commit.size_bytes,
+        partial=None,
+        row=0,
+    )
+
+
+class Follower(Sink):
+    """A sink that is delivered from the outbox. See the module's docstring for what a kind implements.
+
+    Calls come one at a time. `_generation` is the generation that this run claimed; 0 before the claim.
+    """
+
+    capabilities: ClassVar[Capabilities]
+    storage = None
+
+    def __init__(self, options: FollowerOptions, context: SinkContext) -> None:
+        self.name, self.required, self.uri = options.name, options.required, options.location
+        self.context = context
+        self._options = options
+        self._generation = 0
+
+    # -- to be written by a kind ----------------------------------------------------------------------
+
+    @abstractmethod
+    def read_head(self) -> FollowerHead | None:
+        """Read the head from the sink; None if the sink has none of this pipeline and sink. Writes nothing.
+
+        A head that is behind a transaction whose outcome is open is unknown, not old: wait for it, or raise.
+
+        Raises:
+            SinkError: the sink cannot be reached, or the head is unknown now.
+        """
+
+    @abstractmethod
+    def swap_head(self, expected: FollowerHead | None, new: FollowerHead) -> None:
+        """Replace the head by `new`, atomically, if the sink still holds `expected`; durable on return.
+
+        Raises:
+            FencedError: the sink holds a newer generation than `new`.
+            CommitConflictError: the sink holds another head; nothing was written.
+            CommitUnknownError: the answer was lost.
+        """
+
+    @abstractmethod
+    def deliver(self, delivery: EpochDelivery) -> FollowerHead:
+        """Write the rows of an epoch from `delivery.first_row` on, and return the head afterwards: the final one.
+
+        Each transaction writes rows and moves the head together, and requires, inside itself, that the sink still
+        holds the head that it builds on. An epoch may take several transactions, with heads of
+        `delivery.partial_head` in between.
+
+        Raises:
+            FencedError: the sink holds a newer generation.
+            CommitUnknownError: the answer to a transaction was lost; the caller reads the head.
+            BadRowError: a row can never be held, and `on_bad_row` is stop.
+        """
+
+    def go_back(self, head: FollowerHead, commit: EpochCommit, effect: Effect) -> FollowerHead:
+        """Carry out a history edit that removes rows, atomically with the new head. Default: refuse."""
+        raise self._no_way_back()
+
+    # -- the head -------------------------------------------------------------------------------------
+
+    def load(self) -> Head:
+        head = self.read_head()
+        if head is None:
+            return Head(exists=False, version=-1)
+        return Head(
+            exists=True,
+            version=head.epoch,
+            generation=head.generation,
+            epoch=head.epoch,
+            entry=head.entry,
+            checkpoint=head.checkpoint,
+            path="sink" if head.checkpoint else "fresh",
+        )
+
+    def claim(
+        self,
+        run: str,
+        generation: int | None = None,
+        baseline: EntryRef | None = None,
+        onto: int | None = None,
+        *,
+        again: bool = False,
+        decided: Decided | None = None,
+    ) -> Head:
+        if generation is None:
+            raise ConfigError(f"sink {self.name!r} cannot decide", hint="List a Delta table before it.")
+        head = self.read_head()
+        if head is not None:
+            self._check_newer(head, run, generation)
+        if head is None or (head.generation, head.run) != (generation, run):
+            empty = FollowerHead(self.context.pipeline, self.name, generation, run)
+            new = replace(head, generation=generation, run=run) if head is not None else empty
+            fault_point("follower.claim.before")
+            self.swap_head(head, new)
+            fault_point("follower.claim.after")
+        self._generation = generation
+        return self.load()
+
+    def _check_newer(self, head: FollowerHead, run: str, generation: int) -> None:
+        if head.generation > generation or (head.generation == generation and head.run != run):
+            raise FencedError(f"generation {head.generation} took sink {self.name!r} over", generation=head.generation)
+
+    # -- staging --------------------------------------------------------------------------------------
+
+    def stage_target(self) -> dict[str, Json]:
+        assert self.context.outbox is not None
+        return outbox_target(self.name, dict(self.context.outbox), self.context.input_port)
+
+    def shape(self) -> dict[str, Json]:
+        return {"rows": RowShape.of(self._options).to_json(), "own": self._options.own_shape()}
+
+    def refuse_widening(self, types: Mapping[str, pa.DataType]) -> dict[str, str]:
+        return {}  # a row is delivered with the types that its epoch has
+
+    def fetch_staged(self, outbox: Storage, files: Sequence[dict[str, Json]]) -> None:
+        """Do nothing: rows are delivered from the outbox itself."""
+
+    def find_missing_staged(self, files: Sequence[dict[str, Json]], outbox: Storage | None = None) -> list[str]:
+        return find_missing(self.outbox, [str(file[KEY]) for file in files])
+
+    @property
+    def outbox(self) -> Storage:
+        """The storage of the outbox."""
+        assert self.context.outbox is not None
+        return open_storage(self.context.outbox["root"], self.context.outbox["storage_options"])
+
+    # -- commit ---------------------------------------------------------------------------------------
+
+    def commit(self, commit: EpochCommit, run_tasks: RunTasks | None = None) -> Receipt:
+        head = self._require_claim()
+        epoch = commit.checkpoint.epoch
+        if head.epoch >= epoch:
+            return self._first_receipt(head, commit)
+        self._require_onto(head, commit.previous)
+        if epoch != head.epoch + 1:
+            raise FencedError(f"sink {self.name!r} holds epoch {head.epoch}, so epoch {epoch} cannot follow")
+        if head.partial is not None and head.partial != commit.entry:
+            raise SinkDivergedError(
+                f"sink {self.name!r} holds {head.row} rows of another epoch {head.partial.epoch} than was decided",
+                hint=f"Copy it anew: firnline sinks resync {self.name}",
+                sink=self.name,
+                epoch=head.partial.epoch,
+            )
+        fault_point("follower.commit.before")
+        after = self.deliver(self._delivery(commit, head, run_tasks))
+        fault_point("follower.commit.after")
+        return self._receipt(after)
+
+    def _delivery(self, commit: EpochCommit, head: FollowerHead, run_tasks: RunTasks | None) -> EpochDelivery:
+        assert self.context.outbox is not None
+        checkpoint, dead_letters = commit.checkpoint, None
+        if commit.files and self._options.on_bad_row == "dead_letter":
+            dead_letters = DeadLetters(
+                self.outbox, self.context.pipeline, self.name, checkpoint.epoch, checkpoint.attempt
+            )
+        rows = EpochRows(
+            pipeline=self.context.pipeline,
+            sink=self.name,
+            epoch=checkpoint.epoch,
+            attempt=checkpoint.attempt,
+            port=self.context.input_port,
+            outbox=self.context.outbox,
+            files=commit.files,
+            schema=commit.schema,
+            shape=RowShape.from_json(commit.shape["rows"]) if "rows" in commit.shape else RowShape.of(self._options),
+            dead=dead_letters.load_rows() if dead_letters is not None else frozenset(),
+        )
+        return EpochDelivery(commit, rows, head, run_tasks, dead_letters)
+
+    def _require_claim(self) -> FollowerHead:
+        """Return the head. Raises FencedError if another generation than ours claimed the sink."""
+        head = self.read_head()
+        if head is None or head.generation != self._generation:
+            other = f"generation {head.generation} took" if head is not None else "somebody emptied"
+            raise FencedError(f"{other} sink {self.name!r} over", generation=head.generation if head else 0)
+        return head
+
+    def _require_onto(self, head: FollowerHead, onto: EntryRef | None) -> None:
+        """Raise FencedError unless the newest epoch of the head is that of an entry, by number and checksum."""
+        if not _is_at(head, onto):
+            raise FencedError(f"sink {self.name!r} holds epoch {head.epoch} of another history")
+
+    def _first_receipt(self, head: FollowerHead, commit: EpochCommit) -> Receipt:
+        """Return the receipt of an epoch that the sink holds; refuse another epoch of the same number."""
+        receipt = self._find_receipt(head, commit.checkpoint.epoch)
+        if receipt is None or receipt.attempt != commit.checkpoint.attempt:
+            raise FencedError(f"sink {self.name!r} holds another epoch {commit.checkpoint.epoch}")
+        return receipt
+
+    def find_receipt(self, epoch: int) -> Receipt | None:
+        head = self.read_head()
+        return self._find_receipt(head, epoch) if head is not None else None
+
+    def _find_receipt(self, head: FollowerHead, epoch: int) -> Receipt | None:
+        """Return the receipt of an epoch at or below the head: of an older one from the ledger's chain."""
+        if head.epoch == epoch and head.checkpoint is not None:
+            return self._receipt(head)
+        if head.epoch < epoch or head.entry is None:
+            return None
+        try:
+            for entry, ref in self.context.ledger.entries(head.entry):
+                if entry.epoch == epoch:
+                    files = entry.staged.get(self.name, [])
+                    return self._receipt(
+                        replace(
+                            head,
+                            epoch=epoch,
+                            entry=ref,
+                            checkpoint=entry.checkpoint,
+                            rows=sum(int(file["rows"]) for file in files),
+                            size_bytes=sum(int(file["size_bytes"]) for file in files),
+                        )
+                    )
+                if entry.epoch < epoch:
+                    return None
+        except LedgerHoleError:
+            return None
+        return None
+
+    def _receipt(self, head: FollowerHead) -> Receipt:
+        checkpoint = head.checkpoint
+        assert checkpoint is not None
+        return Receipt(
+            sink=self.name,
+            epoch=checkpoint.epoch,
+            generation=checkpoint.generation,
+            run=checkpoint.run,
+            attempt=checkpoint.attempt,
+            checkpoint_checksum=checkpoint.checksum,
+            version=checkpoint.epoch,
+            rows=head.rows,
+            size_bytes=head.size_bytes,
+        )
+
+    # -- history edits --------------------------------------------------------------------------------
+
+    def edit(self, commit: EpochCommit, effect: Effect, onto: EntryRef | None, version: int | None = None) -> Receipt:
+        head = self._require_claim()
+        if head.entry == commit.entry:
+            return self._receipt(head)
+        if not _is_at(head, onto) or (version is not None and version != head.epoch):
+            raise CommitConflictError(f"sink {self.name!r} holds epoch {head.epoch}, which was not expected")
+        fault_point("follower.edit.before")
+        if isinstance(effect, KeepRows):
+            after = head_after(head, commit)
+            self.swap_head(head, after)
+        else:
+            after = self.go_back(head, commit, effect)
+        fault_point("follower.edit.after")
+        return self._receipt(after)
+
+    def find_schema(self) -> pa.Schema | None:
+        return None
+
+
+def _is_at(head: FollowerHead, entry: EntryRef | None) -> bool:
+    """Return whether the newest complete epoch of a head is that of an entry, by number and checksum."""
+    if entry is None or head.entry is None:
+        return head.entry is None and entry is None
+    return (head.epoch, short_number(head.entry.checksum)) == (entry.epoch, short_number(entry.checksum))

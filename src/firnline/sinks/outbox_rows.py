@@ -1,0 +1,154 @@
+"""Rows in the outbox: tasks write them as Arrow files, a sink's lane reads them in the order of the ledger entry."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from isal import isal_zlib
+
+from firnline.errors import DamagedError
+from firnline.faults import fault_point
+from firnline.names import outbox_name
+from firnline.sinks.base import Stager
+from firnline.sinks.outbox import KEY, read_checked
+from firnline.storage import Storage, open_storage
+from firnline.types import Json
+
+OUTBOX = "outbox"  # the type of a target whose rows are delivered from the outbox
+FILE_BYTES = 64 * 1024 * 1024  # Arrow bytes in one file; a reader holds one file at a time
+
+
+class OutboxStager(Stager):
+    """Writes the rows of one task for one sink into the outbox. `target` comes from `outbox_target`."""
+
+    def __init__(self, target: dict[str, Json], attempt: str) -> None:
+        outbox = target["outbox"]
+        self._storage = open_storage(outbox["root"], outbox["storage_options"])
+        self._folder = f"{outbox['folder']}/{attempt}"
+        self._attempt = attempt
+        self._batches: list[pa.RecordBatch] = []
+        self._size_bytes = 0
+        self._files: list[dict[str, Json]] = []
+
+    @property
+    def files_done(self) -> int:
+        return len(self._files)
+
+    @property
+    def files(self) -> int:
+        return len(self._files) + bool(self._batches)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows:
+            return
+        if self._batches and not self._batches[0].schema.equals(batch.schema):
+            self._flush()
+        self._batches.append(batch)
+        self._size_bytes += batch.nbytes
+        if self._size_bytes >= FILE_BYTES:
+            self._flush()
+
+    def close(self) -> list[dict[str, Json]]:
+        self._flush()
+        return self._files
+
+    def discard(self) -> None:
+        for file in self._files:
+            self._storage.delete(str(file[KEY]))
+        self._batches, self._size_bytes, self._files = [], 0, []
+
+    def _name(self) -> str:
+        return outbox_name(self._attempt, uuid.uuid4().hex)
+
+    def _describe(self, name: str, data: bytes) -> dict[str, Json]:
+        return {
+            "path": name,
+            "rows": sum(batch.num_rows for batch in self._batches),
+            "size_bytes": len(data),
+            "crc32": isal_zlib.crc32(data),
+            KEY: f"{self._folder}/{name}",
+        }
+
+    def _flush(self) -> None:
+        """Write the gathered rows as one file; it is durable afterwards."""
+        if not self._batches:
+            return
+        written = pa.BufferOutputStream()
+        with pa.ipc.new_stream(
+            written, self._batches[0].schema, options=pa.ipc.IpcWriteOptions(compression="zstd")
+        ) as writer:
+            for batch in self._batches:
+                writer.write_batch(batch)
+        data = written.getvalue().to_pybytes()
+        name = self._name()
+        fault_point("outbox.write.before")
+        self._storage.put(f"{self._folder}/{name}", data)
+        fault_point("outbox.write.after")
+        self._files.append(self._describe(name, data))
+        self._batches, self._size_bytes = [], 0
+
+
+class SharedStager(Stager):
+    """Stands for a sink whose rows another sink of the same task stages: both get the same files."""
+
+    def __init__(self, shared: Stager) -> None:
+        self._shared = shared
+
+    @property
+    def files_done(self) -> int:
+        return 0
+
+    @property
+    def files(self) -> int:
+        return 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Leave the rows to the stager that is shared."""
+
+    def close(self) -> list[dict[str, Json]]:
+        return list(self._shared.close())
+
+    def discard(self) -> None:
+        """Leave the files to the stager that is shared."""
+
+
+def outbox_target(sink: str, outbox: dict[str, Json], port: str) -> dict[str, Json]:
+    """Describe to tasks where to stage the rows for a sink that is delivered from the outbox.
+
+    `outbox` has root, storage options and folder. Sinks with the same `port` share files.
+    """
+    return {"type": OUTBOX, "sink": sink, "partition_by": [], "outbox": outbox, "port": port}
+
+
+def read_outbox(outbox: Storage, files: Sequence[dict[str, Json]], skip: int = 0) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of these files in order, without the first `skip`.
+
+    Raises:
+        DamagedError: a file is missing, or differs from what was written.
+    """
+    for file in files:
+        rows = int(file["rows"])
+        if skip >= rows:
+            skip -= rows
+            continue
+        for batch in read_file(outbox, file):
+            if skip >= batch.num_rows:
+                skip -= batch.num_rows
+                continue
+            yield batch.slice(skip) if skip else batch
+            skip = 0
+
+
+def read_file(outbox: Storage, file: dict[str, Json]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of one file. Raises DamagedError if it is missing, or differs from what was written."""
+    try:
+        data = b"".join(read_checked(outbox, str(file[KEY]), file))
+    except FileNotFoundError as error:
+        raise DamagedError(
+            f"{file[KEY]} is no longer in the outbox of {outbox.root}",
+            hint="Bring the file back, or take the sink out of the spec.",
+        ) from error
+    with pa.ipc.open_stream(pa.BufferReader(data)) as reader:
+        yield from reader

@@ -1,0 +1,140 @@
+"""What a follower gets of each row: chosen columns, masked values, and only the rows that fulfil a condition.
+
+The shape of an epoch is part of its ledger entry, so that a later delivery gives the same rows. Rows are numbered
+before a condition leaves any out: the number of a row, and so its id, does not depend on the sink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from firnline.errors import SchemaError
+from firnline.options import FollowerOptions
+from firnline.types import Json
+
+REDACTED = "***"
+
+
+@dataclass(frozen=True, slots=True)
+class ShapedRows:
+    """Rows as a follower gets them, each with its number in the epoch.
+
+    `first` and `end` are the numbers of the rows that they were made from: a condition may have left some out.
+    """
+
+    batch: pa.RecordBatch
+    numbers: pa.Array  # int64
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowShape:
+    """Which columns and rows are delivered, and which values are masked."""
+
+    columns: tuple[str, ...] = ()  # none: all
+    exclude: tuple[str, ...] = ()
+    mask: Mapping[str, str] = field(default_factory=dict)
+    where: str = ""
+
+    @classmethod
+    def of(cls, options: FollowerOptions) -> RowShape:
+        """Return the shape that the options of a sink ask for."""
+        return cls(options.columns, options.exclude, dict(options.mask), options.where)
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "columns": list(self.columns),
+            "exclude": list(self.exclude),
+            "mask": dict(self.mask),
+            "where": self.where,
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> RowShape:
+        return cls(tuple(value["columns"]), tuple(value["exclude"]), dict(value["mask"]), str(value["where"]))
+
+    def schema_of(self, rows: pa.Schema) -> pa.Schema:
+        """Return the columns that are delivered of rows with these columns."""
+        return self.apply(pa.RecordBatch.from_pylist([], rows), 0).batch.schema
+
+    def apply(self, batch: pa.RecordBatch, first: int, dead: Collection[int] = ()) -> ShapedRows:
+        """Return the rows to deliver of a batch whose first row has the number `first`; without dead letters.
+
+        Raises:
+            SchemaError: the condition does not fit the columns.
+        """
+        end = first + batch.num_rows
+        numbers = pa.array(range(first, end), pa.int64())
+        keep: pa.Array | None = None
+        if self.where and batch.num_rows:
+            keep = self._fulfils(batch)
+        if any(first <= number < end for number in dead):
+            alive = pc.invert(pc.is_in(numbers, pa.array(sorted(dead), pa.int64())))
+            keep = alive if keep is None else pc.and_(keep, alive)
+        if keep is not None:
+            batch, numbers = batch.filter(keep), numbers.filter(keep)
+        return ShapedRows(self._mask(self._select(batch)), numbers, first, end)
+
+    def _select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if not self.columns and not self.exclude:
+            return batch
+        names = [
+            name
+            for name in batch.schema.names
+            if (not self.columns or name in self.columns) and name not in self.exclude
+        ]
+        return batch.select(names)
+
+    def _mask(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        for name, how in self.mask.items():
+            index = batch.schema.get_field_index(name)
+            if index < 0:
+                continue
+            column = batch.column(index)
+            if how == "null":
+                masked = pa.nulls(len(column), column.type)
+            elif how == "redact":
+                masked = pc.if_else(pc.is_null(column), pa.scalar(None, pa.string()), pa.scalar(REDACTED))
+            else:
+                masked = _hashed(column)
+            batch = batch.set_column(index, pa.field(name, masked.type), masked)
+        return batch
+
+    def _fulfils(self, batch: pa.RecordBatch) -> pa.Array:
+        """Return for each row whether it fulfils the condition; null counts as no."""
+        rows = pa.Table.from_batches([batch])
+        try:
+            with _connect() as connection:
+                connection.register("rows", rows)
+                found = connection.execute(f"SELECT coalesce(({self.where}), false) AS keep FROM rows")  # noqa: S608
+                return found.to_arrow_table().column("keep").combine_chunks().cast(pa.bool_())
+        except duckdb.Error as error:
+            reason = str(error).splitlines()[0]
+            raise SchemaError(f"the condition {self.where!r} does not fit the rows: {reason}") from error
+
+    @staticmethod
+    def event_ids(prefix: str, numbers: pa.Array) -> pa.Array:
+        """Return the ids of events whose rows have these numbers."""
+        return pc.binary_join_element_wise(pa.scalar(prefix), numbers.cast(pa.string()), "")
+
+
+def _hashed(column: pa.Array) -> pa.Array:
+    """Return the SHA-256 of each value's text in hex."""
+    with _connect() as connection:
+        connection.register("values_to_hash", pa.table({"v": column}))
+        found = connection.execute("SELECT sha256(CAST(v AS VARCHAR)) AS h FROM values_to_hash")
+        return found.to_arrow_table().column("h").combine_chunks().cast(pa.string())
+
+
+def _connect() -> duckdb.DuckDBPyConnection:
+    """Open a database in memory that keeps the order of rows and reads no file; times are in UTC."""
+    connection = duckdb.connect(":memory:", config={"threads": "1"})
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("SET enable_external_access = false")
+    return connection
