@@ -60,7 +60,7 @@ DURABLE_CALLS = (
     "follower.claim",
     "follower.commit",
     "follower.edit",
-    "dead_letters.put",
+    "letter.put",
     "upsert.rewrite",
     "widen.rewrite",
     "stage.quarantine",

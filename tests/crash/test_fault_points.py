@@ -21,6 +21,8 @@ ELSEWHERE = (
     "upsert.",
     "widen.",
     "outbox.",
+    "follower.",
+    "letter.",
     "state.",
 )  # fmt: skip
 POINTS = [p for p in ALL_POINTS if not p.startswith(ELSEWHERE)]

@@ -19,7 +19,7 @@ from tests.support.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
 
-POINTS = [f"outbox.{step}.{side}" for step in ("park", "restage", "copy") for side in ("before", "after")]
+POINTS = [f"outbox.{step}.{side}" for step in ("write", "restage", "copy") for side in ("before", "after")]
 
 
 def run_with_failing_stager(failures: int, options: PipelineOptions) -> None:
@@ -61,4 +61,4 @@ def test_parked_rows_arrive_once(failures: int, sample: SampleInput, make_option
             assert table_ids(Path(sink.location)) == sample.ids, (where, sink.name)
 
     reached = kill_at_every_point(prepare, partial(run_with_failing_stager, failures), check, points=POINTS, most=1)
-    assert all(reached[f"outbox.{name}.after"] for name in ("park", "restage")), reached
+    assert all(reached[f"outbox.{name}.after"] for name in ("write", "restage")), reached

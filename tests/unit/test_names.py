@@ -51,6 +51,13 @@ CALLS: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
     "tier_state_folder": [((P,), "state/orders")],
     "changes_folder": [((P,), "_firnline/orders/changes")],
     "outbox_folder": [((P,), "_firnline/orders/outbox")],
+    "dead_letters_folder": [
+        ((P,), "_firnline/orders/dead-letters"),
+        ((P, "copy"), "_firnline/orders/dead-letters/copy"),
+    ],
+    "dead_letter_name": [((7, A, 42), f"{EPOCH}-{A}-000000000042.json")],
+    "dead_letter_attempt": [((f"x/{EPOCH}-{A}-000000000042.json",), (7, A)), ((f"x/{EPOCH}-{A}.json",), None)],
+    "outbox_name": [((A, U), f"{A}-{U}.arrow")],
     "exchange_folder": [((P,), "_firnline/orders/exchange")],
     "epoch_exchange_folder": [((P, A), f"_firnline/orders/exchange/{A}")],
     "commit_exchange_folder": [((P, A), f"_firnline/orders/exchange/{A}-commit")],

@@ -52,9 +52,9 @@ class DeadLetters:
             "attempt": self.attempt,
             "letters": [letter.to_json() for letter in letters],
         }
-        fault_point("dead_letters.put.before")
+        fault_point("letter.put.before")
         self.storage.put(f"{dead_letters_folder(self.pipeline, self.sink)}/{name}", canonical(seal(body)))
-        fault_point("dead_letters.put.after")
+        fault_point("letter.put.after")
 
     def load(self) -> list[DeadLetter]:
         """Read the letters of this epoch, by row."""

@@ -350,8 +350,9 @@ class Follower(Sink):
         if generation is None:
             raise ConfigError(f"sink {self.name!r} cannot decide", hint="List a Delta table before it.")
         head = self.read_head()
-        if head is not None:
-            self._check_newer(head, run, generation)
+        if head is not None and head.generation > generation:
+            raise FencedError(f"generation {head.generation} took sink {self.name!r} over", generation=head.generation)
+        # Two runs may have the same generation before the deciding table exists. Only one of them creates it.
         if head is None or (head.generation, head.run) != (generation, run):
             empty = FollowerHead(self.context.pipeline, self.name, generation, run)
             new = replace(head, generation=generation, run=run) if head is not None else empty
@@ -360,10 +361,6 @@ class Follower(Sink):
             fault_point("follower.claim.after")
         self._generation = generation
         return self.load()
-
-    def _check_newer(self, head: FollowerHead, run: str, generation: int) -> None:
-        if head.generation > generation or (head.generation == generation and head.run != run):
-            raise FencedError(f"generation {head.generation} took sink {self.name!r} over", generation=head.generation)
 
     # -- staging --------------------------------------------------------------------------------------
 

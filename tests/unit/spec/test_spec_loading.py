@@ -168,7 +168,7 @@ zzz: 1
         "firnline.yml:11: lineage: unknown key here (it belongs in sources.<name>)",
         "firnline.yml:12: operators: must be a list, e.g. [month], not a mapping",
         "firnline.yml:13: zzz: unknown key "
-        "(known: name, sources, operators, sinks, home, state, batch, restart, checkpoint, staging, spark)",
+        "(known: name, sources, operators, sinks, home, state, batch, restart, checkpoint, staging, outbox, spark)",
     ]
 
 
