@@ -29,8 +29,9 @@ from firnline.sources.base import (
     SplitReader,
 )
 from firnline.sources.columns import Columns
+from firnline.sources.decoding import Piece, RecordDecoder
 from firnline.sources.files.formats import open_format
-from firnline.sources.files.formats.base import Format, Piece, Place, RecordDecoder, RecordReader, StoredFile
+from firnline.sources.files.formats.base import Format, Place, RecordReader, StoredFile
 from firnline.sources.files.formats.lines import NdjsonFormat
 from firnline.sources.files.growth import Change, ReadFile, find_growth
 from firnline.sources.files.listing import is_gone

@@ -8,33 +8,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-import pyarrow as pa
-
-from firnline.ndjson import Decoded
-from firnline.sources.columns import Columns
+from firnline.sources.decoding import P, Piece, RecordDecoder
 from firnline.sources.files.growth import FileEnd, TailStream, read_tail
 from firnline.storage import Readable, Storage
 
 HEAD_BYTES = 4096  # of a file, to recognise its format
 
 
-class Piece(Protocol):
-    """Records of one file that are decoded together."""
-
-    @property
-    def records(self) -> int:
-        """How many records, bad ones included."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Their size before they are decoded."""
-
-    @property
-    def consumed_bytes(self) -> int:
-        """Bytes of the stored file read so far."""
-
-
-P = TypeVar("P", bound=Piece)
 P_co = TypeVar("P_co", bound=Piece, covariant=True)
 
 
@@ -121,42 +101,6 @@ class RecordReader(Protocol[P_co]):
         """Whether no record follows; correct after every piece."""
 
     def __iter__(self) -> Iterator[P_co]: ...
-
-
-class RecordDecoder(ABC, Generic[P]):
-    """Turns the pieces of files into batches, and adds columns to the schema as they appear.
-
-    Its rows have at least the columns of `schema`; those that `columns` freezes keep their types.
-    """
-
-    def __init__(self, schema: pa.Schema, columns: Columns) -> None:
-        self._columns = columns
-        self.reset(schema)
-
-    @property
-    @abstractmethod
-    def schema(self) -> pa.Schema:
-        """The schema of the newest batch."""
-
-    @abstractmethod
-    def reset(self, schema: pa.Schema) -> None:
-        """Continue with another schema: rows of other files came in between, or rows decoded last do not count."""
-
-    @abstractmethod
-    def decode(self, piece: P) -> Decoded:
-        """Decode one piece.
-
-        Raises:
-            UnexpectedFieldError: an unknown field, and evolution is `fail`.
-            MismatchError: a value does not fit, and evolution is `fail`.
-        """
-
-    def count(self, batch: pa.RecordBatch) -> None:
-        """Count the kinds of values in a batch that is handed on. A format with types of its own counts nothing."""
-
-    def kinds(self) -> dict[str, dict[str, int]]:
-        """Return the counted kinds of values by path; see `ndjson.infer`."""
-        return {}
 
 
 class Format(ABC, Generic[P]):

@@ -11,50 +11,15 @@ from firnline.ndjson import (
     Block,
     BrokenFileError,
     CountingStream,
-    Decoded,
-    DecodeOptions,
-    Decoder,
-    KindCounter,
     compression_of,
     open_blocks,
     open_pieces,
 )
 from firnline.sources.columns import Columns
-from firnline.sources.files.formats.base import HEAD_BYTES, Format, Place, RecordDecoder, RecordReader, StoredFile
+from firnline.sources.decoding import LineDecoder
+from firnline.sources.files.formats.base import HEAD_BYTES, Format, Place, RecordReader, StoredFile
 from firnline.sources.files.formats.recognise import check_head
 from firnline.sources.files.growth import TAIL_BYTES, FileEnd, describe_tail, has_open_line
-
-
-class LineDecoder(RecordDecoder[Block]):
-    """Decodes lines of JSON, whatever format they come from."""
-
-    def __init__(self, schema: pa.Schema, columns: Columns) -> None:
-        self._options = DecodeOptions(
-            evolution=columns.evolution,
-            on_mismatch="fail" if columns.evolution == "fail" else "rescue",
-            reserved=columns.reserved,
-            kinds=columns.kinds,
-            infer_timestamps=columns.infer_timestamps,
-            strict=columns.strict,
-        )
-        self._kinds = KindCounter(schema, columns.frozen, columns.reserved, columns.infer_timestamps)
-        super().__init__(schema, columns)
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self._decoder.schema
-
-    def reset(self, schema: pa.Schema) -> None:
-        self._decoder = Decoder(schema, self._columns.frozen, self._options)
-
-    def decode(self, piece: Block) -> Decoded:
-        return self._decoder.decode(piece)
-
-    def count(self, batch: pa.RecordBatch) -> None:
-        self._kinds.add(batch)
-
-    def kinds(self) -> dict[str, dict[str, int]]:
-        return self._kinds.to_json()
 
 
 class _Sample:

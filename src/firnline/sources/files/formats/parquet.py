@@ -22,6 +22,7 @@ from firnline.ndjson import (
 )
 from firnline.rescued import UNKNOWN_FIELDS, Rescued, add_rescued, shorten
 from firnline.schema import RESCUED_COLUMN, is_column_name_ok, merge, type_to_text
+from firnline.sources.decoding import RecordDecoder
 from firnline.sources.files.formats.arrow_fit import (
     Fitted,
     Mask,
@@ -33,7 +34,7 @@ from firnline.sources.files.formats.arrow_fit import (
     rescue_unknown,
 )
 from firnline.sources.files.formats.arrow_json import join_fields, json_texts
-from firnline.sources.files.formats.base import Format, Place, RecordDecoder, RecordReader, StoredFile
+from firnline.sources.files.formats.base import Format, Place, RecordReader, StoredFile
 from firnline.sources.files.formats.recognise import PARQUET_MAGIC, check_head
 
 BATCH_BYTES = 8 * 1024 * 1024
