@@ -449,3 +449,73 @@ def test_the_command_that_an_export_names_drops_what_was_exported_and_nothing_el
     cli._ask(inbox.open(), chosen, discard=True)
     inbox.run()
     assert inbox.bad() == [("b.json", 1, "not-json")]
+
+
+# -- after the source moved ---------------------------------------------------------------------------
+
+
+def move(inbox: Inbox, to: Path, **settings: Any) -> None:
+    """Move the folder of files, and run once with `--source-moved`."""
+    old, to = inbox.folder, to / "in"
+    to.parent.mkdir(exist_ok=True)
+    old.rename(to)
+    inbox.folder = to
+    run = run_once(inbox.options(**settings), moved=(str(old), str(to)))
+    assert run.exit_code == 0, run.result.error
+
+
+def test_records_replayed_after_a_move_have_the_folders_of_their_file(tmp_path: Path) -> None:
+    """Folders above the source's root give no columns, before and after a move."""
+    (tmp_path / "site=1").mkdir()
+    inbox = Inbox(tmp_path / "site=1")
+    strict(inbox)
+    move(inbox, tmp_path / "site=2", **BY_V)
+    assert inbox.ask_replay() == 3
+    inbox.run()
+    rows = [(1, "x", None, None), (2, None, None, None), (3, "y", "1", None), (4, None, "1", None)]
+    assert inbox.rows("id", "v", "day", "site") == rows
+    assert inbox.bad() == [("a.json", 2, "not-json")]
+    replayed = {Path(row[1]) for row in inbox.rows("id", "_firnline_file") if row[0] in (2, 4)}
+    assert replayed == {inbox.folder / "a.json", inbox.folder / "day=1/b.json"}
+
+
+def test_a_file_read_again_after_a_move_has_no_old_bad_records(tmp_path: Path) -> None:
+    inbox = Inbox(tmp_path)
+    strict(inbox)
+    asked = inbox.open()
+    files = [file.describe([number for number, _ in file.rows]) for file in load_quarantine_files(asked)]
+    move(inbox, tmp_path / "moved", **BY_V)
+    pipeline = inbox.open()
+    plan = plan_reread(pipeline, "a.json")
+    pipeline.requests.ask_reread(plan.path, plan.source, reading=plan.reading, ids=pipeline.ids)
+    inbox.run()
+    assert inbox.rows("id", "v") == [(1, "x"), (1, "x"), (2, None), (3, "y")]
+    assert inbox.bad() == [("a.json", 2, "not-json"), ("b.json", 1, "missing-required")]
+    asked.requests.ask_replay("files", files, discard=False, ids=asked.ids)  # of one who saw the old list
+    inbox.run()
+    assert inbox.rows("id", "v") == [(1, "x"), (1, "x"), (2, None), (3, "y"), (4, None)]
+    assert inbox.ask_replay() == 1
+    inbox.run()
+    assert inbox.rows("id", "v") == [(1, "x"), (1, "x"), (2, None), (3, "y"), (4, None)]
+
+
+@pytest.mark.parametrize(("old", "new"), [("in", "in/in"), ("a/in", "a")])
+def test_a_move_into_or_out_of_the_old_folder_is_refused(tmp_path: Path, old: str, new: str) -> None:
+    """A later file of the new folder would be taken for one of the old folder, and read again and again."""
+    folder, target, table = tmp_path / old, tmp_path / new, str(tmp_path / "out")
+    folder.mkdir(parents=True)
+    (folder / "a.json").write_text('{"id": 1}\n')
+    assert run_once(pipeline_options(str(folder), table)).exit_code == 0
+    target.mkdir(exist_ok=True)
+    (folder / "a.json").rename(target / "a.json")
+    error = run_once(pipeline_options(str(target), table), moved=(str(folder), str(target))).result.error
+    assert isinstance(error, ConfigError)
+    assert "could not be told apart" in str(error)
+    between = tmp_path / "between"
+    target.rename(between)
+    assert run_once(pipeline_options(str(between), table), moved=(str(folder), str(between))).exit_code == 0
+    target.mkdir(parents=True)
+    (between / "a.json").rename(target / "a.json")
+    error = run_once(pipeline_options(str(target), table), moved=(str(between), str(target))).result.error
+    assert isinstance(error, ConfigError)
+    assert DeltaTable(table).to_pyarrow_table().column("id").to_pylist() == [1]

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from firnline.names import quarantine_folder
 from firnline.run.open_pipeline import OpenPipeline
-from firnline.run.read_again import DealtWith, HistoryPart, as_ranges
+from firnline.run.read_again import CurrentNames, DealtWith, HistoryPart, as_ranges
 from firnline.types import Json
 
 
@@ -48,18 +48,17 @@ def load_quarantine_files(pipeline: OpenPipeline) -> Iterator[QuarantineFile]:
     Left out are records that a later epoch has read again, or that were discarded: the ledger names them. So a rollback
     of that epoch brings them back. Of a file that was read again, only the records of the last reading count.
     """
-    dealt = DealtWith()
-    for link in pipeline.ledger.chain(pipeline.load().entry):
+    head = pipeline.load()
+    positions = head.checkpoint.positions if head.checkpoint is not None else {}
+    dealt = DealtWith(CurrentNames(pipeline.sources, positions))
+    for link in pipeline.ledger.chain(head.entry):
         dealt.add(HistoryPart.of(link))
         for file in link.quarantine:
-            name = str(file["name"])
-            kept = [
-                (number, row)
-                for number, row in enumerate(_read(pipeline, name))
-                if not dealt.has(name, number, str(row["file"]))
-            ]
+            name, rows = str(file["name"]), list(enumerate(_read(pipeline, str(file["name"]))))
+            source = str(file.get("source") or _find_source(pipeline, rows[0][1]))
+            kept = [(number, row) for number, row in rows if not dealt.has(name, number, source, str(row["file"]))]
             if kept:
-                yield QuarantineFile(name, str(file.get("source") or _find_source(pipeline, kept[0][1])), kept)
+                yield QuarantineFile(name, source, kept)
 
 
 def load_pending(pipeline: OpenPipeline) -> list[dict[str, Json]]:

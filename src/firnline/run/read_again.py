@@ -23,6 +23,7 @@ from firnline.names import quarantine_epoch, quarantine_folder
 from firnline.run.open_pipeline import OpenPipeline, is_read
 from firnline.run.requests import FileRequest
 from firnline.sources.base import SourcePlan
+from firnline.sources.group import Sources
 from firnline.types import EntryRef, Json
 
 if TYPE_CHECKING:  # the commands that use this module import no job
@@ -58,25 +59,46 @@ def _with_epoch(inputs: Mapping[str, Sequence[dict[str, Json]]], epoch: int) -> 
     return [(source, {**record, "epoch": epoch}) for source, found in inputs.items() for record in found]
 
 
+class CurrentNames:
+    """The current names of inputs, which old records may name differently."""
+
+    def __init__(self, sources: Sources, positions: Mapping[str, Json]) -> None:
+        self._sources, self._positions = sources, positions
+        self._found: dict[tuple[str, str], str] = {}
+
+    def find(self, source: str, path: str) -> str:
+        """Return the current name of an input; its old one if the spec has no such source."""
+        key = (source, path)
+        if key not in self._found:
+            known = source in self._sources.names and source in self._positions
+            found = self._sources[source].current_name(self._positions[source], path) if known else path
+            self._found[key] = found
+        return self._found[key]
+
+
 @dataclass(slots=True)
 class DealtWith:
     """The quarantined records that epochs have dealt with. Parts are added newest first, before their quarantine."""
 
+    names: CurrentNames
     rows: dict[str, set[int]] = field(default_factory=dict)  # file of the quarantine -> rows read again or discarded
-    rereads: dict[str, int] = field(default_factory=dict)  # input -> the epoch that began to read it again
+    # Source and current name of an input -> the epoch that began to read it again.
+    rereads: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def add(self, part: HistoryPart) -> None:
         """Add the epochs of a part."""
-        for _, record in part.records:
-            path = str(record["path"])
+        for source, record in part.records:
             if record["status"] == "replayed":
                 self.rows.setdefault(str(record["quarantine"]), set()).update(expand(record["rows"]))
             elif record.get("reread") and not int(record["from"]) and int(record["to"]):
-                self.rereads[path] = max(int(record["epoch"]), self.rereads.get(path, 0))
+                key = (source, self.names.find(source, str(record["path"])))
+                self.rereads[key] = max(int(record["epoch"]), self.rereads.get(key, 0))
 
-    def has(self, name: str, number: int, path: str) -> bool:
+    def has(self, name: str, number: int, source: str, path: str) -> bool:
         """Return whether a row, a record of the input `path`, was dealt with."""
-        return number in self.rows.get(name, ()) or self.rereads.get(path, 0) > quarantine_epoch(name)
+        if number in self.rows.get(name, ()) or not self.rereads:
+            return number in self.rows.get(name, ())
+        return self.rereads.get((source, self.names.find(source, path)), 0) > quarantine_epoch(name)
 
 
 def expand(ranges: Iterable[Sequence[int]]) -> Iterator[int]:
@@ -125,6 +147,16 @@ def _count(request: FileRequest) -> int:
     return sum(int(file["records"]) for file in request.files)
 
 
+def _find_readings(
+    part: HistoryPart, names: CurrentNames, wanted: set[tuple[str, str]], readings: dict[tuple[str, str], str]
+) -> None:
+    """Add the newest readings of these inputs."""
+    for source, record in part.records if wanted else ():
+        key = (source, names.find(source, str(record["path"]))) if is_read(record) else ("", "")
+        if key in wanted:
+            readings.setdefault(key, reading_id(record))
+
+
 class ReadAgain:
     """Judges requests to read again. Used by the source lane."""
 
@@ -145,13 +177,14 @@ class ReadAgain:
             return []
         names = {str(file["name"]) for request in requests for file in request.files}
         wanted = {(request.source, request.path) for request in requests if request.reading}
-        dealt, quarantined, readings = DealtWith(), set[str](), dict[tuple[str, str], str]()
+        dealt = DealtWith(CurrentNames(self._pipeline.sources, self._progress.bases[base].positions))
+        quarantined, readings = set[str](), dict[tuple[str, str], str]()
         epochs = [quarantine_epoch(name) for name in names]
         epochs += [int(request.reading.partition("-")[0]) for request in requests if request.reading]
         for part in self._walk(base) if epochs else ():
             dealt.add(part)
             quarantined |= names.intersection(str(file["name"]) for file in part.quarantine)
-            self._find_readings(part, base, wanted - readings.keys(), readings)
+            _find_readings(part, dealt.names, wanted - readings.keys(), readings)
             if (quarantined == names and wanted == readings.keys()) or part.first_epoch < min(epochs):
                 break
         judged = []
@@ -163,19 +196,6 @@ class ReadAgain:
                 known = readings.get((request.source, request.path), "")
                 judged.append(Judged(request, READ_SINCE if request.reading and request.reading != known else ""))
         return judged
-
-    def _find_readings(
-        self, part: HistoryPart, base: str, wanted: set[tuple[str, str]], readings: dict[tuple[str, str], str]
-    ) -> None:
-        """Add the newest readings of these inputs."""
-        if not wanted:
-            return
-        sources, positions = self._pipeline.sources, self._progress.bases[base].positions
-        for source, record in part.records:
-            if is_read(record) and source in sources.names:
-                key = (source, sources[source].current_name(positions[source], str(record["path"])))
-                if key in wanted:
-                    readings.setdefault(key, reading_id(record))
 
     def _walk(self, base: str) -> Iterator[HistoryPart]:
         """Yield the history below a base, newest first."""
@@ -206,7 +226,9 @@ class ReadAgain:
             rows = sorted(asked - dealt.rows.get(name, set())) if name in quarantined else []
             if rows and any(epoch > quarantine_epoch(name) for epoch in dealt.rereads.values()):
                 paths = self._load_paths(name)
-                rows = [row for row in rows if row >= len(paths) or not dealt.has(name, row, paths[row])]
+                rows = [
+                    row for row in rows if row >= len(paths) or not dealt.has(name, row, request.source, paths[row])
+                ]
             dealt.rows.setdefault(name, set()).update(rows)
             size = int(file["size_bytes"]) * len(rows) // max(1, len(asked))
             files.append({**file, "rows": as_ranges(rows), "records": len(rows), "size_bytes": size})

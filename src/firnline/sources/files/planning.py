@@ -257,7 +257,7 @@ def recorded_inputs(state: FileState, records: Sequence[dict[str, Json]]) -> lis
     The ledger keeps no byte offset of the beginning: a file that was started before is skipped through.
     """
     return [
-        {**record, "path": state.current_name(str(record["path"])), "offset": 0, "line": 0}
+        {**record, "path": state.current_name(str(record["path"])), "offset": 0, "line": 0, **_former(state, record)}
         for record in records
         if record["status"] != "pending" and int(record["to"]) > int(record["from"]) and not record.get("discarded")
     ]
@@ -270,13 +270,23 @@ def deal_again(inputs: list[dict[str, Json]], parallelism: int) -> list[Split]:
     return [Split(files, NO_LIMIT, NO_LIMIT, NO_LIMIT) for files in ranges]
 
 
-def replayed_input(request: str, file: Mapping[str, Json], now: str, *, discard: bool) -> dict[str, Json]:
+def _former(state: FileState, quarantined: Mapping[str, Json]) -> dict[str, Json]:
+    """Return what an input of quarantined records says of the folders that the files lay in, by their current names."""
+    if "folders" not in quarantined:
+        return {}
+    folders = [state.current_name(f"{folder}/").removesuffix("/") for folder in quarantined["folders"]]
+    return {"folders": folders, **({"former_roots": list(state.former_roots)} if state.former_roots else {})}
+
+
+def replayed_input(
+    state: FileState, request: str, file: Mapping[str, Json], now: str, *, discard: bool
+) -> dict[str, Json]:
     """Return the input of a task for quarantined records that are read again."""
     return {
         "path": str(file["name"]),
         "quarantine": str(file["name"]),
         "rows": list(file["rows"]),
-        "folders": list(file["folders"]),
+        **_former(state, file),
         "size_bytes": int(file["size_bytes"]),
         "etag": "",
         "create_time": None,
@@ -355,7 +365,7 @@ def _record(item: dict[str, Json], to: int) -> dict[str, Json]:
 
 def replayed_record(item: Mapping[str, Json]) -> dict[str, Json]:
     """Return the ledger's record of quarantined records that were read again, or discarded."""
-    dropped = ("offset", "line", "at", "read_as")
+    dropped = ("offset", "line", "at", "read_as", "former_roots")
     return {**{key: value for key, value in item.items() if key not in dropped}, "status": "replayed"}
 
 

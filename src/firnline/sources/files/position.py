@@ -7,6 +7,7 @@ position therefore depends on the files in progress, not on all files ever read.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from firnline.errors import DamagedError
@@ -217,9 +218,14 @@ class FileState:
 
     def current_name(self, path: str) -> str:
         """Return the current name of a file that the ledger has under a former root."""
-        for old in self.former_roots:
-            path = _move(path, old, self.root)
-        return path
+        return current_name(path, self.former_roots, self.root)
+
+
+def current_name(path: str, former_roots: Iterable[str], root: str) -> str:
+    """Return the current name of a file that lay under a former root."""
+    for old in former_roots:
+        path = _move(path, old, root)
+    return path
 
 
 def _move(path: str, old: str, new: str) -> str:

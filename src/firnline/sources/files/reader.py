@@ -174,7 +174,7 @@ class FileReader(SplitReader):
     def _read_quarantined(self, item: dict[str, Json], budget: Budget) -> Iterator[Sequence[Rows]]:
         """Read quarantined records again. A failure is recorded with its reason: they stay where they are."""
         try:
-            kept = load_quarantined(item)
+            kept = load_quarantined(item, self._settings.root)
         except (OSError, pa.ArrowException, KeyError) as error:
             self._failed[str(item["path"])] = f"cannot be read: {error}"
             return

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from firnline.ndjson import Block, Decoded, open_blocks
+from firnline.sources.files.position import current_name
 from firnline.storage import open_storage
 from firnline.types import Json
 
@@ -53,8 +54,8 @@ def _one_line(raw: bytes) -> bytes:
     return _STRING_OR_BREAK.sub(lambda m: b" " if m[0] in b"\r\n" else m[0].translate(_FORBIDDEN), raw)
 
 
-def load_quarantined(item: Mapping[str, Json]) -> list[QuarantinedRecords]:
-    """Load the records that an input of a plan names, by file.
+def load_quarantined(item: Mapping[str, Json], root: str) -> list[QuarantinedRecords]:
+    """Load the records that an input of a plan names, by file under its current name. `root` is the source's.
 
     Raises:
         OSError, pa.ArrowException: the file of the quarantine cannot be read.
@@ -67,7 +68,9 @@ def load_quarantined(item: Mapping[str, Json]) -> list[QuarantinedRecords]:
     table = table.take(pa.array(chosen))
     groups: list[QuarantinedRecords] = []
     columns = [table.column(name).to_pylist() for name in ("file", "line", "record", "raw")]
-    for file, line, record, raw in zip(*columns, strict=True):
+    former_roots = item.get("former_roots", ())
+    for name, line, record, raw in zip(*columns, strict=True):
+        file = current_name(name, former_roots, root)
         if not groups or groups[-1].file != file:
             groups.append(QuarantinedRecords(file, [], [], []))
         groups[-1].lines.append(line)

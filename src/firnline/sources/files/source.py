@@ -137,6 +137,7 @@ class FileSource(Source):
             return FileState(self.location, mark=self._start_name, start_after=self._start_name).to_json()
         state = FileState.from_json(position)
         if self._moved is not None and state.root == normalise(self._moved[0]) != self.location:
+            self._check_move(state)
             state = state.moved(state.root, self.location)
             self._unsaved = True  # worth a separate epoch: the next run then needs no option
         if state.root != self.location:
@@ -145,6 +146,16 @@ class FileSource(Source):
                 hint=f"If the same files moved, run once with --source-moved {state.root}={self.location}",
             )
         return state.to_json()
+
+    def _check_move(self, state: FileState) -> None:
+        """Refuse a folder inside a former one, or around it: new names there would be taken for former ones."""
+        for old in (*state.former_roots, state.root):
+            if old.startswith(f"{self.location}/") or self.location.startswith(f"{old}/"):
+                raise ConfigError(
+                    f"the files of {self.name} lay in {old}, and {self.location} is inside or around it: old and new "
+                    "names could not be told apart",
+                    hint=f"Move the files to a folder outside {old}, and name that one in --source-moved.",
+                )
 
     def adopt(self, foreign: Json) -> tuple[Json, list[dict[str, Json]]]:
         state = FileState.from_interchange(foreign, self.location)
@@ -255,7 +266,9 @@ class FileSource(Source):
         refused: list[dict[str, Json]] = []
         taken: list[str] = []
         for request, (files, discard) in sorted(replays.items()):
-            wanted = [planning.replayed_input(request, file, now, discard=discard) for file in files if file["rows"]]
+            wanted = [
+                planning.replayed_input(state, request, file, now, discard=discard) for file in files if file["rows"]
+            ]
             if taken and sum(int(item["size_bytes"]) for item in [*inputs, *wanted]) > limits.max_bytes:
                 break
             inputs += wanted
