@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import secrets
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -46,8 +47,11 @@ class Receipt:
     attempt: str
     checkpoint_checksum: str
     version: int
-    rows: int
+    rows: int  # that were staged: of an upsert, change rows
     size_bytes: int
+    changes: Mapping[str, int] = field(
+        default_factory=dict, compare=False
+    )  # of an upsert: rows `inserted`, `updated`, `deleted`
 
 
 class Clock(Protocol):

@@ -60,8 +60,9 @@ in the tables are not lost unless --accept names them.
 
 Output (stdout; JSON fields):
   pipeline, run, status (done, stopped, failed, fenced), exit_code, epoch,
-  generation, epochs, files, records, rows, bytes_read, quarantined (by
-  reason), rescued [{source, column, values, expected, first, file, line}],
+  generation, epochs, files, records, rows (of an upsert: change rows),
+  changes (of an upsert: rows inserted, updated, deleted), bytes_read,
+  quarantined (by reason), rescued [{source, column, values, expected, first, file, line}],
   late_files, set_aside, set_aside_files [{path, reason}], delivered ({sink:
   epochs} of further sinks), restarts, recovery_path (fresh, local, remote,
   sink), replication_epochs_behind, replication_lag_seconds (of the
@@ -304,9 +305,12 @@ def _last_line(options: PipelineOptions, totals: RunTotals, *, asked: bool) -> s
         return _delivered_text(options, totals)
     if not totals.epochs:
         return f"nothing to do; the table is at epoch {totals.epoch}"
+    from firnline.cli.run_report import rows_text
+
     where = f" in {totals.rows_in}" if totals.rows_in else ""
     files = count_text(totals.files, "file")
-    facts = [f"done after epoch {totals.epoch}: {count_text(totals.rows, 'row')}{where} from {files}"]
+    rows = rows_text(totals.rows, totals.changes, are_changes=totals.are_changes)
+    facts = [f"done after epoch {totals.epoch}: {rows}{where} from {files}"]
     if totals.quarantined:
         facts.append(f"{totals.quarantined.total():,} quarantined")
     if totals.rescued:

@@ -43,7 +43,9 @@ class RunTotals(Observer):
     epochs: int = 0
     files: int = 0
     records: int = 0
-    rows: int = 0  # in the deciding sink
+    rows: int = 0  # in the deciding sink; of an upsert, change rows
+    changes: Counter[str] = field(default_factory=Counter)  # of an upsert, if known: rows inserted, updated, deleted
+    are_changes: bool = False  # whether `rows` are change rows
     rows_in: str = ""  # its name, if there are several sinks
     bytes_read: int = 0
     state_bytes: int | None = None  # of operators' state; None without operators
@@ -123,6 +125,8 @@ class RunTotals(Observer):
         self.files += max(0, facts.files - facts.files_again)
         self.records += facts.records
         self.rows += facts.rows
+        self.changes.update(facts.changes)
+        self.are_changes = facts.rows_in in facts.upserted
         self.rows_in = facts.rows_in if facts.sink_rows else ""
         self.bytes_read += facts.bytes_read
         self.late_files += facts.late_files
@@ -178,6 +182,7 @@ class RunTotals(Observer):
             "files": self.files,
             "records": self.records,
             "rows": self.rows,
+            "changes": dict(self.changes),
             "bytes_read": self.bytes_read,
             "quarantined": dict(self.quarantined),
             "rescued": [one.to_json() for one in self.rescued],
@@ -223,11 +228,26 @@ def _rows_text(facts: EpochFacts) -> str:
     """Return the rows of an epoch; with several sinks those of each that got some."""
     rows = {sink: count for sink, count in facts.sink_rows.items() if count}
     if not rows or set(rows) == {facts.rows_in}:
-        return count_text(facts.rows, "row") + (f" in {facts.rows_in}" if rows else "")
+        text = rows_text(facts.rows, facts.changes, are_changes=facts.rows_in in facts.upserted)
+        return text + (f" in {facts.rows_in}" if rows else "")
     first, *rest = rows.items()
+    if facts.upserted:
+        units = {sink: "change" if sink in facts.upserted else "row" for sink in rows}
+        return ", ".join(f"{count_text(count, units[sink])} in {sink}" for sink, count in rows.items())
     return ", ".join(
         [f"{count_text(first[1], 'row')} in {first[0]}", *(f"{count:,} in {sink}" for sink, count in rest)]
     )
+
+
+def rows_text(rows: int, changes: Mapping[str, int], *, are_changes: bool) -> str:
+    """Return a number of rows or, of an upsert, what was done to rows, as far as it is known."""
+    if not changes:
+        return count_text(rows, "change" if are_changes else "row")
+    done = [(name, count) for name, count in changes.items() if count]
+    if not done:
+        return "no row changed"
+    (name, count), *rest = done
+    return ", ".join([f"{count_text(count, 'row')} {name}", *(f"{count:,} {name}" for name, count in rest)])
 
 
 class RunReporter(Observer):
@@ -370,6 +390,7 @@ class FieldsReporter(RunReporter):
             "files": facts.files,
             "records": facts.records,
             "rows": facts.rows,
+            "changes": dict(facts.changes),
             "bytes_read": facts.bytes_read,
             "quarantined": facts.bad,
             "late_files": facts.late_files,

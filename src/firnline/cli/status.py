@@ -58,7 +58,8 @@ it cannot be read). Ctrl-C ends it with exit code 130.
 Output (JSON fields):
   pipeline, table, table_version
   sinks         [{name, location, version, epoch (null if the sink cannot be
-                read), required, epochs_pending, epochs_behind, error}];
+                read), required, epochs_pending, epochs_behind, error,
+                write (append, upsert)}];
                 pending: staged, and not yet committed by `firnline committer`;
                 behind: decided, and waiting for the sink, with the last error
   sources       [{name, location, position, files_in_progress,
@@ -71,9 +72,10 @@ Output (JSON fields):
                 and `at` is its last sign of life; null without errors
   last_commit_at, last_commit_seconds_ago
                 the commit of the newest epoch that readers see, in UTC
-  rows, rows_since
-                rows written to the deciding table by the epochs from
-                rows_since on; older epochs are folded
+  rows, rows_in, rows_since
+                rows written to the sink rows_in (the deciding one) by the
+                epochs from rows_since on; older epochs are folded; of an
+                upsert, change rows
   set_aside     [{source, path, reason}]: the first 10 files set aside
   state         new, done, failed, fenced, or died (killed; running again is
                 safe); of a live run starting, running, pausing, paused or
@@ -345,8 +347,10 @@ def _set_aside_text(report: PipelineStatus) -> str:
 def _rows_text(report: PipelineStatus) -> str:
     """Return the rows of the deciding sink, which is named if there are others."""
     since = f" since epoch {report.rows_since:,}" if (report.rows_since or 0) > 1 else ""
-    where = f" in {report.sinks[0]['name']}" if len(report.sinks) > 1 else ""
-    return f"{report.rows:,}{where}{since}"
+    where = f" in {report.rows_in}" if len(report.sinks) > 1 else ""
+    is_upsert = any(sink["name"] == report.rows_in and sink["write"] == "upsert" for sink in report.sinks)
+    what = f"{count_text(report.rows, 'change')} applied" if is_upsert else f"{report.rows:,}"
+    return f"{what}{where}{since}"
 
 
 def _show(out: Output, report: PipelineStatus) -> None:

@@ -59,7 +59,8 @@ class PipelineStatus:
     unordered_names: list[str] = field(default_factory=list)  # sources whose file names do not grow with time
     rescued: list[dict[str, Json]] = field(default_factory=list)  # by source and column, of the epochs in the ledger
     rescued_since: int | None = None  # the oldest of these epochs; older ones are folded
-    rows: int = 0  # written to the deciding sink by the epochs in the ledger
+    rows: int = 0  # written to the sink `rows_in` by the epochs in the ledger; of an upsert, change rows
+    rows_in: str = ""  # the deciding sink, or the first one if the journal decides
     rows_since: int | None = None  # the oldest of these epochs
     last_commit_at: str | None = None  # of the newest epoch that readers see
     last_commit_seconds_ago: float | None = None
@@ -87,7 +88,11 @@ def load_status(pipeline: OpenPipeline, control: dict[str, Json] | None = None) 
     on_record = load_runs(pipeline.storage, pipeline.options.name)
     runs = [{**run, "status": "died"} if has_died(run) else run for run in on_record]
     failing = runs[0].get("sinks_failing") or {} if runs else {}
-    sinks = [_sink_row(sink, head.epoch, failing.get(sink.name)) for sink in pipeline.sinks]
+    writes = {sink.name: sink.write for sink in pipeline.options.sinks}
+    sinks = [
+        {**_sink_row(sink, head.epoch, failing.get(sink.name)), "write": writes.get(sink.name)}
+        for sink in pipeline.sinks
+    ]
     snapshots = snapshots_of(head.checkpoint)
     written = _load_written(pipeline, head)
     last_commit = _last_commit(pipeline, head)
@@ -119,6 +124,7 @@ def load_status(pipeline: OpenPipeline, control: dict[str, Json] | None = None) 
         rescued=written.rescued,
         rescued_since=written.since,
         rows=written.rows,
+        rows_in=pipeline.counted,
         rows_since=written.since,
         last_commit_at=last_commit,
         last_commit_seconds_ago=_age_seconds(pipeline, last_commit) if last_commit else None,
@@ -167,7 +173,7 @@ def _load_written(pipeline: OpenPipeline, head: Head) -> _Written:
     try:
         for entry, _ in pipeline.ledger.entries(head.entry):
             rescued[:0] = [Rescued.from_json(one) for one in entry.rescued]
-            found.rows += sum(int(file["rows"]) for file in entry.staged.get(pipeline.deciding.name, []))
+            found.rows += sum(int(file["rows"]) for file in entry.staged.get(pipeline.counted, []))
             found.since = entry.epoch
     except LedgerHoleError:
         pass  # reported elsewhere

@@ -44,6 +44,8 @@ class EpochFacts:
     rescued: tuple[Rescued, ...] = ()  # values in `_rescued_data`, by source and column
     files_again: int = 0  # of `files`: inputs that an earlier epoch of this run began or tried, too
     rows_in: str = ""  # the deciding sink; if the journal decides, the first sink of the spec
+    upserted: frozenset[str] = frozenset()  # sinks whose rows are change rows
+    changes: Mapping[str, int] = field(default_factory=dict)  # of an upsert, if known: rows inserted, updated, deleted
     is_staged: bool = False  # in a two-stage table: the committer has not committed it yet
 
 

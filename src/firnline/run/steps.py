@@ -509,6 +509,8 @@ class Steps:
             lag_seconds=self._lag(plan),
             sink_rows=self._rows_by_sink(inflight.entry),
             rows_in=self._pipeline.counted,
+            upserted=frozenset(sink.name for sink in self._pipeline.options.sinks if sink.write == "upsert"),
+            changes=dict(receipt.changes) if receipt.sink == self._pipeline.counted else {},
             durations_ms=dict(inflight.durations_ms),
             sources=dict(produced.read),
             align_ms=plan.align_ms,

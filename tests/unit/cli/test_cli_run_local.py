@@ -338,3 +338,35 @@ def test_a_dry_run_tells_who_holds_the_lease(finished: Path, run_json: Any) -> N
     assert any("while it is alive a run is refused (exit code 6)" in warning for warning in found["warnings"])
     lease.release()
     assert not any("lease" in warning for warning in run_json("dry-run")["warnings"])
+
+
+def test_an_upsert_counts_rows_inserted_updated_and_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "firnline.yml").write_text(
+        "name: people\nsources:\n  people: {path: in, min_age_secs: 0}\n"
+        "sinks:\n  - {table: out, write: upsert, key: [id], delete_when: {op: D}}\n"
+    )
+
+    def add(name: str, *records: str) -> None:
+        (tmp_path / "in" / name).write_text("".join(f"{record}\n" for record in records))
+
+    add("1.json", '{"id": 1, "op": "I"}', '{"id": 2, "op": "I"}', '{"id": 2, "op": "U"}', '{"id": 3, "op": "I"}')
+    assert run_command(["run", "--once"]) == 0
+    shown = capfd.readouterr()
+    assert "epoch 1 committed  3 rows inserted  1 file" in shown.err
+    assert shown.out.startswith("done after epoch 1: 3 rows inserted from 1 file, ")
+    add("2.json", '{"id": 1, "op": "U"}', '{"id": 2, "op": "D"}', '{"id": 4, "op": "I"}', '{"id": 9, "op": "D"}')
+    assert run_command(["run", "--once", "--json"]) == 0
+    shown = capfd.readouterr()
+    assert "epoch 2 committed  1 row inserted, 1 updated, 1 deleted  1 file" in shown.err
+    found = json.loads(shown.out)
+    assert (found["rows"], found["changes"]) == (4, {"inserted": 1, "updated": 1, "deleted": 1})
+    assert DeltaTable(tmp_path / "out").to_pyarrow_table()["id"].sort().to_pylist() == [1, 3, 4]
+    add("3.json", '{"id": 9, "op": "D"}')
+    assert run_command(["run", "--once"]) == 0
+    assert capfd.readouterr().out.startswith("done after epoch 3: no row changed from 1 file, ")
+    assert run_command(["status"]) == 0
+    assert "9 changes applied" in capfd.readouterr().out

@@ -49,7 +49,7 @@ from firnline.sinks.delta.history_edit import TableHistory, apply_effect, read_c
 from firnline.sinks.delta.log import DeltaLog, encode_blizzard
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.delta.recovery import find_checkpoint, find_foreign
-from firnline.sinks.delta.stage import CHANGES
+from firnline.sinks.delta.stage import CHANGE_COUNTS, CHANGES
 from firnline.sinks.delta.table import CREATED_WITH, Table, check_put_if_absent
 from firnline.sinks.delta.widen import Widening, find_obstacles
 from firnline.sinks.guard import GuardedSink
@@ -238,6 +238,7 @@ class DeltaSink(Sink):
             version=version,
             rows=int(info["rows"]),
             size_bytes=int(info["size_bytes"]),
+            changes={name: int(info[name]) for name in CHANGE_COUNTS if name in info},
         )
 
     # -- claim ----------------------------------------------------------------------------------------

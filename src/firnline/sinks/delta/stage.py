@@ -299,6 +299,7 @@ def partition_folder(name: str, value: str | None) -> str:
     return f"{name}={readable}-{hashlib.sha256(value.encode()).hexdigest()[:8]}"
 
 
+CHANGE_COUNTS = ("inserted", "updated", "deleted")  # what an upsert does to rows, as its commits and receipts say
 CHANGES = "changes"  # the kind of a staged file that holds change rows
 KEY = "key"  # of such a file: the columns that identify a row when it was staged
 

@@ -23,7 +23,7 @@ from firnline.sinks.base import Capabilities, EpochCommit, RunTasks, SinkContext
 from firnline.sinks.delta.contents import as_in_table, bundles, find_removable, missing_fields, special_features
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.delta.sink import CONFLICT_TRIES, DeltaSink
-from firnline.sinks.delta.stage import CHANGES, KEY
+from firnline.sinks.delta.stage import CHANGE_COUNTS, CHANGES, KEY
 from firnline.sinks.delta.table import Table
 from firnline.sinks.delta.upsert.changes import (
     SEQUENCE_BY,
@@ -247,11 +247,13 @@ class UpsertSink(DeltaSink):
         if not self._options.key:
             raise ConfigError(f"sink {self.name!r} is to be upserted and has no key", hint="Set key: [column, ...].")
         self._work: UpsertWork | None = None
+        self._applied: dict[str, int] = {}  # what the last commit did to rows
 
     def commit(self, commit: EpochCommit, run_tasks: RunTasks | None = None) -> Receipt:
+        self._applied = {}
         receipt = super().commit(commit, run_tasks)
         self._work = None
-        return receipt
+        return receipt if receipt.changes else replace(receipt, changes=self._applied)
 
     def _append(self, commit: EpochCommit, onto: int, run_tasks: RunTasks | None) -> int:
         changed = [file for file in commit.files if file.get("kind") == CHANGES]
@@ -262,6 +264,7 @@ class UpsertSink(DeltaSink):
         self._check_table_key(key, f"epoch {commit.checkpoint.epoch} was made")
         types = wider_columns(self._table.schema(), table_columns(commit.schema))
         exchange = self._open_work(commit, changed).prepare(self._table, run_tasks or run_in_threads, types)
+        self._applied = {name: int(exchange.facts[name]) for name in CHANGE_COUNTS}
         told = replace(commit, facts={**commit.facts, **exchange.facts, KEY: list(key)})
         txns, expiring = self._transactions(commit, onto)
         info = self._commit_info(told, onto)
