@@ -329,7 +329,8 @@ def _check_upsert(options: SinkOptions, rows: pa.Schema) -> None:
     for setting, name in (*(("key", name) for name in options.key), *([("sequence_by", order)] if order else [])):
         if name not in rows.names:
             raise SchemaError(
-                f"sink {options.name!r}: the {setting} column {name!r} is not among the columns {rows.names}",
+                f"sink {options.name!r}: the {setting} column {name!r} is not among the columns "
+                f"{', '.join(rows.names)}",
                 hint=f"Set the sink's {setting} to columns that its input has.",
                 column=name,
             )

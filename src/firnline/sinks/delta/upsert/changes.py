@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from isal import isal_zlib
 
 from firnline.errors import DamagedError, SchemaError, SinkError
+from firnline.schema import type_to_text
 from firnline.sinks.delta.options import OP, OPERATIONS, SEQUENCE
 from firnline.sinks.delta.stage import partition_text
 from firnline.storage import Storage
@@ -38,19 +39,7 @@ def check_key(key: Sequence[str], schema: pa.Schema) -> None:
         SchemaError: it names the column.
     """
     for name in key:
-        index = schema.get_field_index(name)
-        if index < 0:
-            raise SchemaError(
-                f"the key column {name!r} is not among the columns {schema.names}",
-                hint="Set the sink's key to columns that its input has.",
-                column=name,
-            )
-        if pa.types.is_nested(schema.field(index).type):
-            raise SchemaError(
-                f"the key column {name!r} is {schema.field(index).type}, which cannot identify a row",
-                hint="Use a column of a plain type as the key.",
-                column=name,
-            )
+        _check_column("key", name, schema, "cannot identify a row", "Use columns of a plain type as the key.")
 
 
 def check_sequence(name: str, schema: pa.Schema) -> None:
@@ -59,19 +48,21 @@ def check_sequence(name: str, schema: pa.Schema) -> None:
     Raises:
         SchemaError: it names the column.
     """
+    _check_column("sequence_by", name, schema, "has no order", "Use a number, a time or text.")
+
+
+def _check_column(setting: str, name: str, schema: pa.Schema, fault: str, hint: str) -> None:
+    """Refuse a column of a setting that is missing, or nested: `fault` says what such values lack."""
     index = schema.get_field_index(name)
     if index < 0:
         raise SchemaError(
-            f"the column {name!r} of sequence_by is not among the columns {schema.names}",
-            hint="Set the sink's sequence_by to a column that its input has.",
+            f"the {setting} column {name!r} is not among the columns {', '.join(schema.names)}",
+            hint=f"Set the sink's {setting} to what its input has.",
             column=name,
         )
     if pa.types.is_nested(schema.field(index).type):
-        raise SchemaError(
-            f"the column {name!r} of sequence_by is {schema.field(index).type}, which has no order",
-            hint="Use a number, a time or text.",
-            column=name,
-        )
+        kind = type_to_text(schema.field(index))
+        raise SchemaError(f"the {setting} column {name!r} is {kind}, which {fault}", hint=hint, column=name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -297,17 +297,17 @@ class UpsertSink(DeltaSink):
         names = self._find_table_key(held)
         raise SchemaError(
             f"the rows of {self._table.uri} were upserted by {f'the key {names}' if names else 'another key'}, "
-            f"{whose} with {list(key)}: rows of one key would no longer be found",
+            f"{whose} with {', '.join(key)}: rows of one key would no longer be found",
             hint=f"Set the key of sink {self.name!r} back, or name another table.",
         )
 
-    def _find_table_key(self, number: int) -> list[str] | None:
-        """Return the key of the table's rows from a recent commit; None if the log no longer has one."""
+    def _find_table_key(self, number: int) -> str:
+        """Return the key of the table's rows from a recent commit, as text; nothing if the log no longer has one."""
         for commit in self._log.backwards(self._table.version, CONFLICT_TRIES):
             found = (commit.find_info(self._pipeline) or {}).get(KEY)
             if found and _key_number(found) == number:
-                return [str(name) for name in found]
-        return None
+                return ", ".join(found)
+        return ""
 
     def _open_work(self, commit: EpochCommit, changed: list[dict[str, Json]]) -> UpsertWork:
         """Return the earlier work on this attempt: an attempt with a conflict, or whose answer was lost."""
@@ -332,7 +332,7 @@ class UpsertSink(DeltaSink):
         columns = self._table.schema()
         lacking = missing_fields(columns, as_in_table(changes.rows.schema, columns))
         if lacking:
-            raise SchemaError(f"the changes have columns that the table lacks: {[field.name for field in lacking]}")
+            raise SchemaError(f"the changes have columns that the table lacks: {', '.join(f.name for f in lacking)}")
         self._work = UpsertWork(attempt, self.storage, changes, task)
         return self._work
 
