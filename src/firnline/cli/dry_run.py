@@ -28,7 +28,8 @@ Output (JSON fields):
   copies [{path (store, local, remote), place, epoch, writable (null if unknown
   before the first write), problem}], lease (as `firnline status` shows it),
   resume {path, epoch, generation, last_committed_file},
-  schema [{name, type, origin, widened_from, odd_share}] of the deciding table:
+  schema [{name, type, origin, widened_from, odd_share}] of the deciding table
+  (tables [{sink, columns}] has those of every table):
   origin is table, declared, or new; widened_from is the table's type if the run
   would widen it; odd_share is the share of sampled values that do not fit the
   type and would be rescued;
@@ -123,9 +124,13 @@ def _show(out: Output, facts: dict[str, Any]) -> None:
     if facts["copies"]:
         out.line()
         out.table(COPY_COLUMNS, facts["copies"])
-    if facts["schema"]:
+    groups = _alike(facts["tables"])
+    for sinks, columns in groups:
         out.line()
-        out.table(SCHEMA_COLUMNS, [{**c, "origin": _origin(c), "odd": _share(c["odd_share"])} for c in facts["schema"]])
+        if len(groups) > 1:
+            out.line(f"columns of {', '.join(sinks)}:")
+        out.table(SCHEMA_COLUMNS, [{**c, "origin": _origin(c), "odd": _share(c["odd_share"])} for c in columns])
+    if groups:
         for line in _sample_lines(sample):
             out.sentence(line)
     operators = [node for node in facts["graph"]["nodes"] if node["kind"] == "operator"]
@@ -144,6 +149,18 @@ def _show(out: Output, facts: dict[str, Any]) -> None:
 def _waiting(source: dict[str, Any]) -> str:
     waiting = f"{count_text(source['files_outstanding'], 'file')}, {size_text(source['bytes_outstanding'])}"
     return waiting + (f", {count_text(source['late_files'], 'late file')}" if source["late_files"] else "")
+
+
+def _alike(tables: list[dict[str, Any]]) -> list[tuple[list[str], list[dict[str, Any]]]]:
+    """Return the columns of tables with the names of the sinks that have them; nothing of those with unknown ones."""
+    groups: list[tuple[list[str], list[dict[str, Any]]]] = []
+    for table in tables:
+        same = next((sinks for sinks, columns in groups if columns == table["columns"]), None)
+        if same is not None:
+            same.append(table["sink"])
+        elif table["columns"]:
+            groups.append(([table["sink"]], table["columns"]))
+    return groups
 
 
 def _upsert(sink: dict[str, Any]) -> str:

@@ -337,14 +337,14 @@ def _check_upsert(options: SinkOptions, rows: pa.Schema) -> None:
 
 
 def schema_rows(
-    pipeline: OpenPipeline, sampled: Mapping[str, Sampled], schemas: Mapping[str, pa.Schema]
+    pipeline: OpenPipeline, name: str, sampled: Mapping[str, Sampled], schemas: Mapping[str, pa.Schema]
 ) -> list[dict[str, str | float | None]]:
-    """The columns of the deciding table, where each comes from, and what share of sampled values does not fit."""
-    deciding = pipeline.options.deciding
-    port = sink_input(pipeline.options, deciding)
-    table = pipeline.deciding.find_schema()
+    """The columns of a sink's table, where each comes from, and what share of sampled values does not fit."""
+    sink = pipeline.sink(name)
+    port = sink_input(pipeline.options, next(options for options in pipeline.options.sinks if options.name == name))
+    table = _find_table(sink)
     rows = schemas.get(port)
-    schema = table if rows is None else pipeline.deciding.columns_of(rows)
+    schema = table if rows is None else sink.columns_of(rows)
     if schema is None:
         return []
     existing = set(table.names) if table is not None else set()

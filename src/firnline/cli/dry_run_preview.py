@@ -88,6 +88,7 @@ def preview(pipeline: OpenPipeline, width: int | None = None) -> dict[str, Any]:
     for source, found in zip(pipeline.sources, sources, strict=True):
         if not found["files_outstanding"] and not found["late_files"]:
             findings.warnings.append(f"there is nothing to read below {source.location}")
+    tables = {sink.name: schema_rows(pipeline, sink.name, sampled, schemas) for sink in pipeline.options.sinks}
     head, only, shards = findings.head, sources[0] if len(sources) == 1 else None, _shards(findings, parallelism)
     return {
         "pipeline": pipeline.options.name,
@@ -104,7 +105,8 @@ def preview(pipeline: OpenPipeline, width: int | None = None) -> dict[str, Any]:
             "generation": head.generation,
             "last_committed_file": only["last_committed_file"] if only else None,
         },
-        "schema": schema_rows(pipeline, sampled, schemas),
+        "schema": tables[pipeline.counted],
+        "tables": [{"sink": name, "columns": columns} for name, columns in tables.items()],
         "schemas": [
             {"name": port, "columns": [{"name": f.name, "type": type_words(f)} for f in schema]}
             for port, schema in schemas.items()

@@ -113,3 +113,33 @@ def test_the_screen_fits(
     shown = capsys.readouterr().out
     assert "sampled 10 of 10 files" in shown
     assert max(map(len, shown.splitlines())) <= int(columns)
+
+
+def test_tables_with_other_columns_are_shown_each(
+    shop: Shop, run_json: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (shop.folder / "users").mkdir()
+    (shop.folder / "users" / "1.json").write_text('{"email": "a@example.com"}\n')
+    (shop.folder / "firnline.yml").write_text(
+        "name: demo\nsources:\n  shop: {path: in, min_age_secs: 0}\n  users: {path: users, min_age_secs: 0}\n"
+        "sinks:\n  - {name: lake, table: out, input: shop}\n  - {name: copy, table: copy, input: shop}\n"
+        "  - {name: people, table: people, input: users}\n"
+    )
+    shop.add([{"price": 1}])
+    found = run_json("dry-run")
+    names = {table["sink"]: [column["name"] for column in table["columns"]] for table in found["tables"]}
+    assert names == {"lake": ["price"], "copy": ["price"], "people": ["email"]}
+    assert [column["name"] for column in found["schema"]] == ["price"]
+    assert run_command(["dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.index("columns of lake, copy:") < shown.index("price ") < shown.index("columns of people:")
+    assert "email " in shown[shown.index("columns of people:") :]
+
+
+def test_tables_with_the_same_columns_are_shown_once(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    shop.write_spec(sink="}\n  - {name: copy, type: delta, table: copy")
+    shop.add([{"price": 1}])
+    assert run_command(["dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "columns of" not in shown
+    assert shown.count("int64") == 1
