@@ -223,3 +223,36 @@ def test_declared_csv_columns_and_other_delimiters(tmp_path: Path) -> None:
     csv = CsvOptions(delimiter=";", header=False, encoding="latin-1")
     run_to_end(folder.options(schema=schema, csv=csv))
     assert folder.rows() == [{"id": 1, "n": 42, "ok": True, "t": "Käse"}]
+
+
+def test_a_csv_file_without_a_header_beside_files_with_one_is_set_aside_and_named(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, "csv")
+    folder.put("1.csv", b"id,name,paid\n1,Ann,1.5\n2,Bob,2.5\n")
+    folder.put("2.csv", b"3,Cid,3.5\n4,Dan,4.5\n")
+    folder.put("3.csv", b"Eve;x\n")  # one line only: nothing tells that it is no header
+    options = folder.options(file_attempts=1)
+    for _ in range(2):  # alone in its task, and beside known columns
+        assert run_once(options, threads=4).exit_code == 0
+    status, reason = folder.status()["2.csv"]
+    assert status == "set_aside"
+    assert reason is not None
+    assert reason.startswith('its first line looks like a record, not like a header ("3"): ')
+    assert "csv: {header: false}" in reason
+    assert set(DeltaTable(str(folder.table)).to_pyarrow_table().column_names) == {"id", "name", "paid"}
+    folder.put("4.csv", b"5,Fay,5.5\n")  # the table's columns tell
+    assert run_once(options).exit_code == 0
+    assert folder.status()["4.csv"][0] == "set_aside"
+    assert sorted(folder.ids()) == [1, 2]
+    folder.put("4.csv", b"id,name,paid\n5,Fay,5.5\n")  # mended: tried again by itself
+    assert run_once(options).exit_code == 0
+    assert sorted(folder.ids()) == [1, 2, 5]
+
+
+def test_columns_that_are_called_like_values_pass_if_the_spec_says_so(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, "csv")
+    folder.put("1.csv", b"2024-01-01,id\n2024-02-01,1\n")
+    assert run_once(folder.options(file_attempts=1)).exit_code == 0
+    assert folder.status()["1.csv"][0] == "set_aside"
+    folder.table = tmp_path / "other"
+    assert run_once(folder.options(csv=CsvOptions(check_header=False))).exit_code == 0
+    assert list(folder.ids()) == [1]

@@ -20,7 +20,7 @@ from firnline.ndjson import BrokenFileError
 from firnline.sources.columns import Columns
 from firnline.sources.files.formats import scanning
 from firnline.sources.files.formats.base import Place
-from firnline.sources.files.formats.recognise import guess_format
+from firnline.sources.files.formats.recognise import find_record, guess_format
 from tests.support.formats import read_bytes
 
 JSON = {"format": "json"}
@@ -349,3 +349,28 @@ def test_the_format_is_guessed_from_what_lies_in_a_folder(
 ) -> None:
     (tmp_path / name).write_bytes(data)
     assert guess_format(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1,Ann,paris\n2,Bob,rome\n", "1"),
+        ("Ann,12.5\nBob,7\n", "12.5"),
+        ("Ann,-3\nBob,4\n", "-3"),
+        ("Ann,true\nBob,FALSE\n", "true"),
+        ("Ann,2024-01-31T10:00:00Z\nBob,2024-02-01\n", "2024-01-31T10:00:00Z"),
+        ("Ann,1,x\nBob,,y\nCid,3,z", "1"),
+        ("id,name\n1,Ann\n", None),
+        ("country,2019,2020\nItaly,1,2\n", None),  # years as columns
+        ("country,code,2019,2020\nItaly,IT,1,2\n", None),
+        (",0,1,2\na,1,2,3\n", None),  # as pandas numbers columns
+        ("0,1\n5,6\n", None),
+        ("Province,1/22/20,1/23/20\nHubei,444,500\n", None),  # a value is of another kind than its label
+        ("Ann,12.5\nBob,none\n", None),
+        ("Ann,1\n", None),  # one line
+        ("", None),
+        ('"a,1",b\n"x\ny",2\n', None),
+    ],
+)
+def test_a_first_line_that_is_a_record_is_found(text: str, value: str | None) -> None:
+    assert find_record(text.encode(), ",", '"') == value

@@ -47,6 +47,10 @@ class CsvConfig(Config):
         description="Whether the first record has the names of the columns. Without a header, fields get the names of "
         "schema.fields in their order, and then column0, column1 and so on by their place.",
     )
+    check_header: Flag = Field(
+        default=True,
+        description="Whether a file is set aside if its first line looks like a record and not like a header.",
+    )
     quote: str = Field(
         default='"', description="The character around fields that hold delimiters or line breaks; empty for none."
     )
@@ -70,7 +74,7 @@ class CsvConfig(Config):
 
     def build(self) -> CsvOptions:
         """Return the options."""
-        return CsvOptions(self.delimiter, self.header, self.quote, self.null_values, self.encoding)
+        return CsvOptions(self.delimiter, self.header, self.quote, self.null_values, self.encoding, self.check_header)
 
 
 class FilesSourceConfig(SourceConfig):

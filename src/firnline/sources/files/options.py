@@ -21,6 +21,7 @@ class CsvOptions:
     quote: str = '"'  # empty: no field is quoted
     null_values: tuple[str, ...] = ("",)  # fields that are null, quoted or not
     encoding: str = "utf-8"
+    check_header: bool = True  # refuse a file whose first line looks like a record
 
     def to_json(self) -> dict[str, Json]:
         """Return what differs from the defaults."""
@@ -31,13 +32,16 @@ class CsvOptions:
             "quote": self.quote,
             "null_values": list(self.null_values),
             "encoding": self.encoding,
+            "check_header": self.check_header,
         }
         return {key: value for key, value in values.items() if value != _plain(getattr(default, key))}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Json]) -> CsvOptions:
         """Parse the output of `to_json`."""
-        known = {key: value[key] for key in ("delimiter", "header", "quote", "encoding") if key in value}
+        known = {
+            key: value[key] for key in ("delimiter", "header", "quote", "encoding", "check_header") if key in value
+        }
         if "null_values" in value:
             known["null_values"] = tuple(value["null_values"])
         return cls(**known)

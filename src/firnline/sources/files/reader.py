@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -140,7 +140,7 @@ class FileReader(SplitReader):
         most = budget.records_left
         if "to" in item:  # as an earlier reading of it ended
             most = min(most, int(item["to"]) - int(item["from"]))
-        file = _OpenFile(self._storage, self._settings, item, most)
+        file = _OpenFile(self._storage, self._settings, item, most, before.names)
         decoder = self._open_decoder(file.format, str(item["path"]))
         try:
             for piece in file.pieces():
@@ -233,8 +233,11 @@ class FileReader(SplitReader):
 class _OpenFile:
     """One file of the source, read from its last place; distinguishes faults of the file from those of the storage."""
 
-    def __init__(self, storage: Storage, settings: FileReaderSettings, item: dict[str, Json], max_records: int) -> None:
+    def __init__(self, storage: Storage, settings: FileReaderSettings, item: dict[str, Json], max_records: int,
+        known: Collection[str],
+    ) -> None:  # fmt: skip
         self._storage = storage
+        self._known = known
         self._root = settings.root
         self._item = item
         self._place = Place(
@@ -290,7 +293,10 @@ class _OpenFile:
         if stat.etag != self._item["etag"] and not self._has_grown(stat):
             raise BrokenFileError(self._item["path"], "changed after it was planned")
         self._etag = stat.etag
-        return self.format.open(self._file, self._place)
+        reader = self.format.open(self._file, self._place)
+        if not self._place.record and "to" not in self._item:  # a file that an epoch has read stays what it was
+            self.format.check_names(self._file, reader, self._known)
+        return reader
 
     def _has_grown(self, stat: FileStat) -> bool:
         """Return whether the records that an epoch read are still there. Only a repeated reading names their end."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -121,6 +121,13 @@ class Format(ABC, Generic[P]):
     @abstractmethod
     def offset_of(self, file: StoredFile, reader: RecordReader[P]) -> int:
         """Return the offset where reading can continue; 0 if records must be counted from the start."""
+
+    def check_names(self, file: StoredFile, reader: RecordReader[P], known: Collection[str]) -> None:
+        """Compare the names that a file gives to its columns with the known columns of the source.
+
+        Raises:
+            BrokenFileError: they are plainly no names.
+        """
 
     def warm_up(self) -> None:
         """Compile what the reader needs, or load it; later calls are cheap."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from firnline.ndjson import Block, BrokenFileError, compression_of
 from firnline.sources.files.formats.base import Place, RecordReader, StoredFile
 from firnline.sources.files.formats.csv_scan import BOOLEAN, INFERRED, NUMBER, scan_csv, skip_csv
 from firnline.sources.files.formats.lines import TextFormat
-from firnline.sources.files.formats.recognise import check_delimiter, check_head
+from firnline.sources.files.formats.recognise import check_delimiter, check_head, find_data, find_record, no_header
 from firnline.sources.files.formats.scan_codes import CUT_LINE, LINE
 from firnline.sources.files.formats.scanning import Array, ScanReader
 from firnline.sources.files.options import CsvOptions
@@ -54,6 +54,7 @@ class CsvFormat(TextFormat):
             reader.read_names()
             if self._options.header and len(reader.names) == 1 and not place.record:
                 check_delimiter(head, file.path, self._options.delimiter)
+            reader.seen = head
         else:
             first = _CsvReader(file, Place(max_record_bytes=place.max_record_bytes), self._options, self._declared)
             first.read_names()
@@ -61,6 +62,15 @@ class CsvFormat(TextFormat):
             reader.set_names(first.names)
         reader.start()
         return reader
+
+    def check_names(self, file: StoredFile, reader: RecordReader[Block], known: Collection[str]) -> None:
+        options = self._options
+        if not isinstance(reader, _CsvReader) or not options.header or not options.check_header:
+            return
+        is_other = bool(known) and set(reader.names).isdisjoint(known)
+        odd = find_data(reader.names) if is_other else find_record(reader.seen, options.delimiter, options.quote)
+        if odd is not None:
+            raise BrokenFileError(file.path, no_header(odd))
 
     def offset_of(self, file: StoredFile, reader: RecordReader[Block]) -> int:
         if compression_of(file.path) or self._options.encoding != "utf-8":
@@ -80,6 +90,7 @@ class _CsvReader(ScanReader):
         nulls = [text.encode() for text in options.null_values]
         self._nulls, self._null_ends = _joined(nulls)
         self.names: list[str] = []
+        self.seen = b""  # the first bytes of the file, if it is read from its beginning
 
     # --- names -----------------------------------------------------------------------------------------
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ _SUFFIXES = (".csv", ".tsv")
 MOST_FILES = 20  # that a guess looks into
 MOST_LISTED = 1000
 HEAD_BYTES = 4096
+HEADER_LINES = 20  # that are compared with the first one
 _WORDS = {
     "parquet": "is a Parquet file",
     "json": "holds a JSON array",
@@ -50,6 +53,54 @@ def check_delimiter(head: bytes, path: str, delimiter: str) -> None:
         if other != delimiter and _is_csv(lines, other):
             key = f"csv: {{delimiter: {json.dumps(other)}}}"
             raise BrokenFileError(path, f"has one column, and several with another delimiter: set {key}")
+
+
+_KINDS = {
+    "number": re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?"),
+    "boolean": re.compile(r"true|false", re.IGNORECASE),
+    "time": re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?|\d{1,2}[./]\d{1,2}[./](\d\d|\d{4})"),
+}
+_LABEL = re.compile(r"\d+")  # 1, 2, 3 or 2019, 2020 may be names of columns
+_YEARS = range(1900, 2101)
+
+
+def _kind(text: str) -> str | None:
+    return next((kind for kind, form in _KINDS.items() if form.fullmatch(text.strip())), None)
+
+
+def find_data(names: Sequence[str]) -> str | None:
+    """Return the first name that looks like a value: a number, a time, a boolean; None if no one does."""
+    return next((name for name in names if _kind(name)), None)
+
+
+def no_header(name: str) -> str:
+    """Return the reason to set a file aside whose first line has this value instead of a name."""
+    return (
+        f'its first line looks like a record, not like a header ("{name}"): add a line with the names, or set '
+        "csv: {header: false}; if these are the names, set csv: {check_header: false}"
+    )
+
+
+def find_record(head: bytes, delimiter: str, quote: str) -> str | None:
+    """Return a field of a CSV file's first line that plainly is a value, as in the lines after it; None: it has names.
+
+    `head` has the first bytes of the file; its last line may be cut off.
+    """
+    lines = head.decode("utf-8", "replace").splitlines(keepends=True)[: HEADER_LINES + 1]
+    quoting: dict[str, Any] = {"quotechar": quote} if quote else {"quoting": csv.QUOTE_NONE}
+    try:
+        first, *records = list(csv.reader(lines, delimiter=delimiter, **quoting))
+    except (csv.Error, ValueError):
+        return None
+    has_labels = all(_LABEL.fullmatch(name.strip()) for name in first[1:])
+    for number, name in enumerate(first):
+        kind = _kind(name)
+        if kind is None or (_LABEL.fullmatch(name.strip()) and (has_labels or int(name) in _YEARS)):
+            continue
+        below = [record[number] for record in records if len(record) == len(first) and record[number].strip()]
+        if below and all(_kind(value) == kind for value in below):
+            return name
+    return None
 
 
 def _decode(head: bytes) -> str:
