@@ -110,12 +110,14 @@ class Child:
     def wait_until_stopped(self, timeout: float = 60) -> None:
         """Wait until the fault `stop` or SIGSTOP has stopped every thread of the child."""
         deadline = monotonic() + timeout
-        while not self._is_stopped():
+        while not self.is_stopped:
             if monotonic() > deadline or not self.is_alive:
                 raise TimeoutError(f"the child was never stopped:\n{self.log()[-4000:]}")
             time.sleep(0.01)
 
-    def _is_stopped(self) -> bool:
+    @property
+    def is_stopped(self) -> bool:
+        """Whether every thread of the child is stopped."""
         try:
             stats = [path.read_text() for path in Path(f"/proc/{self.pid}/task").glob("*/stat")]
         except (FileNotFoundError, ProcessLookupError):  # a thread, or the child, has ended meanwhile

@@ -98,6 +98,7 @@ class Steps:
         self._upkeep = upkeep
         self._backpressure = backpressure
         self._read_again = ReadAgain(context.pipeline, context.progress)
+        self._passed_on: set[str] = set()  # requests that the sources know, by path or name
         self._learn_columns = learn_columns
         self._restaged: Restaged = {}
         self._on_lost = on_lost
@@ -162,10 +163,15 @@ class Steps:
     def _pass_on(self, requests: list[FileRequest], base: str) -> dict[str, Judged]:
         """Tell the sources about requests; the calls are repeated until the requests are answered.
 
+        A request that is gone was answered by another run, before this one claimed: the sources forget it.
+
         Returns those to read again as they apply to this base, by their names.
         """
         sources, positions = self._pipeline.sources, self._progress.bases[base].positions
         again: list[FileRequest] = []
+        names = {request.id if request.source else request.path for request in requests}
+        sources.forget_requests(self._passed_on - names)
+        self._passed_on = names
         for request in requests:
             if request.kind == "drop":
                 sources.drop(request.path)

@@ -493,7 +493,8 @@ class Source(ABC):
         return True
 
     def forget_requests(self, names: Iterable[str]) -> None:  # noqa: B027
-        """Forget these requests, by path or by request: the epoch that answers them is committed."""
+        """Forget these requests, by path or by request: the epoch that answers them, of this run or another, is
+        committed."""
 
     # -- inputs one by one --
 
