@@ -17,6 +17,7 @@
     |  |- CommitUnknownError       may or may not be written; ask, never guess        (exit 4)
     |  |- StagingError             the stager of a sink failed in a task
     |  |- BadRowError              a row that the sink can never hold                 (exit 1)
+    |  |- OutboxFullError          too much waits for a sink, with `on_full: stop`    (exit 1)
     |  |- NotDurableError          an fsync failed: what was written may be lost      (exit 1)
     |  |- StoreUnsafeError         the storage has no put-if-absent                   (exit 1)
     |  |- TableLostError           a table that existed is missing                    (exit 1)
@@ -38,6 +39,7 @@
        |- StoreReadOnlyError       the store is a view or a copy, and cannot be changed
        |- StoreAheadError          the store or a tier is ahead of the sink
        |- SinkDivergedError        a sink holds an epoch that was never decided
+       |- SinkWentBackError        a sink lost epochs that the outbox no longer has
        |- DecidingSinkError        another table than before would decide
        |- StateIncompleteError     a state checkpoint was never completed, or was aborted
        |- StateConflictError       another process began or decided the same state checkpoint
@@ -80,10 +82,12 @@ __all__ = [
     "NotDurableError",
     "NotRunningError",
     "OperatorError",
+    "OutboxFullError",
     "RollbackRefusedError",
     "SchemaError",
     "SinkDivergedError",
     "SinkError",
+    "SinkWentBackError",
     "SourceError",
     "SourceMovedError",
     "SpecError",
@@ -315,6 +319,15 @@ class BadRowError(SinkError):
     default_hint = "Correct the target, or set `on_bad_row: dead_letter` on the sink."
 
 
+class OutboxFullError(SinkError):
+    """More waits in the outbox for a sink than may, and the spec says that this stops the run."""
+
+    code = "outbox-full"
+    retryable = False
+    exit_code = 1
+    default_hint = "Repair the sink, allow more (outbox.max_bytes), or set `outbox.on_full: set_aside`."
+
+
 class NotDurableError(SinkError):
     """An fsync failed, or the disk does not hold what was written; the run must not build on it."""
 
@@ -477,6 +490,13 @@ class SinkDivergedError(CheckpointError):
 
     code = "sink-diverged"
     default_hint = "Restore the sink from a savepoint, or remove it from the spec: the other sinks continue."
+
+
+class SinkWentBackError(CheckpointError):
+    """A sink lost epochs that it held, and the outbox no longer has them all."""
+
+    code = "sink-went-back"
+    default_hint = "Copy the sink anew: firnline sinks resync SINK --yes"
 
 
 class DecidingSinkError(CheckpointError):

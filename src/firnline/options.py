@@ -351,6 +351,11 @@ class PipelineOptions:
             )
         return home
 
+    @property
+    def followers(self) -> tuple[FollowerOptions, ...]:
+        """The sinks that are delivered from the outbox."""
+        return tuple(sink for sink in self.sinks if isinstance(sink, FollowerOptions))
+
     def describe(self) -> dict[str, Any]:
         """Facts for logs and `--json`, without secrets."""
         return {

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from firnline.errors import RollbackRefusedError
 from firnline.history.edits.rollback import Rollback
-from firnline.options import PipelineOptions
+from firnline.options import OutboxOptions, PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.dead_letters import list_dead_letters, read_letters
 from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sinks.known import find_away
 from firnline.testing.sinks import OpenSink, ReadRows, SinkConformance
 from tests.support.pipelines import MakeOptions, run_once, run_to_end
 from tests.support.samples import SampleInput, table_ids
@@ -161,10 +163,6 @@ def test_a_rollback_leaves_a_follower_only_when_told_to(
 def test_delivered_files_stay_for_a_while_and_then_go(
     make_options: MakeOptions, sample: SampleInput, tmp_path: Path
 ) -> None:
-    from datetime import timedelta
-
-    from firnline.options import OutboxOptions
-
     options = options_of(make_options, tmp_path, follower(tmp_path))
     sample.add("f1.json", 3)
     run_to_end(options)
@@ -173,3 +171,152 @@ def test_delivered_files_stay_for_a_while_and_then_go(
         sample.add(f"f{number}.json", 3)
     run_to_end(replace(options, outbox=OutboxOptions(keep=timedelta(0))))
     assert len(outbox_files(tmp_path)) < 3
+
+
+# -- what the pipeline remembers of its followers ---------------------------------------------------------
+
+
+def test_a_follower_that_is_added_begins_with_the_next_epoch(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    alone = options_of(make_options, tmp_path)
+    sample.add("f1.json", 10)
+    run_to_end(alone)
+    before = Counter(sample.ids)
+    options = options_of(make_options, tmp_path, follower(tmp_path))
+    run_to_end(options)  # nothing to do
+    for number in (2, 3):
+        sample.add(f"f{number}.json", 10)
+        run_to_end(options)
+    assert sqlite_ids(tmp_path / "copy.db") == sample.ids - before
+    assert table_ids(tmp_path / "table") == sample.ids
+
+
+def test_a_follower_that_should_get_the_past_is_refused_with_the_command_that_copies_it(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    sample.add("f1.json", 10)
+    run_to_end(options_of(make_options, tmp_path))
+    sample.add("f2.json", 10)
+    result = run_once(options_of(make_options, tmp_path, follower(tmp_path, copy_from="table"))).result
+    assert result.exit_code == 2
+    assert result.error is not None
+    assert result.error.hint == "Copy it now: firnline sinks resync copy --from table --yes"
+
+
+def test_a_follower_that_is_missing_renamed_or_moved_is_refused_by_name(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    sample.add("f1.json", 10)
+    run_to_end(options_of(make_options, tmp_path, follower(tmp_path)))
+    sample.add("f2.json", 10)
+    other = SqliteSinkOptions("other", str(tmp_path / "copy.db"))
+    moved = SqliteSinkOptions("copy", str(tmp_path / "elsewhere.db"))
+    for sinks, words in (
+        ((), "delivers to sink 'copy'"),
+        ((other,), "which sink 'copy' has written to so far"),
+        ((moved,), "has written to"),
+    ):
+        result = run_once(options_of(make_options, tmp_path, *sinks)).result
+        assert result.exit_code == 2
+        assert result.error is not None
+        assert words in result.error.message
+    run_to_end(options_of(make_options, tmp_path, replace(other, renamed_from="copy")))
+    assert sqlite_ids(tmp_path / "copy.db") == sample.ids
+
+
+def test_a_renamed_follower_gets_what_waited_under_its_old_name(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    down = tmp_path / f"copy.db{DOWN}"
+    sample.add("f1.json", 10)
+    run_to_end(options_of(make_options, tmp_path, follower(tmp_path, required=False)))
+    down.touch()
+    sample.add("f2.json", 10)
+    run_to_end(options_of(make_options, tmp_path, follower(tmp_path, required=False)))
+    down.unlink()
+    renamed = SqliteSinkOptions("other", str(tmp_path / "copy.db"), renamed_from="copy")
+    run_to_end(options_of(make_options, tmp_path, renamed))
+    assert sqlite_ids(tmp_path / "copy.db") == sample.ids
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_a_follower_that_went_back_gets_what_it_lost(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path, lost: int
+) -> None:
+    options = options_of(make_options, tmp_path, follower(tmp_path))
+    for number in (1, 2, 3):
+        if number == 4 - lost:
+            held = (tmp_path / "copy.db").read_bytes() if number > 1 else None
+        sample.add(f"f{number}.json", 10)
+        run_to_end(options)
+    (tmp_path / "copy.db").unlink()
+    if held is not None:
+        (tmp_path / "copy.db").write_bytes(held)  # restored from a backup
+    run_to_end(options)
+    assert sqlite_ids(tmp_path / "copy.db") == sample.ids
+
+
+def test_a_follower_that_went_back_beyond_the_outbox_is_named_and_nothing_is_written(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    options = options_of(make_options, tmp_path, follower(tmp_path))
+    for number in (1, 2):
+        sample.add(f"f{number}.json", 10)
+        run_to_end(options)
+    for path in outbox_files(tmp_path):
+        path.unlink()
+    (tmp_path / "copy.db").unlink()
+    sample.add("f3.json", 10)
+    run = run_once(options)
+    assert run.error_code == "sink-went-back"
+    assert not (tmp_path / "copy.db").exists()
+
+
+def test_a_target_of_another_pipeline_is_refused_by_name(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    sample.add("f1.json", 10)
+    run_to_end(options_of(make_options, tmp_path, follower(tmp_path)))
+    held = sqlite_rows(tmp_path / "copy.db")
+    (tmp_path / "b").mkdir()
+    other = make_options(
+        max_files=1, sinks=(DeltaSinkOptions("table", str(tmp_path / "b" / "table")), follower(tmp_path))
+    )
+    for _ in range(2):
+        assert run_once(other).exit_code == 1
+    assert sqlite_rows(tmp_path / "copy.db") == held
+
+
+def test_a_follower_that_lags_too_far_is_set_aside_and_stays_so(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    copy = follower(tmp_path, required=False)
+    options = replace(options_of(make_options, tmp_path, copy), outbox=OutboxOptions(max_bytes=1, keep=timedelta(0)))
+    sample.add("f1.json", 10)
+    run_to_end(options)
+    held = sqlite_ids(tmp_path / "copy.db")
+    down = tmp_path / f"copy.db{DOWN}"
+    down.touch()
+    for number in (2, 3, 4):
+        sample.add(f"f{number}.json", 10)
+    run_to_end(options)
+    down.unlink()
+    sample.add("f5.json", 10)
+    run_to_end(options)
+    assert table_ids(tmp_path / "table") == sample.ids
+    assert sqlite_ids(tmp_path / "copy.db") == held, "it gets nothing until somebody resyncs it"
+    checkpoint = open_pipeline(options).load().checkpoint
+    assert "wait for it in the outbox" in find_away(checkpoint)["copy"]
+
+
+def test_a_full_outbox_stops_the_run_if_the_spec_says_so(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    copy = follower(tmp_path, required=False)
+    full = OutboxOptions(max_bytes=1, on_full="stop")
+    options = replace(options_of(make_options, tmp_path, copy), outbox=full)
+    (tmp_path / f"copy.db{DOWN}").touch()
+    for number in (1, 2, 3):
+        sample.add(f"f{number}.json", 10)
+    assert run_once(options).error_code == "outbox-full"

@@ -21,7 +21,7 @@ from firnline.history.edits.restore_plan import copy_ledger
 from firnline.history.edits.rollback import Rollback
 from firnline.history.savepoints.create import create_savepoint
 from firnline.options import PipelineOptions
-from firnline.run import joining
+from firnline.run import edits, joining
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.history_edit import find_owners
 from firnline.sinks.delta.log import encode_blizzard
@@ -73,7 +73,7 @@ def dies_after_the_decision(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(joining, "settle_edits", die)
+        patch.setattr(edits, "settle_edits", die)
         with pytest.raises(KeyboardInterrupt):
             yield
 

@@ -16,7 +16,7 @@ from firnline.errors import RollbackRefusedError, SinkError
 from firnline.history.edits.fresh_start import start_over
 from firnline.history.edits.rollback import Rollback
 from firnline.options import PipelineOptions
-from firnline.run import joining
+from firnline.run import edits
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.options import DeltaSinkOptions
 from tests.support.committers import commit_table, pending_units
@@ -101,7 +101,7 @@ class History:
         with self.patch.context() as patch:
             if crash:
                 die = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt())  # noqa: E731
-                patch.setattr(joining, "_record", die)
+                patch.setattr(edits, "_record", die)
                 patch.setattr("firnline.sinks.staged.sink.drop_pending", die)
             try:
                 Rollback(pipeline, to).perform("test")

@@ -17,7 +17,7 @@ from firnline.errors import ConfigError, RollbackRefusedError
 from firnline.history.edits.fresh_start import start_over
 from firnline.history.edits.rollback import Rollback, RollbackPlan
 from firnline.options import PipelineOptions
-from firnline.run import joining
+from firnline.run import edits, joining
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.options import DeltaSinkOptions
 from tests.support.committers import commit_table, pending_units, rejected_reasons
@@ -51,22 +51,22 @@ def outage(table: str) -> Iterator[None]:
 
 @contextmanager
 def dies_after_the_decision(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    original = joining.settle_edits
+    original: Any = joining.settle_edits
     decided: list[bool] = []
 
     def decide(*arguments: Any) -> Any:
         decided.append(True)
         return decide_first(*arguments)
 
-    def die(*arguments: Any) -> int:
+    def die(*arguments: Any) -> Any:
         if decided:
             raise KeyboardInterrupt
         return original(*arguments)
 
-    decide_first = joining._decide
+    decide_first = edits._decide
     with monkeypatch.context() as patch:
-        patch.setattr(joining, "settle_edits", die)
-        patch.setattr(joining, "_decide", decide)
+        patch.setattr(edits, "settle_edits", die)
+        patch.setattr(edits, "_decide", decide)
         with pytest.raises(KeyboardInterrupt):
             yield
 

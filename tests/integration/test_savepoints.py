@@ -456,13 +456,13 @@ def test_a_sink_that_was_not_reached_is_brought_through_by_the_next_run(
     _, path = save(options, copy=True)
     epochs(sample, options, 1, first=3)
     target = dataclasses.replace(options, sinks=two_sinks(tmp_path / "new"))
-    from firnline.run import joining
+    from firnline.run import edits
 
     def lost(*_: Any) -> int:
         raise SinkError("the network is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(joining, "settle_edits", lost)
+        patch.setattr(edits, "settle_edits", lost)
         told: list[str] = []
         restore(target, path, report=told.append)
         assert "copy follows when the next run joins it: the network is gone" in told

@@ -17,7 +17,7 @@ from firnline.history.edits.rollback import Rollback
 from firnline.maintenance.gc import gc
 from firnline.maintenance.state import sweep_state
 from firnline.options import OperatorOptions, StateOptions, TriggerOptions
-from firnline.run import joining
+from firnline.run import edits
 from firnline.run.open_pipeline import open_pipeline
 from tests.support.keyed import GRAPHS, KeyedInput, answers, answers_without_trouble, keyed_options
 from tests.support.pipelines import run_once
@@ -73,7 +73,7 @@ class History:
         to = self.random.choice(known)
         with self.patch.context() as patch:
             if crash:
-                patch.setattr(joining, "_record", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+                patch.setattr(edits, "_record", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
             try:
                 Rollback(pipeline, to).perform("test")
             except KeyboardInterrupt:

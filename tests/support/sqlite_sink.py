@@ -75,7 +75,7 @@ class SqliteSink(Follower):
 
     @property
     def _key(self) -> str:
-        return f"{self.context.pipeline}/{self.name}"
+        return f"{self.context.pipeline}/{self.head_name}"
 
     def read_head(self) -> FollowerHead | None:
         if not Path(self._path).exists() and not Path(self._path + DOWN).exists():

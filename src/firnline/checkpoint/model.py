@@ -33,6 +33,7 @@ class Checkpoint:
     floor: int = 0
     shards: int = 0
     deciding: dict[str, Json] = field(default_factory=dict)
+    sinks: dict[str, Json] = field(default_factory=dict)  # what it remembers of followers, see `sinks.known`
 
     def to_json(self) -> dict[str, Json]:
         """Return the sealed form, with format number and checksum."""
@@ -52,6 +53,7 @@ class Checkpoint:
                 **({"columns": self.columns} if self.columns else {}),
                 **({"shards": self.shards} if self.shards else {}),
                 **({"deciding": self.deciding} if self.deciding else {}),
+                **({"sinks": self.sinks} if self.sinks else {}),
             }
         )
 
@@ -89,6 +91,7 @@ class Checkpoint:
                 floor=int(body["floor"]),
                 shards=int(body.get("shards", 0)),
                 deciding=body.get("deciding", {}),
+                sinks=body.get("sinks", {}),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"{what} lacks {error}", what=what) from error

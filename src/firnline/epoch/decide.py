@@ -87,6 +87,7 @@ class SinkState:
     resting: bool = False  # a back-off timer of its own runs
     failures: int = 0  # in a row
     from_outbox: bool = False  # its rows wait in the outbox: sources may forget what it lacks
+    away: bool = False  # set aside: it gets nothing, and counts nowhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +198,8 @@ def _take(turn: _Turn, event: Event) -> None:
         case m.SinksRead():
             if state.phase is Phase.READING:
                 _take_reading(turn, event)
+        case m.SetAside(sink):
+            turn.sink(sink, away=True)
         case m.Claimed(epoch, tip, committed):
             if state.phase is Phase.CLAIMING:
                 if (epoch, tip) != (state.decided, state.tip):
@@ -244,7 +247,8 @@ def _take(turn: _Turn, event: Event) -> None:
 def _take_reading(turn: _Turn, read: m.SinksRead) -> None:
     """Start from what the sinks hold, and from what is recorded and acknowledged where that is known."""
     held = dict(read.epochs)  # without a sink that could not be read: it counts as lagging
-    turn.set(sinks=tuple(replace(s, epoch=held.get(s.name, 0)) for s in turn.state.sinks))
+    sinks = (replace(s, epoch=held.get(s.name, 0), away=s.name in read.away) for s in turn.state.sinks)
+    turn.set(sinks=tuple(sinks))
     decided = held[turn.state.deciding.name]
     committed = decided if read.committed is None else min(decided, read.committed)
     turn.set(decided=decided, committed=committed, tip=read.tip, phase=Phase.OPEN, owed=read.owed)
@@ -359,7 +363,7 @@ def _fail_sink(turn: _Turn, name: str, *, retry: bool, exit_code: int) -> None:
 
 def _reached(state: EpochState, measure: Callable[[SinkState], int]) -> int:
     """What all those sinks have reached that the commit policy waits for."""
-    deciding, *others = state.sinks
+    deciding, *others = (s for s in state.sinks if not s.away)
     if state.settings.policy is Policy.QUORUM:
         reached = sorted((measure(s) for s in others), reverse=True)[: state.settings.quorum - 1]
     else:
@@ -429,7 +433,7 @@ def _safe(state: EpochState) -> int:
 
 
 def _has_work(state: EpochState) -> bool:
-    lags = any(s.epoch < state.committed for s in state.sinks)
+    lags = any(s.epoch < state.committed for s in state.sinks if not s.away)
     return bool(state.slots) or lags or state.recorded < state.settled or state.acknowledged < _safe(state)
 
 
@@ -446,7 +450,7 @@ def _run(turn: _Turn) -> None:
 def _serve_sinks(turn: _Turn) -> None:
     """Give each idle sink the one thing that is due there; a slow one holds up no other."""
     for sink in turn.state.sinks:
-        action = None if sink.busy or sink.resting else _due(turn.state, sink)
+        action = None if sink.busy or sink.resting or sink.away else _due(turn.state, sink)
         if action is not None:
             turn.sink(sink.name, busy=True)
             turn.do(action)

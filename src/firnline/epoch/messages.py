@@ -31,6 +31,14 @@ class SinksRead:
     acknowledged: int | None = None
     committed: int | None = None
     owed: bool = False
+    away: tuple[str, ...] = ()  # sinks that are set aside
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A decided epoch gives a sink up that fell too far behind: it gets nothing more, and counts nowhere."""
+
+    sink: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +200,7 @@ class ShardsChanged:
 Event: TypeAlias = (
     Started | SinksRead | Planned | NothingToPlan | Claimed | Joined | Ran | Staged | Committed | CommitUnclear
     | LogRead | ReceiptAbsent | EpochLost | Fenced | Failed | Recorded | RecordFailed | Acknowledged | TimerFired
-    | StopRequested | ShardsChanged
+    | StopRequested | ShardsChanged | SetAside
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from firnline.graph import follower_ports, operator_ports
 from firnline.run.commits import settled_epoch
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.operator_state import OperatorStates
+from firnline.run.outbox import Outbox
 from firnline.run.progress import Base
 from firnline.schema import fingerprint, own_columns, schema_to_json
 from firnline.sinks.base import Head
@@ -37,12 +38,18 @@ class CheckpointMaker:
     """
 
     def __init__(
-        self, pipeline: OpenPipeline, run: str, states: OperatorStates | None, slowest_sink: Callable[[], int]
+        self,
+        pipeline: OpenPipeline,
+        run: str,
+        states: OperatorStates | None,
+        slowest_sink: Callable[[], int],
+        outbox: Outbox,
     ) -> None:
         self._pipeline = pipeline
         self._states = states
         self._state_floor = StateFloor(states.feeds) if states is not None else None
         self._slowest_sink = slowest_sink
+        self._outbox = outbox
         self._run = run
         self._window = RollbackWindow(pipeline.options.checkpoint.rollback_window)
         self._floors: dict[int, int] = {}  # of the newest epochs
@@ -106,6 +113,7 @@ class CheckpointMaker:
             schema_version=version,
             floor=max(floor, oldest),
             deciding=self._pipeline.deciding.identity,
+            sinks=self._outbox.remember(before, epoch),
         )
 
     def add(self, checkpoint: Checkpoint) -> None:

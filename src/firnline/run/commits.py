@@ -41,10 +41,10 @@ def entry_commit(
     files: list[dict[str, Json]] = []
     if entry.is_history_edit:
         facts["jump"] = entry.edit
-    elif entry.staged and sink.name not in entry.staged:
+    elif entry.staged and name_in(entry, sink) is None:
         raise new_sink_error(sink.name)
     else:
-        files = list(entry.staged.get(sink.name, []) if staged is None else staged)
+        files = list(staged_for(entry, sink) if staged is None else staged)
         if not sink.capabilities.fed_from_outbox:
             files = without_outbox(files)
     before, source, interchange = entry.previous, pipeline.sources.only, None
@@ -62,8 +62,19 @@ def entry_commit(
         source_state=interchange,
         facts=facts,
         kind=entry.kind if entry.is_history_edit else "epoch",
-        shape=entry.shapes.get(sink.name, {}),
+        shape=entry.shapes.get(name_in(entry, sink) or "", {}),
     )
+
+
+def name_in(entry: LedgerEntry, sink: Sink) -> str | None:
+    """Return the name under which an epoch staged rows for a sink, which may have been renamed since; None: it did
+    not."""
+    return next((name for name in (sink.name, sink.former_name) if name in entry.staged), None)
+
+
+def staged_for(entry: LedgerEntry, sink: Sink) -> list[dict[str, Json]]:
+    """Return the files that an epoch staged for a sink."""
+    return entry.staged.get(name_in(entry, sink) or "", [])
 
 
 def settled_epoch(sink: Sink) -> int | None:
@@ -97,7 +108,7 @@ def bring_staged(
         CheckpointError: a file is missing or damaged.
         SinkError: the sink cannot be reached.
     """
-    files = entry.staged.get(sink.name, [])
+    files = staged_for(entry, sink)
     key = (sink.name, entry.checkpoint.attempt)
     if is_parked(files):
         known = restaged.get(key) if restaged is not None else None
@@ -122,7 +133,7 @@ def check_staged(sink: Sink, entry: LedgerEntry, outbox: Storage | None = None) 
     Raises:
         CheckpointError: a file is missing.
     """
-    _check_files(sink, entry, entry.staged.get(sink.name, []), outbox)
+    _check_files(sink, entry, staged_for(entry, sink), outbox)
 
 
 def _check_files(sink: Sink, entry: LedgerEntry, files: Sequence[dict[str, Json]], outbox: Storage | None) -> None:

@@ -6,7 +6,7 @@ apply them, decides them, and applies them to every sink.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import pyarrow as pa
@@ -17,8 +17,6 @@ from firnline.checkpoint.model import Checkpoint
 from firnline.errors import (
     CheckpointError,
     CommitConflictError,
-    FencedError,
-    FirnlineError,
     LedgerHoleError,
     RollbackRefusedError,
     SinkDivergedError,
@@ -39,7 +37,7 @@ from firnline.sinks.base import (
     Sink,
     SinkReturn,
 )
-from firnline.types import EntryRef, Json, Receipt
+from firnline.types import EntryRef, Json
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +60,7 @@ def edit_checkpoint(
         schema_version=version,
         floor=max(base.floor, held.floor if held else 0),
         deciding=pipeline.deciding.identity,
+        sinks=held.sinks if held else base.sinks,
     )
 
 
@@ -179,97 +178,6 @@ def find_lacking(sink: Sink, entry: LedgerEntry) -> list[str]:
 
 TRIES = 20
 
-Look = Callable[[int], tuple[LedgerEntry, Head]]
-
-
-def perform_edit(
-    pipeline: OpenPipeline,
-    run: str,
-    look: Look,
-    tell: Callable[[str], None] = lambda _: None,
-    *,
-    generation: int | None = None,
-    goes_on_from: EntryRef | None = None,
-    leave: Collection[str] = (),
-    replaces: bool = False,
-) -> Receipt:
-    """Claim a generation everywhere, decide a history edit in the deciding sink, and apply it to every other sink.
-
-    The claims come first: they fence an active run before anything is checked. `look` gets the generation. It checks
-    everything against the current version of the deciding sink, and returns the entry to commit and the committed head
-    of that sink. If the sink moves before the commit, both steps are repeated. Once the edit is decided, nothing fails
-    any more: a sink that cannot apply it now does so when the next run joins it. An optional sink does not stop an edit
-    when the ledger no longer has the epochs that the sink lacks.
-
-    Args:
-        generation: Only given for a deciding sink that does not exist yet.
-        goes_on_from: The entry that the history continues from; a staged sink adopts no pending units beyond it.
-        leave: Sinks that need not be reached now.
-        replaces: The edit replaces all rows of a sink, so the sink need not catch up first.
-
-    Raises:
-        FencedError: another run took over meanwhile.
-        SinkError: a sink cannot be claimed; nothing is decided.
-        LedgerHoleError: the ledger lacks epochs that a required sink needs; nothing is decided.
-    """
-    deciding = pipeline.deciding
-    held = deciding.claim(run, generation=generation)
-    generation = held.generation
-    tell(f"claimed generation {generation}")
-    for sink in pipeline.sinks[1:]:
-        try:
-            join_sink(pipeline, sink, run, generation, None if replaces else held.entry, goes_on_from)
-        except (SinkError, RollbackRefusedError, SinkDivergedError, LedgerHoleError) as error:
-            is_untold = isinstance(error, LedgerHoleError) and not sink.required
-            if sink.name not in leave and not is_untold:
-                raise
-            tell(f"{sink.name} is left as it is: {error.message}")
-    ref, receipt = _decide(pipeline, look, generation)
-    tell(f"{deciding.name} is at epoch {receipt.epoch}, version {receipt.version}")
-    for sink in pipeline.sinks[1:]:
-        try:
-            tell(f"{sink.name} is at epoch {settle_edits(pipeline, sink, ref)}")
-        except LedgerHoleError as error:
-            logger.warning("sink stays behind", extra={"sink": sink.name, "reason": error.message})
-            tell(f"{sink.name} stays behind: {error.message}. {error.hint}")
-        except (SinkError, CheckpointError, OSError) as error:
-            logger.warning("sink follows later", extra={"sink": sink.name, "reason": str(error)})
-            tell(f"{sink.name} follows when the next run joins it: {error}")
-    _record(pipeline)
-    return receipt
-
-
-def _decide(pipeline: OpenPipeline, look: Look, generation: int) -> tuple[EntryRef, Receipt]:
-    deciding = pipeline.deciding
-    for _ in range(TRIES):
-        entry, committed = look(generation)
-        if committed.exists and committed.generation != generation:
-            raise FencedError("another run took over while this one looked")
-        ref = pipeline.ledger.stage(entry)
-        as_it_is = committed.exists and entry.kind != "restore"
-        schema = deciding.find_committed_schema() if as_it_is else None
-        if schema is None:
-            schema = schema_from_json(entry.schema)
-        commit = entry_commit(pipeline, deciding, entry, ref, schema)
-        effect = find_effect(deciding, entry, committed.epoch)
-        try:
-            version = committed.version if committed.exists else None
-            return ref, deciding.edit(commit, effect, committed.entry, version)
-        except CommitConflictError:
-            continue
-    raise SinkError(f"{deciding.name}: gave up after {TRIES} conflicts with other writers; try again")
-
-
-def _record(pipeline: OpenPipeline) -> None:
-    """Record the edit in store and tiers. If that fails, the next run does it at its start."""
-    try:
-        pipeline.recorder.read_copies()
-        pipeline.recorder.begin(pipeline.deciding.load())
-    except (FirnlineError, OSError) as error:
-        logger.warning("history edit not recorded in the store yet", extra={"reason": str(error)})
-    finally:
-        pipeline.recorder.close(drain=True)
-
 
 # -- the other sinks ----------------------------------------------------------------------------------
 
@@ -284,6 +192,8 @@ def check_new_sinks(pipeline: OpenPipeline, tip: EntryRef | None, epochs: Mappin
     """
     for name, epoch in epochs.items():
         if tip is None or tip.epoch == 0 or epoch or name == pipeline.deciding.name:
+            continue
+        if pipeline.sink(name).capabilities.fed_from_outbox:  # it begins with the next epoch, see `run.followers`
             continue
         try:
             first = _find_first(pipeline, tip)

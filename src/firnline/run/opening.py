@@ -21,11 +21,13 @@ from firnline.errors import (
     StoreAheadError,
 )
 from firnline.graph import decided_input, find_source, operator_ports, sink_input
-from firnline.run.joining import ahead_of, check_new_sinks, join_sink, prove_on_chain
+from firnline.run.followers import begins_now, join
+from firnline.run.joining import ahead_of, check_new_sinks, prove_on_chain
 from firnline.run.progress import Base
 from firnline.run.restore_state import check_operators, known_watermarks
 from firnline.run.steps import RunContext
 from firnline.sinks.base import Head, Sink
+from firnline.sinks.known import check_known, find_away, known_sinks
 from firnline.sources.columns import columns_from_json, declared
 from firnline.types import Json
 
@@ -76,7 +78,14 @@ class Opening:
         self._set_tip(held)
         tip = progress.baseline.checkpoint.attempt if progress.baseline else held.attempt
         epochs = {self._pipeline.deciding.name: held.epoch}
+        known = known_sinks(held.checkpoint)
+        check_known(known, self._pipeline.options.followers)
+        away = find_away(held.checkpoint)
         for sink in self._others:
+            if sink.name in away:
+                epochs[sink.name] = known[sink.name].held
+                logger.warning("sink is set aside", extra={"sink": sink.name, "reason": away[sink.name]})
+                continue
             try:
                 epochs[sink.name] = self._read_further(sink, held)
             except (FirnlineError, OSError) as error:  # it lags until it can be joined
@@ -96,7 +105,9 @@ class Opening:
         owed = held.checkpoint is not None and self._pipeline.sources.want_acknowledgement
         if owed:
             self._checkpoints.begin(held)
-        return m.SinksRead(tip, tuple(epochs.items()), recorded=recorded, committed=held.committed, owed=owed)
+        return m.SinksRead(
+            tip, tuple(epochs.items()), recorded=recorded, committed=held.committed, owed=owed, away=tuple(away)
+        )
 
     def _read_further(self, sink: Sink, decided: Head) -> int:
         """Return the epoch of a further sink. It is on the decided chain, or a history edit leads to that chain."""
@@ -104,6 +115,8 @@ class Opening:
         if held.epoch > decided.epoch:  # another run is active, and both sinks moved since
             decided = self._pipeline.deciding.load()
         tip = decided.entry
+        if begins_now(self._pipeline, sink, held, decided):
+            return decided.epoch
         if tip is None or held.epoch == 0:
             return held.epoch
         if not any(entry.is_history_edit for entry, _ in ahead_of(self._pipeline, tip, held.epoch, sink.name)):
@@ -221,9 +234,9 @@ class Opening:
 
     def join(self, name: str) -> m.Event:
         """Register our generation in a further sink and apply the history edits that it lacks."""
-        tip, generation = self._progress.head.entry, self._progress.generation
+        head, generation = self._progress.head, self._progress.generation
         sink = self._pipeline.sink(name)
-        return m.Joined(name, join_sink(self._pipeline, sink, self._run, generation, tip, tip, self._jobs.run_tasks))
+        return m.Joined(name, join(self._pipeline, sink, self._run, generation, head, self._jobs.run_tasks))
 
     def _set_tip(self, held: Head) -> Base:
         """Use the deciding sink's head as the base of the next plan."""

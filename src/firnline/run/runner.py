@@ -40,6 +40,7 @@ from firnline.run.steps import Steps, failure_event, make_context
 from firnline.run.upkeep import Upkeep
 from firnline.sinks.base import Head, Sink
 from firnline.sinks.guard import hurry_optional
+from firnline.sinks.known import find_away
 from firnline.sources.base import Backlog, TooYoung
 from firnline.stores import open_store
 from firnline.stores.audit import append_audit, make_record
@@ -135,10 +136,10 @@ class Runner:
             on_paused=lambda: self._inbox.put(_Note(lambda: None)),  # checkpoint requests are checked after a note
         )
         losses = WorkerLosses(pipeline.clock, lambda facts: self._inbox.put(_Note(lambda: self._report_loss(facts))))
-        context = make_context(self.run_id, pipeline, engine, losses, self._slowest_sink)
+        context = make_context(self.run_id, pipeline, engine, losses, self._slowest_sink, self._heads)
         self._progress, self._states = context.progress, context.states
         self._opening = Opening(context, accept_duplicates=accept_duplicates)
-        self._upkeep = Upkeep(pipeline, self._progress, self._outbox_mark, once=once)
+        self._upkeep = Upkeep(pipeline, self._progress, context.outbox, once=once)
         self._steps = Steps(
             context,
             self._upkeep,
@@ -176,9 +177,9 @@ class Runner:
         """The epoch of the sink that lags most, of those that are fed from staged files."""
         return min(sink.epoch for sink in self._state.sinks if not sink.from_outbox)
 
-    def _outbox_mark(self) -> int:
-        """The epoch of the sink that lags most: nothing above it may leave the outbox or the ledger."""
-        return min(sink.epoch for sink in self._state.sinks)
+    def _heads(self) -> dict[str, int]:
+        """The epoch of every sink that is not set aside."""
+        return {sink.name: sink.epoch for sink in self._state.sinks if not sink.away}
 
     def stop(self) -> None:
         """Finish the epochs in flight, then end. May be called from a signal handler."""
@@ -743,6 +744,10 @@ class Runner:
             return
         if inflight.requests:
             self._on("stage", m.Record(event.epoch), lambda: self._steps.finish_requests(inflight.requests))
+        if inflight.entry is not None:
+            for name in find_away(inflight.entry.checkpoint):
+                if any(sink.name == name and not sink.away for sink in self._state.sinks):
+                    self._inbox.put(m.SetAside(name))
         self._totals.epochs += 1
         self._totals.records += inflight.produced.records
         if self._upkeep.late_files.learn(inflight.epoch, inflight.plan):

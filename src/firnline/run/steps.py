@@ -32,10 +32,11 @@ from firnline.jobs.heartbeat import WorkerLosses
 from firnline.names import JOURNAL
 from firnline.run.backpressure import Backpressure
 from firnline.run.checkpoints import CheckpointMaker
-from firnline.run.commits import Restaged, bring_staged, entry_commit, settled_epoch
+from firnline.run.commits import Restaged, bring_staged, entry_commit, name_in, settled_epoch, staged_for
 from firnline.run.observer import EpochFacts
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.operator_state import OperatorStates
+from firnline.run.outbox import Outbox
 from firnline.run.progress import Base, EpochInFlight, Progress
 from firnline.run.read_again import Judged, ReadAgain, is_up_to_date
 from firnline.run.requests import FileRequest
@@ -62,16 +63,28 @@ class RunContext:
     jobs: EpochJobs
     states: OperatorStates | None
     checkpoints: CheckpointMaker
+    outbox: Outbox
 
 
 def make_context(
-    run: str, pipeline: OpenPipeline, engine: Engine, losses: WorkerLosses, slowest_sink: Callable[[], int]
+    run: str,
+    pipeline: OpenPipeline,
+    engine: Engine,
+    losses: WorkerLosses,
+    slowest_sink: Callable[[], int],
+    heads: Callable[[], Mapping[str, int]],
 ) -> RunContext:
-    """Return the context of a new run. `slowest_sink` gives the epoch of the sink that lags most."""
+    """Return the context of a new run.
+
+    `slowest_sink` gives the epoch of the sink that lags most, of those fed from staged files; `heads` gives the epoch
+    of every sink that is not set aside.
+    """
     options, flow, progress = pipeline.options, dataflow_of(pipeline.options), Progress()
     jobs = EpochJobs(options, pipeline.sources, pipeline.sinks, engine, flow, pipeline.state_home, losses)
     states = OperatorStates(pipeline, jobs, progress) if flow.stateful else None
-    return RunContext(run, pipeline, progress, jobs, states, CheckpointMaker(pipeline, run, states, slowest_sink))
+    outbox = Outbox(pipeline, progress, heads)
+    checkpoints = CheckpointMaker(pipeline, run, states, slowest_sink, outbox)
+    return RunContext(run, pipeline, progress, jobs, states, checkpoints, outbox)
 
 
 class Steps:
@@ -341,9 +354,10 @@ class Steps:
         assert ref is not None
         staged = bring_staged(self._pipeline, sink, entry, self._restaged) if inflight is None else None
         try:
-            schema = (
-                inflight.produced.schemas.get(name) if inflight is not None else schema_from_json(entry.schema_of(name))
-            )
+            if inflight is not None:
+                schema = inflight.produced.schemas.get(name)
+            else:
+                schema = schema_from_json(entry.schema_of(name_in(entry, sink) or name))
             if schema is None:  # nothing is staged here: the columns do not change
                 schema = sink.find_schema() or pa.schema([])
             commit = entry_commit(self._pipeline, sink, entry, ref, schema, staged)
@@ -361,7 +375,7 @@ class Steps:
         self._progress.receipts.append(receipt)
         self._pipeline.recorder.note_receipt(receipt)
         fault_point("epoch.commit.after")
-        waiting = entry.staged.get(name, [])
+        waiting = staged_for(entry, sink)
         if is_parked(waiting):
             self._jobs.parked.delivered(name)
             self._restaged.pop((name, entry.checkpoint.attempt), None)

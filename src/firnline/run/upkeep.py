@@ -6,18 +6,15 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 
-from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.errors import LedgerHoleError
-from firnline.run.commits import settled_epoch
 from firnline.run.ledger_files import LedgerFiles
 from firnline.run.observer import Comparison
 from firnline.run.open_pipeline import OpenPipeline
+from firnline.run.outbox import Outbox
 from firnline.run.progress import EpochInFlight, Progress
-from firnline.sinks.outbox import list_outbox, sweep_outbox, waiting_for
 from firnline.sources.base import Reconciled, Source
 from firnline.sources.group import EpochPlan
 from firnline.sources.known import KnownFiles
@@ -243,126 +240,9 @@ class LateFiles:
         self._ledger_files.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """An epoch of the chain whose attempt has files in the outbox."""
-
-    epoch: int
-    made_at: datetime
-    absent: tuple[str, ...] = ()  # sinks with files there that the spec does not have
-
-
-class OutboxSweep:
-    """The sweeps of one run. `mark` gives the epoch of the sink that lags most.
-
-    Files of a sink that is fed from the outbox stay for `outbox.keep` after they are delivered, in case that the sink
-    goes back.
-    """
-
-    def __init__(self, pipeline: OpenPipeline, progress: Progress, mark: Callable[[], int]) -> None:
-        self._pipeline = pipeline
-        self._progress = progress
-        self._mark = mark
-        self._spared: set[str] = set()  # sinks with waiting rows that the spec does not have
-        self._waiting: dict[str, _Waiting] = {}  # by attempt, as far as known
-
-    def note(self, entry: LedgerEntry) -> None:
-        """Note a decided epoch."""
-        made_at = datetime.fromisoformat(entry.checkpoint.created_at)
-        self._waiting[entry.checkpoint.attempt] = _Waiting(entry.epoch, made_at)
-
-    def sweep(self) -> None:
-        """Delete the files of lost attempts and of epochs that every sink holds.
-
-        Files for a sink that was removed from the spec stay, in case it returns. Files of epochs that a ledger hole
-        hides stay, too.
-
-        The outbox is listed first. An attempt that writes by then is in flight here, or the deciding table holds a
-        newer generation, and then nothing is deleted. The epochs in flight are read before the chain, so an epoch
-        decided meanwhile is in one of the two.
-
-        Raises:
-            FencedError: another run owns the pipeline.
-        """
-        pipeline = self._pipeline
-        listed = list_outbox(pipeline.storage, pipeline.options.name)
-        if not listed:
-            self._waiting.clear()
-            return
-        pipeline.open_readers()[0].check_holder(self._progress.generation)
-        needed = set(self._progress.epochs)
-        needed |= self._needed_by_sinks({attempt: keys for attempt, keys in listed.items() if attempt not in needed})
-        gone = sweep_outbox(pipeline.storage, listed, needed)
-        self._waiting = {attempt: one for attempt, one in self._waiting.items() if attempt in needed}
-        if gone:
-            logger.info("outbox swept", extra={"files": gone})
-
-    def fold_below(self, floor: int) -> int:
-        """Return the epoch below which ledger entries may be folded: no sink needs them any more.
-
-        The outbox is swept before: what it still holds keeps its entry.
-        """
-        waiting = [one.epoch for one in self._waiting.values() if self._is_needed(one)]
-        return min([floor, self._held() + 1, *waiting])
-
-    def _needed_by_sinks(self, listed: dict[str, list[str]]) -> set[str]:
-        """Return the listed attempts that some sink still lacks, in the spec or not, and those that a hole hides.
-
-        No sink can need anything below a fold.
-        """
-        hidden = self._learn({attempt: keys for attempt, keys in listed.items() if attempt not in self._waiting})
-        found = {attempt: self._waiting[attempt] for attempt in listed if attempt in self._waiting}
-        for one in found.values():
-            self._log_spared(one.absent)
-        return hidden | {attempt for attempt, one in found.items() if self._is_needed(one)}
-
-    def _is_needed(self, waiting: _Waiting) -> bool:
-        if waiting.epoch > self._held() or waiting.absent:
-            return True
-        keeps = any(sink.capabilities.fed_from_outbox for sink in self._pipeline.sinks)
-        return keeps and waiting.made_at > self._pipeline.clock.now() - self._pipeline.options.outbox.keep
-
-    def _held(self) -> int:
-        """Return the epoch of the sink that lags most."""
-        settled = [settled_epoch(sink) for sink in self._pipeline.sinks[1:]]
-        return min([self._mark(), *(epoch for epoch in settled if epoch is not None)])
-
-    def _learn(self, unknown: dict[str, list[str]]) -> set[str]:
-        """Find these attempts on the chain. Returns those that a hole hides."""
-        names = {sink.name for sink in self._pipeline.sinks}
-        left = set(unknown)
-        try:
-            for link in self._pipeline.ledger.chain(self._progress.head.entry) if left else ():
-                if isinstance(link, Fold):
-                    if link.is_bridge:
-                        raise LedgerHoleError(f"ledger entry {link.last.name} is lost", epoch=link.last.epoch)
-                    break
-                attempt = link.checkpoint.attempt
-                if attempt in left:
-                    left.remove(attempt)
-                    absent = sorted(waiting_for(link.staged, unknown[attempt]) - names)
-                    made_at = datetime.fromisoformat(link.checkpoint.created_at)
-                    self._waiting[attempt] = _Waiting(link.epoch, made_at, tuple(absent))
-                if not left:
-                    break
-        except LedgerHoleError as error:
-            logger.warning("outbox not swept behind a hole", extra={"reason": error.message, "attempts": len(left)})
-            return left
-        return set()
-
-    def _log_spared(self, sinks: Iterable[str]) -> None:
-        """Log, once per run, that rows wait for a sink that the spec does not have."""
-        for name in sinks:
-            if name not in self._spared:
-                self._spared.add(name)
-                logger.warning("rows wait in the outbox for a sink that the spec does not have", extra={"sink": name})
-
-
 class Upkeep:
     """What one run looks after besides its epochs."""
 
-    def __init__(
-        self, pipeline: OpenPipeline, progress: Progress, outbox_mark: Callable[[], int], *, once: bool
-    ) -> None:
+    def __init__(self, pipeline: OpenPipeline, progress: Progress, outbox: Outbox, *, once: bool) -> None:
         self.late_files = LateFiles(pipeline, progress, once=once)
-        self.outbox = OutboxSweep(pipeline, progress, outbox_mark)
+        self.outbox = outbox

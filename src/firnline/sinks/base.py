@@ -263,6 +263,7 @@ class Sink(ABC):
     name: str
     required: bool
     uri: str  # its location, for messages; without credentials
+    former_name: str = ""  # the name that older epochs staged its rows under, if it was renamed
     storage: Storage | None = None  # the location of its files, if it has files; pins and a ledger may be there, too
 
     # -- the head -----------------------------------------------------------------------------------------

@@ -277,6 +277,8 @@ class Follower(Sink):
 
     def __init__(self, options: FollowerOptions, context: SinkContext) -> None:
         self.name, self.required, self.uri = options.name, options.required, options.location
+        self.former_name = options.renamed_from
+        self.head_name = options.renamed_from or options.name  # the name that the target knows the sink by
         self.context = context
         self._options = options
         self._generation = 0
@@ -354,7 +356,7 @@ class Follower(Sink):
             raise FencedError(f"generation {head.generation} took sink {self.name!r} over", generation=head.generation)
         # Two runs may have the same generation before the deciding table exists. Only one of them creates it.
         if head is None or (head.generation, head.run) != (generation, run):
-            empty = FollowerHead(self.context.pipeline, self.name, generation, run)
+            empty = FollowerHead(self.context.pipeline, self.head_name, generation, run)
             new = replace(head, generation=generation, run=run) if head is not None else empty
             fault_point("follower.claim.before")
             self.swap_head(head, new)

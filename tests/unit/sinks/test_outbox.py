@@ -10,8 +10,8 @@ import pytest
 from firnline.errors import CheckpointError, DamagedError, FencedError
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
+from firnline.run.outbox import Outbox
 from firnline.run.progress import Progress
-from firnline.run.upkeep import OutboxSweep
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.outbox import deliver, release
 from firnline.storage import LocalStorage
@@ -119,7 +119,7 @@ def test_a_run_that_was_left_behind_sweeps_nothing(
     run_to_end(options)
     before = waiting(tmp_path)
     with pytest.raises(FencedError):
-        OutboxSweep(pipeline, progress, mark=lambda: 0).sweep()
+        Outbox(pipeline, progress, heads=lambda: {"main": 0}).sweep()
     assert waiting(tmp_path) == before
 
 

@@ -13,7 +13,8 @@ from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import LedgerHoleError, RollbackRefusedError
 from firnline.history.store import on_record
-from firnline.run.joining import check_replaceable, committed_columns, edit_checkpoint, perform_edit
+from firnline.run.edits import perform_edit
+from firnline.run.joining import check_replaceable, committed_columns, edit_checkpoint
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head
 from firnline.types import EntryRef, Json

@@ -27,7 +27,8 @@ from firnline.graph import find_source, sink_input
 from firnline.history.savepoints.pins import load_pins
 from firnline.history.store import on_record
 from firnline.names import LEDGER, entry_name, ledger_folder
-from firnline.run.joining import ahead_of, committed_columns, edit_checkpoint, perform_edit
+from firnline.run.edits import perform_edit
+from firnline.run.joining import ahead_of, committed_columns, edit_checkpoint
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head
 from firnline.sources.base import processed_record

@@ -26,7 +26,8 @@ from firnline.history.store import on_record
 from firnline.jobs.dataflow import dataflow_of
 from firnline.operators.loading import build_operator
 from firnline.process import this_process
-from firnline.run.joining import committed_columns, edit_checkpoint, perform_edit
+from firnline.run.edits import perform_edit
+from firnline.run.joining import committed_columns, edit_checkpoint
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import schema_to_json
 from firnline.sinks.base import Head

@@ -26,7 +26,8 @@ from firnline.history.savepoints.format import kept_bytes, read_saved
 from firnline.history.savepoints.state import SavedStateSource
 from firnline.history.store import on_record
 from firnline.maintenance.survey import is_inside
-from firnline.run.joining import check_restored, check_unchanged, edit_checkpoint, find_lacking, perform_edit
+from firnline.run.edits import perform_edit
+from firnline.run.joining import check_restored, check_unchanged, edit_checkpoint, find_lacking
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head
 from firnline.sinks.delta.sink import as_delta

@@ -17,7 +17,8 @@ from firnline.history.savepoints.pins import RestorePins
 from firnline.history.state import OperatorSnapshot, check_state, snapshots_of
 from firnline.history.store import nothing_to_leave, on_record
 from firnline.run.commits import check_staged
-from firnline.run.joining import ahead_of, check_new_sinks, committed_columns, edit_checkpoint, perform_edit, plan_sink
+from firnline.run.edits import perform_edit
+from firnline.run.joining import ahead_of, check_new_sinks, committed_columns, edit_checkpoint, plan_sink
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import GoesBack, Head, Sink, SinkReturn
 from firnline.sources.group import Records

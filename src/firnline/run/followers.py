@@ -1,0 +1,130 @@
+"""Joins a follower: where a new one begins, what happens to one that went back, and which one belongs elsewhere."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pyarrow as pa
+
+from firnline.errors import ConfigError, LedgerHoleError, SinkDivergedError, SinkWentBackError
+from firnline.options import FollowerOptions
+from firnline.run.commits import entry_commit, staged_for
+from firnline.run.joining import ahead_of, join_sink
+from firnline.run.open_pipeline import OpenPipeline
+from firnline.sinks.base import Head, KeepRows, RunTasks, Sink
+from firnline.sinks.known import KnownSink, known_sinks
+from firnline.types import EntryRef
+
+logger = logging.getLogger(__name__)
+
+
+def join(
+    pipeline: OpenPipeline,
+    sink: Sink,
+    run: str,
+    generation: int,
+    decided: Head,
+    run_tasks: RunTasks | None = None,
+    goes_on_from: EntryRef | None = None,
+) -> int:
+    """Register our generation in a further sink, and apply the history edits that it lacks. Returns its epoch.
+
+    `decided` is the head of the deciding sink. A follower that is new begins after the newest epoch. One that lost
+    epochs gets them again, if the outbox has them all.
+
+    Raises:
+        SinkWentBackError: the outbox lacks an epoch that the follower lost. Nothing was written.
+        SinkDivergedError: the sink belongs to another pipeline, or holds an epoch that was never decided.
+        LedgerHoleError: the ledger no longer has the epochs that the sink lacks.
+    """
+    tip = decided.entry
+    if sink.capabilities.fed_from_outbox:
+        held = sink.load()
+        _check_owner(pipeline, sink, held)
+        begin = _find_beginning(pipeline, sink, held, decided)
+        if begin is not None:
+            sink.claim(run, generation=generation)
+            entry = replace(pipeline.ledger.load(begin), staged={})  # it gets the head of that epoch, and no rows
+            sink.edit(entry_commit(pipeline, sink, entry, begin, pa.schema([])), KeepRows(), None)
+    return join_sink(pipeline, sink, run, generation, tip, goes_on_from or tip, run_tasks)
+
+
+def begins_now(pipeline: OpenPipeline, sink: Sink, held: Head, decided: Head) -> bool:
+    """Return whether a follower is new in a pipeline with history: it begins after the newest epoch.
+
+    Raises:
+        ConfigError: the spec says that it should get what was before.
+    """
+    if not sink.capabilities.fed_from_outbox or held.epoch or not decided.epoch or _known(sink, decided) is not None:
+        return False
+    options = next(one for one in pipeline.options.followers if one.name == sink.name)
+    _check_start(options)
+    return True
+
+
+def _check_start(options: FollowerOptions) -> None:
+    if options.copy_from or options.start == "beginning":
+        source = f" --from {options.copy_from}" if options.copy_from else " --from SINK"
+        raise ConfigError(
+            f"sink {options.name!r} was added to a pipeline with history, and is to get what was before",
+            hint=f"Copy it now: firnline sinks resync {options.name}{source} --yes",
+        )
+
+
+def _known(sink: Sink, decided: Head) -> KnownSink | None:
+    known = known_sinks(decided.checkpoint)
+    return known.get(sink.name) or known.get(sink.former_name)
+
+
+def _find_beginning(pipeline: OpenPipeline, sink: Sink, held: Head, decided: Head) -> EntryRef | None:
+    """Return the entry whose epoch a follower without epochs begins after; None if it goes on from its head."""
+    tip, known = decided.entry, _known(sink, decided)
+    if begins_now(pipeline, sink, held, decided):
+        return tip
+    if tip is None or known is None:
+        return None
+    if held.epoch < known.held:
+        _check_redeliverable(pipeline, sink, max(held.epoch, known.born), tip, known)
+        facts = {"sink": sink.name, "held": known.held, "holds": held.epoch}
+        logger.warning("sink went back: what it lost is delivered again", extra=facts)
+    if held.epoch or not known.born:
+        return None
+    if known.born == tip.epoch:
+        return tip
+    oldest, _ = next(iter(ahead_of(pipeline, tip, known.born, sink.name)))
+    return oldest.previous
+
+
+def _check_redeliverable(pipeline: OpenPipeline, sink: Sink, epoch: int, tip: EntryRef, known: KnownSink) -> None:
+    """Raise SinkWentBackError unless the outbox has every epoch after `epoch`."""
+    lost = f"sink {sink.name!r} held epoch {known.held} and holds epoch {epoch} now"
+    try:
+        missing = [
+            f"the rows of epoch {entry.epoch}"
+            for entry, _ in ahead_of(pipeline, tip, epoch, sink.name)
+            if sink.find_missing_staged(staged_for(entry, sink))
+        ]
+    except LedgerHoleError as error:
+        missing = [error.message]
+    if missing:
+        raise SinkWentBackError(
+            f"{lost}; {missing[0]} are no longer in the outbox" if "rows" in missing[0] else f"{lost}; {missing[0]}",
+            hint=f"Bring the sink back, or copy it anew: firnline sinks resync {sink.name} --yes",
+            sink=sink.name,
+            epoch=epoch,
+        )
+
+
+def _check_owner(pipeline: OpenPipeline, sink: Sink, held: Head) -> None:
+    """Refuse a target whose head names another deciding table or journal."""
+    owner = held.checkpoint.deciding.get("table") if held.checkpoint is not None else None
+    ours = pipeline.deciding.identity.get("table")
+    if owner is not None and ours is not None and owner != ours:
+        raise SinkDivergedError(
+            f"{sink.uri} belongs to another pipeline of the name {pipeline.options.name!r}: its head names the deciding"
+            f" table {owner}, and {pipeline.storage.root} is {ours}",
+            hint="Give this pipeline another name, or the sink another target.",
+            sink=sink.name,
+            epoch=held.epoch,
+        )

@@ -1,0 +1,185 @@
+"""The outbox of a run: what it may forget, what it keeps, and which sinks lag too far behind."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from firnline.checkpoint.ledger import Fold, LedgerEntry
+from firnline.checkpoint.model import Checkpoint
+from firnline.errors import LedgerHoleError, OutboxFullError
+from firnline.run.commits import settled_epoch
+from firnline.run.open_pipeline import OpenPipeline
+from firnline.run.progress import Progress
+from firnline.sinks.known import find_away, known_sinks, next_known
+from firnline.sinks.outbox import list_outbox, sweep_outbox, waiting_for
+from firnline.storage import LocalStorage, Storage
+from firnline.types import Json
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """An epoch of the chain whose attempt has files in the outbox."""
+
+    epoch: int
+    made_at: datetime
+    sizes: Mapping[str, int]  # bytes, by the sink that they wait for
+    absent: tuple[str, ...] = ()  # sinks with files there that the spec does not have
+
+
+class Outbox:
+    """The outbox of one run. `heads` gives the epoch of every sink that is not set aside.
+
+    Files of a sink that is fed from the outbox stay for `outbox.keep` after they are delivered, in case that the sink
+    goes back.
+    """
+
+    def __init__(self, pipeline: OpenPipeline, progress: Progress, heads: Callable[[], Mapping[str, int]]) -> None:
+        self._pipeline = pipeline
+        self._progress = progress
+        self._heads = heads
+        self._spared: set[str] = set()  # sinks with waiting rows that the spec does not have
+        self._waiting: dict[str, _Waiting] = {}  # by attempt, as far as known
+
+    def note(self, entry: LedgerEntry) -> None:
+        """Note a decided epoch."""
+        self._waiting[entry.checkpoint.attempt] = _waiting(entry)
+
+    def sweep(self) -> None:
+        """Delete the files of lost attempts and of epochs that every sink holds.
+
+        Files for a sink that was removed from the spec stay, in case it returns. Files of epochs that a ledger hole
+        hides stay, too.
+
+        The outbox is listed first. An attempt that writes by then is in flight here, or the deciding table holds a
+        newer generation, and then nothing is deleted. The epochs in flight are read before the chain, so an epoch
+        decided meanwhile is in one of the two.
+
+        Raises:
+            FencedError: another run owns the pipeline.
+        """
+        pipeline = self._pipeline
+        listed = list_outbox(pipeline.storage, pipeline.options.name)
+        if not listed:
+            self._waiting.clear()
+            return
+        pipeline.open_readers()[0].check_holder(self._progress.generation)
+        needed = set(self._progress.epochs)
+        needed |= self._needed_by_sinks({attempt: keys for attempt, keys in listed.items() if attempt not in needed})
+        gone = sweep_outbox(pipeline.storage, listed, needed)
+        self._waiting = {attempt: one for attempt, one in self._waiting.items() if attempt in needed}
+        if gone:
+            logger.info("outbox swept", extra={"files": gone})
+
+    def fold_below(self, floor: int) -> int:
+        """Return the epoch below which ledger entries may be folded: no sink needs them any more.
+
+        The outbox is swept before: what it still holds keeps its entry.
+        """
+        waiting = [one.epoch for one in self._waiting.values() if self._is_needed(one)]
+        return min([floor, self._held() + 1, *waiting])
+
+    def remember(self, before: Checkpoint | None, epoch: int) -> dict[str, Json]:
+        """Return what the checkpoint of an epoch remembers of the followers; gives those up that lag too far.
+
+        Raises:
+            OutboxFullError: too much waits, and the spec says that this stops the run.
+        """
+        followers, heads = self._pipeline.options.followers, self._heads()
+        if not followers:
+            return {}
+        found = next_known(known_sinks(before), followers, epoch, heads, self._find_full(heads))
+        return {name: one.to_json() for name, one in found.items()}
+
+    def _find_full(self, heads: Mapping[str, int]) -> dict[str, str]:
+        """Return the optional followers for which more waits than may, with the reason."""
+        options = self._pipeline.options.outbox
+        full: dict[str, str] = {}
+        lagging: dict[str, int] = {}
+        for follower in self._pipeline.options.followers:
+            if follower.required or follower.name not in heads:
+                continue
+            waits = sum(
+                one.sizes.get(follower.name, 0)
+                for one in list(self._waiting.values())
+                if one.epoch > heads[follower.name]
+            )
+            lagging[follower.name] = waits
+            if waits > options.max_bytes:
+                full[follower.name] = f"{waits} bytes wait for it in the outbox, more than {options.max_bytes}"
+        slowest = max(lagging, key=lambda name: lagging[name], default="")
+        free = _free_bytes(self._pipeline.storage)
+        if not full and slowest and lagging[slowest] and free is not None and free < options.reserve:
+            full[slowest] = f"{free} bytes are free where the outbox lies, less than {options.reserve}"
+        for name, reason in full.items():
+            if options.on_full == "stop":
+                raise OutboxFullError(f"sink {name!r} lags too far: {reason}", sink=name)
+            logger.error("sink is set aside", extra={"sink": name, "reason": reason})
+        return full
+
+    def _needed_by_sinks(self, listed: dict[str, list[str]]) -> set[str]:
+        """Return the listed attempts that some sink still lacks, in the spec or not, and those that a hole hides.
+
+        No sink can need anything below a fold.
+        """
+        hidden = self._learn({attempt: keys for attempt, keys in listed.items() if attempt not in self._waiting})
+        found = {attempt: self._waiting[attempt] for attempt in listed if attempt in self._waiting}
+        for one in found.values():
+            self._log_spared(one.absent)
+        return hidden | {attempt for attempt, one in found.items() if self._is_needed(one)}
+
+    def _is_needed(self, waiting: _Waiting) -> bool:
+        if waiting.epoch > self._held() or waiting.absent:
+            return True
+        keeps = any(sink.capabilities.fed_from_outbox for sink in self._pipeline.sinks)
+        return keeps and waiting.made_at > self._pipeline.clock.now() - self._pipeline.options.outbox.keep
+
+    def _held(self) -> int:
+        """Return the epoch of the sink that lags most."""
+        settled = [settled_epoch(sink) for sink in self._pipeline.sinks[1:]]
+        return min([*self._heads().values(), *(epoch for epoch in settled if epoch is not None)])
+
+    def _learn(self, unknown: dict[str, list[str]]) -> set[str]:
+        """Find these attempts on the chain. Returns those that a hole hides."""
+        away = find_away(self._progress.head.checkpoint)
+        names = {sink.name for sink in self._pipeline.sinks} | away.keys()
+        left = set(unknown)
+        try:
+            for link in self._pipeline.ledger.chain(self._progress.head.entry) if left else ():
+                if isinstance(link, Fold):
+                    if link.is_bridge:
+                        raise LedgerHoleError(f"ledger entry {link.last.name} is lost", epoch=link.last.epoch)
+                    break
+                attempt = link.checkpoint.attempt
+                if attempt in left:
+                    left.remove(attempt)
+                    absent = sorted(waiting_for(link.staged, unknown[attempt]) - names)
+                    self._waiting[attempt] = replace(_waiting(link), absent=tuple(absent))
+                if not left:
+                    break
+        except LedgerHoleError as error:
+            logger.warning("outbox not swept behind a hole", extra={"reason": error.message, "attempts": len(left)})
+            return left
+        return set()
+
+    def _log_spared(self, sinks: Iterable[str]) -> None:
+        """Log, once per run, that rows wait for a sink that the spec does not have."""
+        for name in sinks:
+            if name not in self._spared:
+                self._spared.add(name)
+                logger.warning("rows wait in the outbox for a sink that the spec does not have", extra={"sink": name})
+
+
+def _waiting(entry: LedgerEntry) -> _Waiting:
+    sizes = {name: sum(int(file["size_bytes"]) for file in files) for name, files in entry.staged.items()}
+    return _Waiting(entry.epoch, datetime.fromisoformat(entry.checkpoint.created_at), sizes)
+
+
+def _free_bytes(storage: Storage) -> int | None:
+    """Return the free space of a local disk; None for an object store."""
+    return shutil.disk_usage(storage.root).free if isinstance(storage, LocalStorage) else None
