@@ -10,6 +10,10 @@
     |  |- LateFileError            a late file with `late_files: fail`                (exit 1)
     |  |- FilesSetAsideError       the run finished, and files are set aside          (exit 7)
     |  |- GrownFileError           a file that grew, with `on_growth: fail`           (exit 1)
+    |  |- SourceGapError           input that was to be read next is gone              (exit 1)
+    |  |- SourceReplacedError      the source is another one under the same name      (exit 1)
+    |  |- SourceChangedError       the source changed rows that were read             (exit 1)
+    |  |- SourceUndoneError        the source undid rows that were read               (exit 1)
     |  `- BadRecordsError          a bad record with `fail`, or too many of them      (exit 1)
     |- SchemaError                 records or a table do not match the schema         (exit 1)
     |- SinkError                   a sink could not be read or written                (exit 3)
@@ -88,8 +92,12 @@ __all__ = [
     "SinkDivergedError",
     "SinkError",
     "SinkWentBackError",
+    "SourceChangedError",
     "SourceError",
+    "SourceGapError",
     "SourceMovedError",
+    "SourceReplacedError",
+    "SourceUndoneError",
     "SpecError",
     "StagingError",
     "StateConflictError",
@@ -263,6 +271,42 @@ class GrownFileError(SourceError):
         "See `firnline files --status grown`. Set on_growth: read_rest to read what was appended (plain NDJSON), or "
         "on_growth: report to go on without it."
     )
+
+
+class SourceGapError(SourceError):
+    """Input after the position is gone, so the next rows cannot be read: retention has passed them, or a file is lost."""
+
+    code = "source-gap"
+    retryable = False
+    exit_code = 1
+    default_hint = "Restore what is missing, or read the rest into a pipeline of another name, with `start` behind the gap."
+
+
+class SourceReplacedError(SourceError):
+    """Under the name of the source is another one than the checkpoint was made on."""
+
+    code = "source-replaced"
+    retryable = False
+    exit_code = 1
+    default_hint = "Put the old one back, or read the new one into a pipeline of another name."
+
+
+class SourceChangedError(SourceError):
+    """The source changed or deleted rows, and `on_change` is `fail`."""
+
+    code = "source-changed"
+    retryable = False
+    exit_code = 1
+    default_hint = "Set on_change: ignore to go on without the change, or on_change: change_feed to read changes as rows."
+
+
+class SourceUndoneError(SourceError):
+    """The source took back rows that this pipeline has read."""
+
+    code = "source-undone"
+    retryable = False
+    exit_code = 1
+    default_hint = "Take this pipeline back as well: `firnline rollback --to EPOCH`, to an epoch before those rows."
 
 
 class BadRecordsError(SourceError):
