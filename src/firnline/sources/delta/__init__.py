@@ -1,0 +1,1 @@
+"""The Delta source: follows the versions of a table, appended rows or change rows."""
