@@ -31,6 +31,7 @@ from firnline.storage import is_remote, open_storage
 from firnline.types import Json
 
 KEPT_COMMITS = 16  # commits whose actions stay parsed
+KEPT_COLUMNS = 64  # versions whose columns stay known
 KEPT_VERSIONS = 100_000  # behind the reader
 READ_AT_ONCE = 32  # commits on an object store
 LIST_SECONDS = 300.0  # between two listings of an idle log, which find out whether it is idle
@@ -42,6 +43,10 @@ class TableColumns:
 
     schema: str  # as the log has it
     partition_by: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Json]:
+        """Return plain JSON for readers and the ledger."""
+        return {"columns": self.schema, "partition_by": list(self.partition_by)}
 
 
 def arrow_schema(text: str) -> pa.Schema:
@@ -75,6 +80,23 @@ class TableLog:
         self._table_id = ""
 
     # -- following ------------------------------------------------------------------------------------
+
+    @property
+    def newest(self) -> int:
+        """The newest version that is known; -1 if there is none."""
+        return self._newest
+
+    def refresh_newest(self) -> int:
+        """Return the newest version; -1 if there is no table.
+
+        Raises:
+            SourceError: the log cannot be read now.
+        """
+        try:
+            self._find_newest()
+        except OSError as error:
+            raise SourceError(f"cannot read the log of {self.root}: {error}", table=self.root) from error
+        return self._newest
 
     def refresh(self, after: int, table_id: str | None) -> int:
         """Read the versions after a reader's, and return the newest one; -1 if there is no table.
@@ -155,6 +177,13 @@ class TableLog:
         """Return a version; None if it is no longer in the log."""
         return self._versions.get(number) or self._read(number)
 
+    def get(self, number: int) -> Version:
+        """Return a version. Raises SourceGapError if it is no longer in the log."""
+        version = self.find(number)
+        if version is None:
+            raise self._cleaned(number)
+        return version
+
     def _read(self, number: int) -> Version | None:
         actions = self._parse(number)
         if actions is None:
@@ -201,13 +230,16 @@ class TableLog:
         """
         found = self._actions.get(number) or self._parse(number)
         if found is None:
-            raise SourceGapError(
-                f"version {number} of {self.root} is no longer in its log, and was not read to its end",
-                hint="The log's retention (delta.logRetentionDuration) has passed. Restore the commit file from a backup.",
-                table=self.root,
-                version=number,
-            )
+            raise self._cleaned(number)
         return found
+
+    def _cleaned(self, number: int) -> SourceGapError:
+        return SourceGapError(
+            f"version {number} of {self.root} is no longer in its log, and was not read to its end",
+            hint="The log's retention (delta.logRetentionDuration) has passed. Restore the commit file from a backup.",
+            table=self.root,
+            version=number,
+        )
 
     # -- the table at a version -----------------------------------------------------------------------
 
@@ -231,19 +263,25 @@ class TableLog:
                         return str(action["metaData"]["id"])
             raise
 
+    def schema_at(self, number: int) -> pa.Schema:
+        """Return the columns of the table at a version, as Arrow types. Raises SchemaError."""
+        return arrow_schema(self.columns_at(number).schema)
+
     def columns_at(self, number: int) -> TableColumns:
         """Return the columns of the table at a version; those of its newest one if that cannot be told any more."""
-        known = [n for n in self._columns if n <= number]
-        if known and all(n in self._versions for n in range(max(known) + 1, number + 1)):
-            return self._columns[max(known)]
+        last = max((n for n in self._columns if n <= number), default=None)
+        if last is not None and all(n in self._versions for n in range(last + 1, number + 1)):
+            found = self._columns[number] = self._columns[last]
+            for old in sorted(self._columns)[:-KEPT_COLUMNS]:
+                del self._columns[old]
+            return found
         try:
             delta = self._open(number)
         except SourceError:
-            found = self._columns_of_log(number)
-            if found is None:
-                delta = self._open(None)
-            else:
-                return found
+            logged = self._columns_of_log(number)
+            if logged is not None:
+                return logged
+            delta = self._open(None)
         schema, partition_by = delta.schema().to_json(), tuple(delta.metadata().partition_columns)
         return self._columns.setdefault(number, TableColumns(schema, partition_by))
 
